@@ -6,12 +6,22 @@ from typing import Any, ClassVar
 
 from airflow.plugins_manager import AirflowPlugin
 
+from millrace.service.answers import App
 from millrace_airflow import listener
 from millrace_airflow.job_logs import make_app
 from millrace_airflow.links import LOGS, DataDocsLink, JobLogLink, ReportLink, SparkUiLink
 from millrace_airflow.macros import moment_of, tick_of, ticks_between
-from millrace_airflow.ui import EXTERNAL_VIEWS, FASTAPI_APPS, FirstRequest
+from millrace_airflow.ui import EXTERNAL_VIEWS, URL_PREFIX, FirstRequest, create_app
+from millrace_airflow.ui.front import Front
 from millrace_airflow.ui.guard import LoginBrake
+
+PAGES = FirstRequest(create_app)
+JOB_LOGS = FirstRequest(make_app)
+
+
+def front(app: App) -> Front:
+    """What stands in front of Airflow's web server; a function, for Airflow shows the arguments of a middleware as JSON."""
+    return Front(app, prefix=URL_PREFIX, ready=(PAGES.build, JOB_LOGS.build))
 
 
 class MillracePlugin(AirflowPlugin):
@@ -22,10 +32,16 @@ class MillracePlugin(AirflowPlugin):
     operator_extra_links: ClassVar[list[Any]] = [ReportLink(), JobLogLink(), SparkUiLink(), DataDocsLink()]  # type: ignore[misc]
     listeners: ClassVar[list[Any]] = [listener]  # type: ignore[misc]
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
-        *FASTAPI_APPS,
-        {"app": FirstRequest(make_app), "url_prefix": LOGS, "name": "Logs of Millrace's jobs"},
+        {"app": PAGES, "url_prefix": URL_PREFIX, "name": "Millrace"},
+        {"app": JOB_LOGS, "url_prefix": LOGS, "name": "Logs of Millrace's jobs"},
     ]
     fastapi_root_middlewares: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
-        {"middleware": LoginBrake, "args": [], "kwargs": {}, "name": "Brake on failed logins"}
+        {
+            "middleware": front,
+            "args": [],
+            "kwargs": {},
+            "name": "Triggers, and the way to Millrace's pages",
+        },
+        {"middleware": LoginBrake, "args": [], "kwargs": {}, "name": "Brake on failed logins"},
     ]
     external_views: ClassVar[list[dict[str, Any]]] = [*EXTERNAL_VIEWS]  # type: ignore[misc]

@@ -29,10 +29,10 @@ def test_options_go_over_params_and_what_came_of_it_is_printed(shared: Deploymen
     [
         (("checkpoint", "--sample-mib", "none"), "sample_mib"),
         (("recovery", "--mode", "pray"), "'diagnose', 'rehearse' or 'repair'"),
-        (("restore", "--into", "x"), "collection: Field required"),
+        (("restore", "--into", "x"), "collection: is required"),
         (("compaction", "--collections", "a", "--collections", "b", "--zorder-by", "id"), "exactly that one"),
         (("backup", "--params", "{"), "--params is not JSON"),
-        (("backup", "--params", '{"too": "/x"}'), "too: Extra inputs"),
+        (("backup", "--params", '{"too": "/x"}'), "too: is no parameter; there are "),
     ],
 )
 def test_wrong_parameters_are_said_before_anything_is_done(

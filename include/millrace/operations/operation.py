@@ -8,7 +8,7 @@ UI. This module imports neither Spark nor Delta nor Airflow, and no declaration 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Final, Self, TypeAlias
@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from millrace.access.grants import Role
 from millrace.base.errors import InvalidArgument
 from millrace.message.ids import resolve_tick
+from millrace.pipelines.model.part import problems_of
 
 MOMENT_PATTERN: Final = (
     r"^(|\d{1,19}|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
@@ -54,11 +55,17 @@ class OperationParams(BaseModel):
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
-            wrong = "; ".join(
-                f"{'.'.join(str(part) for part in each['loc']) or 'parameters'}: {each['msg']}"
-                for each in error.errors()
-            )
-            raise InvalidArgument(f"{cls.__name__}: {wrong}") from None
+            raise InvalidArgument(cls.faults(error, value)) from None
+
+    @classmethod
+    def faults(cls, error: ValidationError, value: Mapping[str, Any], *, but: Collection[str] = ()) -> str:
+        """What is wrong with `value`, field by field, without faults of the kinds `but`; empty: nothing else."""
+        known = f"is no parameter; there are {', '.join(cls.model_fields)}"
+        return "; ".join(
+            f"{each.field or 'parameters'}: {known if each.kind == 'extra_forbidden' else each.message}"
+            for each in problems_of(error, value)
+            if each.kind not in but
+        )
 
 
 class OperationReport(BaseModel):
@@ -130,3 +137,19 @@ class Operation:
         module, _, function = self.run.partition(":")
         found: Run = getattr(import_module(module), function)
         return found
+
+    def trigger_faults(self, conf: Mapping[str, Any]) -> str:
+        """What is wrong with the parameters that somebody triggers its DAG with; empty: nothing that can be told before it runs.
+
+        Parameters that the DAG gives to its runs may be missing, and others have defaults in the form: Airflow asks for them.
+        """
+        if strange := [name for name in conf if name not in self.params.model_fields or name in self.of_the_run]:
+            known = ", ".join(name for name in self.params.model_fields if name not in self.of_the_run)
+            return "; ".join(
+                f"{name}: is no parameter of {self.dag_id}; there are {known or 'none'}" for name in strange
+            )
+        try:
+            self.params.model_validate(dict(conf))
+        except ValidationError as error:
+            return self.params.faults(error, conf, but=("missing",))
+        return ""

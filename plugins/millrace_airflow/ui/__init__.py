@@ -1,11 +1,12 @@
 """The views inside Airflow, the REST API and the metrics of Millrace: one web application, mounted under ``/millrace``.
 
-What the plugin registers is :data:`FASTAPI_APPS` and :data:`EXTERNAL_VIEWS`. The application is built with the first request
-that reaches it, so that schedulers and workers, which load the plugin too, pay nothing for it.
+The application is built once the web server has started (millrace_airflow.ui.front), and no sooner, so that schedulers and workers, which
+load the plugin too, pay nothing for it. :data:`EXTERNAL_VIEWS` is its place in the navigation.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
@@ -18,17 +19,22 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 URL_PREFIX: Final = "/millrace"
+WAIT_SECONDS: Final = 0.5
+"""How long a page that is asked for while the application is built waits for it, before it says that it starts."""
+STARTING: Final = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">
+<title>Millrace</title></head><body><p>Millrace's pages are starting. This page loads again by itself.</p></body></html>"""
 
 
 class FirstRequest:
-    """An ASGI application that builds the real one when the first request comes."""
+    """An ASGI application that is built with its first request, or before, by :meth:`build`; a page that comes meanwhile says so."""
 
     def __init__(self, build: Callable[[], FastAPI]) -> None:
         self._build = build
         self._lock = threading.Lock()
         self._app: FastAPI | None = None
 
-    def _built(self) -> FastAPI:
+    def build(self) -> FastAPI:
+        """Build it, once: its imports take seconds."""
         with self._lock:
             if self._app is None:
                 self._app = self._build()
@@ -37,10 +43,24 @@ class FirstRequest:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if app is None:
-            from anyio import to_thread
-
-            app = await to_thread.run_sync(self._built)  # its imports take seconds: other requests go on meanwhile
+            building = asyncio.ensure_future(asyncio.to_thread(self.build))  # other requests go on meanwhile
+            if _is_page(scope) and not (await asyncio.wait({building}, timeout=WAIT_SECONDS))[0]:
+                await _say_it_starts(send)
+                return
+            app = await building
         await app(scope, receive, send)
+
+
+def _is_page(scope: Scope) -> bool:
+    """Whether a person waits for a page."""
+    accepts = [value for name, value in scope.get("headers", ()) if name == b"accept"]
+    return scope["type"] == "http" and scope["method"] == "GET" and any(b"text/html" in each for each in accepts)
+
+
+async def _say_it_starts(send: Send) -> None:
+    headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": STARTING})
 
 
 def create_app() -> FastAPI:
@@ -48,10 +68,6 @@ def create_app() -> FastAPI:
     from millrace_airflow.ui.app import create_app as build
 
     return build()
-
-
-FASTAPI_APPS: Final = [{"app": FirstRequest(create_app), "url_prefix": URL_PREFIX, "name": "Millrace"}]
-"""For ``AirflowPlugin.fastapi_apps``."""
 
 
 def _view(name: str, route: str, path: str, icon: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from millrace.service.searching import moment, number, rejection_query, transact
 from millrace_airflow.ui import text
 from millrace_airflow.ui.access import Reader, may_trigger, principal_of
 from millrace_airflow.ui.actions import actions_for
+from millrace_airflow.ui.queue import waiting
 
 FOLDER: Final = Path(__file__).parent
 TABS: Final = (
@@ -185,7 +186,8 @@ def router(observer: Observer, look: ClusterLook, renderer: Renderer) -> APIRout
         request: Request, user: Reader, job: Short = "", run: Annotated[str, Query(max_length=500)] = ""
     ) -> HTMLResponse:
         found = observer.maintenance(job=job, run=run)
-        return show(request, user, "maintenance.html", "maintenance", found=found, job=job, run=run)
+        queue = [] if run else waiting(found.running)
+        return show(request, user, "maintenance.html", "maintenance", found=found, queue=queue, job=job, run=run)
 
     @made.get("/quality")
     def quality(request: Request, user: Reader) -> HTMLResponse:

@@ -96,4 +96,4 @@ def test_an_address_that_stayed_away_is_forgotten(clock: Clock) -> None:
 def test_airflow_has_the_brake_around_its_whole_server() -> None:
     from millrace_airflow.plugin import MillracePlugin
 
-    assert [each["middleware"] for each in MillracePlugin.fastapi_root_middlewares] == [LoginBrake]
+    assert LoginBrake in [each["middleware"] for each in MillracePlugin.fastapi_root_middlewares]

@@ -202,12 +202,14 @@ def test_the_api_describes_itself_and_keeps_64_bits(site: Site) -> None:
 
 
 def test_the_views_of_the_navigation_lead_to_pages() -> None:
-    from millrace_airflow.ui import EXTERNAL_VIEWS, FASTAPI_APPS, URL_PREFIX
+    from millrace_airflow.links import LOGS
+    from millrace_airflow.plugin import MillracePlugin
+    from millrace_airflow.ui import EXTERNAL_VIEWS, URL_PREFIX
 
     (view,) = EXTERNAL_VIEWS
     assert (view["destination"], view["url_route"]) == ("nav", "millrace")
     assert view["href"].startswith(URL_PREFIX)
-    assert [each["url_prefix"] for each in FASTAPI_APPS] == [URL_PREFIX]
+    assert [each["url_prefix"] for each in MillracePlugin.fastapi_apps] == [URL_PREFIX, LOGS]
 
 
 def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: World) -> None:

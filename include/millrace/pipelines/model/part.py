@@ -38,6 +38,20 @@ _WORDS: Final[Mapping[str, str]] = {
     "union_tag_not_found": "needs {discriminator}, which says what it is",
     "greater_than_equal": "is at least {ge}",
     "less_than_equal": "is at most {le}",
+    "int_parsing": "is a whole number",
+    "int_type": "is a whole number",
+    "int_from_float": "is a whole number",
+    "float_parsing": "is a number",
+    "float_type": "is a number",
+    "bool_parsing": "is true or false",
+    "bool_type": "is true or false",
+    "string_type": "is a text",
+    "list_type": "is a list",
+    "tuple_type": "is a list",
+    "datetime_type": "is a moment such as 2026-01-01T00:00:00Z",
+    "datetime_parsing": "is a moment such as 2026-01-01T00:00:00Z",
+    "datetime_from_date_parsing": "is a moment such as 2026-01-01T00:00:00Z",
+    "timezone_aware": "needs a zone, as in 2026-01-01T00:00:00Z",
 }
 """What a fault of pydantic's is to somebody who knows declarations, and none of its types."""
 

@@ -24,7 +24,19 @@
     const detail = found && found.detail;
     const words = typeof detail === "string" ? detail : Array.isArray(detail) ? detail.map((each) => each.msg).join("; ") : detail ? JSON.stringify(detail) : "";
     const told = { 401: "You are logged out.", 403: "You may not do this.", 404: "Airflow has no such DAG (yet)." }[answer.status];
-    throw new Error(words && answer.status !== 404 ? words : told || `Airflow answered ${answer.status}.`);
+    throw Object.assign(new Error(words && answer.status !== 404 ? words : told || `Airflow answered ${answer.status}.`), { status: answer.status });
+  }
+
+  // Under a name of its own, so that a repeated call begins no second run: Airflow's database may be locked for a moment.
+  async function begin(dag, asked) {
+    for (let left = 4; ; left -= 1) {
+      try { return await ask("POST", `/dags/${encodeURIComponent(dag)}/dagRuns`, asked); }
+      catch (problem) {
+        if (left < 4 && problem.status === 409) return asked;
+        if (!left || problem.status < 500) throw problem;
+        await new Promise((resolve) => { window.setTimeout(resolve, 2000); });
+      }
+    }
   }
 
   const kinds = (schema) => [].concat(schema.type || []).concat(...(schema.anyOf || []).map((each) => each.type || []));
@@ -123,7 +135,7 @@
         const values = {};
         for (const each of fields) { const value = each.read(); if (value !== undefined) values[each.name] = value; }
         if (found.is_paused && unpause.checked) await ask("PATCH", `/dags/${encodeURIComponent(dag)}?update_mask=is_paused`, { is_paused: false });
-        const run = await ask("POST", `/dags/${encodeURIComponent(dag)}/dagRuns`, { logical_date: null, conf: values });
+        const run = await begin(dag, { dag_run_id: `manual__${new Date().toISOString()}`, logical_date: null, conf: values });
         dialog.close();
         window.millrace.notice(`Started ${dag}.`, false, { words: "See the run", href: `${window.millrace.airflow}/dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(run.dag_run_id)}` });
       } catch (problem) {
@@ -135,7 +147,22 @@
     (form.querySelector("input, select, textarea") || start).focus();
   }
 
+  // Airflow marks the run as failed, and the job of a task that waits or runs is stopped.
+  async function cancel(button) {
+    const { cancel: run, cancelDag: dag } = button.dataset;
+    button.disabled = true;
+    try {
+      await ask("PATCH", `/dags/${encodeURIComponent(dag)}/dagRuns/${encodeURIComponent(run)}?update_mask=state`, { state: "failed" });
+      window.millrace.notice(`Cancelled ${dag}.`);
+    } catch (problem) {
+      button.disabled = false;
+      window.millrace.notice(problem.message, true);
+    }
+  }
+
   document.addEventListener("click", (event) => {
+    const stop = event.target.closest?.("button[data-cancel]");
+    if (stop && !stop.disabled) cancel(stop);
     const button = event.target.closest?.("button[data-dag]");
     if (button && !button.disabled) open(button.dataset.dag, JSON.parse(button.dataset.conf || "{}"));
   });
