@@ -42,6 +42,7 @@ from bench import (
     log_server_bench,
     msgstream_bench,
     node_bench,
+    operations_bench,
     pipelines_bench,
     pulsar_bench,
     restart_bench,
@@ -384,6 +385,9 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     ),
     "restarts": lambda folder, quick: restart_bench.restarts(
         folder, marks_mib=(64, 256) if quick else (64, 1024, 10_240), repeats=2 if quick else 5
+    ),
+    "operations": lambda folder, quick: operations_bench.together(
+        folder, rows=20_000 if quick else None, slices=3 if quick else 28
     ),
     "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),
 }

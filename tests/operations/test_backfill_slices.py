@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -11,11 +14,16 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
+from millrace.client.client import Client
 from millrace.demo.flights_hourly import TABLES
+from millrace.node.flush.in_process import flush
+from millrace.node.ingest.in_process import catch_up
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DerivedTable, derived_table
-from millrace.operations.backfill.run import shares
+from millrace.operations.backfill.run import plan, shares
 from millrace.operations.backfill.slices import EPOCH, Slice, cut, record, recorded
+from millrace.runtime.progress import Progress
+from tests.operations.backfill_rig import SCHEMA as TRIPS
 
 HOURLY = TABLES[0]
 DAILY = DerivedTable(name="daily", source="flights", build=HOURLY.build, bucket="day", grain="day")
@@ -117,3 +125,29 @@ def test_what_was_recorded_is_found_by_table_and_run(settings: Settings) -> None
     assert recorded(settings, table="a")["delta_version"].to_pylist() == [3, 4]
     assert recorded(settings, table="a", run_id="one")["start"].to_pylist() == [START]
     assert recorded(settings).num_rows == 3
+
+
+def test_the_plan_of_event_time_needs_no_session_and_its_runs_hold_its_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(*_: object) -> NoReturn:
+        raise AssertionError("a session was made")
+
+    monkeypatch.setattr("millrace.operations.entry.spark_session", session)
+    modules = "tests.operations.backfill_rig"
+    settings = Settings(data_dir=tmp_path / "data", derived_modules=modules, operations_at_once=2)
+    with Client.connect(settings) as client, ExitStack() as stack:
+        stack.callback(client.append.service.shutdown)
+        client.catalog.ensure_pchannels(1)
+        client.catalog.create_collection("trips", TRIPS, vchannels=1)
+        catch_up(settings, client.log)
+        flush(settings)
+        asked = {"table": "trips_hourly", "start": START, "end": START + timedelta(days=5), "run_id": "r"}
+        found = plan(settings, BackfillParams.parse(asked), Progress())
+        with pytest.raises(AssertionError, match="a session was made"):
+            plan(settings, BackfillParams.parse({**asked, "range_of": "ticks"}), Progress())
+    assert [each.start for each in found.slices] == [START + timedelta(days=number) for number in range(5)]
+    runs = [BackfillParams.parse(each) for each in found.runs]
+    assert [len(each.slices) for each in runs] == [2, 3]
+    assert [part for each in runs for part in each.stretches] == [(each.start, each.end) for each in found.slices]
+    assert {each.at for each in runs} == {found.at}

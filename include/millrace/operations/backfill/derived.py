@@ -65,12 +65,19 @@ class DerivedTable:
         return 1 if self.grain == "hour" else 24
 
     def event_column(self, collection: Collection) -> Column:
-        """When a row of the source happened, as a timestamp. Raises InvalidArgument where nothing says so."""
+        """When a row of the source happened, as a timestamp; needs a session. Raises InvalidArgument where nothing says so."""
         from pyspark.sql import functions as F
 
-        name = self.event_time or collection.schema.event_time
+        name = self.event_field(collection)
         if name == LOG_TIME:
             return F.timestamp_millis(F.shiftright("_time_tick", 18))
+        return F.col(f"`{name}`").cast("timestamp")
+
+    def event_field(self, collection: Collection) -> str:
+        """The field that says when a row of the source happened, or LOG_TIME. Raises InvalidArgument where nothing says so."""
+        name = self.event_time or collection.schema.event_time
+        if name == LOG_TIME:
+            return name
         if name is None:
             raise InvalidArgument(
                 f"nothing says when a row of {collection.name!r} happened: declare the collection's event_time, or give "
@@ -81,7 +88,7 @@ class DerivedTable:
             raise InvalidArgument(
                 f"{self.name}: the event time {name!r} is no timestamp or date of {collection.name!r}"
             )
-        return F.col(f"`{name}`").cast("timestamp")
+        return name
 
 
 def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "hour") -> DerivedTable:

@@ -105,8 +105,6 @@ class _Source:
 
     table: DerivedTable
     collection: Collection
-    event: Any
-    """The column of event time."""
     pinned: Pinned
 
 
@@ -152,7 +150,8 @@ def run(spark: SparkSession, settings: Settings, params: BackfillParams, progres
     progress.say("pinning the source")
     source = _pinned(settings, params)
     rows = rows_at(spark, settings, source.table, source.collection, source.pinned)
-    work = _Work(spark, settings, source.table, rows, source.event, source.pinned.tick, params.run_id)
+    event = source.table.event_column(source.collection)
+    work = _Work(spark, settings, source.table, rows, event, source.pinned.tick, params.run_id)
     slices = _slices(settings, source, params, lambda: nullcontext(spark))
     if params.dry_run:
         done = [_standing(work, part) for part in slices]
@@ -210,13 +209,13 @@ def shares(slices: Sequence[Slice], count: int) -> list[Sequence[Slice]]:
 def _pinned(settings: Settings, params: BackfillParams) -> _Source:
     table = derived_table(settings, params.table)
     collection = source_collection(settings, table)
-    event = table.event_column(collection)
+    table.event_field(collection)
     # A bad range is told before any waiting.
     if params.range_of == "event_time":
         _cut(params, table)
     else:
         check_width(params.slice_hours, table)
-    return _Source(table, collection, event, pin(settings, collection, at=params.at))
+    return _Source(table, collection, pin(settings, collection, at=params.at))
 
 
 def _cut(params: BackfillParams, table: DerivedTable) -> list[Slice]:
