@@ -7,14 +7,19 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from millrace.base.settings import Settings
 from millrace.commands.main import app
 from millrace.commands.system import _lines
+from millrace.installation import status
 from millrace.installation.status import Status
+from millrace.installation.system import Installation
 from millrace.observe.health import finding
+from millrace.observe.observer import Observer
 
 
 def system(data: Path, *arguments: str) -> Result:
@@ -102,3 +107,21 @@ def test_a_running_system_is_put_in_five_lines() -> None:
 def test_what_is_not_well_is_said(change: dict[str, object], words: str) -> None:
     found = replace(GOOD, **change)  # type: ignore[arg-type]
     assert words in "\n".join(_lines(found))
+
+
+def test_a_look_between_takes_the_processes_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(_installation: object) -> NoReturn:
+        raise AssertionError("all processes were looked at")
+
+    monkeypatch.setattr(status, "_groups", counted)
+    settings = Settings(data_dir=tmp_path / "data")
+    observer = Observer(settings)
+    try:
+        found = status.look_at(
+            Installation(settings), observer, status.Processes({"airflow": 13}, {"airflow": 1 << 30})
+        )
+        with pytest.raises(AssertionError, match="looked at"):
+            status.look_at(Installation(settings), observer)
+    finally:
+        observer.close()
+    assert (found.processes, found.pss_bytes) == ({"airflow": 13}, {"airflow": 1 << 30})
