@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from millrace.base.file_lock import HeldFile
 from millrace.base.log_backends import LogBackend, backend_of
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
@@ -38,15 +39,16 @@ class Served(RemoteLogService):
 
     server: LogServer
     record: ServerRecord
+    published: HeldFile
 
     @classmethod
     def over(cls, directory: Path) -> Served:
         draft = ServerRecord.of_this_process("")
         server = LogServer(RocksMQ(directory, settings=SETTINGS), tokens=[draft.token])
         record = replace(draft, address=server.address)
-        write_record(directory, record)
+        published = write_record(directory, record)
         served = cls.connect(directory, start=False)
-        served.server, served.record = server, record
+        served.server, served.record, served.published = server, record, published
         return served
 
     def close(self) -> None:
@@ -54,6 +56,7 @@ class Served(RemoteLogService):
         if not self.server.gate.closed:
             self.server.close()
             remove_record(Path(self._folder), self.record)
+            self.published.close()
 
 
 def embedded(url: str) -> RocksMQ:

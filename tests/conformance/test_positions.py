@@ -65,7 +65,7 @@ class Unclosed:
     def __init__(self, store: MetaStore) -> None:
         self.store = store
         self.fails: list[str] = []
-        """What becomes of the next commits: "", "before" (nothing is done), "after" (done, and nobody is told)."""
+        """What becomes of the next commits: "", "before" and "nobody knows" (nothing is done), "after" (done, and nobody is told)."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.store, name)
@@ -74,6 +74,8 @@ class Unclosed:
         how = self.fails.pop(0) if self.fails else ""
         if how == "before":
             raise MetaUnavailable("not there")
+        if how == "nobody knows":
+            raise MetaAmbiguous("no answer, and nothing was done")
         found = self.store.commit(then, when=when)
         if how == "after":
             raise MetaAmbiguous("no answer")
@@ -207,6 +209,21 @@ def test_a_move_whose_answer_is_lost_is_made_again_and_a_late_one_takes_nothing_
     assert one.get("mail", "p0") == 7
     one.move("mail", {"p0": 8})
     assert one.groups() == {"mail": {"p0": 8}}
+
+
+@pytest.mark.parametrize("how", ["nobody knows", "after"])
+def test_a_place_whose_answer_is_lost_is_looked_for_before_it_counts_as_taken(
+    meta: Callable[[], MetaPositions], memory: Unclosed, how: str
+) -> None:
+    one, other = meta(), meta()
+    memory.fails = [how]
+    one.lock("mail", "p0")
+    with pytest.raises(GroupBusy):
+        other.lock("mail", "p0")
+    one.move("mail", {"p0": 5})
+    one.unlock("mail", "p0")
+    other.lock("mail", "p0")
+    assert other.get("mail", "p0") == 5
 
 
 def written(folder: Path, groups: dict[str, dict[str, int]]) -> None:

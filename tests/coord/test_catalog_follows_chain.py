@@ -7,6 +7,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from millrace.message import builders
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import Add
+from tests.coord.catalog_rig import add_collection, finish
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 
 Q = FieldSpec("q", "string", True)
@@ -430,3 +432,19 @@ def test_ddl_of_many_threads_at_once_is_in_catalog_and_chain_alike(settings: Set
         assert len(found.partitions) == 1 + 16 + 4
         assert len(set(found.partitions.values())) == len(found.partitions)
         agree(after, log)
+
+
+def test_an_entry_with_ddl_under_way_follows_nothing(tmp_path: Path) -> None:
+    """Its broadcast makes the same change when it closes: followed before, a schema would have a version twice."""
+    with Store(tmp_path / "coord.db") as store:
+        made = add_collection(store, "c", SCHEMA)
+        seen = store.collection("c")
+        there = replace(seen, partitions={**seen.partitions, "q": 2})
+        assert not store.settled(seen)
+        assert not store.follow(seen, there)
+        assert store.collection("c") == seen
+        finish(store, made)
+        seen = store.collection("c")
+        assert store.settled(seen)
+        assert store.follow(seen, replace(there, state=seen.state))
+        assert store.collection("c").partitions == there.partitions

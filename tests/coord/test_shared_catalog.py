@@ -164,6 +164,18 @@ def test_an_answer_that_is_lost_is_looked_for(tmp_path: Path, meta: FaultyStore)
         assert store.next_epoch(7) == 2, "what was said not to be done is not done later"
 
 
+def test_who_waits_for_the_store_repeats_nothing_that_may_be_done(tmp_path: Path, meta: FaultyStore) -> None:
+    with Store(tmp_path / "a" / "coord.db", shared=SharedCatalog(meta, patience=5.0)) as store:
+        meta.script = [None, done_unheard]
+        assert store.next_epoch(7) == 1, (
+            "it stands: made again it would find itself in its way, and say that nothing was done"
+        )
+        meta.script = [None, down, done_unheard]
+        assert store.next_epoch(7) == 2
+    with machine(tmp_path, meta, "b") as other:
+        assert other.next_epoch(7) == 3
+
+
 def test_who_dies_between_store_and_file_leaves_a_copy_that_is_made_new(
     tmp_path: Path, meta: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

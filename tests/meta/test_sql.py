@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,29 @@ def test_a_lease_ends_only_before_somebody_who_watched_it_for_its_length(tmp_pat
         assert late.get("node") is not None
         clock.now += 0.2
         assert late.get("node") is None
+
+
+def test_a_lease_that_is_renewed_while_somebody_is_about_to_end_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Hand()
+    with opened(tmp_path, clock) as owner, opened(tmp_path, clock) as observer:
+        lease = owner.grant(10.0)
+        owner.commit([Put("node", b"", lease)])
+        observer.get("node")
+        transaction = observer._transaction
+
+        def late(*, reads: bool = False) -> AbstractContextManager[sa.Connection]:
+            if not reads:  # the observer has seen that nobody renewed it; the renewal comes before it takes it away
+                monkeypatch.undo()
+                with sqlite3.connect(tmp_path / "deep" / "meta.db") as db:
+                    db.execute("update meta_lease set renewals = renewals + 1")
+            return transaction(reads=reads)
+
+        monkeypatch.setattr(observer, "_transaction", late)
+        clock.now += 10.5
+        assert observer.get("node") is not None
+        owner.renew(lease)
 
 
 def test_the_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:

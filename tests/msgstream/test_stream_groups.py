@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument, LogUnavailable
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST, LogId
 from millrace.msgstream import group_record
@@ -53,6 +53,29 @@ def test_a_group_goes_on_exactly_where_channels_are_out_of_order_or_apart(
             stream.ack(packs[acked - 1])
     with ticking(service, names) as stream:
         assert consumed(stream, 4 - acked) == packs[acked:]
+
+
+def test_a_group_moves_only_behind_its_record(
+    service: LogService, channels: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its positions alone do not say where it stands: moved first, a crash would have it begin elsewhere than it ended."""
+    names = channels(2)
+    append(service, names[0], ["15#1", "5#2", "t10", "25#3", "12#4", "8#5", "t20", "t30"])
+    append(service, names[1], ["35#6", "9#7", "?", "t20", "22#8", "t30"])
+    with ticking(service, names, auto_ack=False) as stream:
+        packs = consumed(stream, 3)
+        before = [service.group_position("g", name) for name in names]
+
+        def dies(record: GroupRecord, positions: object) -> None:
+            raise LogUnavailable("the log went away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(GroupRecord, "store", dies)
+            with pytest.raises(LogUnavailable):
+                stream.ack(packs[0])
+        assert [service.group_position("g", name) for name in names] == before
+    with ticking(service, names) as stream:
+        assert consumed(stream, 3) == packs
 
 
 def test_the_next_consume_acknowledges_and_the_last_pack_comes_again(service: LogService, channels: Make) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from millrace.coord.balancer.balancer import Balancer, Guards, Stats
+from millrace.base.errors import NodeUnreachable
+from millrace.coord.balancer.balancer import PUT_OUT, Balancer, Guards, Stats
 from millrace.coord.balancer.policies import policy
 from millrace.coord.channels.record import CHANNELS, Owner
+from millrace.coord.control import DRAINS
 from millrace.coord.leadership import Leadership
 from millrace.coord.session import INGEST, NODES, NodeInfo
+from millrace.coord.tenure import DRIFT
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Put
 
@@ -83,3 +86,52 @@ def test_what_is_behind_is_moved_for_balance_when_it_has_caught_up_and_not_again
     come("n3@3")
     moved = [each.pchannel for each in balancer.manager.records.values() if each.owner and each.owner.session == "n2@2"]
     assert owned()["n2@2"] == 2, f"{moved} moved a moment ago"
+
+
+def test_the_role_of_a_node_that_was_put_out_is_opened_when_its_lease_has_ended_by_any_clock() -> None:
+    """A node that cannot be reached hears nothing of its end: it acts until its lease would have ended, by its own clock."""
+    clock, session = Clock(), 10.0
+    store = MemoryStore(clock.monotonic)
+    leadership = Leadership(store, clock, "c1", seconds=86_400.0)
+    leadership.step()
+    opened: list[str] = []
+
+    class Orders(Obedient):
+        def assign(self, owner: Owner, pchannel: str, role: str) -> None:
+            opened.append(owner.session)
+
+        def remove(self, owner: Owner, pchannel: str, role: str) -> None:
+            if owner.session == "n1@1":
+                raise NodeUnreachable("n1 does not answer")
+
+    balancer = Balancer(
+        leadership,
+        clock,
+        Orders(),
+        policy("vchannelfair"),
+        pchannels=lambda: ["dml_0"],
+        together=together,
+        guards=Guards(patience=3.0),
+        session_seconds=session,
+        roles=(INGEST,),
+    )
+
+    def come(name: str) -> None:
+        store.commit([Put(NODES + name, NodeInfo(name.partition("@")[0], "grpc://h:1", (INGEST,)).encoded())])
+
+    come("n1@1")
+    balancer.step()
+    assert opened == ["n1@1"]
+    store.commit([Put(f"{DRAINS}n1", b"")])
+    come("n2@2")
+    put_out = None
+    while "n2@2" not in opened:
+        clock.sleep(0.25)
+        balancer.step()
+        if put_out is None and store.get(f"{PUT_OUT}n1@1") is not None:
+            put_out = clock.now
+        assert clock.now < 60.0, "it is never opened"
+    assert put_out is not None
+    assert clock.now >= put_out + session * (1 + DRIFT)
+    assert clock.now < put_out + session * (1 + DRIFT) + 2.0
+    assert store.get(f"{PUT_OUT}n1@1") is None
