@@ -218,3 +218,36 @@ def test_a_file_in_a_folder_of_another_kind_is_told(users: Deployment, tmp_path:
     users.fails("INVALID_ARGUMENT", "produce", "users", str(tmp_path), "--partition", "eu", "--format", "csv")
     users.catch_up(flush=False)
     users.fails("INVALID_ARGUMENT", "read", "users", "--output", str(tmp_path / "no" / "rows.csv"))
+
+
+def test_a_load_that_makes_its_collection_asks_what_a_key_that_comes_again_does(shared: Deployment) -> None:
+    file = str(shared.file("things.csv", "id,name\n1,Ada\n2,Bob\n"))
+    words = shared.fails("INVALID_ARGUMENT", "produce", "things", file, "--create", "--key", "id")
+    assert "--on-duplicate replace" in words
+    assert "things" not in {each["name"] for each in shared.as_json("collections", "list")}
+    chosen = ("--create", "--key", "id", "--on-duplicate", "replace")
+    for _ in range(2):
+        assert shared.as_json("produce", "things", file, *chosen)["accepted"] == 2
+    shared.as_json("produce", "things", file, "--create", "--key", "id")  # it is there: nothing is asked
+    shared.ok("produce", "both", file, *chosen[:-1], "keep")
+    words = shared.fails("INVALID_ARGUMENT", "produce", "both", file, *chosen)
+    assert "--on-duplicate keep, which stays" in words
+    shared.as_json("produce", "both", file, "--upsert")
+    changed = str(shared.file("changed.csv", "id,name\n2,Bea\n3,Cid\n"))
+    shared.as_json("produce", "both", changed, "--upsert")
+    shared.catch_up()
+    rows = {
+        name: sorted((int(row["id"]), row["name"]) for row in shared.lines("read", name, "--json"))
+        for name in ("things", "both")
+    }
+    assert rows == {"things": [(1, "Ada"), (2, "Bob")], "both": [(1, "Ada"), (2, "Bea"), (3, "Cid")]}
+
+
+def test_an_upsert_that_is_resumed_doubles_nothing(shared: Deployment, tmp_path: Path) -> None:
+    shared.ok("collections", "create", "upserted", "--field", "id:int64", "--field", "name:string?", "--key", "id")
+    file, journal = str(shared.file("upserted.csv", "id,name\n1,Ada\n2,Bob\n")), str(tmp_path / "load.journal")
+    for _ in range(2):
+        shared.ok("produce", "upserted", file, "--upsert", "--batch-rows", "1", "--resume", journal)
+    shared.fails("INVALID_ARGUMENT", "produce", "upserted", file, "--batch-rows", "1", "--resume", journal)
+    shared.catch_up()
+    assert sorted(int(row["id"]) for row in shared.lines("read", "upserted", "--json")) == [1, 2]

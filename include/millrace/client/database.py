@@ -30,10 +30,10 @@ from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, SchemaOf
-from millrace.client.produce.producer import Deleted, Producer
+from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
-from millrace.client.produce.written import Written
+from millrace.client.produce.written import Deleted, Written
 from millrace.client.schemas import SchemaSource, changes, schema
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected
@@ -317,7 +317,7 @@ class Collection:
         return self.database.producer.delete_where(self.definition, predicate, at=at)
 
     def transaction(self, *, vchannel: int = 0, keepalive_ms: int | None = None) -> Transaction:
-        """A block whose inserts and deletes, on one VChannel, become visible together or never."""
+        """A block whose inserts, upserts and deletes, on one VChannel, become visible together or never."""
         return self.database.producer.transaction(self.definition, vchannel=vchannel, keepalive_ms=keepalive_ms)
 
     def batch(self, *, limits: BatchLimits | None = None) -> CollectionBatch:

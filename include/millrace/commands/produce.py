@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from millrace.commands.parts.command_line import (
     print_json,
     root,
 )
+from millrace.message.types import OnDuplicate
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
@@ -112,12 +113,23 @@ def produce(
         str | None, typer.Option(metavar="COLUMN", help="A column that names each row's partition.")
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the rows with these primary keys instead.")] = False,
+    upsert: Annotated[
+        bool,
+        typer.Option("--upsert", help="Replace the rows of keys that are there: the same load again changes nothing."),
+    ] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Make the collection, where there is none, with the first file's columns.")
     ] = False,
     key: Annotated[
         list[str] | None,
         typer.Option("--key", metavar="COLUMN", help="With --create: a column of the primary key. Repeat it."),
+    ] = None,
+    on_duplicate: Annotated[
+        OnDuplicate | None,
+        typer.Option(
+            help="With --create: an insert of a key that is there replaces the older row, or keeps both. Asked for if left out.",
+            show_default=False,
+        ),
     ] = None,
     evolve: Annotated[
         bool,
@@ -164,24 +176,29 @@ def produce(
 
     Example: `echo '{"id": 1, "name": "Ada"}' | millrace produce users -`
 
+    Example: `millrace produce users users.csv --create --key id --on-duplicate replace`
+
     Example: `millrace produce users gone.csv --delete`
     """
     from millrace.client.client import Client
     from millrace.client.produce.files.kinds import STDIN, CsvForm, InputFormat, files_of, format_of
     from millrace.client.produce.files.reading import read_batches
 
-    if partition is not None and partition_by is not None:
-        raise typer.BadParameter("--partition and --partition-by: give one of them")
-    if delete and partition_by is not None:
-        raise typer.BadParameter("--delete takes --partition, or deletes in all partitions")
+    _check_options(
+        partition, partition_by, delete=delete, upsert=upsert, chooses=on_duplicate is not None and not create
+    )
     settings = load_settings(data)
     form = CsvForm(delimiter, quote, header, encoding, ("", *(null or ())), decimal, date_format, time_format)
     given = None if file_format is None else InputFormat(file_format)
     files = files_of(sources or [Path(STDIN)], given)
     kinds = [format_of(each, given) for each in files]
     if create:
-        _create(settings, name, files[0], key or [], given, form)
+        _create(settings, name, files[0], key or [], given, form, on_duplicate=on_duplicate, upsert=upsert)
     collection = find_collection(settings, name)
+    if on_duplicate not in (None, collection.schema.on_duplicate):
+        raise InvalidArgument(
+            f"{name} was made with --on-duplicate {collection.schema.on_duplicate}, which stays: leave the option out, or --upsert"
+        )
     if evolve and not delete:
         collection = _evolve(settings, collection, files, given, form)
     _check_partitions(collection, partition, partition_by, delete)
@@ -195,6 +212,7 @@ def produce(
         "deletes": delete,
         "rows of a batch": batch_rows,
         "form of CSV": asdict(form),
+        "upserts": upsert or None,  # as in journals of builds that had none
     }
     tally = Tally()
     try:
@@ -230,7 +248,7 @@ def produce(
                 elif batch.bad:
                     _note_bad(batch, files[number], tally, on_error, bad)
                 if batch is not None and batch.rows.num_rows:
-                    tally.add(_send(producer, collection, batch, partition, partition_by, delete))
+                    tally.add(_send(producer, collection, batch, partition, partition_by, delete, upsert))
                 tally.last_line = max(tally.last_line, 0 if batch is None else batch.last_line)
                 if journal is not None:
                     hit("produce.sent")
@@ -270,7 +288,15 @@ def _batches(
 
 
 def _create(
-    settings: Settings, name: str, source: Path, key: Sequence[str], kind: InputFormat | None, form: CsvForm
+    settings: Settings,
+    name: str,
+    source: Path,
+    key: Sequence[str],
+    kind: InputFormat | None,
+    form: CsvForm,
+    *,
+    on_duplicate: OnDuplicate | None,
+    upsert: bool,
 ) -> None:
     """Make the collection where there is none; what was inferred is told."""
     from millrace.client.client import Client
@@ -282,9 +308,23 @@ def _create(
         if str(source) == "-":
             raise typer.BadParameter("--create looks into a file, and stdin is read once: make the collection first")
         schema = make_schema(fields=[], source=source, key=key, event_time=None, kind=kind, form=form)
+        chosen = on_duplicate or ("keep" if upsert else _asked_on_duplicate(schema.key_names))
+        schema = replace(schema, on_duplicate=chosen)
         shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in schema.fields)
         typer.echo(f"Made {name}, as {source.name} has it: {shown}; key {', '.join(schema.key_names)}.", err=True)
         client.catalog.create_collection(name, schema)
+
+
+def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
+    """What an insert of a key that is there does, from whoever sits at the terminal. Raises InvalidArgument if nobody does."""
+    words = f"whose key ({', '.join(key)}) is there already"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InvalidArgument(
+            f"say what becomes of a row {words}: --on-duplicate replace (the new row takes the place of the older one; the same"
+            " load again changes nothing) or --on-duplicate keep (both stay: for data that is only appended)"
+        )
+    replaces = typer.confirm(f"Does a row {words} replace the older one? (No: both stay.)", default=True, err=True)
+    return "replace" if replaces else "keep"
 
 
 def _evolve(
@@ -365,6 +405,19 @@ class BadRows:
         return self._file.tell()
 
 
+def _check_options(
+    partition: str | None, partition_by: str | None, *, delete: bool, upsert: bool, chooses: bool
+) -> None:
+    if partition is not None and partition_by is not None:
+        raise typer.BadParameter("--partition and --partition-by: give one of them")
+    if delete and upsert:
+        raise typer.BadParameter("--delete and --upsert: give one of them")
+    if chooses:
+        raise typer.BadParameter("--on-duplicate goes with --create: a collection that is there has its own")
+    if delete and partition_by is not None:
+        raise typer.BadParameter("--delete takes --partition, or deletes in all partitions")
+
+
 def _check_partitions(collection: Collection, partition: str | None, partition_by: str | None, delete: bool) -> None:
     known = ", ".join(collection.partitions)
     if partition is not None and partition not in collection.partitions:
@@ -419,9 +472,12 @@ def _send(
     partition: str | None,
     partition_by: str | None,
     delete: bool,
+    upsert: bool,
 ) -> Written:
     if delete:
         return producer.delete(collection, batch.rows, partition=partition, raise_rejected=False)
+    if upsert:
+        return producer.upsert(collection, batch.rows, partition=partition, partition_by=partition_by)
     return producer.insert(collection, batch.rows, partition=partition, partition_by=partition_by, raise_rejected=False)
 
 

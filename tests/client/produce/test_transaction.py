@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from millrace.base.errors import TransactionLost
+from millrace.base.errors import InvalidArgument, TransactionLost
 from millrace.catalog.collection import Collection, pchannel_of
 from millrace.client.client import Client
 from millrace.client.produce.transaction import DEFAULT_LEASE_MS, Transaction
@@ -137,3 +137,47 @@ def test_keys_are_deleted_and_inserted_in_the_order_of_the_block(
         txn.delete(keys)
         txn.insert(item_rows(*keys[:2], name="new"))
     assert stored(items) == dict.fromkeys(keys[:2], "new")
+
+
+def test_a_transaction_upserts_and_deletes_by_predicate_with_its_inserts_at_one_tick(
+    shop: Client, items: Collection, stored: Stored
+) -> None:
+    first, second, third, fourth = mine(items, 4)
+    producer = shop.producer()
+    producer.insert(items, item_rows(first, second, name="old"))
+    assert stored(items) == {first: "old", second: "old"}
+    before = shop.now(items.pchannels)
+    with producer.transaction(items) as txn:
+        txn.insert(item_rows(third, name="inserted"))
+        txn.upsert(item_rows(first, third, fourth, fourth, name="upserted"))
+        deleted = txn.delete_where(f"id = {second}", at=before)
+        assert deleted.keys == 1
+        assert stored(items) == {first: "old", second: "old"}, "nothing of it is visible before its end"
+    assert txn.commit_tick is not None
+    assert stored(items) == dict.fromkeys((first, third, fourth), "upserted")
+    assert stored(items, at=txn.commit_tick - 1) == {first: "old", second: "old"}
+
+
+def test_keys_of_another_vchannel_are_refused_with_what_to_do_instead(
+    shop: Client, items: Collection, stored: Stored
+) -> None:
+    [ours], theirs = mine(items, 1), next(key for key in range(100) if item_home(key, items) == 1)
+    producer = shop.producer()
+    producer.insert(items, item_rows(ours, theirs))
+    stored(items)
+    before = shop.now(items.pchannels)
+    uses: list[Callable[[Transaction], object]] = [
+        lambda txn: txn.insert(item_rows(ours, theirs)),
+        lambda txn: txn.upsert(item_rows(ours, theirs)),
+        lambda txn: txn.delete([theirs]),
+        lambda txn: txn.delete_where("id >= 0", at=before),
+    ]
+    for use in uses:
+        with (
+            pytest.raises(
+                InvalidArgument, match=rf"{items.vchannels[1]} too: open a transaction for each.*vchannels=1"
+            ),
+            producer.transaction(items) as txn,
+        ):
+            use(txn)
+    assert set(stored(items)) == {ours, theirs}

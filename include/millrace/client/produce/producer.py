@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -45,7 +44,7 @@ from millrace.client.produce.rows import (
 )
 from millrace.client.produce.transaction import MAX_LIFETIME, Transaction
 from millrace.client.produce.upsert import Upsert
-from millrace.client.produce.written import Written
+from millrace.client.produce.written import Deleted, Written
 from millrace.client.spool.sender import SpoolSender
 from millrace.message.ids import COORDINATOR_ID, Moment, resolve_tick
 from millrace.message.model import MutableMessage
@@ -65,15 +64,6 @@ class Definitions(Terms, Protocol):
     def collection(self, name: str) -> Collection: ...
 
     def alter(self, name: str, changes: Sequence[Change]) -> int: ...
-
-
-@dataclass(slots=True)
-class Deleted:
-    """What a delete by predicate did: `keys` matched at `tick`, and `written` says what became of their deletes."""
-
-    tick: int
-    keys: int
-    written: Written = field(default_factory=Written)
 
 
 class Producer(Closing):
@@ -275,19 +265,23 @@ class Producer(Closing):
         if it was written before its delete; one with another key is not, whatever its values. Raises TickNotReached where
         the streaming node is behind, InvalidArgument for a predicate that is none.
         """
+        collection = self.known(collection)
+        tick, keys = self._hit(collection, predicate, at)
+        found = Deleted(tick, len(keys))
+        if len(keys):
+            found.written = self.delete(collection, keys)
+        return found
+
+    def _hit(self, collection: Collection, predicate: str | pc.Expression, at: Moment | None) -> tuple[int, pa.Table]:
+        """The tick that was read, and the keys, each once, of the rows that the predicate hits there."""
         from millrace.base.predicate.arrow import matching
 
-        collection = self.known(collection)
         if self._reader is None:
             raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")
         tick, table = self._reader(collection, None if at is None else resolve_tick(at))
         names = collection.schema.key_names
         read = matching(table, predicate).select(list(self._key_of(collection, table.schema)))
-        keys = read.rename_columns(list(names))
-        found = Deleted(tick, len(keys))
-        if len(keys):
-            found.written = self.delete(collection, last_of_each_key(keys, names))
-        return found
+        return tick, last_of_each_key(read.rename_columns(list(names)), names)
 
     def _key_of(self, collection: Collection, columns: pa.Schema) -> tuple[str, ...]:
         """The primary key's names among the columns of a read: it may have been renamed before or behind it."""
@@ -307,7 +301,7 @@ class Producer(Closing):
         keepalive_ms: int | None = None,
         max_lifetime: float = MAX_LIFETIME,
     ) -> Transaction:
-        """Inserts and deletes on one VChannel that become visible together at the end of the block, or never.
+        """Inserts, upserts and deletes on one VChannel that become visible together at the end of the block, or never.
 
         The lease is renewed while the block runs. An exception inside the block rolls back and goes on. Raises
         TransactionLost where it had ended before the commit, AppendRejected where the commit was refused.
@@ -319,7 +313,7 @@ class Producer(Closing):
                 f" {len(collection.vchannels) - 1}, not {vchannel}"
             )
         name = collection.vchannels[vchannel]
-        return Transaction(self, collection, name, keepalive_ms=keepalive_ms, max_lifetime=max_lifetime)
+        return Transaction(self, collection, name, keepalive_ms=keepalive_ms, max_lifetime=max_lifetime, hit=self._hit)
 
     def batch(self, *, limits: BatchLimits | None = None) -> BatchAppender:
         """An appender that gathers small appends by size and time and gives a future each; closed with the producer."""

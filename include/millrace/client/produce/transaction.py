@@ -1,12 +1,14 @@
-"""A transaction: inserts and deletes on one VChannel that become visible together, its lease renewed while the block runs."""
+"""A transaction: inserts, upserts and deletes on one VChannel that become visible together, its lease renewed while the block runs."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+import pyarrow as pa
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, InvalidArgument, MillraceError, TransactionLost
@@ -18,14 +20,19 @@ from millrace.client.produce.rows import (
     delete_message,
     insert_message,
     key_rows,
+    last_of_each_key,
     partition_id,
     split_keys,
     split_rows,
 )
-from millrace.client.produce.written import Written
+from millrace.client.produce.written import Deleted, Written
 from millrace.message import builders
+from millrace.message.ids import Moment
 from millrace.message.model import MutableMessage
 from millrace.wal.reasons import Reason
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 DEFAULT_LEASE_MS: Final = 10_000
 """The chain's lease of a transaction that names none (docs/chain.md, ``default_txn_keepalive_ms``)."""
@@ -34,6 +41,10 @@ MAX_LIFETIME: Final = 3600.0
 """Seconds that the chain lets a transaction live at most (``max_txn_lifetime_ms``)."""
 
 ENDED: Final = frozenset({Reason.TXN_EXPIRED, Reason.TXN_NOT_ACTIVE, Reason.TXN_NOT_FOUND})
+
+
+Hit = Callable[[Collection, "str | pc.Expression", Moment | None], tuple[int, pa.Table]]
+"""(collection, predicate, tick or None for now) -> the tick it was read at, and the keys of the rows that the predicate hits."""
 
 
 class Sender(Protocol):
@@ -58,8 +69,10 @@ class Transaction:
         *,
         keepalive_ms: int | None = None,
         max_lifetime: float = MAX_LIFETIME,
+        hit: Hit | None = None,
     ) -> None:
         self._producer = producer
+        self._hit = hit
         self._collection = collection
         self._lease_ms = keepalive_ms
         self._lifetime = max_lifetime
@@ -100,14 +113,30 @@ class Transaction:
     ) -> Written:
         """Append rows to the transaction. Raises InvalidArgument for a key of another VChannel, TransactionLost; with `evolve` also
         for rows that need a change of the schema, which would roll the transaction back: make it before (:meth:`Collection.alter`)."""
+        return self._put(rows, partition, partition_by, evolve, upsert=False)
+
+    def upsert(
+        self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
+    ) -> Written:
+        """Replace the rows of these keys at the commit, those that the transaction has written before too. Raises as `insert` does, and
+        AppendRejected (UNSUPPORTED_TYPE) where the PChannel's term runs a version of the chain before 4."""
+        return self._put(rows, partition, partition_by, evolve, upsert=True)
+
+    def _put(
+        self, rows: Rows, partition: str | None, partition_by: str | None, evolve: bool, *, upsert: bool
+    ) -> Written:
         if evolve:
             self._require_fit(rows)
         table = conform(rows, self._collection)
+        if upsert:
+            table = last_of_each_key(table, self._collection.schema.key_names)
         shares = list(split_rows(table, self._collection, partition, partition_by))
         self._check(vchannel for vchannel, _, _ in shares)
         return self._send(
             [
-                insert_message(part, self._collection, vchannel=vchannel, partition_id=number, txn_id=self.id)
+                insert_message(
+                    part, self._collection, vchannel=vchannel, partition_id=number, txn_id=self.id, upsert=upsert
+                )
                 for vchannel, number, part in shares
             ]
         )
@@ -123,6 +152,18 @@ class Transaction:
                 for vchannel, part in shares
             ]
         )
+
+    def delete_where(self, predicate: str | pc.Expression, *, at: Moment | None = None) -> Deleted:
+        """Delete the rows that the predicate hits at `at` (default: now), by key, within the transaction: rows that it wrote itself are
+        deleted only if their key was hit, too. All that are hit must be on its VChannel. Raises as `insert` and
+        :meth:`millrace.client.produce.producer.Producer.delete_where` do."""
+        if self._hit is None:
+            raise InvalidArgument("this transaction has nothing to read with: take it from Producer.transaction()")
+        tick, keys = self._hit(self._collection, predicate, at)
+        found = Deleted(tick, len(keys))
+        if len(keys):
+            found.written = self.delete(keys)
+        return found
 
     def _require_fit(self, rows: Rows) -> None:
         from millrace.client.produce.evolving import evolution
@@ -146,8 +187,13 @@ class Transaction:
         self._send([message])
 
     def _check(self, vchannels: Iterable[str]) -> None:
-        if any(vchannel != self.vchannel for vchannel in vchannels):
-            raise InvalidArgument(f"a transaction is on one VChannel: these keys do not all belong to {self.vchannel}")
+        others = sorted(set(vchannels) - {self.vchannel})
+        if others:
+            raise InvalidArgument(
+                f"a transaction is on one VChannel, this one on {self.vchannel}, and these keys belong to {', '.join(others)} too:"
+                " open a transaction for each VChannel (vchannel=0, 1, ...) with the keys of each, or make the collection with"
+                " vchannels=1 if all its rows have to change together; without a transaction, an upsert takes any keys and may be repeated"
+            )
 
     def _send(self, messages: list[MutableMessage]) -> Written:
         try:

@@ -62,3 +62,12 @@ class Written:
         if self.rejections:
             raise self.rejections[0]
         return self
+
+
+@dataclass(slots=True)
+class Deleted:
+    """What a delete by predicate did: `keys` matched at `tick`, and `written` says what became of their deletes."""
+
+    tick: int
+    keys: int
+    written: Written = field(default_factory=Written)
