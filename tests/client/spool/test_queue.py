@@ -210,3 +210,15 @@ def test_a_torn_progress_only_repeats_what_was_done(tmp_path: Path) -> None:
     progress = tmp_path / "p%2F0" / "progress"
     os.truncate(progress, progress.stat().st_size - 3)
     assert held(tmp_path)[-len(ENTRIES) + 6 :] == ENTRIES[6:]
+
+
+def test_what_was_spooled_is_its_owner_s_alone_to_read(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with Spool(tmp_path / "spool") as made:
+            made.channel("dml_0").append(b"entry")
+            found = [tmp_path / "spool", *(tmp_path / "spool").rglob("*")]
+    finally:
+        os.umask(before)
+    assert len(found) > 3
+    assert not [path for path in found if path.stat().st_mode & 0o077]

@@ -435,6 +435,7 @@ def test_what_a_call_does_not_have_is_refused_and_nothing_is_done(service: Servi
     assert service.redrives.asked == {}
     status, found = service.ask("DELETE", "pipelines/flights/offsets?at=latest")
     assert found["error"]["message"] == "at is no parameter of this call: it takes to"
+    assert service.ask("DELETE", "pipelines/flights/offsets?at=latest", token="wrong")[0] == 401, "not to a stranger"
 
 
 def test_a_dry_run_shows_a_number_that_is_none_as_the_sink_would_have_it(service: Service) -> None:

@@ -113,12 +113,12 @@ def test_a_redrive_brings_what_can_be_mended_and_twice_is_as_once(tmp_path: Path
     counted = redrive(flights.settings, mended, Selection(kind="CAST"), dry_run=True)
     assert (counted.looked_at, counted.selected, counted.written) == (3, 2, 0)
     chosen = redrive(flights.settings, mended, Selection(kind="CAST"))
-    assert (chosen.selected, chosen.written, chosen.failed_again) == (2, 2, 0)
+    assert (chosen.selected, chosen.written, chosen.stale, chosen.failed_again) == (2, 1, 1, 0)
     index = flights.index()
     # What came later stays: the older record of d does not go over it.
     assert {key: value["flight"] for key, value in index.items()} == {"a": 2, "b": 2, "d": 5}
     everything = redrive(flights.settings, mended)
-    assert (everything.written, everything.failed_again) == (2, 1)
+    assert (everything.written, everything.stale, everything.failed_again) == (1, 1, 1)
     assert flights.index() == index
     assert redrive(flights.settings, mended).looked_at == 0
     assert redrive(flights.settings, mended, again=True).looked_at == 3

@@ -71,7 +71,7 @@ class Spool(Closing):
         self._segment_bytes = segment_bytes
         self._guard = threading.Lock()
         self._bytes = 0
-        make_folder(folder)
+        make_folder(folder, 0o700)
         self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -50,6 +50,8 @@ class Redriven(NamedTuple):
     """Headers that say no place."""
     others: int = 0
     """Of other pipelines, which share the topic, or of nobody: left alone, and counted nowhere else."""
+    stale: int = 0
+    """Left out: the sink holds a newer document of their id."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,8 @@ def redrive(
                     if chosen and not dry_run:
                         made = transform.run(chosen)
                         written = sink.write(made.actions)
-                        counts["written"] += written.acknowledged
+                        counts["written"] += written.acknowledged - written.stale
+                        counts["stale"] += written.stale
                         counts["filtered"] += made.filtered
                         counts["failed_again"] += len(made.failures) + len(written.failures)
                     hit("redrive.written")

@@ -133,7 +133,7 @@ class OpenSearchSink:
         """Raises SinkRefused where what was refused is the index's own trouble, so that the whole stream would go into the error topic."""
         refused = [each for each in written.failures if each.kind != _ID_LENGTH]
         if refused and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
-            self._target = target_of(self._client, self._declared)
+            target_of(self._client, self._declared)  # what was known of the index stays: it may be another one by now
         if len(refused) >= ALL_REFUSED and not written.acknowledged:
             last = refused[-1]
             raise SinkRefused(
