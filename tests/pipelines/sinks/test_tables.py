@@ -124,3 +124,19 @@ def test_a_document_stays_where_a_later_one_of_its_key_is_refused(deployment: mi
     assert done.acknowledged == 3
     assert {row["id"]: row["name"] for row in collection.read().to_pylist()} == {1: "good", 2: "other"}
     sink.close()
+
+
+def test_a_collection_that_takes_no_document_stops_the_sink_and_says_why(
+    deployment: millrace.testing.Deployment,
+) -> None:
+    collection = deployment.create_collection("strict", {"id": "int64", "name": "string"}, key="id")
+    sink = _sink(deployment.client.settings, {"kind": "collection", "collection": "strict"})
+    sink.open()
+    wrong = [_action(number, str(number), {"id": number, "other": 1}) for number in range(30)]
+    with pytest.raises(SinkRefused, match=r"strict took none of 30 documents, the last of them in-0-"):
+        sink.write(wrong)
+    assert len(sink.write(wrong[:5]).failures) == 5
+    mixed = sink.write([*wrong, _action(99, "99", {"id": 99, "name": "good"})])
+    assert (mixed.acknowledged, len(mixed.failures)) == (1, 30)
+    assert [row["id"] for row in collection.read().to_pylist()] == [99]
+    sink.close()

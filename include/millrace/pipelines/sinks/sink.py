@@ -6,7 +6,7 @@ The promise, which the conformance suite holds:
 - What is repeated has no second effect: the same actions again, all or some, after an error or a crash, leave the same documents.
 - Of one id the action with the larger version wins, in whatever order and how often they are told; without versions the later one.
 - One action's trouble (a malformed document) is its failure alone. What is all actions' trouble is raised: SinkBusy with
-  the seconds to wait, where it may pass; SinkRefused where somebody has to mend something.
+  the seconds to wait, where it may pass; SinkRefused where somebody has to mend something, and where it takes none of many.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, Protocol
 
-from millrace.base.errors import InvalidSettings
+from millrace.base.errors import InvalidSettings, SinkRefused
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.records import Action, Failure
@@ -46,6 +46,20 @@ class Written:
         self.bulks += other.bulks
         self.retries += other.retries
         self.cpu_seconds += other.cpu_seconds
+
+
+ALL_REFUSED: Final = 20
+"""So many documents at least, of which a sink takes none, are no documents' fault: of fewer each one may be malformed by itself."""
+
+
+def require_some(written: Written, refused: Sequence[Failure], sink: str) -> None:
+    """Check that the documents of `refused` failed by themselves. Raises SinkRefused where `sink` took none of many: the whole stream would
+    go into the error topic."""
+    if len(refused) >= ALL_REFUSED and not written.acknowledged:
+        last = refused[-1]
+        raise SinkRefused(
+            f"{sink} took none of {len(refused)} documents, the last of them {last.record.position}: {last.kind}: {last.reason}"
+        )
 
 
 class Sink(Protocol):

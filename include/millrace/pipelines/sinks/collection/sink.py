@@ -18,7 +18,7 @@ from millrace.message.schema import CollectionSchema
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import CollectionSink as Declared
 from millrace.pipelines.records import TASK_PUT, Action, Failure
-from millrace.pipelines.sinks.sink import Written
+from millrace.pipelines.sinks.sink import Written, require_some
 from millrace.pipelines.transform.places import Digits, decoded
 
 STEP: Final = "collection"
@@ -76,6 +76,7 @@ class CollectionSink:
                     stack.clear()
                 if not stack:
                     del stacks[each.key]
+        require_some(written, written.failures, f"collection {self._name}")
         return written
 
     def close(self) -> None:

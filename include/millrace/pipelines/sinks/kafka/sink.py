@@ -18,7 +18,7 @@ from millrace.pipelines.brokers import client_settings, looked_at
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import KafkaSink as Declared
 from millrace.pipelines.records import TASK_PUT, Action, Failure
-from millrace.pipelines.sinks.sink import Written
+from millrace.pipelines.sinks.sink import Written, require_some
 
 POSITION: Final = "millrace.position"
 STEP: Final = "kafka"
@@ -98,6 +98,7 @@ class KafkaSink:
             if error is not None and error.code() in _REFUSED:
                 raise SinkRefused(f"topic {self._declared.topic}: {said}")
             raise SinkBusy(f"topic {self._declared.topic}: {said}", retry_after=1.0)
+        require_some(written, written.failures, f"topic {self._declared.topic}")
         return written
 
     def _produce(self, action: Action, told: Callable[[KafkaError | None, Any], None], written: Written) -> None:

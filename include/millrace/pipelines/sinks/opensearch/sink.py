@@ -31,12 +31,10 @@ from millrace.pipelines.sinks.opensearch.index import (
     target_of,
 )
 from millrace.pipelines.sinks.opensearch.window import Window
-from millrace.pipelines.sinks.sink import Written
+from millrace.pipelines.sinks.sink import Written, require_some
 
 MAX_ID_BYTES: Final = 512
 STEP: Final = "opensearch"
-ALL_REFUSED: Final = 20
-"""So many documents at least, of which OpenSearch takes none, are no documents' fault: of fewer each one may be malformed by itself."""
 _ID_LENGTH: Final = "ID_LENGTH"
 _DOCUMENTS_FAULT: Final = frozenset(
     {
@@ -134,12 +132,7 @@ class OpenSearchSink:
         refused = [each for each in written.failures if each.kind != _ID_LENGTH]
         if refused and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
             target_of(self._client, self._declared)  # what was known of the index stays: it may be another one by now
-        if len(refused) >= ALL_REFUSED and not written.acknowledged:
-            last = refused[-1]
-            raise SinkRefused(
-                f"index {self._declared.index_base} took none of {len(refused)} documents, the last of them {last.record.position}:"
-                f" {last.kind}: {last.reason}"
-            )
+        require_some(written, refused, f"index {self._declared.index_base}")
 
     def close(self) -> None:
         """Idempotent."""
