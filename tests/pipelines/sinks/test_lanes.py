@@ -79,3 +79,22 @@ def test_a_conflict_is_sent_again_where_no_version_says_that_something_newer_is_
     client: Any = SimpleNamespace(transport=SimpleNamespace(perform_request=lambda *_, **__: answer))
     (item,) = send(client, "/i", [_action(0, "k", version)], refresh=False)
     assert item.verdict is verdict
+
+
+def test_what_an_action_of_the_same_range_replaced_before_is_told_again_and_not_stale() -> None:
+    """A range that a crash repeats meets its own newer documents."""
+    sink = OpenSearchSink(
+        Declared(hosts=("http://h:1",), index_base="i", ids="key", requests=1), flush_items=10, flush_bytes=1 << 20
+    )
+    sink._target, sink._clock = sinks.Target(), lambda: 0.0
+    held = {"a": 9, "b": 50}
+
+    def sent(client: Any, path: str, actions: Sequence[Action], **_: Any) -> list[Item]:
+        return [Item(Verdict.STALE, there=held[each.id]) for each in actions]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sinks, "send", sent)
+        done = sink.write([_action(3, "a", 3), _action(4, "b", 4), _action(9, "a", 9), _action(10, "a", 8)])
+    # The last one came behind the newer one, and was never written.
+    assert (done.acknowledged, done.repeated, done.stale) == (4, 2, 2)
+    sink.close()

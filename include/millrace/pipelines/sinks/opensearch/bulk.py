@@ -61,6 +61,8 @@ class Item(NamedTuple):
     reason: str = ""
     internal: bool = False
     """It was answered with 500, so that it may be the document that OpenSearch trips over."""
+    there: int | None = None
+    """The newer version that is there, of one that is stale."""
 
 
 class Busy(Exception):
@@ -155,8 +157,9 @@ def _judged(item: dict[str, Any], action: Action) -> Item:
     kind = str(error.get("type", ""))
     # The kind of the error first, the status second: a conflict under external versions says that as new a one is there.
     if kind == "version_conflict_engine_exception" and action.version is not None:
-        there = _NEWER.search(str(error.get("reason", "")))
-        return Item(Verdict.REPEATED if there and int(there[1]) == action.version else Verdict.STALE)
+        told = _NEWER.search(str(error.get("reason", "")))
+        there = None if told is None else int(told[1])
+        return Item(Verdict.REPEATED if there == action.version else Verdict.STALE, there=there)
     caused = (error.get("caused_by") or {}).get("reason")
     reason = f"{error.get('reason', '')}{f': {caused}' if caused else ''}"[:_REASON]
     if kind in _BLOCKED or status in AGAIN or status == 409:

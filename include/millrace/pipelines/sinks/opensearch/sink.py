@@ -19,7 +19,7 @@ from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import OpenSearchSink as Declared
 from millrace.pipelines.records import TASK_PUT, Action, Failure
-from millrace.pipelines.sinks.opensearch.bulk import Busy, Refused, TooLarge, Verdict, send
+from millrace.pipelines.sinks.opensearch.bulk import Busy, Item, Refused, TooLarge, Verdict, send
 from millrace.pipelines.sinks.opensearch.index import (
     Target,
     client_of,
@@ -156,6 +156,7 @@ class OpenSearchSink:
         since = self._clock()
         whole = 0
         """Largest bulk that may be right by size where one was refused as a whole; 0: none was."""
+        behind: dict[int, int] = {}
         tries: dict[str, int] = {}
         """By position, of documents that were answered with 500 by themselves."""
         while left:
@@ -196,8 +197,7 @@ class OpenSearchSink:
                     case Verdict.DONE:
                         written.acknowledged += 1
                     case Verdict.STALE:
-                        written.acknowledged += 1
-                        written.stale += 1
+                        _count_late(written, item, action, actions, behind)
                     case Verdict.REPEATED:
                         written.acknowledged += 1
                         written.repeated += 1
@@ -273,6 +273,22 @@ class OpenSearchSink:
             size -= len(action.body or b"") + len(action.id) + 64
             bulk.append(action)
         return bulk
+
+
+def _count_late(
+    written: Written, item: Item, action: Action, actions: Sequence[Action], behind: dict[int, int]
+) -> None:
+    """Count an action of `actions` that a newer version was there before. `behind` gets, once, by action the largest version of its id from it on."""
+    if not behind:
+        newest: dict[str, int] = {}
+        for each in reversed(actions):
+            behind[id(each)] = newest[each.id] = max(newest.get(each.id, 0), each.version or 0)
+    written.acknowledged += 1
+    # Where one that comes behind it replaced it, in an earlier attempt, it was written, too.
+    if item.there is not None and item.there <= behind[id(action)]:
+        written.repeated += 1
+    else:
+        written.stale += 1
 
 
 def made(pipeline: Pipeline, settings: Settings) -> OpenSearchSink:
