@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import InvalidArgument, RunNotFound
+from millrace.base.files import replace_json
 from millrace.base.process import Seen, is_alive, look, this_process
 from millrace.base.settings import Settings
 from millrace.runtime.launch.command import environment_of
@@ -22,6 +23,7 @@ from millrace.runtime.launch.folder import RunFolder, read_json
 from millrace.runtime.launch.history import OPERATIONS, append, history_path, read
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.runtime.launch.process import processes_of
+from millrace.runtime.places import BEFORE
 from tests.waiting import until
 
 
@@ -218,6 +220,16 @@ def test_a_lost_run_says_what_it_was_at(launcher: Launcher, gate: Path, settings
     assert error is not None
     assert 'was killed while it said "at work"' in error.message
     assert "log" not in error.message.partition("kernel's log")[0], "an empty log is not named"
+
+
+def test_a_job_that_waits_in_turn_is_told_from_one_at_work(launcher: Launcher, gate: Path, settings: Settings) -> None:
+    launcher.start("one", "light", params={"wait_for": str(gate)})
+    until(lambda: at_work(launcher, "one"))
+    assert not launcher.poll("one").waits
+    replace_json(RunFolder(settings, "one").progress, {"words": "waiting for a place", "figures": {BEFORE: 1}})
+    assert launcher.poll("one").waits
+    gate.touch()
+    assert not launcher.wait("one", deadline=30).waits
 
 
 def test_stop_kills_what_hears_no_sigterm_and_its_children(launcher: Launcher, gate: Path, settings: Settings) -> None:

@@ -123,7 +123,7 @@ def _print(found: list[RunStatus], *, as_json: bool) -> None:
         {
             "run_id": status.run_id,
             "job": status.job,
-            "state": str(status.state),
+            "state": "waiting" if status.waits else str(status.state),
             "attempt": status.attempt,
             "pid": status.pid if status.active else None,
             "started": stamp(int(status.started_at * 1000)),

@@ -51,7 +51,7 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     for each in found["health"]["findings"]:
         typer.echo(f"  {each['severity']}: {each['subject']}: {each['words']} ({each['where']})")
     for each in found["operations"]:
-        typer.echo(f"Operation      {each['job']}: {each['words'] or 'starting'} ({each['run_id']})")
+        typer.echo(f"Operation      {each['job']} {each['state']}: {each['words'] or 'starting'} ({each['run_id']})")
     for each in found["ddl"]:
         typer.echo(
             f"DDL            {each['kind']} of {each['collection']} {each['state']}, {each['acked']} VChannels have it: {each['detail']}"
@@ -130,7 +130,8 @@ def _operations(settings: Settings) -> list[dict[str, Any]]:
     """The operations that run now, or wait for a place, with what they say."""
     from millrace.observe.maintenance import running_operations
 
-    return [each.model_dump(include={"job", "run_id", "words", "done"}) for each in running_operations(settings)]
+    shown = {"job", "run_id", "state", "words", "done", "before", "expected_start"}
+    return [each.model_dump(include=shown) for each in running_operations(settings)]
 
 
 def _health(settings: Settings) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from millrace.runtime.launch.command import Job, command_of, environment_of, job
 from millrace.runtime.launch.folder import RUN_ID, RunFolder, operations_path, read_json
 from millrace.runtime.launch.history import OPERATIONS, append, history_path
 from millrace.runtime.launch.process import processes_of, send
+from millrace.runtime.places import BEFORE
 
 POLL_SECONDS: Final = 0.05
 KEPT_SECONDS: Final = 7 * 86400.0
@@ -85,6 +86,11 @@ class RunStatus:
     @property
     def active(self) -> bool:
         return self.state is RunState.RUNNING
+
+    @property
+    def waits(self) -> bool:
+        """Whether it runs, and only waits in turn for a place (millrace.runtime.places)."""
+        return self.active and BEFORE in ((self.progress or {}).get("figures") or {})
 
     def tail(self, lines: int = 30) -> str:
         """The last lines of the job's log."""
