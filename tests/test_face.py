@@ -163,6 +163,16 @@ class User:
     name: str | None = None
 
 
+def test_what_may_be_null_is_said_and_what_cannot_be_is_refused(users: millrace.Collection) -> None:
+    with pytest.raises(InvalidArgument, match="the key 'a' may not be null: its type is int64"):
+        millrace.schema({"a": "int64?"}, key="a")
+    for change in (lambda: users.add_field("must", "int64"), lambda: users.alter(add={"must": "int64"})):
+        with pytest.raises(InvalidArgument, match=r"have no 'must', so it may be null: write 'int64\?'"):
+            change()
+    users.add_field("may", "int64?")
+    assert users.schema.fields[-1].nullable
+
+
 def test_rows_go_in_however_people_have_them(users: millrace.Collection) -> None:
     users.insert([{"id": 1, "name": "a"}, {"id": 2}])
     users.insert([User(3, "c"), User(4)])

@@ -49,7 +49,18 @@ def test_a_collection_lives_from_create_to_drop(shared: Deployment) -> None:
 def test_a_schema_is_altered_and_a_load_brings_what_it_lacks(shared: Deployment, tmp_path: Path) -> None:
     shared.create_users()
     shared.produce({"id": 1, "name": "Ada"})
-    altered = ("--drop", "at", "--rename", "name:called", "--add", "age:int8", "--relax", "called", "--order", "id,age")
+    altered = (
+        "--drop",
+        "at",
+        "--rename",
+        "name:called",
+        "--add",
+        "age:int8?",
+        "--relax",
+        "called",
+        "--order",
+        "id,age",
+    )
     told = shared.ok("collections", "alter", "users", *altered)
     assert "users has schema version 2: id:int64, age:int8?, called:string?." in told
     shared.fails("INVALID_ARGUMENT", "collections", "alter", "users", "--drop", "id")

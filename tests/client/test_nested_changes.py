@@ -34,7 +34,7 @@ def test_paths_become_the_wider_type_of_the_whole_field() -> None:
         changes(
             rename={"id": "key"},
             widen={"at.x": "int64", "lines.price": "int64", "at.odd.y": "int16"},
-            add={"at.deep.zip": "uuid", "by.more": "list<int8>", "plain.dot": "string"},
+            add={"at.deep.zip": "uuid", "by.more": "list<int8>", "plain.dot": "string?"},
         )
     )
     assert made[1:6] == [

@@ -14,7 +14,7 @@ from millrace.base.errors import CheckViolated, InvalidArgument
 from millrace.catalog.collection import Collection as Definition
 from millrace.client.client import Client
 from millrace.client.database import Database
-from millrace.client.dataset import looked_at
+from millrace.client.dataset import looked_at, polars_scan
 from millrace.message.expression.rules import Check, Draft
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import Add, Rename, Widen
@@ -92,6 +92,50 @@ def test_polars_pushes_its_columns_and_filters_down(shop: Client, reader: Client
     found = Database(reader).collection(sold.name).scan_polars()
     rows = found.filter((pl.col("id") > 3) & pl.col("name").is_in(["new", "x"])).select("id").sort("id").collect()
     assert rows.to_dict(as_series=False) == {"id": [4, 30]}
+
+
+NAN_FILTERS = [
+    pl.col("price") > 3, pl.col("price") >= float("nan"), pl.col("price").is_nan(), ~(pl.col("price") < 3), pl.col("price") != 1.0,
+    (pl.col("price") > 3) & (pl.col("id") > 2), (pl.col("price") <= 3) | (pl.col("name") == "new"), pl.col("price").is_in([1.0, float("nan")]),
+    (pl.col("id") > 3) & pl.col("name").is_not_null() & (pl.col("price") > -1), pl.col("price").is_null(),
+]  # fmt: skip
+
+
+def test_a_lazy_frame_of_polars_has_the_rows_that_polars_finds_in_all_of_them(
+    shop: Client, reader: Client, items: Definition
+) -> None:
+    """Of NaN too, which Polars takes for the greatest number and Arrow for none."""
+    prices = [1.0, 5.0, float("nan"), None, float("inf"), -1.0, float("nan")]
+    rows = {"id": list(range(7)), "name": ["old", "new"] * 3 + ["new"], "price": prices}
+    shop.producer().insert(items, rows)
+    catch_up(shop.settings, shop.log)
+    flush(shop.settings)
+    collection = Database(reader).collection(items.name)
+    lazy, whole = collection.scan_polars(), collection.to_polars()
+    for each in NAN_FILTERS:
+        found = lazy.filter(each).select("name", "id").sort("id").collect()
+        assert found.to_dicts() == whole.filter(each).select("name", "id").sort("id").to_dicts(), str(each)
+    assert len(lazy.head(3).collect()) == 3
+    assert lazy.filter(pl.col("price") > 3).head(2).collect()["id"].len() == 2
+    with duckdb.connect() as connection:
+        Database(reader).attach(connection, [items.name])
+        query = f"select id from {items.name} where price > 3 order by id"
+        assert connection.sql(query).fetchall() == [(1,), (2,), (4,), (6,)]
+
+
+def test_polars_asks_a_collection_for_the_rows_that_it_can_tell_apart(sold: Definition, shop: Client) -> None:
+    dataset = shop.dataset(sold.name)
+    asked: list[object] = []
+    scanner = dataset.scanner
+
+    def watched(columns: object = None, filter: object = None) -> object:
+        asked.append((columns, str(filter)))
+        return scanner(columns, filter)  # type: ignore[arg-type]
+
+    dataset.scanner = watched  # type: ignore[method-assign, assignment]
+    lazy = polars_scan(pl, dataset).filter((pl.col("id") > 3) & (pl.col("price") > 3)).select("name")
+    assert len(lazy.collect()) == 2  # NaN
+    assert asked == [(["id", "name", "price"], "(id > 3)")]
 
 
 def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(

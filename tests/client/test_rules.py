@@ -119,7 +119,7 @@ def test_an_older_producer_goes_on_and_is_judged_as_the_newest_schema_has_its_ro
     orders.alter(
         rename={"qty": "pieces"},
         widen={"pieces": "int64"},
-        add={"region": "string", "tax": "decimal(14,2)", "when": "timestamp"},
+        add={"region": "string?", "tax": "decimal(14,2)?", "when": "timestamp?"},
         computed={"tax": "round(pieces * price * 0.25, 2)"},
         set_default={"region": "north", "when": "now()"},
         add_check={"few": "pieces < 100", "near": "region <> 'south'"},
@@ -260,7 +260,7 @@ def test_rows_from_before_a_change_are_not_filled_by_it_wherever_changes_begin(d
     begun = made.insert([{"id": 0}]).last_tick
     made.insert([{"id": 1}])
     older = made.definition
-    made.alter(add={"level": "int32"}, set_default={"level": 5})
+    made.alter(add={"level": "int32?"}, set_default={"level": 5})
     db.client.producer().insert(older, [{"id": 2}])
     made.flush()
     db.settle()
@@ -276,7 +276,9 @@ def test_rules_are_made_changed_and_kept_to_from_elsewhere(reader: Client) -> No
         older = reader.collection(name)
         assert older.schema == found
         changed = changes(
-            add={"tax": "decimal(14,2)"}, computed={"tax": "round(qty * price * 0.25, 2)"}, add_check={"few": "qty < 9"}
+            add={"tax": "decimal(14,2)?"},
+            computed={"tax": "round(qty * price * 0.25, 2)"},
+            add_check={"few": "qty < 9"},
         )
         reader.catalog.alter(name, resolved(changed, lambda: older.schema))
         producer = reader.producer()

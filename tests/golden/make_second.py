@@ -113,7 +113,7 @@ def made(maker: Maker) -> None:
         rename={"qty": "pieces"},
         widen={"pieces": "int64"},
         drop="note",
-        add={"region": "string", "tax": "decimal(14,2)", "seen": "timestamp", "note": "int64"},
+        add={"region": "string?", "tax": "decimal(14,2)?", "seen": "timestamp?", "note": "int64?"},
         computed={"tax": "round(pieces * price * 0.25, 2)"},
         set_default={"region": "north", "seen": "now()"},
         add_check={"few": "pieces < 1000", "near": "region <> 'south' OR total <= 10"},

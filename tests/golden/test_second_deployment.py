@@ -61,7 +61,7 @@ def test_everything_goes_on_by_the_rules_that_it_had(tmp_path: Path) -> None:
         with pytest.raises(CheckViolated, match="near"):
             writer.insert(first, [{"id": 101, "pieces": 9, "price": 100, "region": "south"}])
         due = {"due": "pieces * price + 1"}
-        changed = alter(client, "orders", drop_check="near", add={"due": "decimal(15,2)"}, computed=due)
+        changed = alter(client, "orders", drop_check="near", add={"due": "decimal(15,2)?"}, computed=due)
         writer.insert(changed, [{"id": 101, "pieces": 9, "price": 100, "region": "south"}])
         writer.upsert("trades", [trade("a", 2, "1.5")])
         catch_up(client.settings, client.log)

@@ -39,7 +39,7 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     before = older(made)
     db.settle()
     wide = {"cents": "int64", "weight": "float64", "day": "timestamp", "at": "struct<x: int16>"}
-    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen=wide, add={"note": "int64"})
+    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen=wide, add={"note": "int64?"})
     before.insert([row(10)])
     made.insert([{"key": 11, "cents": 1 << 40, "note": 7}])
     made.delete([3, 11])
@@ -83,7 +83,7 @@ def test_a_restore_in_place_brings_rows_in_the_fields_of_today(db: Deployment) -
     first = made.insert([row(number) for number in range(8)]).last_tick
     db.settle()
     wide = {"cents": "int64", "weight": "float64", "day": "timestamp", "at": "struct<x: int16>"}
-    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen=wide, add={"note": "int64"})
+    made.alter(drop="note", rename={"id": "key", "price": "cents"}, widen=wide, add={"note": "int64?"})
     made.delete([3])
     last = made.insert([{"key": 11, "cents": 1 << 40, "note": 7}]).last_tick
     wanted = by_id(made.read(), "key")

@@ -38,7 +38,7 @@ def client(settings: Settings) -> Iterator[Client]:
 LATER = changes(
     rename={"n": "m"},
     widen={"m": "int64"},
-    add={"thrice": "int64", "mark": "string"},
+    add={"thrice": "int64?", "mark": "string?"},
     computed={"thrice": "m * 3"},
     set_default={"mark": "x"},
     add_check={"few": "m < 100"},

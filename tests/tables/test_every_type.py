@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -120,8 +121,8 @@ def test_a_table_of_every_type_is_read_as_it_was_written(db: Deployment) -> None
         if len(scanned) == 3:
             break
     assert sorted(scanned, key=lambda row: row["id"]) == rows().to_pylist()
-    made.add_field("wall2", "timestamp_ntz")
-    made.add_field("more", "map<string, list<decimal(3,1)>>")
+    made.add_field("wall2", "timestamp_ntz?")
+    made.add_field("more", "map<string, list<decimal(3,1)>>?")
     made.insert([{"id": 9, "more": {"x": [Decimal("1.5"), None]}, "wall2": datetime.fromisoformat("2026-01-01")}])
     db.settle()
     assert by_id(made.read())[-1]["more"] == [("x", [Decimal("1.5"), None])]
@@ -164,6 +165,19 @@ def test_files_are_left_out_by_a_key_that_is_a_moment_and_no_row_with_them(db: D
             assert found == wanted, (op, each)
         kept = may_hold(actions, made.schema.arrow(), [condition(f"at = '{text}'")])
         assert 1 <= sum(kept.to_pylist()) <= 6, "those within a millisecond or two"
+
+
+def test_a_file_that_another_writer_made_is_not_left_out_for_what_its_bounds_cut_off(tmp_path: Path) -> None:
+    at = pa.array([1_000, 1_999]).cast(pa.timestamp("us", "UTC"))
+    write_deltalake(str(tmp_path), pa.table({"at": at}))
+    actions = table_at(str(tmp_path)).actions()
+    assert actions["max.at"].cast(pa.int64()).to_pylist() == [1_000], (
+        "or it says all of it by now, and the slack may go"
+    )
+    for op in ("=", ">=", ">"):
+        for micro, holds in ((1_500, True), (1_999, True), (3_000, False)):
+            where = f"at {op} '1970-01-01T00:00:00.{micro:06}Z'"
+            assert may_hold(actions, pa.schema([("at", at.type)]), [condition(where)]).to_pylist() == [holds], where
 
 
 SCHEMAS = st.lists(types(), min_size=1, max_size=4)

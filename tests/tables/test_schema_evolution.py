@@ -65,7 +65,7 @@ def test_a_read_has_the_fields_of_its_tick(db: Deployment, settled: bool) -> Non
             rename={"price": "cents", "id": "key"},
             widen={"cents": "int64", "weight": "float64", "day": "timestamp", "at": "struct<y: string, x: int16>"},
             relax="cents",
-            add={"note": "bool", "price": "decimal(5,2)"},
+            add={"note": "bool?", "price": "decimal(5,2)?"},
             order="cents, key",
         )
         == 2
@@ -181,7 +181,7 @@ def test_any_reader_of_delta_reads_the_files_as_they_are(db: Deployment) -> None
     made = db.create_collection("plain", FIRST, key="id")
     made.insert([row(1)])
     db.settle()
-    made.alter(rename={"id": "key", "price": "cents"}, widen={"cents": "int64"}, drop="note", add={"note": "int64"})
+    made.alter(rename={"id": "key", "price": "cents"}, widen={"cents": "int64"}, drop="note", add={"note": "int64?"})
     made.insert([{"key": 2, "cents": 5, "note": 7}])
     db.settle()
     table = DeltaTable(db.settings.collections_uri(made.id))

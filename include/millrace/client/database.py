@@ -37,6 +37,7 @@ from millrace.client.produce.written import Deleted, Written
 from millrace.client.schemas import SchemaSource, changes, schema
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected
+from millrace.message.calendar import require_calendar_of
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import OnDuplicate
@@ -361,12 +362,19 @@ class Collection:
         return self.database.client.count(self.definition, at=at, where=where, deadline=deadline)
 
     def to_pandas(self, **options: Unpack[ReadOptions]) -> pd.DataFrame:
-        """:meth:`read` as a pandas DataFrame."""
-        return self.read(**options).to_pandas()
+        """:meth:`read` as a pandas DataFrame that says the same (docs/types.md): integers stay integers, and what is null is not NaN.
+
+        Raises InvalidArgument for days and moments beyond the years 1 to 9999."""
+        from millrace.client.pandas_frame import pandas_frame
+
+        return pandas_frame(self.read(**options))
 
     def to_polars(self, **options: Unpack[ReadOptions]) -> pl.DataFrame:
-        """:meth:`read` as a Polars DataFrame. Raises InvalidSettings where Polars is not installed."""
-        return _library("polars", "to_pandas()").DataFrame(self.read(**options))
+        """:meth:`read` as a Polars DataFrame. Raises InvalidSettings where Polars is not installed, InvalidArgument for days and moments
+        beyond the years 1 to 9999."""
+        rows = self.read(**options)
+        require_calendar_of(rows, "Polars")
+        return _library("polars", "to_pandas()").DataFrame(rows)
 
     def to_duckdb(
         self, connection: duckdb.DuckDBPyConnection | None = None, **options: Unpack[ReadOptions]
@@ -382,9 +390,11 @@ class Collection:
         return self.database.client.dataset(self.definition, at=at, deadline=deadline)
 
     def scan_polars(self, *, at: Moment | None = None, deadline: float | None = None) -> pl.LazyFrame:
-        """:meth:`dataset` as a Polars LazyFrame: its columns and filters are pushed down. Raises InvalidSettings where Polars is not
-        installed."""
-        lazy: pl.LazyFrame = _library("polars", "stream()").scan_pyarrow_dataset(self.dataset(at=at, deadline=deadline))
+        """:meth:`dataset` as a Polars LazyFrame: its columns and filters are pushed down, but for filters of floats and nested columns.
+        Raises InvalidSettings where Polars is not installed."""
+        from millrace.client.dataset import polars_scan
+
+        lazy: pl.LazyFrame = polars_scan(_library("polars", "stream()"), self.dataset(at=at, deadline=deadline))
         return lazy
 
     def scan(
@@ -453,7 +463,7 @@ class Collection:
     # --- changing ---------------------------------------------------------------------------------------------------------
 
     def add_field(self, name: str, kind: str) -> None:
-        """Add a column; its type as :func:`schema` takes it. Rows that are there have null in it."""
+        """Add a column that may be null, such as ``"int64?"``: rows that are there have null in it. Raises InvalidArgument for others."""
         self.alter(add={name: kind})
 
     def alter(

@@ -5,8 +5,11 @@ Promises: the same rows however often it is asked, deletes applied; what is aske
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from functools import reduce
+from importlib import import_module
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -108,3 +111,62 @@ def _fits(rows: pa.Table, filter: pc.Expression) -> bool:
     except (pa.ArrowException, KeyError):
         return False
     return True
+
+
+def polars_scan(polars: Any, dataset: CollectionDataset) -> Any:
+    """A LazyFrame of Polars over `dataset`: its columns and what it filters by are asked of the collection.
+
+    To Arrow a comparison with NaN is false, to Polars NaN is the greatest number. So what looks at floats is not pushed down, and Polars filters what
+    comes by the whole predicate.
+    """
+    schema = dataset.schema
+    plain = {field.name for field in schema if not (pa.types.is_floating(field.type) or pa.types.is_nested(field.type))}
+    asked = _Asked(schema)
+
+    def rows(columns: list[str] | None, predicate: Any, count: int | None, _: int | None) -> Iterator[Any]:
+        pushed = None
+        if predicate is not None:
+            parts = [each for each in _conjuncts(predicate) if set(each.meta.root_names()) <= plain]
+            pushed = asked.as_arrow(polars, parts)
+            if columns is not None:
+                columns = [name for name in schema.names if name in {*columns, *predicate.meta.root_names()}]
+        for batch in dataset.scanner(columns, pushed).to_batches():
+            frame = polars.from_arrow(batch)
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            yield frame if count is None else frame.head(count)
+            if count is not None and (count := count - len(frame)) <= 0:
+                return
+
+    types = polars.from_arrow(schema.empty_table()).schema
+    return import_module("polars.io.plugins").register_io_source(rows, schema=types)
+
+
+def _conjuncts(predicate: Any) -> Iterator[Any]:
+    """Expressions of Polars that all hold where `predicate` does."""
+    parts = predicate.meta.pop()
+    if len(parts) == 2 and (parts[1] & parts[0]).meta.eq(predicate):
+        for part in parts:
+            yield from _conjuncts(part)
+    else:
+        yield predicate
+
+
+class _Asked(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types for it
+    """No rows; it learns as what expression of Arrow Polars pushes a predicate down, which nothing of Polars' says otherwise."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__([], schema=schema)
+        self._filters: list[pc.Expression] = []
+
+    def scanner(self, *_: object, filter: pc.Expression | None = None, **__: object) -> ds.Scanner:
+        if filter is not None:
+            self._filters.append(filter)
+        return ds.Scanner.from_batches([], schema=self.schema)
+
+    def as_arrow(self, polars: Any, parts: list[Any]) -> pc.Expression | None:
+        """What holds of each row of which all `parts` do, as far as Arrow has it."""
+        self._filters = []
+        for part in parts:
+            polars.scan_pyarrow_dataset(self).filter(part).collect()
+        return reduce(operator.and_, self._filters) if self._filters else None

@@ -130,7 +130,16 @@ def _schema(
             "say which column is the primary key: key=... (or generated_key=..., where rows have none)"
         )
     names = one_or_several(key)
-    return CollectionSchema(with_key(_fields(source), names), names, event_time, on_duplicate)
+    fields = _fields(source)
+    if isinstance(
+        source, Mapping | type
+    ):  # which say themselves what may be null; of Arrow's fields each may that does not say so
+        for field in fields:
+            if field.nullable and field.name in names:
+                raise InvalidArgument(
+                    f"the key {field.name!r} may not be null: its type is {field.type}, without a question mark"
+                )
+    return CollectionSchema(with_key(fields, names), names, event_time, on_duplicate)
 
 
 def changes(
@@ -149,8 +158,8 @@ def changes(
 ) -> list[Change]:
     """Changes of a schema from what people have, in the order of these names: what comes later knows fields by their new names.
 
-    `add` is what :func:`schema` takes; each field of it may be null, with a question mark or without; one that `computed` names is
-    made of others. Raises InvalidArgument.
+    `add` is what :func:`schema` takes, of fields that may be null, for the rows that are there have none of it; inside of a struct any may.
+    One that `computed` names is made of others. Raises InvalidArgument.
     """
     from millrace.message.schema_changes import (
         Add,
@@ -178,6 +187,10 @@ def changes(
             f"{min(unknown)!r} is computed, and not among the columns that are added: add={{{min(unknown)!r}: its type}}"
         )
     for field in added:
+        if not field.nullable and "." not in field.name:
+            raise InvalidArgument(
+                f"the rows that are there have no {field.name!r}, so it may be null: write '{field.type}?' (in a class: X | None)"
+            )
         rule = _draft(rules[field.name], "a computed column") if field.name in rules else None
         made.append(Add(dataclasses.replace(field, nullable=True, computed=rule)))
     made += [Reorder(tuple(names(order)))] if names(order) else []

@@ -244,7 +244,7 @@ def alter(
     relax: Annotated[
         list[str] | None, typer.Option(metavar="FIELD", help="A field that may be null from now on.")
     ] = None,
-    add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE", help="A new field, which may be null.")] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE?", help="A new field, which may be null.")] = None,
     computed: Annotated[
         list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Of what an added field is made, of others.")
     ] = None,
@@ -266,7 +266,7 @@ def alter(
 
     Checks and defaults are dropped before all else, and added behind it. Reads of the past have the older schema; producers that know it go on.
 
-    Example: `millrace collections alter users --rename mail:email --widen age:int64 --add 'city:string' --drop note`
+    Example: `millrace collections alter users --rename mail:email --widen age:int64 --add 'city:string?' --drop note`
     """
     from millrace.client.nested_changes import resolved
     from millrace.client.schemas import changes
@@ -279,7 +279,7 @@ def alter(
         rename=dict(map(parse_pair, rename or ())),
         widen=dict(map(parse_pair, widen or ())),
         relax=relax or (),
-        add={spec.name: spec.type for spec in map(parse_field, add or ())} or None,
+        add={spec.name: spec.type + "?" * spec.nullable for spec in map(parse_field, add or ())} or None,
         computed=parse_rules(computed),
         order=order or (),
         set_default=parse_rules(set_default),

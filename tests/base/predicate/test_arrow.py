@@ -91,3 +91,11 @@ def test_zero_is_in_a_list_with_either_sign() -> None:
     for text in ("f in (0)", "f in (-0.0, 7)", "f = 0", "f between -0.0 and 0"):
         assert matching(table, text).num_rows == 2
     assert matching(table, "f not in (0.0)").num_rows == 1
+
+
+def test_text_beside_a_whole_number_is_its_digits_and_an_offset_may_have_seconds() -> None:
+    table = pa.table({"id": [16], "at": pa.array([0], pa.timestamp("us", "UTC"))})
+    assert matching(table, "id = '16'").num_rows == 1
+    with pytest.raises(InvalidArgument, match="no whole number in digits"):
+        matching(table, "id = '0x10'")
+    assert matching(table, "at = '1970-01-01T00:19:32+00:19:32'").num_rows == 1

@@ -150,9 +150,9 @@ def test_rules_let_in_and_fill_what_the_model_says_at_every_tick(steps: list[tup
                     continue
                 case ["computed", text]:
                     name = f"c{len(versions)}"
-                    change = {"add": {name: "int64"}, "computed": {name: text}}
+                    change = {"add": {name: "int64?"}, "computed": {name: text}}
                 case ["default", number]:
-                    change = {"add": {f"d{len(versions)}": "int64"}, "set_default": {f"d{len(versions)}": number}}
+                    change = {"add": {f"d{len(versions)}": "int64?"}, "set_default": {f"d{len(versions)}": number}}
                 case ["check", text, of_new]:
                     last = newest.fields[-1].name
                     change = {

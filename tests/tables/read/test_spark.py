@@ -239,7 +239,7 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deplo
         rename={"id": "key", "n": "count"},
         widen=wide,
         relax="count",
-        add={"gone": "int64"},
+        add={"gone": "int64?"},
         order="count",
     )
     made.insert([{"key": 3, "count": 1 << 40, "at": {"y": "a"}, "gone": 3}, {"key": 4}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-_ZONED: Final = re.compile(r"(Z|:.*[+-]\d{2}(:?\d{2})?)$", re.IGNORECASE)
+_ZONED: Final = re.compile(r"(Z|:.*[+-]\d{2}(:?\d{2})?(?P<seconds>:\d{2})?)$", re.IGNORECASE)
 _DECIMAL_DIGITS: Final = 38
 """Of a decimal128, to which Arrow widens both sides of a comparison."""
 _WHOLE: Final = pa.decimal128(20, 0)
@@ -224,7 +225,12 @@ def literal_of(literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
     """A literal as a value to compare a column of `kind` with. Raises what Arrow raises where it is none."""
     value = literal.value
     if isinstance(value, str) and kind is not None and not _is_text(kind):
-        if pa.types.is_timestamp(kind) and kind.tz is not None and not _ZONED.search(value):
+        zoned = _ZONED.search(value)
+        if pa.types.is_timestamp(kind) and zoned is not None and zoned["seconds"]:
+            value = datetime.fromisoformat(value).astimezone(UTC).isoformat()  # Arrow reads no offset with seconds
+        if pa.types.is_integer(kind) and not value.removeprefix("-").isdecimal():
+            raise InvalidArgument(f"{value!r:.40} is no whole number in digits")  # Arrow reads 0x10 as 16
+        if pa.types.is_timestamp(kind) and kind.tz is not None and zoned is None:
             raise InvalidArgument(f"{value!r:.40} has no time zone, which the column has: write 2026-11-25T10:00:00Z")
         return pa.scalar(value).cast(kind)
     if isinstance(value, int | Decimal) and kind is not None and pa.types.is_temporal(kind):

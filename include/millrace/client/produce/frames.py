@@ -10,7 +10,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.values import REFUSALS, from_python, is_made_of_objects
 from millrace.message.field_types import FieldType
-from millrace.message.schema import CollectionSchema
+from millrace.message.schema import CollectionSchema, FieldSpec
 
 BATCH_ROWS = 65_536
 """Rows that are taken of a frame at a time, at most."""
@@ -111,25 +111,30 @@ def with_named_index(frame: Any) -> Any:
 
 def _of_pandas(frame: Any, schema: CollectionSchema | None) -> pa.Table:
     frame = with_named_index(frame)
-    wanted = {field.name: field.tree for field in schema.fields} if schema else {}
-    objects = [
-        name
-        for name in frame.columns
-        if name in wanted and is_made_of_objects(wanted[name]) and str(frame.dtypes[name]) == "object"
-    ]
+    wanted = {field.name: field for field in schema.fields} if schema else {}
+    objects = [name for name in frame.columns if name in wanted and _is_own(str(frame.dtypes[name]), wanted[name])]
     try:
         if not objects or not frame.columns.is_unique:
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(
-            {name: _column(frame, name, wanted[name] if name in objects else None) for name in frame.columns}
+            {name: _column(frame, name, wanted[name].tree if name in objects else None) for name in frame.columns}
         )
     except REFUSALS as error:
         raise InvalidArgument(f"the DataFrame is no table of columns of one type each: {error}") from None
 
 
+def _is_own(dtype: str, field: FieldSpec) -> bool:
+    """Whether a column of pandas is made with its field in view: of objects, and of numpy's floats where NaN is no null."""
+    if dtype == "object":
+        return is_made_of_objects(field.tree)
+    return dtype in ("float32", "float64") and field.tree.kind in ("float32", "float64") and not field.nullable
+
+
 def _column(frame: Any, name: str, kind: FieldType | None) -> Any:
     if kind is None:
         return pa.Table.from_pandas(frame[[name]], preserve_index=False).column(0)
+    if not is_made_of_objects(kind):
+        return pa.array(frame[name].to_numpy())
     values = [None if isinstance(each, float) and each != each else each for each in frame[name]]
     try:
         return from_python(values, kind)

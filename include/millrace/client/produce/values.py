@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeAlias
 from uuid import UUID
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
+from millrace.message.calendar import require_calendar
 from millrace.message.field_types import FieldType, is_list
 
 REFUSALS: Final = (InvalidArgument, pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -34,6 +35,11 @@ _UUID_LAYOUT: Final = re.compile(_UUID)
 _FLOAT_DIGITS: Final = 15
 """Decimal digits that a float64 surely keeps."""
 
+_WHOLE_FLOATS: Final = 1 << 53
+"""Below it each whole number is a float64 of its own."""
+
+_MINUTE: Final = timedelta(minutes=1)
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE: Final = pa.decimal128(20, 0)
 _BY_OBJECT: Final = frozenset({"decimal", "uuid", "json"})
 
@@ -46,6 +52,7 @@ def is_made_of_objects(kind: FieldType) -> bool:
 def from_arrow(values: Any, kind: FieldType) -> Any:
     """An array (or a chunked one) as `kind`'s one layout, where that loses nothing."""
     if values.type == kind.arrow and not kind.is_annotated:
+        require_calendar(values)
         return values  # its layout already, as most columns are: of a call of one row a cast is what costs
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([from_arrow(each, kind) for each in values.chunks], kind.arrow)
@@ -58,8 +65,10 @@ def from_arrow(values: Any, kind: FieldType) -> Any:
     if isinstance(source, pa.BaseExtensionType):
         if kind.kind in _BY_OBJECT:
             return from_python(values.to_pylist(), kind)
+        if source.extension_name == "arrow.uuid" and kind.kind == "string":
+            return pa.array([None if each is None else str(each) for each in values.to_pylist()], kind.arrow)
         return from_arrow(values.storage if source.extension_name != "arrow.bool8" else values.cast(pa.bool_()), kind)
-    if pa.types.is_null(source):
+    if values.null_count == len(values):
         return pa.nulls(len(values), kind.arrow)
     if kind.is_nested:
         return _nested(values, kind)
@@ -71,9 +80,10 @@ def from_arrow(values: Any, kind: FieldType) -> Any:
         return _decimals(values, kind)
     elif kind.kind == "uuid" and _is_octets(source):
         return from_python(values.to_pylist(), kind)
-    _refuse_guess(source, kind)
+    _refuse_guess(values, kind)
     found = values.cast(kind.arrow)
     _refuse_loss(values, found, kind)
+    require_calendar(found)
     return _text_of(found, kind)
 
 
@@ -97,8 +107,23 @@ def _is_number(source: pa.DataType) -> bool:
     return bool(pa.types.is_integer(source) or pa.types.is_floating(source) or pa.types.is_decimal(source))
 
 
-def _refuse_guess(source: pa.DataType, kind: FieldType) -> None:
-    """Raises InvalidArgument for a type of which Arrow's cast would only guess what it means for `kind`."""
+def _is_text(source: pa.DataType) -> bool:
+    return bool(pa.types.is_string(source) or pa.types.is_large_string(source) or pa.types.is_string_view(source))
+
+
+def _refuse_guess(values: pa.Array, kind: FieldType) -> None:
+    """Raises InvalidArgument for values of which Arrow's cast would only guess what they mean for `kind`."""
+    source = values.type
+    if kind.kind in ("string", "uuid", "json") and not _is_text(source):
+        raise InvalidArgument(f"{_named(source)} is no text: write the text that you mean")
+    if kind.kind == "binary" and not _is_octets(source):
+        raise InvalidArgument(f"{_named(source)} is no binary: encode it to the bytes that you mean")
+    if pa.types.is_boolean(source) and kind.kind != "bool":
+        raise InvalidArgument(f"a bool is no {kind.text}: write the value that you mean")
+    if pa.types.is_integer(kind.arrow) and _is_text(source):
+        plain = pc.match_substring_regex(values, r"^[+-]?[0-9]+$")
+        if pc.all(plain).as_py() is False:  # Arrow reads 0x10 as 16
+            raise InvalidArgument(f"{values.filter(pc.invert(plain))[0].as_py()!r:.60} is no whole number in digits")
     moment = pa.types.is_timestamp(source) or pa.types.is_date(source)
     if kind.kind == "bool" and _is_number(source):
         raise InvalidArgument("a number is no bool: compare it with the one you mean")
@@ -110,9 +135,24 @@ def _refuse_guess(source: pa.DataType, kind: FieldType) -> None:
         raise InvalidArgument("it has a time zone, and timestamp_ntz has none: take it off by the one you mean")
 
 
+def _named(source: pa.DataType) -> str:
+    """What a value of a type is called."""
+    if pa.types.is_boolean(source):
+        return "a bool"
+    if _is_number(source):
+        return "a number"
+    if _is_octets(source):
+        return "binary"
+    return "text" if _is_text(source) else f"a value of {source}"
+
+
 def _refuse_loss(values: pa.Array, found: pa.Array, kind: FieldType) -> None:
     """Raises InvalidArgument where Arrow's cast of `values` lost something without a word."""
     source = values.type
+    if pa.types.is_floating(source) and pa.types.is_integer(kind.arrow):
+        largest = pc.max(pc.abs(values.cast(pa.float64()))).as_py()
+        if largest is not None and largest >= _WHOLE_FLOATS:
+            raise InvalidArgument(f"a float of {largest:.0f} may stand for another whole number: give integers")
     if kind.kind == "date" and pa.types.is_timestamp(source) and not found.cast(source).equals(values):
         raise InvalidArgument(
             "it has a time of day (in UTC), and a date has none: cut it off, or make it a timestamp field"
@@ -237,8 +277,10 @@ def from_python(values: Sequence[Any], kind: FieldType) -> pa.Array:
 
 def build(values: Sequence[Any], kind: FieldType, leaf: Leaf, key_leaf: Leaf) -> pa.Array:
     """Nested objects as a column whose scalars `leaf` makes, and a map's keys `key_leaf`."""
+    given: list[Any] = without_missing(list(values))
     if not kind.is_nested:
-        return leaf(list(values), kind)
+        return leaf(given, kind)
+    values = given
     missing = pa.array([value is None for value in values], pa.bool_())
     if kind.kind == "struct":
         rows = [_members(value, kind) for value in values]
@@ -327,10 +369,30 @@ def _leaf(values: list[Any], kind: FieldType) -> pa.Array:
 
 def array_of(values: Any) -> Any:
     """Python's objects as the column that Arrow makes of them, but for what it cuts off of them. Raises what REFUSALS names."""
+    values = without_missing(values)
     first = next((value for value in values if value is not None), None) if isinstance(values, list | tuple) else None
     if isinstance(first, datetime | timedelta) and any(_nanoseconds(value) for value in values):
         raise ValueError("a moment or a duration with nanoseconds")
+    if isinstance(first, datetime):
+        values = [_in_whole_minutes(value) for value in values]
     return pa.array(values)
+
+
+def without_missing(values: Any) -> Any:
+    """A list with None in the place of pandas' own nulls, NaT and NA; what is no list as it is."""
+    if not isinstance(values, list | tuple) or not any(
+        kind.__name__ in ("NaTType", "NAType") and kind.__module__.startswith("pandas.")
+        for kind in set(map(type, values))
+    ):
+        return values
+    return [None if type(value).__name__ in ("NaTType", "NAType") else value for value in values]
+
+
+def _in_whole_minutes(value: Any) -> Any:
+    """A moment whose offset has seconds, which Arrow knows none of, in UTC; whatever else as it is."""
+    if isinstance(value, datetime) and isinstance(value.tzinfo, timezone) and value.utcoffset() % _MINUTE:  # type: ignore[operator]
+        return value.astimezone(UTC)
+    return value
 
 
 def _nanoseconds(value: Any) -> int:
@@ -351,6 +413,10 @@ def decimal_of(value: Any) -> Decimal | None:
         raise ValueError(f"{value!r:.60} is no decimal")
     if isinstance(value, float) and len(Decimal(repr(value)).as_tuple().digits) > _FLOAT_DIGITS:
         raise ValueError(f"{value!r} has more digits than a float keeps: give text or Decimal")
+    if (
+        isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is None
+    ):  # Python takes 1_000 and other scripts' digits
+        raise ValueError(f"{value!r:.60} is no decimal")
     try:
         found = Decimal(repr(value) if isinstance(value, float) else value)
     except InvalidOperation:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
+from millrace.message.calendar import require_calendar_of
 
 CHUNK_ROWS: Final = 10_000
 GROUP_BYTES: Final = 32 << 20
@@ -97,7 +98,9 @@ def _chunks(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
     """Some rows at a time, in types that JSON and CSV have."""
     for batch in rows:
         for start in range(0, batch.num_rows, CHUNK_ROWS):
-            columns = [_as_text(column) for column in batch.slice(start, CHUNK_ROWS).columns]
+            part = batch.slice(start, CHUNK_ROWS)
+            require_calendar_of(part, "text")
+            columns = [_as_text(column) for column in part.columns]
             yield pa.table(dict(zip(rows.schema.names, columns, strict=True)))
 
 

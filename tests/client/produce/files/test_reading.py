@@ -243,3 +243,27 @@ def test_files_are_found_by_name_folder_and_pattern_in_order(tmp_path: Path) -> 
     for nothing in (tmp_path / "*.avro", tmp_path / "sub" / ".." / "none*"):
         with pytest.raises(InvalidArgument, match="names no file"):
             files_of([nothing])
+
+
+@pytest.mark.parametrize("kind", [InputFormat.JSONL, InputFormat.CSV, InputFormat.JSON])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_a_packed_file_that_was_cut_off_says_at_which_line(kind: InputFormat, pack: Callable[[bytes], bytes]) -> None:
+    schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
+    lines = [json.dumps({"id": number * 7_919 % 100_003}) for number in range(12_000)]
+    text = {
+        InputFormat.JSONL: "\n".join(lines),
+        InputFormat.JSON: "[" + ",\n".join(lines) + "]",
+        InputFormat.CSV: "id\n" + "\n".join(str(json.loads(line)["id"]) for line in lines),
+    }[kind]
+    packed = pack(text.encode())
+    cut = packed[: len(packed) * 9 // 10]
+    for spoiled in (
+        cut,
+        packed[: len(packed) // 2] + bytes(64) + packed[len(packed) // 2 + 64 :],
+    ):
+        rows: list[int] = []
+        with pytest.raises(InvalidArgument, match="does not read on, it is damaged or was cut off") as caught:
+            rows.extend(len(batch.rows) for batch in read_batches(io.BytesIO(spoiled), kind, schema, batch_rows=1000))
+        line = int(str(caught.value).split(":")[0].removeprefix("line "))
+        assert line >= 1  # of damage bzip2 learns when it has given what it made of a block
+        assert spoiled is not cut or line <= len(lines) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ _WORDS: Final = {
     "timestamp_ntz": "timestamp_ntz (ISO 8601 without a zone)",
 }
 _ZONE: Final = r"(Z|z|[+-]\d{2}:?\d{2}|[+-]\d{2})$"
+_SECONDS_ZONE: Final = r":.*[+-]\d{2}:\d{2}:\d{2}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,12 @@ def from_text(texts: pa.Array, target: FieldType) -> pa.Array:
     if target.kind == "timestamp":
         day = pc.equal(pc.utf8_length(texts), len("2026-11-21"))
         texts = pc.if_else(day, pc.binary_join_element_wise(texts, "T00:00:00Z", ""), texts)
+        if pc.any(
+            pc.match_substring_regex(texts, _SECONDS_ZONE)
+        ).as_py():  # an offset with seconds, which Arrow does not read
+            moments = [None if each is None else datetime.fromisoformat(each) for each in texts.to_pylist()]
+            return from_python(moments, target)
         zoned = pc.match_substring_regex(texts, _ZONE)
-        return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(target.arrow)
+        texts = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
+        return from_arrow(texts.cast(target.arrow), target)
     return from_arrow(texts, target)

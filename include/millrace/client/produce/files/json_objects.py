@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
@@ -55,7 +56,10 @@ class JsonObjects:
 
         def more(size: int = _CHUNK) -> None:
             nonlocal held, at, ended
-            read = source.read(size)
+            try:
+                read = source.read(size)
+            except (EOFError, OSError, zlib.error) as error:
+                raise wrong(f"the file does not read on, it is damaged or was cut off ({error})") from None
             ended = not read
             try:
                 held, at = held[at:] + decode.decode(read, ended), 0

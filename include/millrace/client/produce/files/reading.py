@@ -25,11 +25,13 @@ from millrace.client.produce.files.fitting import Batch, Converter, Raw, RowRule
 from millrace.client.produce.files.json_objects import begins_array
 from millrace.client.produce.files.kinds import CsvForm, InputFormat, unpacked
 from millrace.client.produce.files.text_rows import (
+    UNREADABLE,
     check_header,
     csv_rows,
     from_cells,
     json_array,
     json_lines,
+    unreadable,
 )
 from millrace.client.produce.rows import with_keys
 from millrace.client.produce.values import from_arrow, from_python
@@ -92,7 +94,9 @@ def read_batches(
                 if generated and not ruled:
                     found = replace(found, rows=with_keys(found.rows, schema))
                 yield found if not (generated or ruled) else replace(found, rows=found.rows.cast(schema.arrow()))
-    except (EOFError, OSError, pa.ArrowException) as error:
+    except (*UNREADABLE, pa.ArrowException) as error:
+        if kind in (InputFormat.CSV, InputFormat.JSONL, InputFormat.JSON):
+            raise unreadable(1, error) from None  # of later lines their readers say which
         raise InvalidArgument(f"the file does not read{f': {error}' if quote else ''}") from None
 
 
@@ -114,7 +118,7 @@ def _parquet(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bo
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(_seekable(source))
+        file = parquet.ParquetFile(_seekable(source), coerce_int96_timestamp_unit="us", page_checksum_verification=True)
         names = file.schema_arrow.names
         check_header(names, wanted, keys_only, quote)
         batches = file.iter_batches(batch_rows, columns=[name for name in wanted.names if name in names])

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -34,12 +35,31 @@ def _text(line: bytes, *, first: bool) -> str:
         raise ValueError(f"byte {error.start + 1} is no UTF-8") from None
 
 
+UNREADABLE: Final = (EOFError, OSError, zlib.error)
+"""What a packed file raises that is damaged or was cut off."""
+
+
+def unreadable(line: int, error: Exception) -> InvalidArgument:
+    """A file of lines that does not read on at one of them."""
+    return InvalidArgument(f"line {line}: the file does not read on, it is damaged or was cut off ({error})")
+
+
+def _numbered(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Lines from 1 on. Raises InvalidArgument that says at which the file does not read on."""
+    number = 0
+    try:
+        for number, line in enumerate(source, 1):
+            yield number, line
+    except UNREADABLE as error:
+        raise unreadable(number + 1, error) from None
+
+
 def json_lines(
     source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, absent: Mapping[str, Any]
 ) -> Iterator[Raw]:
     """An object a line; `absent` are values of names that one does not have."""
     names = frozenset(wanted.names)
-    numbered, parser = enumerate(source, 1), JsonObjects(quote=quote)
+    numbered, parser = _numbered(source), JsonObjects(quote=quote)
     while taken := list(itertools.islice(numbered, batch_rows)):
         found: list[tuple[int, dict[str, Any] | ValueError]] = []
         for number, line in taken:
@@ -112,6 +132,8 @@ def csv_rows(
                 except csv.Error as error:
                     bad.append(BadRow(line, str(error)))
                     continue
+                except UNREADABLE as error:
+                    raise unreadable(line, error) from None
                 if row and len(row) != len(header or []):
                     bad.append(BadRow(line, f"it has {len(row)} cells, the header has {len(header or [])}"))
                 elif row:
