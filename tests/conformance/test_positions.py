@@ -285,6 +285,19 @@ def test_a_data_folder_without_positions_wipes_none_of_the_meta_store(
         FilePositions(first)
 
 
+def test_positions_that_a_store_has_without_a_file_outlive_an_empty_data_folder(
+    tmp_path: Path, memory: Unclosed
+) -> None:
+    there = MetaPositions(
+        memory, seconds=60.0
+    )  # servers of an earlier build: the store does not say of which file they are
+    there.move("mail", {"p0": 5})
+    there.close()
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        move_out(folder, partial(take_over, memory))  # type: ignore[arg-type]
+        assert groups_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
+
+
 def test_a_store_that_is_in_use_takes_no_other_files_positions(tmp_path: Path, memory: Unclosed) -> None:
     one, other, empty = tmp_path / "one", tmp_path / "other", tmp_path / "empty"
     written(one, {"mail": {"p0": 5}})
