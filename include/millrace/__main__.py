@@ -5,6 +5,7 @@ What it imports before the signals are taken is little, so that Ctrl-C is answer
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -15,6 +16,10 @@ from millrace.commands.parts.interrupts import Interrupted, Interrupts
 def main() -> NoReturn:
     """Run the command that the arguments name."""
     private()
+    # A name of a file may be no UTF-8: what is said of it is said all the same.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     interrupts = Interrupts()
     code: str | int | None = None
     try:

@@ -153,3 +153,14 @@ def test_an_empty_settings_file_sets_nothing(tmp_path: Path, deployment: Deploym
         env={"MILLRACE_CONFIG": str(tmp_path / "millrace.toml")},
     )
     assert result.exit_code == 0
+
+
+def test_a_file_is_no_folder_of_backups(tmp_path: Path, deployment: Deployment) -> None:
+    (tmp_path / "file").touch()
+    deployment.fails("BACKUP_NOT_FOUND", "backup", "list", "--in", str(tmp_path / "file"))
+
+
+def test_verify_says_where_there_was_nothing_to_check(deployment: Deployment) -> None:
+    assert deployment.ok("verify").strip().splitlines()[-1] == (
+        f"There is nothing to check in {deployment.settings.data_dir} yet."
+    )

@@ -230,3 +230,9 @@ def test_every_example_on_the_page_is_understood() -> None:
 def test_the_version_is_told_as_other_programs_tell_it() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"millrace {VERSION}\n")
+
+
+def test_a_name_that_is_not_utf8_is_printed_all_the_same() -> None:
+    code = "import millrace.__main__ as program; program._run = lambda _: print('\\udcff.toml'); program.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"\\udcff.toml\n"), done.stderr

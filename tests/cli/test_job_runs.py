@@ -57,5 +57,7 @@ def test_the_log_of_a_run_is_printed(there: Deployment) -> None:
 def test_wrong_parameters_are_said_before_anything_starts(there: Deployment) -> None:
     there.fails("INVALID_ARGUMENT", "jobs", "start", "light", "--params", "{")
     there.fails("INVALID_ARGUMENT", "jobs", "start", "light", "--params", "[1]")
+    assert "colour" in there.fails("INVALID_ARGUMENT", "jobs", "start", "compaction", "--params", '{"colour": 1}')
+    assert there.as_json("jobs", "list") == []
     assert ", light, load_files," in there.fails("INVALID_ARGUMENT", "jobs", "start", "heavy")
     assert there.as_json("jobs", "list") == []

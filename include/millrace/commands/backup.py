@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import BackupNotFound, InvalidArgument
 from millrace.commands.parts.command_line import (
     DOES_NOT_HOLD,
     RUN,
@@ -68,6 +68,9 @@ def list_(folder: Backups = None, data: DataFolder = None, as_json: AsJson = Fal
     """
     from millrace.operations.backup.manifest import backups
 
+    place = _place(folder, data)
+    if place.exists() and not place.is_dir():
+        raise BackupNotFound(f"{place} is not a folder: name the one that backups go to")
     rows = [
         {
             "id": manifest.id,
@@ -76,9 +79,9 @@ def list_(folder: Backups = None, data: DataFolder = None, as_json: AsJson = Fal
             "files": len(manifest.files),
             "log": "included" if manifest.log_included else manifest.log,
             "deployment": manifest.deployment,
-            "folder": str(place),
+            "folder": str(each),
         }
-        for place, manifest in backups(_place(folder, data))
+        for each, manifest in backups(place)
     ]
     columns = ("id", "started", "bytes", "files", "log", "deployment")
     print_rows(rows, columns=columns, as_json=as_json, empty="There is no backup in that folder.")

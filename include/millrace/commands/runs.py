@@ -51,10 +51,12 @@ def start(
 
     Example: `millrace jobs start streaming_node --run streaming-node --argument=--with-flusher`
     """
-    from millrace.operations.registry import find_job
+    from millrace.operations.registry import find_job, operations
     from millrace.runtime.launch.launcher import Launcher, RunState
 
     chosen = None if params is None else json_object(params)
+    if chosen is not None and (operation := operations().get(job)) is not None:
+        operation.params.parse(chosen)  # else the run would end by it, after this command has said that it runs
     launcher = Launcher(load_settings(data))
     name = run_id or job.replace("_", "-")
     status = launcher.start(name, find_job(job), params=chosen, arguments=argument or ())

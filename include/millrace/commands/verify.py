@@ -72,7 +72,9 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
         )  # fmt: skip
         if catalog:
             print_rows(catalog, columns=("collection", "id", "holds", "detail"), as_json=False, empty="")
-        typer.echo("Everything holds." if holds else "Something does not hold: see above.")
+        nothing = not (channels or collections or catalog)
+        told = f"There is nothing to check in {settings.data_dir} yet." if nothing else "Everything holds."
+        typer.echo(told if holds else "Something does not hold: see above.")
     if not holds:
         raise typer.Exit(DOES_NOT_HOLD)
 
