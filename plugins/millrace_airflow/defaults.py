@@ -137,8 +137,8 @@ WATCH_FOR: Final = "{{ params.watch_seconds }}"
 """What the form of :func:`supervising_dag` says, for the operator's `watch_for`."""
 
 
-def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str], paused: bool = True) -> DAG:
-    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says."""
+def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str], paused: bool = True, **arguments: Any) -> DAG:
+    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says. `arguments` go to DAG."""
     return millrace_dag(
         dag_id,
         doc=doc,
@@ -157,4 +157,5 @@ def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str], paused
             )
         },
         task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
+        **arguments,
     )

@@ -15,8 +15,9 @@ from airflow.sdk import DAG, Asset
 
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
+from millrace.streams.declare.checks import check, require_runnable
 from millrace.streams.declare.declaration import Stream
-from millrace.streams.declare.found import declared_streams
+from millrace.streams.declare.found import declared_stream, declared_streams
 from millrace.streams.declare.kept import Kept
 from millrace.streams.running.status import app_name, dag_id, run_id
 from millrace_airflow.defaults import WATCH_FOR, supervising_dag
@@ -50,13 +51,18 @@ class DeclaredStreamOperator(StreamingJobOperator):
         self.streams = list(streams)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Watch the job for a while; what it did meanwhile."""
+        """Watch the job for a while; what it did meanwhile. Raises InvalidStream where a stream cannot run."""
         settings = MillraceHook(data_dir=self.data_dir).settings
         end = Deadline.after(float(self.watch_for))
         while all(Kept(settings, name).state.paused for name in self.streams):
             self.log.info("paused by `millrace streams pause`: %s", ", ".join(self.streams))
             if not end.pause(10.0):
                 return {"restarts": 0, "queries": {}}
+        for name in self.streams:  # before a JVM starts: what cannot run fails at once, and is not tried again
+            stream = declared_stream(settings, name)
+            if not Kept(settings, name).state.paused:
+                require_runnable(stream, check(settings, stream))
+                Kept(settings, name).startable(stream)
         return super().execute(context)
 
 
@@ -70,7 +76,10 @@ def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
 
 def stream_dag(job: str, streams: Sequence[Stream]) -> DAG:
     """The DAG that keeps one job of streams alive. It begins paused: unpause it to run the stream."""
-    with supervising_dag(dag_id(job), doc=_words(job, streams), tags=["streaming", "stream"]) as dag:
+    # A run fails only of what no retry cures: Airflow then pauses the DAG, where another run would fail the same way.
+    with supervising_dag(
+        dag_id(job), doc=_words(job, streams), tags=["streaming", "stream"], max_consecutive_failed_dag_runs=1
+    ) as dag:
         DeclaredStreamOperator(
             task_id="supervise",
             stream_job=job,

@@ -32,6 +32,22 @@ def test_each_stream_or_group_has_a_dag_with_one_job_and_assets(tmp_path: Path) 
     assert table_asset("kafka:topic").uri == "millrace://kafka/topic"
 
 
+def test_a_stream_that_cannot_run_fails_once_and_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s.yaml").write_text(TWO, encoding="utf-8")
+    monkeypatch.setenv("MILLRACE_STREAM_DECLARATIONS", str(tmp_path / "s.yaml"))
+    monkeypatch.setenv("MILLRACE_DATA", str(tmp_path))
+    dag = stream_dags(Settings.load())["stream_alone"]
+    assert dag.max_consecutive_failed_dag_runs == 1, "Airflow pauses it then"
+    [task] = dag.tasks
+    task.watch_for = 5
+    with pytest.raises(InvalidStream, match="there is no collection 'planes'") as refused:
+        task.execute({})
+    assert not refused.value.retriable
+    assert not (tmp_path / "jobs").exists()
+
+
 def test_a_declaration_that_is_wrong_is_an_import_error(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("streams: [{name: one}]", encoding="utf-8")
     with pytest.raises(InvalidStream, match=r"stream 0 \(one\)"):

@@ -59,7 +59,7 @@ STREAMS: Final = [
             watermark=Watermark(column="time_hour", delay="400 days"),
         ),
         transform=flights_hourly,
-        sink=Into(collection="flights_by_hour", mode="upsert"),
+        sink=Into(collection="flights_by_hour", mode="upsert", create=True, key="origin, hour"),
         output_mode="update",
         words="Departures and delays by origin and hour, over the flights' own times.",
     )

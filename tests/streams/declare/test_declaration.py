@@ -144,8 +144,11 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         def found(**changes: Any) -> list[str]:
             return [f"{each.level} {each}" for each in check(db.settings, stream(**changes))]
 
-        assert found() == []
-        assert found(sink={"collection": "into", "dead_letters": "letters"}) == []
+        db.create_collection("days", {"id": "date"}, key="id")
+        ids = {"collection": "flights", "columns": ["id"]}
+        assert found(source=ids, sink="into") == []
+        assert found(source=ids, sink={"collection": "into", "dead_letters": "letters"}) == []
+        assert found(sink={"collection": "not_yet", "create": True}) == []
         for changes, words in [
             ({"source": "nothing"}, "error source.collection: there is no collection 'nothing'"),
             ({"sink": "nothing"}, "error sink.collection: there is no collection 'nothing'"),
@@ -170,6 +173,16 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
             ({"sink": {"collection": "into", "partition": "p"}}, "error sink.partition"),
             ({"sink": {"collection": "into", "dead_letters": "into"}}, "has other columns than dead letters have"),
             ({"sink": {"collection": "into", "dead_letters": "nothing"}}, "millrace streams letters"),
+            ({"sink": "into"}, "error sink: "),
+            ({"source": {"collection": "flights", "columns": ["delay"]}, "sink": "into"}, "error sink: "),
+            ({"source": {"collection": "flights", "columns": ["id"]}, "sink": "days"}, "error sink: "),
+            (
+                {
+                    "source": {"collection": "flights", "columns": ["id"]},
+                    "sink": {"collection": "into", "partition_by": "delay"},
+                },
+                "error sink.partition_by",
+            ),
         ]:
             said = found(**changes)
             assert any(words in each for each in said), (changes, said)
@@ -177,7 +190,7 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
         hourly = {"windows": {"size": "1 hour", "aggregates": {"n": "count(*)", "mean": "avg(delay)"}}}
         versions = {"collection": "planes", "keys": ["id"], "columns": {"seats": "seats"}, "time": "_log_time"}
         arrived = AT | {"watermark": {"column": "_log_time", "delay": "1 hour"}}
-        assert found(source=arrived) == []
+        assert found(source=arrived, sink={"delta": "/t"}) == []
         beside = {
             "as_of": {
                 "collection": "flights",
@@ -245,6 +258,13 @@ def test_a_changed_declaration_runs_after_an_upgrade_and_a_paused_stream_not_at_
             kept.replay(first, Begun(after=0))
     assert state.incarnation == 1
     assert kept.admitted(stream(seconds=5.0, words="of no weight")) == state
+    (kept.checkpoint(state) / "millrace-sink" / "operator").mkdir(parents=True)
+    assert kept.admitted(stream(version=9)).fingerprint == stream(version=9).fingerprint(), "nothing was handed on"
+    assert not kept.checkpoint(state).exists(), "and what the first declaration made is gone"
+    assert kept.admitted(first) == state
+    kept.hand()
+    state = kept.admitted(first)
+    assert state.handed
     changed = stream(version=2)
     with pytest.raises(InvalidStream, match="upgrade one --keep-state"):
         kept.admitted(changed)

@@ -181,6 +181,27 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     assert rows_of(db, "by_hour") == by_duckdb(source.read())
 
 
+def test_a_corrected_declaration_runs_and_makes_its_sink_s_collection(spark: SparkSession, db: Deployment) -> None:
+    db.create_collection("made_from", FLIGHTS, key="id").insert(flights(0, 20))
+    into = Into(collection="made", mode="upsert", create=True, key="origin")
+
+    def declared(column: str, **changes: Any) -> Stream:
+        sql = f"select origin, max({column}) as latest from made_from group by origin"
+        return Stream(name="corrected", source="made_from", sql=sql, sink=into, output_mode="update", **changes)
+
+    with pytest.raises(InvalidStream, match="no_such_column"):
+        run(spark, db, declared("no_such_column"))
+    assert not Kept(db.settings, "corrected").state.handed
+    assert "made" not in [each.name for each in db.client.catalog.collections()]
+    run(spark, db, declared("id"))
+    db.settle()
+    made = db.collection("made")
+    assert counted(row.values() for row in made.read().to_pylist()) == Counter([("EWR", 18), ("JFK", 19)])
+    assert list(made.definition.schema.key_names) == ["origin"]
+    with pytest.raises(InvalidStream, match="upgrade corrected --keep-state"):
+        run(spark, db, declared("id", version=2))
+
+
 def test_without_a_watermark_it_is_said_that_state_grows(spark: SparkSession, db: Deployment) -> None:
     if "grows" not in db.collections():
         db.create_collection("grows", FLIGHTS, key="id")

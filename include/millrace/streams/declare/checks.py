@@ -58,7 +58,15 @@ def check(settings: Settings, stream: Stream) -> list[Finding]:
                 found.append(Finding("error", field, str(error)))
     if stream.sql is not None:
         found += _sql(stream)
+    elif stream.transform is None and stream.operator is None:
+        found += _rows(stream, known)
     return found
+
+
+def creates(settings: Settings, sink: Into) -> bool:
+    """Whether the sink's collection is created when the stream starts."""
+    names = {each.name for each in known_collections(settings.data_dir) if each.state == "active"}
+    return sink.create and sink.collection not in names
 
 
 def require_runnable(stream: Stream, findings: list[Finding]) -> None:
@@ -164,6 +172,22 @@ def _operator(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]
         yield Finding("error", "sink.mode", "a window that is corrected comes again: use 'upsert'")
 
 
+def _rows(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
+    """Whether rows as they are fit the sink's collection: its columns, their types, and those that it asks for."""
+    collection, into = known.get(stream.source.collection), known.get(str(stream.sink.collection))
+    names = set() if collection is None else set(change_schema(collection.schema).names)
+    if collection is None or into is None or not names.issuperset(stream.source.columns):
+        return
+    schema = rows_schema(collection, stream.source.columns)
+    by = stream.sink.partition_by
+    try:
+        require_fit(schema, into, changes=stream.sink.mode == "changes")
+    except InvalidArgument as error:
+        yield Finding("error", "sink", str(error))
+    if by is not None and by not in schema.names:
+        yield Finding("error", "sink.partition_by", f"{by!r} is none of the stream's columns")
+
+
 def rows_schema(collection: Collection, columns: Sequence[str]) -> pa.Schema:
     """The columns of a stream's rows, as they come out of its source."""
     every = change_schema(collection.schema)
@@ -195,7 +219,9 @@ def _sink(stream: Stream, sink: Into, field: str, known: dict[str, Collection]) 
     if sink.kind != "collection":
         return
     collection = known.get(str(sink.collection))
-    if collection is None:
+    if collection is None and sink.create:
+        pass
+    elif collection is None:
         yield Finding("error", f"{field}.collection", f"there is no collection {sink.collection!r}: create it")
     elif sink.partition is not None and sink.partition not in collection.partitions:
         yield Finding("error", f"{field}.partition", f"{sink.collection!r} has no partition {sink.partition!r}")

@@ -114,6 +114,8 @@ class Into(_Model):
     partition: str | None = None
     partition_by: str | None = None
     dead_letters: str | None = None
+    create: bool = False
+    """Create the collection, with the columns that the stream gives, if there is none when it starts."""
     delta: str | None = None
     """The path of a Delta table."""
     merge_schema: bool = False
@@ -121,8 +123,14 @@ class Into(_Model):
     """The bootstrap servers."""
     topic: str | None = None
     key: str | None = None
+    """Of Kafka the column with a message's key; of a collection that is created its primary key, with commas."""
     function: Function = None
     """Called with each micro-batch's DataFrame and number."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The primary key of a collection that is created; empty: it gets a generated one."""
+        return tuple(each.strip() for each in (self.key or "").split(",") if each.strip())
 
     @property
     def path(self) -> str:
@@ -146,12 +154,19 @@ class Into(_Model):
             raise ValueError(f"a sink is one of {', '.join(SINKS)}; this has {', '.join(given) or 'none'}")
         if (self.kafka is None) != (self.topic is None):
             raise ValueError("a Kafka sink has its servers (kafka) and a topic")
-        mine = {"collection": ("mode", "partition", "partition_by", "dead_letters"), "delta": ("merge_schema",)}
+        mine = {
+            "collection": ("mode", "partition", "partition_by", "dead_letters", "create", "key"),
+            "delta": ("merge_schema",),
+        }
         mine |= {"kafka": ("topic", "key"), "function": ()}
-        others = {name for kind, names in mine.items() if kind != given[0] for name in names}
+        others = {name for kind, names in mine.items() if kind != given[0] for name in names} - set(mine[given[0]])
         odd = sorted(name for name in others if getattr(self, name) != type(self).model_fields[name].default)
         if odd:
             raise ValueError(f"{odd[0]!r} says nothing of a {given[0]} sink")
+        if given[0] == "collection" and self.key is not None and not self.create:
+            raise ValueError("'key' is that of a collection that the stream creates: say 'create: true'")
+        if self.create and self.mode != "append" and not self.keys:
+            raise ValueError(f"a collection that is created for the mode {self.mode!r} has a primary key: say 'key'")
         return self
 
 
@@ -247,6 +262,8 @@ class Stream(_Model):
         kept = self.model_dump(mode="json", include={"source", "transform", "sql", "sink", "output_mode", "version"})
         for name in ("after", "snapshot", "max_bytes"):
             del kept["source"][name]
+        if not self.sink.create:
+            del kept["sink"]["create"]
         if not self.source.channels:
             del kept["source"]["channels"]
         if self.source.watermark is not None and self.source.watermark.max_ahead is None:

@@ -41,6 +41,8 @@ class State:
     """Of the declaration that the checkpoint was made by; empty: nothing has run yet."""
     begun: Begun = Begun()
     paused: bool = False
+    handed: bool = False
+    """Whether a micro-batch of the incarnation was handed to the sink. Until then another declaration takes its place."""
 
 
 class Kept:
@@ -60,7 +62,13 @@ class Kept:
             raise UnsupportedVersion(
                 f"the state of stream {self.name} has version {value['version']}, and this build knows {VERSION}: run the newer build"
             )
-        return State(value["incarnation"], value["fingerprint"], Begun(**value["begun"]), value["paused"])
+        return State(
+            value["incarnation"],
+            value["fingerprint"],
+            Begun(**value["begun"]),
+            value["paused"],
+            value.get("handed", True),
+        )
 
     def checkpoint(self, state: State) -> Path:
         """The checkpoint of the incarnation."""
@@ -80,20 +88,27 @@ class Kept:
         self.keep(replace(self.state, paused=paused))
 
     def admitted(self, stream: Stream) -> State:
-        """The state to run `stream` by; to be called with the lock held. Raises InvalidStream where it is paused, or its checkpoint was
-        made by another declaration."""
+        """The state to run `stream` by; to be called with the lock held. Raises InvalidStream where it is paused, or another declaration
+        has given rows to the sink with its checkpoint."""
         state, mine = self.startable(stream), stream.fingerprint()
-        if not state.fingerprint:
+        if state.fingerprint != mine:
+            shutil.rmtree(self.checkpoint(state), ignore_errors=True)  # of a declaration that gave its sink nothing
             state = replace(state, fingerprint=mine)
             self.keep(state)
         return state
+
+    def hand(self) -> None:
+        """Note, before a micro-batch is handed to the sink, that the checkpoint holds something. With the lock held."""
+        state = self.state
+        if not state.handed:
+            self.keep(replace(state, handed=True))
 
     def startable(self, stream: Stream) -> State:
         """The same without the lock, and nothing is kept: whether it would be admitted now."""
         state = self.state
         if state.paused:
             raise InvalidStream(f"the stream {self.name!r} is paused: `millrace streams resume {self.name}`")
-        if state.fingerprint not in ("", stream.fingerprint()):
+        if state.handed and state.fingerprint not in ("", stream.fingerprint()):
             raise InvalidStream(
                 f"the stream {self.name!r} was declared otherwise when it ran last: `millrace streams upgrade {self.name} --keep-state`"
                 " goes on with its checkpoint (Spark refuses state that does not fit), `--fresh-state` from the same place without it"
@@ -117,7 +132,7 @@ class Kept:
 
     def _next(self, state: State, begun: Begun) -> State:
         old = self.folder / str(state.incarnation - 1)
-        state = replace(state, incarnation=state.incarnation + 1, begun=begun)
+        state = replace(state, incarnation=state.incarnation + 1, begun=begun, handed=False)
         shutil.rmtree(self.checkpoint(state), ignore_errors=True)  # of a beginning that was not kept
         self.keep(state)
         shutil.rmtree(old, ignore_errors=True)

@@ -14,10 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
 from millrace.client.client import Client
+from millrace.client.schemas import schema
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Selection
 from millrace.streams import source
-from millrace.streams.declare.checks import Finding, planned
+from millrace.streams.declare.checks import Finding, creates, planned
 from millrace.streams.declare.declaration import OFFERED, From, Into, Stream, Table, function_of
 from millrace.streams.declare.kept import Begun
 from millrace.streams.declare.operation import LOG_TIME
@@ -34,6 +35,7 @@ from millrace.streams.sinks.kafka import KafkaSink
 from millrace.streams.sinks.sink import Sink
 from millrace.tables.read import spark as tables
 from millrace.tables.read.freshness import all_confirmed
+from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 _STATEFUL: Final = ("Aggregate", "Deduplicate", "Distinct", "Join", "FlatMapGroups", "TransformWithState")
 _MARKED: Final = re.compile(r"#\d+L?-T\d+ms")
@@ -139,6 +141,19 @@ def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFra
         return tables.read(spark, settings, found.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection)
 
 
+def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: pa.Schema) -> None:
+    """Create the collection of a sink that says `create`, with these columns, if there is none. Raises InvalidArgument."""
+    if into is None or into.collection is None or not into.create:
+        return
+    plain = pa.schema([each for each in columns if each.name not in CHANGE_COLUMNS.names])
+    made = schema(plain, key=into.keys or None, generated_key=None if into.keys else "row_key")
+    with Client.connect(settings) as client:
+        known = [each.name for each in client.catalog.collections()]
+        if into.collection not in known:
+            vchannels = len(find_collection(settings, stream.source.collection).vchannels)
+            client.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
+
+
 def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink | FrameSink:
     """The stream's sink (or another, `into`), with its memory in `folder`."""
     into, guarantee = into or stream.sink, stream.chosen_guarantee
@@ -181,7 +196,7 @@ def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> t
         if stream.operator is not None:
             columns, more, words = _operated(settings, stream, columns)
             plan, findings = f"{words}\n{plan}", findings + more
-        if stream.sink.collection is not None:
+        if stream.sink.collection is not None and not creates(settings, stream.sink):
             collection = find_collection(settings, stream.sink.collection)
             require_fit(columns, collection, changes=stream.sink.mode == "changes")
     except InvalidArgument as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -86,6 +87,14 @@ def _versions(joined: AsOfOf, right: DataFrame, time: str, ticks: list[str]) -> 
     )
 
 
+def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
+    """The columns of the answers, and of late rows in their sink. Raises InvalidArgument."""
+    mark = stream.source.watermark
+    assert mark is not None
+    kind = schema.field(column_of(schema, mark.column)).type
+    return operator.output_schema(schema), late_columns(schema, kind)
+
+
 def operated_sink(
     stream: Stream,
     frame: DataFrame,
@@ -106,8 +115,7 @@ def operated_sink(
     opened: list[Sink | FrameSink] = []
     try:
         opened.append(sink_in(folder, None))
-        kind = schema.field(column_of(schema, mark.column)).type
-        given = [operator.output_schema(schema), late_columns(schema, kind)]
+        given = given_columns(stream, operator, schema)
         if stream.late is not None:
             opened.append(sink_in(folder / "late", stream.late))
         for sink, columns in zip(opened, given, strict=False):

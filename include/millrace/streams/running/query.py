@@ -13,11 +13,11 @@ from millrace.streams.declare.checks import check, require_runnable
 from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.found import declared_streams
 from millrace.streams.declare.kept import Kept, Lock
-from millrace.streams.running.frames import rows_of, sink_of, transformed
-from millrace.streams.running.operated import both_sides, operated_sink, operator_of, right_rows
+from millrace.streams.running.frames import create_sink, rows_of, sink_of, transformed
+from millrace.streams.running.operated import both_sides, given_columns, operated_sink, operator_of, right_rows
 from millrace.streams.running.progress import Told
 from millrace.streams.running.status import progress_name
-from millrace.streams.sinks.frames import FrameSink, sink_folder, start
+from millrace.streams.sinks.frames import FrameSink, columns_of, sink_folder, start
 from millrace.streams.sinks.sink import Sink
 
 
@@ -53,10 +53,14 @@ class StreamQuery:
         folder = sink_folder(checkpoint)
         sink: Sink | FrameSink
         if stream.operator is None:
+            create_sink(settings, stream, stream.sink, columns_of(frame))
             sink = sink_of(settings, stream, folder)
         else:
             operator = operator_of(stream, frame)
             frame = both_sides(stream, frame, right_rows(spark, settings, stream))
+            answers, aside = given_columns(stream, operator, columns_of(frame))
+            create_sink(settings, stream, stream.sink, answers)
+            create_sink(settings, stream, stream.late, aside)
             sink = operated_sink(stream, frame, operator, folder, lambda at, into: sink_of(settings, stream, at, into))
         told = Told(settings, stream.name, metrics, spark.streams)
         spark.streams.addListener(told)
@@ -70,6 +74,7 @@ class StreamQuery:
                 available_now=available_now,
                 output_mode=stream.output_mode,
                 told=told.taken,
+                begins=kept.hand,
             )
         except BaseException:
             spark.streams.removeListener(told)

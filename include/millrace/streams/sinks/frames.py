@@ -66,11 +66,12 @@ def start(
     available_now: bool = False,
     output_mode: str | None = None,
     told: Told = lambda batch_id, taken: None,
+    begins: Callable[[], None] = lambda: None,
 ) -> StreamingQuery:
     """Start a query that hands each micro-batch of `frame` to `sink`, which is closed when the query has ended.
 
     A micro-batch begins every `seconds` (default: as soon as there is something); with `available_now` the query ends at what there is
-    now. `told` hears what became of each, in a thread of Spark's.
+    now. `told` hears what became of each, and `begins` is called before each is handed on, in a thread of Spark's.
     """
     staged = sink_folder(checkpoint) / "staged"
     try:
@@ -81,6 +82,7 @@ def start(
         raise
 
     def write(batch: DataFrame, batch_id: int) -> None:
+        begins()
         if hasattr(sink, "write_frame"):
             taken = sink.write_frame(batch, batch_id)
         else:
