@@ -188,6 +188,14 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
             assert any(words in each for each in said), (changes, said)
         assert found(source=AT, operator={"distinct": {"keys": ["id"], "within": "1 day"}}, sink={"delta": "/t"}) == []
         hourly = {"windows": {"size": "1 hour", "aggregates": {"n": "count(*)", "mean": "avg(delay)"}}}
+        db.create_collection("replaced", {"id": "int64", "at": "timestamp"}, key="id", on_duplicate="replace")
+        daily = {"windows": {"size": "1 day", "aggregates": {"n": "count(*)"}}}
+        replaced = {"collection": "replaced", "columns": ["id", "at"], "watermark": {"column": "at", "delay": "1 hour"}}
+        said = found(source=replaced, operator=daily, sink={"delta": "/t"})
+        assert any("count each version of one" in each for each in said)
+        assert any("midnight in UTC" in each for each in said)
+        said = found(source=replaced | {"kinds": "skip others"}, operator=hourly | {}, sink={"delta": "/t"})
+        assert not any("version" in each or "midnight" in each for each in said)
         versions = {"collection": "planes", "keys": ["id"], "columns": {"seats": "seats"}, "time": "_log_time"}
         arrived = AT | {"watermark": {"column": "_log_time", "delay": "1 hour"}}
         assert found(source=arrived, sink={"delta": "/t"}) == []

@@ -282,3 +282,12 @@ def test_a_pattern_of_like_does_not_end_with_its_escape() -> None:
                 TABLE.append_column("s", pa.array(["a"] * 4)),
                 f"ORDER BY t MEASURES A.t AS t PATTERN (A) DEFINE A AS {like}",
             )
+
+
+def test_running_first_does_not_look_ahead() -> None:
+    found = match_recognize(
+        TABLE,
+        "ORDER BY t MEASURES FIRST(t, 2) AS seen, FINAL FIRST(t, 2) AS whole ALL ROWS PER MATCH PATTERN (A+)",
+    )
+    assert found.column("seen").to_pylist() == [None, None, 3, 3]
+    assert found.column("whole").to_pylist() == [3] * 4

@@ -88,6 +88,11 @@ def _source(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
             yield Finding(
                 "error", "source.columns", f"{source.collection!r} has no column {name!r}: {', '.join(names)}"
             )
+    windows = stream.operator is not None and stream.operator.windows is not None
+    chosen = "kinds" in source.model_fields_set
+    if windows and not chosen and collection.schema.on_duplicate == "replace":
+        words = f"{source.collection!r} replaces rows, and windows count each version of one: say 'skip others' if they are to, or 'inserts' to stop there"
+        yield Finding("warning", "source.kinds", words)
     mark = source.watermark
     if mark is None:
         if stream.transform is not None:

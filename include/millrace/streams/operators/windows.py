@@ -88,7 +88,9 @@ class Windows(Operator):
         if not self.aggregates:
             raise InvalidArgument("aggregates says nothing: name columns of the answer with what they are")
         self.output_schema(schema)
-        return []
+        days = self.size is not None and units(self.size) % units(timedelta(days=1)) == 0
+        timed = pa.types.is_timestamp(schema.field(column_of(schema, self.time)).type)
+        return ["windows of days begin at midnight in UTC, not in a local time zone"] if days and timed else []
 
     def _check_days(self, schema: pa.Schema) -> None:
         """Windows of dates begin and end with days. Raises InvalidArgument."""
