@@ -250,6 +250,10 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
             "seen", {"id": "int64", "at": "timestamp", "delay": "float64?", "last": "timestamp?"}, key="id"
         )
         assert found(source=AT, operator=beside, late="late", sink="seen") == []
+        db.create_collection("first", {"id": "int64", "log_time": "timestamp"}, key="id")
+        db.create_collection("again", {"id": "int64", "log_time": "timestamp"} | late, generated_key="key")
+        first = {"distinct": {"keys": ["id"], "within": "1 day"}}
+        assert found(source=arrived | {"columns": ["id"]}, operator=first, sink="first", late="again") == []
         joined = {"tables": {"planes": {"collection": "into", "columns": ["tail"]}}}
         said = found(sql="select f.id from flights f join planes p on f.id = p.id", **joined)
         assert "error tables.planes.columns: 'into' has no column 'tail': id" in said

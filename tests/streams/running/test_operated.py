@@ -12,6 +12,7 @@ import pytest
 
 import millrace.testing
 from millrace.base.metrics import Metrics
+from millrace.message.ids import tick_physical_ms
 from millrace.streams.declare.declaration import From, Into, Stream, Table, Watermark
 from millrace.streams.running.frames import batch_of, found_by_spark
 from millrace.testing import Deployment
@@ -209,6 +210,32 @@ def test_windows_go_by_the_time_of_the_log(spark: SparkSession, db: Deployment) 
     found = of_collection(db, "arrived", list(answer))
     assert found
     assert found <= of_batch(spark, db, stream, list(answer))
+
+
+@pytest.mark.slow
+def test_a_collection_has_the_time_of_the_log_as_a_field(spark: SparkSession, db: Deployment) -> None:
+    source = db.create_collection("first_arrived_events", {"id": "int64", "k": "string"}, key="id")
+    db.create_collection("first_arrived", {"k": "string", "log_time": "timestamp"}, key="k")
+    late = {
+        "k": "string?",
+        "log_time": "timestamp?",
+        "late_by": "int64",
+        "window_start": "timestamp?",
+        "reason": "string",
+    }
+    db.create_collection("arrived_late", late, generated_key="key")
+    given = {"columns": ("k",), "watermark": Watermark(column="_log_time", delay="1 second")}
+    distinct = {"distinct": {"keys": ["k"], "within": "1 day"}}
+    stream = declared("first_arrived", distinct, given, seconds=0.0, late=Into(collection="arrived_late"))
+    written = []
+    for number in range(3):  # a run takes longer than the watermark's delay
+        written.append(source.insert([{"id": 10 * number + each, "k": "ab"[each]} for each in range(2)]))
+        run(spark, db, stream)
+    found = db.collection("first_arrived").read(order_by="k").to_pylist()
+    assert [each["k"] for each in found] == ["a", "b"]
+    arrived = datetime.fromtimestamp(tick_physical_ms(written[0].last_tick) / 1000, UTC)
+    assert [each["log_time"] for each in found] == [arrived, arrived]
+    assert db.collection("arrived_late").count() == 0
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import Collection
 from millrace.catalog.records import known_collections
 from millrace.streams.declare.declaration import Into, Stream, Table, function_of
-from millrace.streams.declare.operation import LOG_TIME, duration, late_names
+from millrace.streams.declare.operation import LOG_TIME, duration, late_names, sink_names
 from millrace.streams.keyed.clock import Clock
-from millrace.streams.keyed.operator import late_schema, one_name_each
+from millrace.streams.keyed.operator import Operator, late_schema, one_name_each
 from millrace.streams.patterns.sorted_rows import column_of
 from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.poison import LETTERS
@@ -155,7 +155,7 @@ def _operator(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]
         )
         yield Finding("warning", "source.columns", words)
     try:
-        answers, warnings, aside = planned(stream, schema, right)
+        answers, aside, warnings = planned(stream, schema, right)
         for each in warnings:
             yield Finding("warning", "operator", each)
         into = known.get(str(stream.sink.collection))
@@ -200,8 +200,9 @@ def rows_schema(collection: Collection, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([every.field(name) for name in columns]) if columns else every
 
 
-def planned(stream: Stream, schema: pa.Schema, right: Collection | None) -> tuple[pa.Schema, list[str], pa.Schema]:
-    """Of the stream's operator over rows of `schema`: its answers' columns, what lets its state grow, the columns of late rows. Raises InvalidArgument."""
+def planned(stream: Stream, schema: pa.Schema, right: Collection | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
+    """Return, for the stream's operator over rows of `schema`, the columns of answers and late rows, each as their sink has
+    them, and what lets the state grow. Raises InvalidArgument."""
     operation, mark = stream.operator, stream.source.watermark
     assert operation is not None
     assert mark is not None
@@ -210,14 +211,21 @@ def planned(stream: Stream, schema: pa.Schema, right: Collection | None) -> tupl
         schema = operation.as_of.both(schema, rows_schema(right, ()), mark.column)
     warnings = operator.check(schema)
     Clock(duration(mark.delay), mark.ahead).check(operator, schema)
-    kind = schema.field(column_of(schema, mark.column)).type
-    return operator.output_schema(schema), warnings, late_columns(schema, kind)
+    return *given_columns(stream, operator, schema), warnings
 
 
-def late_columns(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
-    """The columns of late rows in their sink. Raises InvalidArgument where two have one name."""
-    aside = late_schema(schema, kind)
-    return one_name_each(aside.field(each).with_name(name) for each, name in late_names(aside.names).items())
+def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
+    """Return the columns of the operator's answers and of late rows, each as their sink has them. Raises InvalidArgument if two have one name."""
+    mark = stream.source.watermark
+    assert mark is not None
+    answers = operator.output_schema(schema)
+    aside = late_schema(schema, schema.field(column_of(schema, mark.column)).type)
+    into = sink_names(answers.names, collection=stream.sink.kind == "collection")
+    beside = late_names(aside.names, collection=stream.late is not None and stream.late.kind == "collection")
+    return (
+        one_name_each(answers.field(each).with_name(name) for each, name in into.items()),
+        one_name_each(aside.field(each).with_name(name) for each, name in beside.items()),
+    )
 
 
 def _sink(stream: Stream, sink: Into, field: str, known: dict[str, Collection]) -> Iterator[Finding]:

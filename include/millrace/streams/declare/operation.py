@@ -20,6 +20,8 @@ _DURATION: Final = re.compile(r"(\d+) (second|minute|hour|day)s?")
 _AGGREGATE: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 LOG_TIME: Final = "_log_time"
 """As an event time: when a row became visible, by its time tick."""
+LOG_TIME_FIELD: Final = "log_time"
+"""The same in a collection, none of whose fields begins with an underscore."""
 RIGHT: Final = "_right"
 SIDE: Final = "right_side"
 """The same among late rows in their sink, whose columns a collection must be able to have."""
@@ -56,13 +58,18 @@ def right_name(column: str) -> str:
     return f"{_RIGHT_OF}{column}"
 
 
-def late_names(names: Iterable[str]) -> dict[str, str]:
-    """Of the columns of late rows those that their sink gets, with their names there. Of an as-of join it gets ``right_side``, which side a row is of,
-    and the right side's columns as ``right_temp``."""
+def sink_names(names: Iterable[str], *, collection: bool) -> dict[str, str]:
+    """Return the columns of a stream's rows with their names in its sink, which is a `collection` or not."""
+    return {each: LOG_TIME_FIELD if collection and each == LOG_TIME else each for each in names}
+
+
+def late_names(names: Iterable[str], *, collection: bool) -> dict[str, str]:
+    """Return the columns of late rows that their sink gets, with their names there. Of an as-of join it gets ``right_side``, which side
+    a row is of, and the right side's columns as ``right_temp``."""
     left_out = {GONE, ORDER}
     return {
-        each: SIDE if each == RIGHT else f"right_{each.removeprefix(_RIGHT_OF)}" if each.startswith(_RIGHT_OF) else each
-        for each in names
+        each: SIDE if each == RIGHT else f"right_{each.removeprefix(_RIGHT_OF)}" if each.startswith(_RIGHT_OF) else name
+        for each, name in sink_names(names, collection=collection).items()
         if each not in left_out
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -17,6 +18,12 @@ from millrace.base.failpoint import hit
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.sinks.frames import FrameSink
 from millrace.streams.sinks.sink import Sink, Taken
+
+Names: TypeAlias = Callable[[Iterable[str]], Mapping[str, str]]
+
+
+def _as_they_are(names: Iterable[str]) -> Mapping[str, str]:
+    return {each: each for each in names}
 
 
 @dataclass
@@ -28,8 +35,10 @@ class KeyedInto:
     """Takes the answers."""
     late: Sink | FrameSink | None = None
     """Takes the rows put aside; without one they lie in the operator's table alone."""
-    late_names: Callable[[Iterable[str]], Mapping[str, str]] = lambda names: {each: each for each in names}
-    """Of the late rows' columns those that `late` gets, with their names there."""
+    names: Names = _as_they_are
+    """Maps the answers' columns to their names in `sink`; columns that it leaves out are not handed on."""
+    late_names: Names = _as_they_are
+    """The same of late rows and `late`."""
 
     def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
         """Take a micro-batch. Raises what the operator and the sinks raise."""
@@ -39,11 +48,10 @@ class KeyedInto:
             return Taken(again=True)
         hit("into.operated")
         answers, late = found
-        taken = _handed(frame, self.sink, batch_id, answers)
+        taken = _handed(frame, self.sink, batch_id, _named(answers, self.names))
         if self.late is not None:
             hit("into.answered")
-            names = self.late_names(late.column_names)
-            _handed(frame, self.late, batch_id, late.select(list(names)).rename_columns(list(names.values())))
+            _handed(frame, self.late, batch_id, _named(late, self.late_names))
         counted = operated.operated or self.keyed.counted(frame, late)
         return Taken(taken.rows, taken.rejected, taken.again, counted)
 
@@ -52,6 +60,11 @@ class KeyedInto:
         self.sink.close()
         if self.late is not None:
             self.late.close()
+
+
+def _named(rows: pa.Table, names: Names) -> pa.Table:
+    given = names(rows.column_names)
+    return rows.select(list(given)).rename_columns(list(given.values()))
 
 
 def _handed(frame: DataFrame, sink: Sink | FrameSink, batch_id: int, rows: pa.Table) -> Taken:

@@ -210,7 +210,7 @@ def _operated(settings: Settings, stream: Stream, columns: pa.Schema) -> tuple[p
     assert operation is not None
     assert mark is not None
     right = None if operation.as_of is None else find_collection(settings, operation.as_of.collection)
-    answers, warnings, aside = planned(stream, columns, right)
+    answers, aside, warnings = planned(stream, columns, right)
     keys = ", ".join(operation.made(mark.column, columns).keys) or "nothing, so in one shard"
     words = [
         f"Operator {operation.kind}, keyed by {keys}, in {operation.shards} shards, {mark.delay} behind the newest {mark.column}",

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
 from millrace.message.ids import LOGICAL_BITS, Moment
 from millrace.streams import source
-from millrace.streams.declare.checks import late_columns
+from millrace.streams.declare.checks import given_columns
 from millrace.streams.declare.declaration import Into, Stream
-from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, late_names, right_name
+from millrace.streams.declare.operation import GONE, ORDER, RIGHT, AsOfOf, duration, late_names, right_name, sink_names
 from millrace.streams.keyed.clock import TICK
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.into import KeyedInto
 from millrace.streams.keyed.operator import Operator
-from millrace.streams.patterns.sorted_rows import column_of
 from millrace.streams.rows import Kinds
 from millrace.streams.sinks.frames import FrameSink, columns_of
 from millrace.streams.sinks.sink import Sink
@@ -87,14 +86,6 @@ def _versions(joined: AsOfOf, right: DataFrame, time: str, ticks: list[str]) -> 
     )
 
 
-def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
-    """The columns of the answers, and of late rows in their sink. Raises InvalidArgument."""
-    mark = stream.source.watermark
-    assert mark is not None
-    kind = schema.field(column_of(schema, mark.column)).type
-    return operator.output_schema(schema), late_columns(schema, kind)
-
-
 def operated_sink(
     stream: Stream,
     frame: DataFrame,
@@ -121,7 +112,11 @@ def operated_sink(
         for sink, columns in zip(opened, given, strict=False):
             if hasattr(sink, "check"):
                 sink.check(columns)
-        return KeyedInto(keyed, opened[0], opened[1] if stream.late is not None else None, late_names)
+        names = partial(sink_names, collection=stream.sink.kind == "collection")
+        if stream.late is None:
+            return KeyedInto(keyed, opened[0], names=names)
+        beside = partial(late_names, collection=stream.late.kind == "collection")
+        return KeyedInto(keyed, opened[0], opened[1], names=names, late_names=beside)
     except BaseException:
         for sink in opened:
             sink.close()

@@ -9,12 +9,12 @@ from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.runtime.job import StartQuery
-from millrace.streams.declare.checks import check, require_runnable
+from millrace.streams.declare.checks import check, given_columns, require_runnable
 from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.found import declared_streams
 from millrace.streams.declare.kept import Kept, Lock
 from millrace.streams.running.frames import create_sink, rows_of, sink_of, transformed
-from millrace.streams.running.operated import both_sides, given_columns, operated_sink, operator_of, right_rows
+from millrace.streams.running.operated import both_sides, operated_sink, operator_of, right_rows
 from millrace.streams.running.progress import Told
 from millrace.streams.running.status import progress_name
 from millrace.streams.sinks.frames import FrameSink, columns_of, sink_folder, start
