@@ -33,6 +33,12 @@ def test_the_nodes_of_a_cluster_are_seen_together_and_one_that_ended_counts_no_m
     _reporter = Reporter(settings.run_path)
     assert [each.state for each in read_jobs(settings)] == ["never started"] * 2
     assert streaming_job(settings) == {"running": False}
+    beat = {"pid": os.getpid(), "at": time.time(), "queries": {"streaming-node": {"message": "Waiting for data"}}}
+    replace_json(settings.own_run_path / "streaming.heartbeat.json", beat)
+    assert [each.state for each in read_jobs(settings)] == ["running", "never started"], "before its first batch"
+    assert streaming_job(settings)["running"]
+    replace_json(settings.own_run_path / "streaming.heartbeat.json", {"queries": {"streaming-node": {}}})
+    assert streaming_job(settings) == {"running": False}
     first, second, third = (replace(settings, node=name) for name in ("n1", "n2", "n3"))
     (settings.run_path / "nodes" / "no node").mkdir(parents=True)
     _says(first, alive=True, rows=2, failure="it waits", assigned="dml_0")

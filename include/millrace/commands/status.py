@@ -115,12 +115,12 @@ def streaming_job(settings: Settings) -> dict[str, Any]:
     from millrace.observe.jobs import read_jobs
 
     job = read_jobs(settings)[0]
-    if job.at is None:
+    if job.state == "never started":
         return {"running": False}
     return {
         "running": job.state == "running",
         "pid": job.pid,
-        "last_batch": stamp(int(job.at * 1000)),
+        "last_batch": None if job.at is None else stamp(int(job.at * 1000)),
         "batches": job.batches,
         "rows": job.rows,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -85,20 +85,36 @@ def read_job(settings: Settings, name: str) -> JobView:
             doing=str(beat.get("message") or "")[:200],
             busy_seconds=beat.get("busy_seconds"),
         )
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except FileNotFoundError:
+        return _before_its_first_batch(settings, name)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return JobView(name=name, state="never started")
+
+
+def _before_its_first_batch(settings: Settings, name: str) -> JobView:
+    for beat in _beats(settings, name):
+        pid, at = int(beat["pid"]), float(beat["at"])
+        if reported(settings.run_path, pid, at):
+            doing = str(beat["queries"][name].get("message") or "")[:200]
+            return JobView(name=name, state="running", pid=pid, doing=doing)
+    return JobView(name=name, state="never started")
 
 
 def _beat(settings: Settings, name: str, pid: int) -> dict[str, Any]:
     """What the heartbeat of the driver with this process id says of the query."""
+    return next((dict(beat["queries"][name]) for beat in _beats(settings, name) if beat["pid"] == pid), {})
+
+
+def _beats(settings: Settings, name: str) -> Iterator[dict[str, Any]]:
+    """The heartbeats of drivers that have the query."""
     for path in settings.own_run_path.glob("*.heartbeat.json"):
         try:
             beat = json.loads(path.read_text(encoding="utf-8"))
-            if beat["pid"] == pid and name in beat["queries"]:
-                return dict(beat["queries"][name])
+            float(beat["at"]), int(beat["pid"])
+            if isinstance(beat["queries"][name], dict):
+                yield beat
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return {}
 
 
 def _slowest(channels: dict[str, dict[str, Any]]) -> dict[str, float]:
