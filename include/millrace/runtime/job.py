@@ -24,7 +24,7 @@ from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.runtime.heartbeat import Heartbeat
-from millrace.runtime.queries import await_queries, stop_on_signals, write_started
+from millrace.runtime.queries import await_queries, started, stop_on_signals, write_started
 from millrace.runtime.spark_session import session
 
 _OURS: Final = re.compile(r"millrace(?:\.\w+)+\.(\w+): (.*)")
@@ -112,13 +112,13 @@ def _run(
         around[0]()
 
     def start(turn: Sequence[StartQuery], place: int) -> StreamingQuery:
-        return turn[place](spark, settings=settings, metrics=metrics, available_now=available_now)
+        return started(partial(turn[place], spark, settings=settings, metrics=metrics, available_now=available_now))
 
     try:
         for turn in [[query] for query in queries] if available_now else [queries]:
-            started = [start(turn, place) for place in range(len(turn))]
+            running = [start(turn, place) for place in range(len(turn))]
             begun = None if available_now else say_begun
-            await_queries(started, stop=stop, beat=beat, restart=partial(start, turn), begun=begun)
+            await_queries(running, stop=stop, beat=beat, restart=partial(start, turn), begun=begun)
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
     finally:

@@ -24,6 +24,23 @@ _WORKER_LATE: Final = "Python worker failed to connect back"
 _logger = logging.getLogger(__name__)
 
 
+def started(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Return the query that `start` starts; call it again, a few times, if Spark gave up on a Python worker while it planned.
+
+    Planning asks Python workers for a source's name, columns and reader, and each must come up within 10 s. Raises what the last
+    call raises.
+    """
+    left = _RESTARTS
+    while True:
+        try:
+            return start()
+        except Exception as error:
+            if not left or _WORKER_LATE not in str(error):
+                raise
+            left -= 1
+            _logger.warning("a Python worker came up too late for the start of a query: it is started again")
+
+
 def await_queries(
     queries: Sequence[StreamingQuery],
     *,
