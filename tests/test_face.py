@@ -166,6 +166,7 @@ class User:
 def test_what_may_be_null_is_said_and_what_cannot_be_is_refused(users: millrace.Collection) -> None:
     with pytest.raises(InvalidArgument, match="the key 'a' may not be null: its type is int64"):
         millrace.schema({"a": "int64?"}, key="a")
+    assert millrace.schema({"id": "int64", "d": "int64?"}, key="id").fields[1].nullable
     for change in (lambda: users.add_field("must", "int64"), lambda: users.alter(add={"must": "int64"})):
         with pytest.raises(InvalidArgument, match=r"have no 'must', so it may be null: write 'int64\?'"):
             change()

@@ -18,7 +18,7 @@ from millrace.node.ingest.connection import Connection
 def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     elsewhere = replace(settings, log="kafka://127.0.0.1:1/millrace")
-    with connect(settings.data_dir, settings=settings) as db:
+    with connect(settings.data_dir, create=True, settings=settings) as db:
         db.create_collection("users", {"id": "int64"}, key="id").insert([{"id": 1}])
         with connect(elsewhere.data_dir, settings=elsewhere) as other:  # the server that runs has the deployment's log
             other["users"].insert([{"id": 2}])
@@ -27,7 +27,7 @@ def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) 
         Client.connect(elsewhere)
     with pytest.raises(InvalidSettings, match="MILLRACE_LOG=rocksmq"):  # who reads the log into the tables
         Connection(elsewhere).service()
-    with connect(settings.data_dir, settings=settings) as db:
+    with connect(settings.data_dir, create=True, settings=settings) as db:
         until = db["users"].insert([{"id": 3}]).last_tick
         found = [row["id"] for change in db["users"].scan(until=until) for row in change.rows.to_pylist()]
         assert found == [1, 2, 3]
@@ -36,10 +36,10 @@ def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) 
 
 def test_a_log_that_an_older_version_made_is_kept_to_from_the_servers_next_start_on(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
-    with connect(settings.data_dir, settings=settings) as db:
+    with connect(settings.data_dir, create=True, settings=settings) as db:
         db.create_collection("users", {"id": "int64"}, key="id")
         db.client.append.service.shutdown()
     (settings.log_path / FILE).unlink()
-    with connect(settings.data_dir, settings=settings) as db:
+    with connect(settings.data_dir, create=True, settings=settings) as db:
         db.client.append.service.shutdown()
     assert (settings.log_path / FILE).exists()

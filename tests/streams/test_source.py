@@ -100,7 +100,7 @@ def test_a_batch_and_a_stream_that_is_started_again_are_pythons_changes(
     names["db"].close()
     for begin in (tick, tick + 1):  # nothing lies in between
         assert face.changes_between(spark, "people", after=begin, until=tick, settings=db.settings).collect() == []
-    with pytest.raises(TickNotReached, match="older tick"):
+    with pytest.raises(TickNotReached, match="ahead of the log's clock"):
         face.changes_between(spark, "people", until="2999-01-01T00:00:00Z", deadline=0.1, settings=db.settings)
 
 

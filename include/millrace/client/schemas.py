@@ -131,11 +131,10 @@ def _schema(
         )
     names = one_or_several(key)
     fields = _fields(source)
-    if isinstance(
-        source, Mapping | type
-    ):  # which say themselves what may be null; of Arrow's fields each may that does not say so
+    if isinstance(source, Mapping | type):  # Arrow's fields are nullable unless they say otherwise
+        keys = (names,) if isinstance(names, str) else names
         for field in fields:
-            if field.nullable and field.name in names:
+            if field.nullable and field.name in keys:
                 raise InvalidArgument(
                     f"the key {field.name!r} may not be null: its type is {field.type}, without a question mark"
                 )

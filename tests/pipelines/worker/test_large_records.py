@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.worker.error_listing import SHOWN_BYTES, error_page
-from millrace.pipelines.worker.error_topic import ensure_topic
+from millrace.pipelines.worker.error_topic import PREFIX, ensure_topic
 from millrace.pipelines.worker.newest import _MOST_BYTES, newest_records
 from millrace.pipelines.worker.selection import EVERYTHING
 from millrace.pipelines.worker.topics import Reader
@@ -24,7 +24,10 @@ def test_what_is_read_is_bounded_in_bytes(tmp_path: Path) -> None:
     for topic in (flights.id, flights.pipeline.errors_topic):
         for number in range(2000 + COUNT):
             value = b'{"flight": 1}' if number < 2000 else b"%d" % (number % 10) * LARGE
-            producer.produce(topic, value, b"k", partition=0)
+            headers = [
+                (f"{PREFIX}connector.name", flights.id.encode())
+            ]  # of an error topic, others' records are not shown
+            producer.produce(topic, value, b"k", partition=0, headers=headers)
             producer.poll(0)
         assert producer.flush(120) == 0
     source = flights.pipeline.source
