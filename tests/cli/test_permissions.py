@@ -80,7 +80,7 @@ def test_a_folder_that_others_can_read_is_closed_and_a_line_says_so(data: Path) 
     assert "could be read" not in millrace(data, "produce", "users", "-", stdin='{"id": 1}\n')
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+@pytest.mark.parametrize("mode", [0o770, *(pytest.param(mode, marks=pytest.mark.slow) for mode in (0o702, 0o1777))])
 def test_nothing_starts_on_a_folder_that_others_can_write_to(mode: int, data: Path) -> None:
     data.mkdir(parents=True)
     data.chmod(mode)

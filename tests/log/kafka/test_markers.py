@@ -93,6 +93,7 @@ def test_records_are_entries_whatever_became_of_their_transaction_and_the_marker
     assert (report.first_bad, report.entries) == (None, 7)
 
 
+@pytest.mark.slow
 def test_every_reader_passes_over_the_same_markers_from_every_position_to_every_end(
     service: Kafka, log: KafkaLog
 ) -> None:

@@ -118,6 +118,7 @@ def test_the_query_fills_the_tables_and_needs_no_checkpoint_of_its_own(
     assert metrics.render().count(b"millrace_flusher_rows_total{") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_delta_spark_and_delta_rs_both_append_to_a_collection(spark: SparkSession, settings: Settings) -> None:
     _, collection = grown(settings, 1)

@@ -86,6 +86,7 @@ sys.exit(supervise(Settings.load(), Path(sys.argv[2]), silent_seconds=float(sys.
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_speak_is_ended_and_started_again_so_many_times(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     worker, declared = tmp_path / "worker", tmp_path / "p.json"

@@ -127,6 +127,7 @@ def by_duckdb(flights: pa.Table) -> Counter[tuple[Any, ...]]:
     return counted(found.fetchall())
 
 
+@pytest.mark.slow
 def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     spark: SparkSession, db: Deployment, tmp_path: Path
 ) -> None:

@@ -194,6 +194,7 @@ def test_spark_reads_every_type_as_it_was_written(spark: SparkSession, db: Deplo
     ]
 
 
+@pytest.mark.slow
 def test_spark_leaves_files_out_by_a_key_that_is_a_moment_and_no_row_with_them(
     spark: SparkSession, db: Deployment
 ) -> None:
