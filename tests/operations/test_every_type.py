@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,25 +38,26 @@ KEY = {"symbol": "string", "on": "date", "lot": "decimal(38,6)", "order": "uuid"
 SCHEMA = schema_of(KEY | {name: f"{kind}?" for name, (kind, _) in EVERY.items()}, key=list(KEY))
 
 
-BEYOND = {
-    "on": pa.scalar(-(1 << 31), pa.int32()),
-    "stop": pa.scalar(-(1 << 63), pa.int64()),
-    "day": pa.scalar((1 << 31) - 1, pa.int32()),
-    "at": pa.scalar((1 << 63) - 1, pa.int64()),
-    "wall": pa.scalar(-(1 << 63), pa.int64()),
+ENDS = {
+    "on": date.min,
+    "stop": datetime.fromisoformat("0001-01-01"),
+    "day": date.max,
+    "at": datetime.max.replace(tzinfo=UTC),
+    "wall": datetime.fromisoformat("0001-01-01"),
 }
+"""The first and last days and moments that a collection takes."""
 
 
 def rows(*numbers: int, **other: Any) -> pa.Table:
-    """A row of values for each even number, every second one with days and moments beyond Python's years; one of nulls for each odd one."""
+    """A row of values for each even number, every second one with ENDS; one of nulls for each odd one."""
     full = {name: value for name, (_, value) in EVERY.items()} | other
     key = {"symbol": "MÜHLE\0", "on": date(1969, 12, 31), "stop": EVERY["wall"][1], "order": EVERY["key"][1]}
     made = [key | {"lot": Decimal(number - 3)} | (full if number % 2 == 0 else {}) for number in numbers]
     table = pa.Table.from_pylist(made, schema=SCHEMA.arrow())
-    beyond = pa.array([number % 4 == 2 for number in numbers])
-    for name, whole in BEYOND.items():
+    at_an_end = pa.array([number % 4 == 2 for number in numbers])
+    for name, end in ENDS.items():
         field = SCHEMA.arrow().field(name)
-        values = pc.if_else(beyond, whole.cast(field.type), table[name])
+        values = pc.if_else(at_an_end, pa.scalar(end, field.type), table[name])
         table = table.set_column(table.column_names.index(name), field, values)
     return table
 
