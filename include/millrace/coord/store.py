@@ -190,11 +190,7 @@ class Store(Closing):
                 raise CollectionExists(f"a collection {collection.name!r} exists already")
             if collection.id != self.next_collection():
                 return False
-            columns = (collection.id, collection.name, collection.state, json.dumps(collection.vchannels))
-            self._db.rows(
-                "insert into collection values (?, ?, ?, ?, ?, ?, ?)",
-                (*columns, *_definition(collection), collection.next_partition),
-            )
+            self._db.rows("insert into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
             return True
 
     def put_back(self, collection: Collection) -> bool:
@@ -206,11 +202,7 @@ class Store(Closing):
                 return False
             if any(task.collection_id == collection.id for task in self.broadcasts.open()):
                 return False
-            columns = (collection.id, collection.name, collection.state, json.dumps(collection.vchannels))
-            self._db.rows(
-                "insert or replace into collection values (?, ?, ?, ?, ?, ?, ?)",
-                (*columns, *_definition(collection), collection.next_partition),
-            )
+            self._db.rows("insert or replace into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
             return True
 
     def change(self, collection: Collection) -> None:
@@ -255,3 +247,9 @@ class Store(Closing):
 
 def _definition(collection: Collection) -> tuple[str, str]:
     return json.dumps([schema.to_json() for schema in collection.schemas]), json.dumps(collection.partitions)
+
+
+def _row(collection: Collection) -> tuple[object, ...]:
+    """The columns of a collection, in the table's order."""
+    named = (collection.id, collection.name, collection.state, json.dumps(collection.vchannels))
+    return (*named, *_definition(collection), collection.next_partition)

@@ -50,6 +50,7 @@ def decoded(value: bytes) -> Any:
 def _written(value: Any) -> Any:
     if isinstance(value, Digits):
         return msgspec.Raw(value.text.encode())
+    # msgspec's contract for a type that the hook does not know.
     raise NotImplementedError(f"a value of type {type(value).__name__} is no JSON")
 
 
