@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,17 @@ def _stop(settings: Settings) -> None:
             service.shutdown()
     except LogUnavailable:
         pass  # the test stopped it, or none was ever needed
+
+
+@pytest.fixture(autouse=True)
+def no_exec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that would replace its process fails: it would replace the test process. A test that expects it patches `os` itself."""
+
+    def refused(*arguments: Any) -> None:
+        raise AssertionError(f"the command would replace the test process by {arguments[1]}")
+
+    for name in ("execv", "execve"):
+        monkeypatch.setattr(os, name, refused)
 
 
 @pytest.fixture

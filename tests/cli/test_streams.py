@@ -7,6 +7,7 @@ import os
 import pytest
 
 from millrace.base.files import replace_json
+from millrace.streams.declare.kept import Kept
 from millrace.streams.running.status import progress_name
 from tests.cli.deployment import Deployment
 
@@ -108,6 +109,7 @@ def test_paused_changed_and_replayed_it_says_what_is_to_be_done(declared: Deploy
     assert (states["plain"], states["hourly"]) == ("paused", "new")
     declared.ok("streams", "resume", "plain")
     assert declared.as_json("streams", "upgrade", "plain", "--keep-state")["incarnation"] == 1
+    Kept(declared.settings, "plain").hand()  # a micro-batch has been given to the sink
     declared.file("s.yaml", GOOD.replace("select id, name", "select id, upper(name) as name"))
     for command in ("run", "start"):
         said = declared.fails("INVALID_STREAM", "streams", command, "plain")
