@@ -1,11 +1,12 @@
-"""What `make docs` adds to mkdocs: the README as the first page, and links to files of the checkout as plain words.
+"""The mkdocs hooks of `make docs`: the README becomes the first page, and links to files of the checkout become plain words.
 
-A page links to code and examples beside docs/, which a site does not hold; on the site these are names. Links between pages stay,
-and mkdocs fails the build for one that leads nowhere (strict).
+Pages link to code and examples outside docs/, which are not on the site; there such a link becomes its words. Links between
+pages stay, and the strict build fails if one of them leads nowhere.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """The README is the first page."""
+    """Add the README as the first page."""
     from mkdocs.structure.files import File
 
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
@@ -24,11 +25,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """A link to what is no page becomes its words."""
+    """Replace each link to a file that is not on the site by its words."""
+    folder = posixpath.dirname(page.file.src_uri)
 
-    def kept(match: re.Match[str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
         words, path, _ = match.groups()
-        known = not path or "://" in path or files.get_file_from_path(path) is not None
+        target = posixpath.normpath(posixpath.join(folder, path))
+        known = not path or "://" in path or files.get_file_from_path(target) is not None
         return match[0] if known else words
 
-    return _LINK.sub(kept, markdown)
+    return _LINK.sub(replaced, markdown)

@@ -12,7 +12,7 @@ PAGES = (
     "SECURITY.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
 )
 
 

@@ -26,5 +26,6 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    named = set(re.findall(r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-    assert named == {path.name for path in (ROOT / "docs").glob("*.md")} | {"index.md"}
+    named = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    docs = ROOT / "docs"
+    assert named == {str(path.relative_to(docs)) for path in docs.rglob("*.md")} | {"index.md"}
