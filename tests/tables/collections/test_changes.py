@@ -41,7 +41,7 @@ def rows_of(batches: Iterable[ChangeBatch]) -> list[Row]:
 
 
 def fold(rows: Iterable[Row], tick: int) -> Counter[tuple[Any, ...]]:
-    """What rows of changes leave at `tick`, by the words of docs/clients.md alone."""
+    """What rows of changes leave at `tick`, by the words of docs/how-to/follow-changes.md alone."""
     kept: list[Row] = []
     for row in rows:
         place = (row["_time_tick"], row["_write_tick"])
