@@ -15,7 +15,6 @@ from airflow.sdk import DAG, Asset
 
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
-from millrace.streams.declare.checks import check, require_runnable
 from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.found import declared_stream, declared_streams
 from millrace.streams.declare.kept import Kept
@@ -52,6 +51,9 @@ class DeclaredStreamOperator(StreamingJobOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Watch the job for a while; what it did meanwhile. Raises InvalidStream where a stream cannot run."""
+        # Loads pandas and Arrow, which a DAG file must not.
+        from millrace.streams.declare.checks import check, require_runnable
+
         settings = MillraceHook(data_dir=self.data_dir).settings
         end = Deadline.after(float(self.watch_for))
         while all(Kept(settings, name).state.paused for name in self.streams):
