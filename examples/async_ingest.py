@@ -1,4 +1,4 @@
-"""Many small appends from asyncio: they share messages, and no call takes a thread."""
+"""Send many small appends from asyncio. Calls share messages, and no call takes a thread."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A stream that is larger than the memory: batches are taken one by one and sent while the next is made."""
+"""Load a stream that is larger than the memory: each batch is sent while the next one is made."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Each change once, into another database: the stream's positions are kept in the same transaction as its rows."""
+"""Copy each change exactly once into another database, with the stream's positions in the same transaction."""
 
 import json
 
@@ -10,7 +10,7 @@ LAST = """
 create or replace temp table last as
 select id, name, _change from (select *, row_number() over () as place from changed)
 qualify row_number() over (partition by id order by place desc) = 1
-"""  # of several changes of one key in a batch the last counts
+"""  # of several changes of a key in one batch, the last counts
 
 target = duckdb.connect()
 target.execute("create table rows (id bigint primary key, name varchar); create table place (positions json)")

@@ -1,4 +1,4 @@
-"""A group of consumers: it goes on behind what was acknowledged, after a crash too. At least once."""
+"""Consume with a group: it continues after the last acknowledged unit, also after a crash. At least once."""
 
 import millrace
 
@@ -9,6 +9,6 @@ with millrace.connect() as db:
         for delivery in consumer:
             for change in delivery.changes():
                 print(change.kind, change.rows.num_rows, "rows")
-            consumer.acknowledge(delivery)  # the group never sees it again
+            consumer.acknowledge(delivery)  # the group does not get it again
     with events.consume(group="mailer", until=last) as consumer:
         print("left for the next start:", sum(1 for _ in consumer))

@@ -1,4 +1,4 @@
-"""One row a symbol and day, whoever sends it and how often: a key of two fields in a collection that replaces."""
+"""Keep one row for each symbol and day, however often it is sent: a key of two fields, replaced on insert."""
 
 from datetime import date
 from decimal import Decimal

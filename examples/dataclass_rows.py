@@ -1,4 +1,4 @@
-"""A dataclass is a schema, and its instances are rows."""
+"""Use a dataclass as the schema, and its instances as rows."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

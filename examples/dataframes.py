@@ -1,4 +1,4 @@
-"""DataFrames of any library in and out: pandas, Polars, pyarrow; the schema is taken from the first of them."""
+"""Write and read DataFrames of pandas, Polars and pyarrow. The first one gives the schema."""
 
 import pandas as pd
 import polars as pl

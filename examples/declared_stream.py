@@ -1,11 +1,11 @@
-"""A declared stream: the highest and lowest price by symbol and minute, kept up by Spark in a collection of its own.
+"""Declare a stream: Spark maintains the highest and lowest price by symbol and minute in a collection.
 
-    python examples/declared_stream.py                              # makes the collections and sends some trades
+    python examples/declared_stream.py                              # creates the collections and sends some trades
     export PYTHONPATH=examples MILLRACE_STREAM_DECLARATIONS=declared_stream
     millrace streams validate prices && millrace streams run prices --available-now
     python examples/declared_stream.py                              # shows what the stream has written
 
-Without ``--available-now`` it goes on; under Airflow the DAG ``stream_prices`` keeps it alive.
+Without ``--available-now`` it keeps running. Under Airflow, the DAG ``stream_prices`` supervises it.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""A producer that may lose its connection: rows wait in a folder on its own disk, and go out once, in order, when it is back."""
+"""Keep writing while the connection is lost: rows wait in a local folder and are sent once, in order, later."""
 
 import tempfile
 from pathlib import Path

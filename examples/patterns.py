@@ -1,4 +1,4 @@
-"""Three delays of one aircraft, each longer than the one before, within a day: MATCH_RECOGNIZE over a collection's rows."""
+"""Find three delays of one aircraft within a day, each longer than the one before, with MATCH_RECOGNIZE."""
 
 from datetime import UTC, datetime, timedelta
 

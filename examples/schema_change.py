@@ -1,4 +1,4 @@
-"""A column is added while the collection is in use: older rows have null in it, and a read of the past has the older schema."""
+"""Add a column while the collection is in use. Older rows have null in it; a read of the past has the older schema."""
 
 import millrace
 

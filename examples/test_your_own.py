@@ -1,4 +1,4 @@
-"""A test of a program of yours, on a whole deployment without a JVM: run it with pytest."""
+"""Test your own program on a whole deployment without a JVM. Run it with pytest."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A collection as it was: every write answers with its time tick, and a read takes a tick, a datetime or ISO 8601 text."""
+"""Read a collection as it was. Every write returns its time tick; a read takes a tick, a datetime or ISO 8601 text."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""The errors and failpoints of the code, for the tests that hold the pages against it."""
+"""The errors and failpoints of the code, for the tests that compare the pages with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = ROOT / "include" / "millrace"
 
 
 class _Names(NamedTuple):
-    """A module's classes with their bases, and the failpoints it names."""
+    """A module's classes with their bases, and its failpoints."""
 
     classes: frozenset[tuple[str, frozenset[str]]]
     failpoints: frozenset[str]
@@ -32,7 +32,7 @@ def _names(path: Path) -> _Names:
 
 
 def error_codes() -> set[str]:
-    """The code of every class of the package that is of the family (its roots included)."""
+    """Return the code of every error class of the package, including the roots."""
     known = {"MillraceError"}
     homes = {name: (path, bases) for path in PACKAGE.rglob("*.py") for name, bases in _names(path).classes}
     while more := {name for name, (_, bases) in homes.items() if bases & known} - known:
@@ -45,7 +45,7 @@ def _module(path: Path) -> ModuleType:
 
 
 def failpoints() -> set[str]:
-    """Places that millrace.base.failpoint can stop at, those with a fixed name."""
+    """Return the failpoints with a fixed name."""
     return {name for path in PACKAGE.rglob("*.py") for name in _names(path).failpoints}
 
 

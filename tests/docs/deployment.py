@@ -1,4 +1,4 @@
-"""A deployment in one process: what jobs/ does with Spark around the same functions, so that a page's examples have tables to read."""
+"""A deployment in one process, so that a page's examples have tables to read. jobs/ does the same with Spark."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from millrace.node.ingest.in_process import catch_up
 
 
 def commit_what_the_logs_hold(client: Client, settings: Settings) -> None:
-    """Bring the ``wal`` table to where the logs end now."""
+    """Commit everything that the logs hold now to the ``wal`` table."""
     catch_up(settings, client.log)
 
 
 @contextmanager
 def streaming(settings: Settings) -> Iterator[None]:
-    """A streaming node works beside the body: what the logs hold is committed as it comes."""
+    """Run a streaming node beside the body: it commits what arrives in the logs."""
     ended = threading.Event()
 
     def work() -> None:
@@ -38,5 +38,5 @@ def streaming(settings: Settings) -> Iterator[None]:
 
 
 def flush_what_is_committed(settings: Settings) -> None:
-    """Bring the collections' tables to where the ``wal`` table stands now."""
+    """Flush everything in the ``wal`` table to the collections' tables."""
     flush(settings)

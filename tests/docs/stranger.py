@@ -1,9 +1,9 @@
-"""A client of the log's server written from docs/wire-form.md alone: pyarrow, the standard library, and nothing of Millrace.
+"""A client of the log server, written from docs/wire-form.md alone with pyarrow and the standard library.
 
     python tests/docs/stranger.py <data folder>/log/server.json
 
-Makes a collection, writes to it as an idempotent producer, repeats itself, is refused what is wrong, and reads it all back. Prints
-what it found as JSON.
+It creates a collection, writes to it as an idempotent producer, repeats messages, sends wrong ones, and reads everything
+back. It prints what it found as JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def crc32c(data: bytes) -> int:
 
 
 def entry(messages: list[dict[str, Any]]) -> bytes:
-    """Every column in full: a reader takes every form."""
+    """Encode an entry with every column in full; a reader accepts every form."""
     names = list(dict.fromkeys(message.get("vchannel", "") for message in messages))
     for message in messages:
         message["payload_length"] = len(message.get("payload", b""))

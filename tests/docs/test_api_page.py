@@ -1,4 +1,4 @@
-"""The page of the public names says what the code says, of every name."""
+"""The API page matches the docstrings of every public name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the pages run as they stand, on a deployment of their own."""
+"""The examples of the pages run as pasted, on a deployment of their own."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 TICKS = 8
-"""More time ticks than the reads of these tests have appended to a PChannel."""
+"""An upper bound of the time ticks that the reads of these tests append to a PChannel."""
 
 
 def run(block: str, names: dict[str, Any]) -> str:
-    """Run a block of a page; what it printed. Its names are in `names` afterwards."""
+    """Run a block of a page with the names of `names`, which it extends. Return what it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(block, "<page>", "exec"), names)
@@ -49,13 +49,13 @@ def key_rows(rows: pa.Table) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """One deployment for all examples; the cache folder is the user's, so that jars are fetched once."""
+    """One deployment for all examples. The cache folder is the user's, so jars are fetched only once."""
     return Settings(data_dir=tmp_path_factory.mktemp("examples") / "data", spark_cores=2)
 
 
 @pytest.fixture(scope="module")
 def readme(settings: Settings) -> Iterator[dict[str, Any]]:
-    """The names that the README's example leaves when it ran twice, with the log's server still running."""
+    """The names of the README's example after two runs, with the log server still running."""
     names: dict[str, Any] = {"settings": settings, "data": settings.data_dir}
     try:
         with pytest.MonkeyPatch.context() as environment:
@@ -164,7 +164,7 @@ def test_tables_that_the_operating_page_calls_computable_come_back_the_same(
     for name in lost:
         shutil.rmtree(settings.data_dir / name)
     caught_up(settings, flushed=True)
-    # The rows are the same. A tick behind which nothing came is no row of the WAL until a message comes, or all is made anew.
+    # The rows are the same. The last tick becomes a WAL row only when a message follows it, or when the WAL is rebuilt.
     rows, totals, last_tick = content()
     assert rows == before[0]
     assert last_tick >= before[2]

@@ -1,4 +1,4 @@
-"""The example of docs/expressions.md runs as it stands, and its table has what expressions have."""
+"""The example of docs/expressions.md runs as pasted, and its table lists every function and bound."""
 
 from __future__ import annotations
 

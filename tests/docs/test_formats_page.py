@@ -1,4 +1,4 @@
-"""docs/formats.md has every version that the code knows of a format, once, with its value; and a newer version is refused, not misread."""
+"""docs/formats.md lists every version constant once, with its value. A newer version is refused, not misread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VERSIONS = re.compile(r"_?([A-Z_]+_)?(VERSIONS?|FORM|MAGIC)")
 
 
 def versions() -> set[str]:
-    """`module:NAME` of each constant that is a version by its name: a number, bytes, or a tuple of versions."""
+    """Return `module:NAME` of each constant whose name says that it is a version: a number, bytes, or a tuple."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
@@ -61,7 +61,7 @@ def test_the_page_has_the_versions_value(row: list[str]) -> None:
 
 
 NEWER: dict[str, Callable[[Path], Any]] = {}
-"""By format: writes one of the version after this build's, and reads it."""
+"""By format: writes the version after this build's, and reads it."""
 
 
 def newer(read: Callable[[Path], Any]) -> Callable[[Path], Any]:

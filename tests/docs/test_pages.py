@@ -1,4 +1,4 @@
-"""What the pages say holds: links lead somewhere, files are there, tables of names are those of the code."""
+"""The pages are right: links work, named files exist, and tables match the code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_deliver_policy_is_explained_and_every_filter_is_named() -> None:
 
 
 def delta_types(schema: pa.Schema) -> list[list[str]]:
-    """[name, type] of each column as Delta has it."""
+    """Return [name, Delta type] of each column."""
     return [[field.name, field.type.type] for field in Schema.from_arrow(schema).fields]
 
 

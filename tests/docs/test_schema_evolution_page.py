@@ -1,4 +1,4 @@
-"""The example of docs/schema-evolution.md runs as it stands, and its tables say what the code does."""
+"""The example of docs/schema-evolution.md runs as pasted, and its tables match the code."""
 
 from __future__ import annotations
 

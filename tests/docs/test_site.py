@@ -1,4 +1,4 @@
-"""The pages make a site: every page is in its navigation, and no link on it leads nowhere."""
+"""The site builds: every page is in its navigation, and every link works."""
 
 from __future__ import annotations
 

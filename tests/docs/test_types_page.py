@@ -1,4 +1,4 @@
-"""The page of types says what the code does."""
+"""docs/types.md matches the code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OTHERS = {
 
 
 def delta(kind: object) -> str:
-    """A Delta type as the page writes it."""
+    """Return a Delta type in the page's notation."""
     text = re.sub(r"PrimitiveType\(\"([^\"]*)\"\)", r"\1", str(kind))
     text = re.sub(r"ArrayType\((\w+), contains_null=True\)", r"array<\1>", text)
     text = re.sub(r"MapType\((\w+), (\w+), value_contains_null=True\)", r"map<\1,\2>", text)

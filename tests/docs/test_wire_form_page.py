@@ -1,4 +1,4 @@
-"""docs/wire-form.md suffices: a client written from it alone writes and reads, and its tables are those of the code."""
+"""docs/wire-form.md is complete: a client written from it alone writes and reads, and its tables match the code."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_client_that_knows_the_page_alone_writes_to_the_log_and_reads_it(tmp_p
 
 
 def cells(heading: str) -> list[list[str]]:
-    """The rows of the first table behind a line of the page."""
+    """Return the rows of the first table after a line of the page."""
     behind = PAGE[PAGE.index(heading) :]
     lines = re.search(r"^\|.*\n\|-+.*\n((?:\|.*\n)+)", behind, re.MULTILINE)
     assert lines is not None
