@@ -1,10 +1,11 @@
-"""docs/api.md, made from the docstrings of the public face: ``python -m tests.docs.api``."""
+"""Generate docs/api.md from the docstrings of the public API: ``python -m tests.docs.api``."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
+import textwrap
 from typing import Any
 
 import millrace
@@ -18,7 +19,7 @@ PARTS: dict[str, list[str]] = {
     "Connecting": ["connect", "Database", "Settings"],
     "Collections": ["Collection", "schema", "Schema", "Field"],
     "Writing": ["Written", "Transaction", "Producer", "BatchLimits", "AsyncProducer"],
-    "Reading what comes": [
+    "Consuming": [
         "Change", "ChangeStream", "Consumer", "Delivery", "AsyncConsumer", "ParallelConsumer",
         "All", "Latest", "StartFrom", "StartAfter", "StartAfterTick",
     ],
@@ -26,23 +27,24 @@ PARTS: dict[str, list[str]] = {
     "Errors": ["MillraceError", "errors"],
 }  # fmt: skip
 
-HEAD = """# The public names
+HEAD = """# Python API
 
-`import millrace` and what stands here; `millrace.spark` and `millrace.testing` are modules of their own. Everything else is internal
-and may change without a word. Made from the docstrings by `python -m tests.docs.api`; the programs under [examples/](../examples)
-show the names at work.
+The public API is `import millrace` with the names on this page, and the modules `millrace.spark` and
+`millrace.testing`. Everything else is internal and may change without notice. `python -m tests.docs.api` generates this
+page from the docstrings. The programs under [examples/](../examples) and the [guides](clients.md#guides) show the names
+in use.
 """
 
 UNFOLDED = {"Settings", "Schema", "Field", "MillraceError"}
-"""Classes whose members are explained elsewhere, or are of no use to a program."""
+"""Classes whose members other pages explain, or that a program does not need."""
 
 
 SPARK = ("read", "register", "changes_between", "stream")
-"""Of millrace.spark: the session is explained elsewhere."""
+"""The names of millrace.spark; another page explains the session."""
 
 
 def page() -> str:
-    """The page as the code has it."""
+    """Return the page for the present code."""
     parts = [HEAD]
     for heading, names in PARTS.items():
         parts.append(f"## {heading}\n")
@@ -57,10 +59,11 @@ def page() -> str:
 
 def _entry(title: str, name: str, thing: Any) -> str:
     if inspect.ismodule(thing):
-        return f"### {title}\n\n{_words(thing)} One class an error, with `code`, `retriable` and what to do: [operating](operating.md#errors).\n"
+        text = f"{_words(thing)} [Operating](operating.md#errors) lists every error."
+        return f"### {title}\n\n{_wrapped(text)}\n"
     if not inspect.isclass(thing):
-        return f"### {title}\n\n{_signature(title, thing)}\n{_words(thing)}\n"
-    lines = [f"### {title}\n", _words(thing), ""]
+        return f"### {title}\n\n{_signature(title, thing)}\n{_wrapped(_words(thing))}\n"
+    lines = [f"### {title}\n", _wrapped(_words(thing)), ""]
     for each, member in vars(thing).items():
         if each.startswith("_") or name in UNFOLDED or not (words := _words(member)):
             continue
@@ -72,11 +75,35 @@ def _entry(title: str, name: str, thing: Any) -> str:
 
 
 def _item(name: str, words: str) -> str:
-    return f"- **`{name}`** " + words.replace("\n", "\n  ").replace("\n  \n", "\n\n")
+    return _wrapped(f"- **`{name}`** {words}", indent="  ")
+
+
+def _wrapped(text: str, *, indent: str = "") -> str:
+    """Wrap paragraphs to the width of the page; leave lists and code blocks inside them as they are."""
+    paragraphs = []
+    for number, each in enumerate(text.split("\n\n")):
+        first = indent if number else ""
+        if re.search(r"^(\s|- )", each, re.MULTILINE) and number:
+            paragraphs.append(textwrap.indent(each, indent))
+        else:
+            paragraphs.append(
+                textwrap.fill(
+                    each,
+                    118,
+                    initial_indent=first,
+                    subsequent_indent=indent,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+    return "\n\n".join(paragraphs)
 
 
 def _signature(title: str, function: Any) -> str:
-    return f"```text\n{title}{_arguments(function)}\n```\n"
+    call = f"{title}{_arguments(function)}"
+    if len(call) > 118:
+        call = textwrap.fill(call, 118, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return f"```text\n{call}\n```\n"
 
 
 def _arguments(function: Any) -> str:
@@ -90,9 +117,9 @@ def _arguments(function: Any) -> str:
 
 
 def _words(thing: Any) -> str:
-    """The docstring with its references as code, paragraphs as they are."""
+    """Return the docstring with its references as code."""
     text = inspect.getdoc(thing) or ""
-    if inspect.isclass(thing) and text.startswith(f"{thing.__name__}("):  # a dataclass without words of its own
+    if inspect.isclass(thing) and text.startswith(f"{thing.__name__}("):  # a dataclass without a docstring of its own
         return ""
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text).replace("``", "`")
     return text.strip()

@@ -1,6 +1,6 @@
-"""The tables of the pages that are made from the code: settings, metrics, thresholds of the chain, who may call what.
+"""Generate the tables of the pages that come from the code: settings, metrics, thresholds of the chain, permissions.
 
-python -m tests.docs.reference    # rewrites them; a test fails where the page has anything else
+python -m tests.docs.reference    # rewrites them; a test fails if a page differs
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _row(*cells: str) -> str:
 
 
 def settings_table() -> str:
-    """A row a setting."""
+    """Return one row for each setting."""
     text = _row("setting", "variable", "default", "meaning") + "|---|---|---|---|\n"
     for name, env, default, words in describe():
         text += _row(f"`{name}`", f"`{env}`", f"`{default or '(empty)'}`", words)
@@ -34,7 +34,7 @@ def settings_table() -> str:
 
 
 def metrics_table() -> str:
-    """A row a family."""
+    """Return one row for each metric family."""
     text = _row("metric", "kind", "labels", "meaning") + "|---|---|---|---|\n"
     for name, family in FAMILIES.items():
         text += _row(f"`{NAMESPACE}_{name}`", family.kind, ", ".join(family.labels) or "-", family.words)
@@ -42,7 +42,7 @@ def metrics_table() -> str:
 
 
 def thresholds_table() -> str:
-    """A row for each key of the chain's configuration."""
+    """Return one row for each key of the chain's configuration."""
     text = _row("key", "default", "least", "greatest") + "|---|---|---|---|\n"
     for key, value in ChainConfig().to_json().items():
         text += _row(f"`{key}`", str(value), *map(str, BOUNDS[key]))
@@ -50,7 +50,7 @@ def thresholds_table() -> str:
 
 
 def calls_table() -> str:
-    """A row a call of the log's server."""
+    """Return one row for each call of the log server."""
     text = _row("call", "role", "over", "what it does") + "|---|---|---|---|\n"
     for name, need in CALLS.items():
         text += _row(f"`{name}`", _roles(need), _over(need), need.words)
@@ -58,7 +58,7 @@ def calls_table() -> str:
 
 
 def service_table() -> str:
-    """A row a route of the service."""
+    """Return one row for each route of the service."""
     text = _row("route", "role", "over", "what it does") + "|---|---|---|---|\n"
     for name, need in {**DESCRIPTION, **reading.CALLS, **cluster.CALLS, **pipelines.CALLS}.items():
         text += _row(f"`{name}`", _roles(need), _over(need), need.words)
@@ -66,7 +66,7 @@ def service_table() -> str:
 
 
 def messages_table() -> str:
-    """A row a type of message."""
+    """Return one row for each message type."""
     text = _row("type", "role", "over") + "|---|---|---|\n"
     for kind, need in MESSAGES.items():
         text += _row(f"`{kind.name}`", _roles(need), "its VChannel" if need.over is Kind.VCHANNEL else _over(need))
@@ -91,11 +91,11 @@ TABLES = {
     (ACCESS, "The service's routes"): service_table,
     (ACCESS, "Messages in an append"): messages_table,
 }
-"""By page and heading: what makes the first table under it."""
+"""By page and heading: the function that generates the first table under it."""
 
 
 def with_table(page: str, heading: str, table: str) -> str:
-    """`page` with `table` as the first table under `heading`."""
+    """Return `page` with `table` as the first table under `heading`."""
     start = re.search(rf"^#+ {re.escape(heading)}$", page, re.MULTILINE)
     assert start is not None, f"no heading {heading!r}"
     old = re.compile(r"(?:^\|.*\n)+", re.MULTILINE).search(page, start.end())

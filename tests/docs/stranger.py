@@ -2,7 +2,7 @@
 
     python tests/docs/stranger.py <data folder>/log/server.json
 
-It creates a collection, writes to it as an idempotent producer, repeats messages, sends wrong ones, and reads everything
+It creates a collection, writes to it as an idempotent producer, repeats messages, sends wrong ones, and reads it all
 back. It prints what it found as JSON.
 """
 
