@@ -72,8 +72,9 @@ def python_blocks(page: str) -> list[Code]:
 
 
 def links(page: str) -> list[str]:
-    """Targets of the page's links into the tree, anchors included."""
-    return [target for target in re.findall(r"\]\(([^)\s]+)\)", text(page)) if "://" not in target]
+    """Targets of the page's links and pictures in the tree, anchors included."""
+    found = re.findall(r"\]\(([^)\s]+)\)|\b(?:src|srcset)=\"([^\"]+)\"", text(page))
+    return [target for pair in found for target in pair if target and "://" not in target]
 
 
 def anchors(page: str) -> set[str]:
