@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]*)(#[^)\s]*)?\)")
-_PICTURE = re.compile(r'<picture>.*?srcset="(?P<dark>[^"]+)".*?<img\b[^>]*?></picture>', re.DOTALL)
+_PICTURE = re.compile(r'<picture>.*?srcset="(?P<dark>[^"]+)".*?<img\b[^>]*>\s*</picture>', re.DOTALL)
 _ATTRIBUTE = re.compile(r'\b(src|alt)="([^"]*)"')
 
 
@@ -41,6 +41,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def picture(match: re.Match[str]) -> str:
         image = dict(_ATTRIBUTE.findall(match[0][match[0].rindex("<img") :]))
-        return f"![{image['alt']}]({image['src']}#only-light)\n![{image['alt']}]({match['dark']}#only-dark)"
+        alt = " ".join(image["alt"].split())
+        return f"![{alt}]({image['src']}#only-light)\n![{alt}]({match['dark']}#only-dark)"
 
     return _LINK.sub(link, _PICTURE.sub(picture, markdown))

@@ -35,11 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "docs/quickstart.md",
     "docs/tutorials/csv-to-dashboard.md",
-    "docs/tutorials/kafka-to-opensearch.md",
-    "docs/tutorials/windows-and-patterns.md",
-    "docs/tutorials/airflow.md",
 )
-"""The pages that hold as a whole, whatever their blocks are."""
+"""Pages of which a test runs every block."""
 
 _BLOCK = re.compile(r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]*)\")?[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
 _ENVIRONMENT = re.compile(r"^\s*(?:\S*python\S* -m venv|\. |source |(?:\S*python -m )?pip install|cd \S*millrace\b)")
@@ -91,7 +88,7 @@ class Shell:
 
     def run(self, block: str, seconds: float) -> list[str]:
         """Run a block to its end; what it printed. Raises PageFailed for an exit code other than 0."""
-        self.stdin.write(f"set -e\n{{\n{block}\n}} </dev/null\nset +e\nprintf '\\n{_MARK} %d\\n' $?\n")
+        self.stdin.write(f"failed=0; trap 'failed=1' ERR\n{{\n{block}\n}} </dev/null\nprintf '\\n{_MARK} %d\\n' $failed\n")
         self.stdin.flush()
         printed: list[str] = []
         end = time.monotonic() + seconds
@@ -99,12 +96,12 @@ class Shell:
             try:
                 line = self.lines.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
-                raise PageFailed(f"no end after {seconds:g} s:\n{block}\n--- printed\n" + "\n".join(printed)) from None
+                raise PageFailed(f"no end after {seconds:g} s:\n{block}\n--- printed\n" + _end(printed)) from None
             if line.startswith(_MARK):
                 if printed and not printed[-1]:
                     printed.pop()  # printed by the mark itself
                 if line != f"{_MARK} 0":
-                    raise PageFailed(f"failed:\n{block}\n--- printed\n" + "\n".join(printed))
+                    raise PageFailed(f"failed:\n{block}\n--- printed\n" + _end(printed))
                 return printed
             printed.append(line)
 
@@ -116,6 +113,10 @@ class Shell:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5 if each is not signal.SIGKILL else None)
         self.stdin.close()
+
+
+def _end(lines: list[str]) -> str:
+    return "\n".join(lines[-40:])
 
 
 def python(shell: Shell, number: int, block: str, seconds: float) -> list[str]:
@@ -176,10 +177,11 @@ def shells(folder: Path, environment: dict[str, str]) -> Iterator[list[Shell]]:
     try:
         yield found
     finally:
+        for each in reversed(found[1:]):
+            each.close()  # first what would start the log server again
         with contextlib.suppress(PageFailed):
             found[0].run("millrace log stop || true", 30)
-        for each in reversed(found):
-            each.close()
+        found[0].close()
 
 
 def run(page: str, *, seconds: float = 300.0, install: bool = False, verbose: bool = False) -> None:
@@ -210,9 +212,10 @@ def _blocks(text: str, folder: Path, terminals: list[Shell], seconds: float, *, 
         language, title, block = found["language"], found["title"] or "", found["text"]
         begun = time.monotonic()
         if title.endswith("terminal"):
+            terminals[0].run("export -p > .exports", seconds)  # a reader has the same environment in each terminal
             other = Shell(folder, terminals[0].environment)
             terminals.append(other)
-            other.start(block)
+            other.start(f". ./.exports\n{block}")
         elif title:
             (folder / title).write_text(block, encoding="utf-8")
         elif language == "sh":
