@@ -223,9 +223,7 @@ DIAGRAMS: dict[str, Callable[[], Drawing]] = {
 
 def files() -> dict[Path, str]:
     """The text of each file."""
-    return {
-        IMAGES / f"{name}-{theme}.svg": draw().svg(theme) for name, draw in DIAGRAMS.items() for theme in THEMES
-    }
+    return {IMAGES / f"{name}-{theme}.svg": draw().svg(theme) for name, draw in DIAGRAMS.items() for theme in THEMES}
 
 
 def main() -> None:

@@ -88,7 +88,9 @@ class Shell:
 
     def run(self, block: str, seconds: float) -> list[str]:
         """Run a block to its end; what it printed. Raises PageFailed for an exit code other than 0."""
-        self.stdin.write(f"failed=0; trap 'failed=1' ERR\n{{\n{block}\n}} </dev/null\nprintf '\\n{_MARK} %d\\n' $failed\n")
+        self.stdin.write(
+            f"failed=0; trap 'failed=1' ERR\n{{\n{block}\n}} </dev/null\nprintf '\\n{_MARK} %d\\n' $failed\n"
+        )
         self.stdin.flush()
         printed: list[str] = []
         end = time.monotonic() + seconds

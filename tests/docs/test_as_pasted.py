@@ -16,7 +16,13 @@ def test_a_page_runs_as_pasted(page: str) -> None:
 
 def test_what_differs_from_run_to_run_is_the_same() -> None:
     page = ["Accepted 3 rows in 1 messages, 10.6 s.", "tick 470724117383348226", "…", "1 row, … dropped"]
-    printed = ["Accepted 3 rows in 1 messages, 0.3 s.", "tick 470724117383348999", "more", "and more", "1 row, 2 dropped"]
+    printed = [
+        "Accepted 3 rows in 1 messages, 0.3 s.",
+        "tick 470724117383348999",
+        "more",
+        "and more",
+        "1 row, 2 dropped",
+    ]
     assert as_pasted.same(page, printed)
     assert as_pasted.same(["", "a", "", "b"], ["a  ", "", "b", ""])
 
