@@ -75,34 +75,33 @@ def _entry(title: str, name: str, thing: Any) -> str:
 
 
 def _item(name: str, words: str) -> str:
-    return _wrapped(f"- **`{name}`** {words}", indent="  ")
+    return _wrapped(f"- **`{name}`** {words}", indent="    ")
 
 
 def _wrapped(text: str, *, indent: str = "") -> str:
-    """Wrap paragraphs to the width of the page; leave lists and code blocks inside them as they are."""
-    paragraphs = []
-    for number, each in enumerate(text.split("\n\n")):
-        first = indent if number else ""
-        if re.search(r"^(\s|- )", each, re.MULTILINE) and number:
-            paragraphs.append(textwrap.indent(each, indent))
-        else:
-            paragraphs.append(
-                textwrap.fill(
-                    each,
-                    118,
-                    initial_indent=first,
-                    subsequent_indent=indent,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            )
+    """Wrap paragraphs to the width of the page. Leave lists and code blocks inside them as they are.
+
+    `indent` belongs to all but the first paragraph: a list item's further paragraphs need four spaces on the site.
+    """
+    first, *others = text.split("\n\n")
+    paragraphs = [_filled(first, "", indent)]
+    for each in others:
+        as_it_is = re.search(r"^(\s|- )", each, re.MULTILINE)
+        paragraphs.append(textwrap.indent(each, indent) if as_it_is else _filled(each, indent, indent))
     return "\n\n".join(paragraphs)
+
+
+def _filled(text: str, first: str, rest: str) -> str:
+    wrapper = textwrap.TextWrapper(
+        118, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.fill(text)
 
 
 def _signature(title: str, function: Any) -> str:
     call = f"{title}{_arguments(function)}"
     if len(call) > 118:
-        call = textwrap.fill(call, 118, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        call = _filled(call, "", "    ")
     return f"```text\n{call}\n```\n"
 
 
