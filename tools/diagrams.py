@@ -102,27 +102,24 @@ class Drawing:
 
 
 def flow() -> Drawing:
-    """Rows from producers to readers."""
-    d = Drawing("How rows flow: producers, log, wal, collections, readers", 480, 452)
-    d.box(16, 10, 290, 56, "Producers", "Python · command line · files")
-    d.arrow((90, 66), (90, 122))
-    d.text(100, 99, "append", anchor="start")
-    d.arrow((196, 122), (196, 66))
-    d.text(206, 90, "message id and time tick,", anchor="start")
-    d.text(206, 107, "or the reason of a rejection", anchor="start")
-    d.box(16, 122, 290, 78, "Log", "one ordered sequence per PChannel", "embedded · Kafka · Pulsar", kind="store")
-    d.arrow((90, 200), (90, 256))
-    d.text(100, 225, "streaming node", anchor="start")
-    d.text(100, 242, "runs the interceptor chain", style="muted", anchor="start")
-    d.box(16, 256, 290, 62, "wal", "messages · rejections · channel state", kind="store")
-    d.arrow((90, 318), (90, 374))
-    d.text(100, 343, "flusher", anchor="start")
-    d.text(100, 360, "writes what became visible", style="muted", anchor="start")
-    d.box(16, 374, 290, 66, "collections", "rows · deletes · segments · checkpoints", kind="store")
-    d.box(372, 122, 100, 318, "Readers", "Python", "pandas", "Polars", "DuckDB", "Spark")
-    for y, words in ((161, "tail"), (287, "scan"), (407, "read")):
-        d.arrow((306, y), (372, y))
-        d.text(337, y - 7, words)
+    """Rows from producers to readers; low, so that it leaves room for a program on the first screen."""
+    d = Drawing("How rows flow: producers, log, wal, collections, readers", 480, 308)
+    d.box(8, 8, 304, 46, "Producers", "Python · command line · files")
+    d.arrow((48, 54), (48, 88))
+    d.text(56, 75, "append", anchor="start")
+    d.arrow((128, 88), (128, 54))
+    d.text(136, 75, "id and time tick, or the reason of a rejection", anchor="start")
+    d.box(8, 88, 304, 50, "Log", "durable, ordered · embedded, Kafka, Pulsar", kind="store")
+    d.arrow((48, 138), (48, 170))
+    d.text(56, 158, "streaming node: runs the interceptor chain", anchor="start")
+    d.box(8, 170, 304, 50, "wal", "messages · rejections · channel state", kind="store")
+    d.arrow((48, 220), (48, 252))
+    d.text(56, 240, "flusher: writes what became visible", anchor="start")
+    d.box(8, 252, 304, 50, "collections", "rows · deletes · segments · checkpoints", kind="store")
+    d.box(384, 88, 88, 214, "Readers", "Python", "pandas", "Polars", "DuckDB", "Spark")
+    for y, words in ((115, "tail"), (197, "scan"), (279, "read")):
+        d.arrow((312, y), (384, y))
+        d.text(346, y - 6, words)
     return d
 
 
