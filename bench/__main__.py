@@ -49,7 +49,7 @@ from bench import (
     sink_bench,
 )
 from bench.tables import reads, writes
-from millrace.brokers.kinds import STORES
+from millrace.brokers.registry import META_STORES
 from millrace.rpc.discovery import read_record
 
 MIB = 1 << 20
@@ -71,7 +71,7 @@ def main() -> None:
         "--quick", action="store_true", help="small sizes and 3 pairs: to see that it runs, not to quote"
     )
     parser.add_argument(
-        "--meta", choices=sorted(STORES), help="the meta store of the section coord (default: the embedded one)"
+        "--meta", choices=sorted(META_STORES), help="the meta store of the section coord (default: the embedded one)"
     )
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
     parser.add_argument(
@@ -272,9 +272,9 @@ def _coord(folder: Path, quick: bool, meta: str = "") -> Any:
         "meta_store": meta or "sqlite",
         "moves": coord_bench.moves(folder / "moves", rounds=1 if quick else 5, meta=meta),
         "broadcast": coord_bench.broadcast(folder / "broadcast", times=3 if quick else 20),
-        "losing_nodes": coord_scale.losing(pchannels=1_000 if quick else 10_000, nodes=100 if quick else 1_000),
+        "losing_nodes": coord_scale.lose_nodes(pchannels=1_000 if quick else 10_000, nodes=100 if quick else 1_000),
         "balancing": [
-            coord_scale.balancing(pchannels=(10 if quick else 100) * each, nodes=each, collections=500)
+            coord_scale.balance_rounds(pchannels=(10 if quick else 100) * each, nodes=each, collections=500)
             for each in (32, 1_000)
         ],
         "discovery": coord_bench.discovery(folder / "discovery", times=30 if quick else 300, meta=meta),
@@ -312,7 +312,13 @@ def _tables(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
 
 
 def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
-    from bench.streams import beside, frame_sinks, on_spark, quix, sinks  # Bytewax is not there for each Python
+    from bench.streams import (  # Bytewax is not there for each Python
+        frame_sinks,
+        keyed_operators,
+        on_spark,
+        quix,
+        sinks,
+    )
     from bench.streams.events import LAST, RISING
 
     count, size = (200_000, 50_000) if quick else (2_000_000, 200_000)
@@ -320,17 +326,24 @@ def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     for operator, name in ((RISING, "pattern"), (LAST, "as-of join")):
         for keys in (10, 1_000_000):
             parts[f"{name} beside Bytewax, {keys:,} keys"] = partial(
-                beside.beside_bytewax, operator, count=count, keys=keys, size=size, pairs=1 if quick else 3
+                keyed_operators.compare_with_bytewax,
+                operator,
+                count=count,
+                keys=keys,
+                size=size,
+                pairs=1 if quick else 3,
             )
             parts[f"{name} beside Quix Streams, {keys:,} keys"] = partial(
-                quix.beside_quix,
+                quix.compare_with_quix,
                 folder / f"quix-{name.split()[0]}-{keys}",
                 operator,
                 count=count // 10,
                 keys=keys,
                 size=size,
             )
-    parts["state"] = partial(beside.state_size, count=1_000_000 if quick else 10_000_000, keys=10_000, size=50_000)
+    parts["state"] = partial(
+        keyed_operators.state_size, count=1_000_000 if quick else 10_000_000, keys=10_000, size=50_000
+    )
     parts["guarantees"] = partial(
         sinks.guarantees, folder / "sinks", rows=50_000 if quick else 500_000, size=10_000, pairs=2 if quick else 5
     )
@@ -374,7 +387,9 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "compaction": lambda folder, quick: compaction_bench.compaction(
         folder, files=200 if quick else 1000, pairs=2 if quick else 5
     ),
-    "beside": lambda folder, quick: compaction_bench.beside(folder, seconds=10.0 if quick else 60.0),
+    "beside": lambda folder, quick: compaction_bench.freshness_during_compaction(
+        folder, seconds=10.0 if quick else 60.0
+    ),
     "coord": _coord,
     "backfill": lambda folder, quick: backfill_bench.backfill(folder, pairs=2 if quick else 7, times=1 if quick else 3),
     "checkpoint": lambda folder, quick: checkpoint_bench.checkpoints(
@@ -386,7 +401,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "restarts": lambda folder, quick: restart_bench.restarts(
         folder, marks_mib=(64, 256) if quick else (64, 1024, 10_240), repeats=2 if quick else 5
     ),
-    "operations": lambda folder, quick: operations_bench.together(
+    "operations": lambda folder, quick: operations_bench.concurrent_operations(
         folder, rows=20_000 if quick else None, slices=3 if quick else 28
     ),
     "commits": lambda folder, quick: commit_bench.commits(folder, marks=(100, 300) if quick else (1000, 20_000)),

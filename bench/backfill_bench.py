@@ -20,19 +20,19 @@ from pyspark.sql import functions as F
 
 from bench.deployment import deployment
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.flights_hourly import TABLES
 from millrace.demo.load import ensure_collection
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.backfill import load
 from millrace.operations.backfill.declaration import BackfillParams, LoadParams
 from millrace.operations.backfill.run import run
 from millrace.runtime.progress import Progress
 from millrace.runtime.spark_session import session
-from millrace.tables.collections.table import rows_uri
+from millrace.tables.collections.data_tables import rows_uri
 
 START, END = datetime(2013, 2, 2, tzinfo=UTC), datetime(2014, 1, 2, tzinfo=UTC)
 """Days of one cell of the grid that slices of 8,784 hours are cut on."""
@@ -45,8 +45,8 @@ def backfill(folder: Path, *, pairs: int = 7, times: int = 3) -> dict[str, Any]:
         collection = ensure_collection(client)
         year = flights()
         found = {"load": _load(folder, client, collection, year, times=times)}
-        catch_up(settings, client.log)
-        flush(settings)
+        ingest_to_end(settings, client.log)
+        flush_to_end(settings)
         rows = times * 2 * len(year)
         spark = session("bench-backfill", settings=settings)
         try:
@@ -58,7 +58,7 @@ def backfill(folder: Path, *, pairs: int = 7, times: int = 3) -> dict[str, Any]:
 
 
 def _rebuild(
-    spark: SparkSession, settings: Settings, collection: Collection, rows: int, *, hours: int, pairs: int
+    spark: SparkSession, settings: Settings, collection: CollectionInfo, rows: int, *, hours: int, pairs: int
 ) -> dict[str, Any]:
     params = BackfillParams(start=START, end=END, slice_hours=hours)
     ours: list[float] = []
@@ -90,7 +90,7 @@ def _rebuild(
 
 
 def _plain(
-    spark: SparkSession, settings: Settings, collection: Collection, parts: Sequence[tuple[datetime, datetime]]
+    spark: SparkSession, settings: Settings, collection: CollectionInfo, parts: Sequence[tuple[datetime, datetime]]
 ) -> str:
     """What a Spark user would write, in one go or slice by slice; the table's folder."""
     target = str(settings.data_dir / "plain.delta")
@@ -105,7 +105,7 @@ def _plain(
     return target
 
 
-def _load(folder: Path, client: Client, collection: Collection, year: pa.Table, *, times: int) -> dict[str, Any]:
+def _load(folder: Path, client: Client, collection: CollectionInfo, year: pa.Table, *, times: int) -> dict[str, Any]:
     loaded: list[float] = []
     produced: list[float] = []
     for number in range(times):

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from bench.deployment import deployment
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.log.protocol import Log
 from millrace.message.ids import LogId
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.runtime.progress import Progress
@@ -55,7 +55,7 @@ def checkpoints(
 class Fill:
     """Inserts of 1 KB rows of random bytes, in frames as a producer that batches sends them."""
 
-    def __init__(self, client: Client, collection: Collection) -> None:
+    def __init__(self, client: Client, collection: CollectionInfo) -> None:
         self.bytes = 0
         self._producer, self._collection = client.producer(), collection
         self._random = np.random.default_rng(1)
@@ -77,8 +77,8 @@ class Fill:
 def _settled(settings: Settings, client: Client, producer: Fill, mib: int) -> None:
     """So much more in the log, the WAL and the collection."""
     producer.add(mib)
-    catch_up(settings, client.log)
-    flush(settings)
+    ingest_to_end(settings, client.log)
+    flush_to_end(settings)
 
 
 def _at_mark(settings: Settings, client: Client, producer: Fill, tail_mib: int, repeats: int) -> dict[str, Any]:

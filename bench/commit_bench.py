@@ -15,9 +15,9 @@ from millrace.message import builders
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.wire.encode import encode_entry
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangeReport
-from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestReport
+from millrace.node.ingest.wal_writer import WalRangeWriter
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
@@ -31,7 +31,7 @@ def commits(folder: Path, *, marks: tuple[int, ...] = (1000, 20_000)) -> dict[st
     `restart_ms`: opening the table and reading position and state, at each mark.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    committer = Committer(WalTable.create(folder / "wal"))
+    committer = WalCommitter(WalTable.create(folder / "wal"))
     chain, state = Chain(), ChannelState.new("p0")
     vchannel = "p0_1v0"
     head = [
@@ -58,10 +58,10 @@ def commits(folder: Path, *, marks: tuple[int, ...] = (1000, 20_000)) -> dict[st
         )
         outcome = chain.process(state, LogEntries(batch, LogId(0, number + 1)))
         base = committer.table.position("p0")
-        writer = RangeWriter(Path(committer.table.uri), "p0")
+        writer = WalRangeWriter(Path(committer.table.uri), "p0")
         writer.add(outcome)
         actions = writer.finish(outcome.state, base)
-        report = RangeReport(
+        report = IngestReport(
             pchannel="p0",
             base_commits=base.commits,
             base_tick=base.last_tick,

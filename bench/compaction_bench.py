@@ -30,20 +30,20 @@ from bench.deployment import deployment
 from bench.flusher_bench import _fill
 from bench.freshness_bench import freshness
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.operations.compaction.commits import Replacer
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.operations.compaction.commits import RewriteCommitter
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import Group, live_files
-from millrace.operations.compaction.rewrite import Rewritten
+from millrace.operations.compaction.files import FileGroup, live_files
+from millrace.operations.compaction.rewrite import RewriteResult
 from millrace.operations.compaction.run import run
 from millrace.runtime.progress import Progress
 from millrace.runtime.spark_session import session
-from millrace.storage.files import FileSink
+from millrace.storage.file_sink import FileSink
 from millrace.storage.table import table_at
-from millrace.tables.collections.table import STATS_COLUMNS, rows_uri
+from millrace.tables.collections.data_tables import STATS_COLUMNS, rows_uri
 from millrace.tables.read.arrow import read_arrow
-from millrace.tables.read.spark import read
+from millrace.tables.read.spark import read_spark
 
 PARAMS = CompactionParams(fold="never", segments=False, vacuum=False)
 
@@ -54,8 +54,8 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
         collection_id, _rows = _fill(client)
         spark = session("bench-compaction", settings=settings)
         try:
-            catch_up(settings, client.log)
-            flush(settings)
+            ingest_to_end(settings, client.log)
+            flush_to_end(settings)
             path = Path(rows_uri(settings, collection_id))
             once, small = folder / "once", folder / "small"
             shutil.copytree(path, once)
@@ -68,7 +68,13 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
                 _restore(small, path)
                 ours.append(
                     _timed(
-                        lambda: run(settings, PARAMS, Progress(), sessions=lambda: nullcontext(spark), small_bytes=0)
+                        lambda: run(
+                            settings,
+                            PARAMS,
+                            Progress(),
+                            session_factory=lambda: nullcontext(spark),
+                            max_bytes_without_spark=0,
+                        )
                     )
                 )
                 target = folder / "optimize"
@@ -98,7 +104,7 @@ def _cut(path: Path, *, files: int) -> int:
     """Cut the table's rows, in tick order, into about `files` files, as micro-batches would have left them; the rows."""
     table = table_at(path)
     live = live_files(table)
-    replacer = Replacer.of(table)
+    replacer = RewriteCommitter.of(table)
     total = sum(file.rows for file in live)
     each = max(1, total // files)
     done = []
@@ -111,8 +117,8 @@ def _cut(path: Path, *, files: int) -> int:
             sink = FileSink.at(path, rows.schema, (key, *STATS_COLUMNS))
             sink.write(rows.slice(start, each), dict(file.partition))
             actions += sink.finish()
-        done.append(Rewritten(Group((file,)), tuple(actions), rows.num_rows, rows.num_rows))
-    assert replacer.replace(done)
+        done.append(RewriteResult(FileGroup((file,)), tuple(actions), rows.num_rows, rows.num_rows))
+    assert replacer.commit(done)
     return total
 
 
@@ -139,7 +145,7 @@ def _reads(
         assert read_arrow(settings, collection_id).num_rows
 
     def by_spark() -> None:
-        assert read(spark, settings, collection_id).groupBy("origin").avg("dep_delay").collect()
+        assert read_spark(spark, settings, collection_id).groupBy("origin").avg("dep_delay").collect()
 
     seconds: dict[str, dict[str, list[float]]] = {"read_arrow": {}, "read": {}}
     ways: dict[str, Callable[[], None]] = {"read_arrow": arrow, "read": by_spark}
@@ -158,7 +164,7 @@ def _reads(
     return found
 
 
-def beside(folder: Path, *, seconds: float = 60.0) -> dict[str, Any]:
+def freshness_during_compaction(folder: Path, *, seconds: float = 60.0) -> dict[str, Any]:
     """Freshness under a steady load with compaction running over and over in a process of its own, and without it."""
     runs: list[int] = []
 
@@ -179,7 +185,7 @@ def beside(folder: Path, *, seconds: float = 60.0) -> dict[str, Any]:
             thread.join()
 
     alone = freshness(folder / "alone", seconds=seconds)
-    with_it = freshness(folder / "beside", seconds=seconds, beside=compacting)
+    with_it = freshness(folder / "beside", seconds=seconds, background=compacting)
     ratios = {
         kind: round(with_it[kind]["p50_s"] / alone[kind]["p50_s"], 2) for kind in ("wal_visible", "read_returned")
     }

@@ -21,20 +21,20 @@ from typing import Any
 
 from bench.deployment import SCHEMA, deployment, rows
 from millrace.base.settings import Settings
-from millrace.brokers.kinds import broker
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.brokers.registry import create_server
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.coord import control
+from millrace.coord.assignment_source import MetaStoreAssignmentSource
 from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.clock import SystemClock
-from millrace.coord.discovery import Discovery
-from millrace.coord.opening import open_store
 from millrace.coord.session import INGEST
-from millrace.demo.cluster import Cluster, Move, Moves
+from millrace.coord.store_factory import open_cluster_store
+from millrace.demo.cluster import LocalCluster, MoveObserver, ObservedMove
 from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
 from millrace.meta.store import Put
-from millrace.rpc.assignments import Assignments
+from millrace.rpc.assignments import AssignmentCache
 
 SESSION_SECONDS = 5.0
 PCHANNELS = 4
@@ -47,8 +47,8 @@ def meta_store(folder: Path, kind: str) -> Iterator[str]:
     if not kind:
         yield ""
         return
-    with broker(kind, folder, settings=Settings.load()).start() as server:
-        os.environ.update(server.login)  # for the processes that this one starts
+    with create_server(kind, folder, settings=Settings.load()).start() as server:
+        os.environ.update(server.client_environment)  # for the processes that this one starts
         yield server.url
 
 
@@ -60,14 +60,14 @@ def moves(folder: Path, *, rounds: int, meta: str = "") -> dict[str, Any]:
         deployment(folder / "data", pchannels=PCHANNELS, meta_store=url) as (found, client, collection),
     ):
         settings = replace(found, session_seconds=SESSION_SECONDS)
-        with Cluster(settings) as cluster, ThreadPoolExecutor(1) as pool:
+        with LocalCluster(settings) as cluster, ThreadPoolExecutor(1) as pool:
             cluster.coordinator()
             cluster.node("n1")
             cluster.wait_owned({"n1"}, pchannels=PCHANNELS, deadline=WAIT)
             ended = threading.Event()
             streaming = pool.submit(_stream, client, collection, ended)
             try:
-                rest = Moves(settings, cluster.store)
+                rest = MoveObserver(settings, cluster.store)
                 rest.start()
                 time.sleep(10.0 if rounds > 1 else 3.0)  # how long a micro-batch is where nothing moves is measured
                 rest.stop()
@@ -89,7 +89,7 @@ def moves(folder: Path, *, rounds: int, meta: str = "") -> dict[str, Any]:
             }
 
 
-def _stream(client: Client, collection: Collection, ended: threading.Event) -> None:
+def _stream(client: Client, collection: CollectionInfo, ended: threading.Event) -> None:
     producer = client.producer()
     for first in itertools.count(0, 20):
         if ended.wait(0.02):
@@ -98,9 +98,9 @@ def _stream(client: Client, collection: Collection, ended: threading.Event) -> N
 
 
 def _watched(
-    settings: Settings, cluster: Cluster, rounds: int, move: Callable[[Cluster, str, str], None]
-) -> list[Move]:
-    watching = Moves(settings, cluster.store)
+    settings: Settings, cluster: LocalCluster, rounds: int, move: Callable[[LocalCluster, str, str], None]
+) -> list[ObservedMove]:
+    watching = MoveObserver(settings, cluster.store)
     watching.start()
     for _, (source, to) in zip(range(2 * rounds), itertools.cycle([("n2", "n1"), ("n1", "n2")]), strict=False):
         time.sleep(3.0)  # commits before the move, so that the time without them is seen
@@ -108,15 +108,15 @@ def _watched(
         cluster.wait_owned({to}, pchannels=PCHANNELS, deadline=WAIT)
     time.sleep(3.0)
     watching.stop()
-    return list(watching.found())
+    return list(watching.observed())
 
 
-def _drained(cluster: Cluster, source: str, to: str) -> None:
+def _drained(cluster: LocalCluster, source: str, to: str) -> None:
     control.undrain(cluster.store, to)
     control.drain(cluster.store, source)
 
 
-def _killed(cluster: Cluster, source: str, to: str) -> None:
+def _killed(cluster: LocalCluster, source: str, to: str) -> None:
     control.undrain(cluster.store, to)
     cluster.jobs.pop(source).kill()
     cluster.wait_owned({to}, pchannels=PCHANNELS, deadline=WAIT)
@@ -124,16 +124,16 @@ def _killed(cluster: Cluster, source: str, to: str) -> None:
     end = time.monotonic() + WAIT
     while not cluster.session(source):
         if time.monotonic() > end:
-            raise TimeoutError(cluster.tails())
+            raise TimeoutError(cluster.log_tails())
         time.sleep(0.05)
 
 
-def _told(found: Sequence[Move], cause: str) -> dict[str, Any]:
+def _told(found: Sequence[ObservedMove], cause: str) -> dict[str, Any]:
     mine = [move for move in found if move.cause == cause]
     return {
         "moves": len(mine),
-        "handed_over_s": _spread([move.ended - move.began for move in mine]),
-        "stood_still_s": _spread([move.stood for move in mine if move.stood is not None]),
+        "handed_over_s": _spread([move.assigned_at - move.decided_at for move in mine]),
+        "stood_still_s": _spread([move.downtime_seconds for move in mine if move.downtime_seconds is not None]),
     }
 
 
@@ -178,21 +178,23 @@ def discovery(folder: Path, *, times: int, every: float = 0.1, meta: str = "") -
         settings = Settings(
             data_dir=folder / "data", meta_store=opened.enter_context(meta_store(folder / "meta", meta))
         )
-        store, other = (opened.enter_context(open_store(settings, clock)) for _ in range(2))
-        records = [ChannelRecord(f"dml_{number}", INGEST).assigning("n1@1", "grpc://n1", "") for number in range(16)]
-        store.commit([Put(each.key, each.assigned().encoded()) for each in records])
-        follower = Assignments(Discovery(other))
-        follower.step()
+        store, other = (opened.enter_context(open_cluster_store(settings, clock)) for _ in range(2))
+        records = [
+            ChannelRecord(f"dml_{number}", INGEST).begin_assignment("n1@1", "grpc://n1", "") for number in range(16)
+        ]
+        store.commit([Put(each.key, each.complete_assignment().encode()) for each in records])
+        follower = AssignmentCache(MetaStoreAssignmentSource(other))
+        follower.refresh()
         idle = []
         for _ in range(times):
             start = time.perf_counter()
-            follower.step()
+            follower.refresh()
             idle.append(time.perf_counter() - start)
         ended, seen = threading.Event(), threading.Condition()
 
         def follow() -> None:
             while not ended.wait(every):
-                follower.step()
+                follower.refresh()
                 with seen:
                     seen.notify_all()
 
@@ -200,8 +202,8 @@ def discovery(folder: Path, *, times: int, every: float = 0.1, meta: str = "") -
         thread.start()
         latencies = []
         for number in range(times):
-            record = records[number % 16] = records[number % 16].assigning("n2@1", "grpc://n2", "")
-            store.commit([Put(record.key, record.assigned().encoded())])
+            record = records[number % 16] = records[number % 16].begin_assignment("n2@1", "grpc://n2", "")
+            store.commit([Put(record.key, record.complete_assignment().encode())])
             start = time.perf_counter()
             with seen:
                 while (known := follower.get(record.pchannel, INGEST)) is None or known.term < record.term:

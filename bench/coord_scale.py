@@ -17,17 +17,17 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from millrace.coord.balancer.balancer import Balancer, Guards, Stats
-from millrace.coord.balancer.policies import policy
+from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
+from millrace.coord.balancer.policies import find_policy
+from millrace.coord.balancer.policy import AssignmentView, ChannelView
 from millrace.coord.balancer.vchannelfair import vchannel_fair
-from millrace.coord.balancer.view import ChannelView, View
-from millrace.coord.channels.record import CHANNELS, ChannelRecord, Owner, State
+from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord, Owner
+from millrace.coord.concurrency import MAX_THREADS
 from millrace.coord.leadership import Leadership
 from millrace.coord.process import ROUND_SECONDS
-from millrace.coord.session import INGEST, NODES, NodeInfo
-from millrace.coord.together import AT_ONCE
+from millrace.coord.session import INGEST, NODE_PREFIX, NodeInfo
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import MAX_CHANGES, Change, Delete, Is, Put
+from millrace.meta.store import MAX_CHANGES, Delete, Mutation, Put, RevisionEquals
 
 WRITE_SECONDS = 0.0015
 """A commit to etcd on one host."""
@@ -36,7 +36,7 @@ ORDER_SECONDS = 0.005
 
 
 @dataclass
-class Virtual:
+class VirtualClock:
     """The protocol Clock: it goes on by what is charged to it, and by the processor's time."""
 
     charged: float = 0.0
@@ -54,7 +54,7 @@ class Virtual:
     def together(self, calls: Sequence[Callable[[], None]]) -> None:
         """As a pool of AT_ONCE threads would: what is charged inside goes on beside each other."""
         start = self.charged
-        free = [start] * AT_ONCE
+        free = [start] * MAX_THREADS
         for call in calls:
             self.charged = heapq.heappop(free)
             call()
@@ -62,22 +62,22 @@ class Virtual:
         self.charged = max(free)
 
 
-class Timed(MemoryStore):
+class TimedStore(MemoryStore):
     """Each commit takes its time."""
 
-    def __init__(self, clock: Virtual) -> None:
-        super().__init__(clock.monotonic, kept=100_000)
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock.monotonic, retained_revisions=100_000)
         self._clock = clock
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         self._clock.sleep(WRITE_SECONDS)
         return super().commit(then, when=when)
 
 
-class Obedient:
+class ObedientNodes:
     """The protocol Orders: nodes that do what they are told."""
 
-    def __init__(self, clock: Virtual) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self.assigned = 0
 
@@ -89,50 +89,53 @@ class Obedient:
         self._clock.sleep(ORDER_SECONDS)
 
 
-def batched(changes: Sequence[Change], size: int) -> Iterator[list[Change]]:
+def batched(changes: Sequence[Mutation], size: int) -> Iterator[list[Mutation]]:
     """As itertools has it from Python 3.12 on."""
     rest = iter(changes)
     while some := list(islice(rest, size)):
         yield some
 
 
-def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
+def lose_nodes(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
     """`share` of the nodes go at once, seen by the leader at second 0 (their sessions' length later): moves and seconds until every PChannel is assigned and
     nothing moves any more. The lower bound: what the lost had, noted as lost and named anew in full commits one after the other, then each with one order and
     one write, AT_ONCE at a time."""
-    clock = Virtual()
-    store = Timed(clock)
+    clock = VirtualClock()
+    store = TimedStore(clock)
     leadership = Leadership(store, clock, "bench", seconds=86_400.0)
     leadership.step()
     sessions = [f"n{number:04}@{number}" for number in range(nodes)]
     names = [f"dml_{number}" for number in range(pchannels)]
     records = [
-        ChannelRecord(name, INGEST).assigning(sessions[place % nodes], "grpc://there", "place").assigned()
+        ChannelRecord(name, INGEST)
+        .begin_assignment(sessions[place % nodes], "grpc://there", "place")
+        .complete_assignment()
         for place, name in enumerate(names)
     ]
     registered = [
-        Put(NODES + each, NodeInfo(each.partition("@")[0], "grpc://there", (INGEST,)).encoded()) for each in sessions
+        Put(NODE_PREFIX + each, NodeInfo(each.partition("@")[0], "grpc://there", (INGEST,)).encode())
+        for each in sessions
     ]
-    for some in batched([*registered, *(Put(each.key, each.encoded()) for each in records)], 100):
+    for some in batched([*registered, *(Put(each.key, each.encode()) for each in records)], 100):
         MemoryStore.commit(store, some)
-    stats = dict.fromkeys(names, Stats(vchannels=2))  # alike: what moves beside the lost moves for numbers alone
-    orders = Obedient(clock)
+    stats = dict.fromkeys(names, ChannelStats(vchannels=2))  # alike: what moves beside the lost moves for numbers alone
+    orders = ObedientNodes(clock)
     balancer = Balancer(
         leadership,
         clock,
         orders,
-        policy("vchannelfair"),
+        find_policy("vchannelfair"),
         pchannels=lambda: names,
-        together=clock.together,
+        run_all=clock.together,
         stats=lambda: stats,
-        guards=Guards(),
+        limits=RebalanceLimits(),
         roles=(INGEST,),
     )
     before = time.process_time()
     balancer.step()  # knows what there is
     first_look = time.process_time() - before
     gone = sessions[:: round(1 / share)]
-    for some_gone in batched([Delete(NODES + each) for each in gone], 100):
+    for some_gone in batched([Delete(NODE_PREFIX + each) for each in gone], 100):
         MemoryStore.commit(store, some_gone)
     lost = sum(record.owner is not None and record.owner.session in set(gone) for record in records)
     moved_before, began, cpu = orders.assigned, clock.monotonic(), time.process_time()
@@ -141,7 +144,7 @@ def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
         made = orders.assigned
         balancer.step()
         rounds += 1
-        whole = all(each.state is State.ASSIGNED for each in balancer.manager.records.values())
+        whole = all(each.state is AssignmentState.ASSIGNED for each in balancer.manager.records.values())
         if whole and not settled:
             settled = clock.monotonic() - began
         if whole and orders.assigned == made:
@@ -149,8 +152,8 @@ def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
         clock.sleep(ROUND_SECONDS)
     owned = Counter(
         record.owner.session
-        for entry in store.list(CHANNELS).entries
-        if (record := ChannelRecord.decoded(entry.value, entry.modified)).owner is not None
+        for entry in store.list(CHANNEL_PREFIX).entries
+        if (record := ChannelRecord.decode(entry.value, entry.modified)).owner is not None
     )
     moves = orders.assigned - moved_before
     return {
@@ -161,7 +164,7 @@ def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
         "moves_at_least": lost,
         "seconds": round(settled, 2),
         "seconds_at_least": round(
-            2 * -(-lost // (MAX_CHANGES - 1)) * WRITE_SECONDS + lost * (ORDER_SECONDS + WRITE_SECONDS) / AT_ONCE,
+            2 * -(-lost // (MAX_CHANGES - 1)) * WRITE_SECONDS + lost * (ORDER_SECONDS + WRITE_SECONDS) / MAX_THREADS,
             2,
         ),
         "leaders_processor_s": round(time.process_time() - cpu, 2),
@@ -172,7 +175,7 @@ def losing(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
     }
 
 
-def balancing(*, pchannels: int, nodes: int, collections: int, rounds: int = 10) -> dict[str, Any]:
+def balance_rounds(*, pchannels: int, nodes: int, collections: int, rounds: int = 10) -> dict[str, Any]:
     """What the policy alone takes for a round of moves for balance, where each PChannel has two of `collections` by chance: the worst
     case of it, since nearly no two are alike. As many PChannels everywhere, so that affinity is all there is to gain."""
     chance = random.Random(19)
@@ -183,7 +186,7 @@ def balancing(*, pchannels: int, nodes: int, collections: int, rounds: int = 10)
     }
     seconds, moves = [], 0
     for _ in range(rounds):
-        view = View(sessions, tuple(channels.values()))
+        view = AssignmentView(sessions, tuple(channels.values()))
         began = time.process_time()
         found = vchannel_fair(view)
         seconds.append(time.process_time() - began)

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.queries import started_path
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +25,7 @@ NAME = "bench"
 @contextmanager
 def deployment(
     folder: Path, *, pchannels: int = 2, meta_store: str = ""
-) -> Iterator[tuple[Settings, Client, Collection]]:
+) -> Iterator[tuple[Settings, Client, CollectionInfo]]:
     """A new deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
     settings = Settings(
         data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels, meta_store=meta_store
@@ -40,11 +40,11 @@ def deployment(
 
 
 @contextmanager
-def spark_job(settings: Settings, *arguments: str) -> Iterator[Job]:
+def spark_job(settings: Settings, *arguments: str) -> Iterator[ChildProcess]:
     """The streaming node (and flusher) as a driver of its own, running when the block begins."""
     ready = started_path(settings, "millrace-streaming-node")
     ready.unlink(missing_ok=True)
-    job = Job(
+    job = ChildProcess(
         [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), *arguments],
         log_file=settings.run_path / "bench-job.log",
         env=settings.environment(),

@@ -16,12 +16,12 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
-from millrace.demo.load import Load, ensure_collection
-from millrace.node.flush.definition import Flush
-from millrace.node.ingest.definition import Ingest
-from millrace.node.range.query import start_query
+from millrace.demo.load import LoadGenerator, ensure_collection
+from millrace.node.flush.definition import FlushLoop
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.range_loop.query import start_query
 from millrace.runtime.spark_session import session
-from millrace.tables.collections.table import deletes_uri, rows_uri
+from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 
 TIMES = 3
 DEADLINE = 300
@@ -34,14 +34,14 @@ def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:
         spark = session("bench-flusher", settings=settings)
         try:
             metrics = Metrics()
-            start_query(spark, Ingest(settings), metrics=metrics, available_now=True).awaitTermination()
+            start_query(spark, IngestLoop(settings), metrics=metrics, available_now=True).awaitTermination()
             source = folder / "baseline.parquet"
             ours: list[float] = []
             plain: list[float] = []
             for _ in range(pairs + 1):
                 _forget(settings, collection_id)
                 start = time.perf_counter()
-                query = start_query(spark, Flush(settings), metrics=metrics, available_now=True)
+                query = start_query(spark, FlushLoop(settings), metrics=metrics, available_now=True)
                 query.awaitTermination(DEADLINE)
                 ours.append(rows / (time.perf_counter() - start))
                 if not source.exists():
@@ -67,7 +67,7 @@ def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:
 
 def _fill(client: Client) -> tuple[int, int]:
     collection = ensure_collection(client)
-    load = Load(client, collection, flights(), prefix="b")
+    load = LoadGenerator(client, collection, flights(), prefix="b")
     load.full_speed(TIMES)
     return collection.id, load.counts.inserted
 
@@ -79,7 +79,7 @@ def _forget(settings: Settings, collection_id: int) -> None:
         deletes_uri(settings, collection_id),
         settings.segments_uri,
         settings.checkpoints_uri,
-        settings.spark_checkpoint_path(Flush.name),
+        settings.spark_checkpoint_path(FlushLoop.name),
     ):
         shutil.rmtree(path, ignore_errors=True)
 

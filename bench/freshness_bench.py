@@ -29,7 +29,7 @@ def _nothing(_settings: Settings) -> AbstractContextManager[object]:
 
 
 def freshness(
-    folder: Path, *, seconds: float = 40.0, beside: Callable[[Settings], AbstractContextManager[object]] = _nothing
+    folder: Path, *, seconds: float = 40.0, background: Callable[[Settings], AbstractContextManager[object]] = _nothing
 ) -> dict[str, Any]:
     """Percentiles in seconds: append → committed in ``wal``; append → returned by a read that starts then.
 
@@ -69,7 +69,7 @@ def freshness(
         thread.start()
         try:
             stop.wait(WARM_UP_SECONDS)
-            with beside(settings):
+            with background(settings):
                 visible = _watch(Path(settings.wal_uri), appended, seconds / 2)
                 reads = _read(settings, collection.id, appended, seconds / 2)
         finally:

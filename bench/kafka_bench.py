@@ -38,7 +38,7 @@ BATCH_BYTES = MIB
 
 
 @dataclass(frozen=True)
-class Found:
+class SizeResult:
     """Of one message size: appending and scanning, and single appends in milliseconds."""
 
     append: Ratio
@@ -140,7 +140,7 @@ def _ratio(name: str, size: int, pairs: list[tuple[float, float]]) -> Ratio:
     return Ratio(name, "MB/s", len(pairs), subject, baseline, statistics.median(ratios), min(ratios), max(ratios))
 
 
-def measure(directory: Path, *, message_bytes: int, total: int, pairs: int, singles: int) -> Found:
+def measure(directory: Path, *, message_bytes: int, total: int, pairs: int, singles: int) -> SizeResult:
     """All of one message size, interleaved."""
     batch = batch_of(message_bytes, BATCH_BYTES)
     values: list[bytes] = batch.to_pylist()
@@ -174,7 +174,7 @@ def measure(directory: Path, *, message_bytes: int, total: int, pairs: int, sing
                 appends.append(found)
                 scans.append(scanned)
         single = single_appends(service, message_bytes=message_bytes, count=singles)
-    return Found(
+    return SizeResult(
         append=_ratio(f"append {message_bytes} B", size, [(alone, plain) for alone, _, plain in appends]),
         append_by_two=_ratio(f"append {message_bytes} B by two", size, [(two, plain) for _, two, plain in appends]),
         scan=_ratio(f"scan {message_bytes} B", size, [(own, plain) for own, plain in scans]),
@@ -217,7 +217,7 @@ def single_appends(service: Kafka, *, message_bytes: int, count: int) -> list[La
     ]
 
 
-def run(directory: Path, *, total: int, pairs: int, singles: int) -> dict[str, Found]:
+def run(directory: Path, *, total: int, pairs: int, singles: int) -> dict[str, SizeResult]:
     """Both message sizes."""
     return {
         f"{size >> 10} KiB": measure(

@@ -26,14 +26,14 @@ from millrace.message.payload.rows import encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_columns, encode_entry
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.definition import Ingest
-from millrace.node.ingest.ranges import RangePlan, run_range
-from millrace.node.range.schedule import UNBOUNDED
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.ingest.ingester import IngestPlan, run_ingest
+from millrace.node.range_loop.schedule import UNBOUNDED
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION
-from millrace.wal.digest import digest
+from millrace.wal.digest import digest_rows
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
 ENTRY_BYTES = 256 << 10
@@ -41,7 +41,7 @@ ENTRY_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class Throughput:
+class NodeThroughput:
     """One pass over a backlog. Shares are parts of the task's time (reads and writes go on beside the chain: theirs is what it
     waits for); `cpu_us` is the task's CPU time a message, which other work beside it changes least; `commit_ms` is the
     driver's Delta commit."""
@@ -117,7 +117,7 @@ def _payloads(first: int, count: int, bodies: bytes) -> list[bytes]:
     return [each.tobytes() for each in made]
 
 
-def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, passes: int = 3) -> list[Throughput]:
+def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, passes: int = 3) -> list[NodeThroughput]:
     """The task's work and the commit without Spark around them, each pass into a new table; one core, one PChannel."""
     results = []
     with RemoteLogService.connect(folder / "log") as service:
@@ -126,16 +126,16 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
         messages = fill(log, "p0", message_bytes=message_bytes, total_bytes=total_bytes)
         for number in range(passes):
             table = WalTable.create(folder / f"wal{number}")
-            committer = Committer(WalTable.open(table.uri))
-            plan = RangePlan(table.position("p0"), log.describe().end, UNBOUNDED)
+            committer = WalCommitter(WalTable.open(table.uri))
+            plan = IngestPlan(table.position("p0"), log.describe().end, UNBOUNDED)
             start, start_cpu = time.perf_counter(), time.process_time()
-            report = run_range(plan, log=log, table=Path(table.uri))
+            report = run_ingest(plan, log=log, table=Path(table.uri))
             task, cpu = time.perf_counter() - start, time.process_time() - start_cpu
             assert report.failure is None, report.failure
             assert report.totals.messages >= messages, report.totals
             commit = committer.commit([report]).seconds
             results.append(
-                Throughput(
+                NodeThroughput(
                     message_bytes,
                     messages,
                     round(report.log_bytes / (task + commit) / 1e6, 1),
@@ -155,7 +155,7 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
 
 def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchannels: int = 2) -> dict[str, Any]:
     """The whole node on Spark, catching up on a backlog over `pchannels` PChannels; the session is warm before."""
-    from millrace.node.range.query import start_query
+    from millrace.node.range_loop.query import start_query
     from millrace.runtime.spark_session import session
 
     settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir)
@@ -165,14 +165,14 @@ def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchann
             service.create(name)
         fill(service.open("warm"), "warm", message_bytes=1024, total_bytes=1 << 20)
         spark = session("bench", settings=settings)
-        start_query(spark, Ingest(settings), metrics=Metrics(), available_now=True).awaitTermination()
+        start_query(spark, IngestLoop(settings), metrics=Metrics(), available_now=True).awaitTermination()
         messages = sum(
             fill(service.open(name), name, message_bytes=message_bytes, total_bytes=total_bytes // pchannels)
             for name in names
         )
         size = sum(service.open(name).describe().bytes for name in names)
         start = time.perf_counter()
-        query = start_query(spark, Ingest(settings), metrics=Metrics(), available_now=True)
+        query = start_query(spark, IngestLoop(settings), metrics=Metrics(), available_now=True)
         query.awaitTermination()
         seconds = time.perf_counter() - start
         batches = [item.durationMs for item in query.recentProgress if item.numInputRows]
@@ -206,7 +206,7 @@ def digest_cost(*, message_bytes: int = 1024, rows: int = 20_000) -> float:
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        digest(batch)
+        digest_rows(batch)
         best = min(best, time.perf_counter() - start)
     return round(best / rows * 1e6, 3)
 

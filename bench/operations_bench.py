@@ -17,7 +17,7 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, FULL_SPEED_ROWS, ensure_collection
-from millrace.installation.api import AirflowApi
+from millrace.installation.airflow_api import AirflowApi
 from millrace.installation.system import Installation
 
 START: Final = datetime(2013, 1, 1, tzinfo=UTC)
@@ -27,7 +27,7 @@ EMPTY_COLLECTIONS: Final = 4
 """Collections without a row beside the flights, as an installation that is used has them."""
 
 
-def together(
+def concurrent_operations(
     folder: Path, *, rows: int | None = None, slices: int = 7, seconds: float = 1800.0, alone: bool = True
 ) -> dict[str, Any]:
     """Seconds from trigger to end of each of the five, started together, and, if `alone`, one after the other.

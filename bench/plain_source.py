@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-import millrace.runtime.arrow_start  # noqa: F401 - the baseline has this too
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - the baseline has this too
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST
 from millrace.message.wire.decode import decode_entries

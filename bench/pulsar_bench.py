@@ -39,7 +39,7 @@ class Rig:
     """One broker, a service on it, and a plain client beside it."""
 
     def __init__(self, broker: PulsarBroker) -> None:
-        self.settings = PulsarSettings.of(f"{broker.address}/millrace/log", {"admin": broker.admin})
+        self.settings = PulsarSettings.of(f"{broker.address}/millrace/log", {"admin": broker.admin_url})
         self.service = PulsarService(self.settings)
         self.client: Any = pulsar.Client(
             self.settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)

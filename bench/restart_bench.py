@@ -17,9 +17,9 @@ import psutil
 from bench.checkpoint_bench import MIB, Fill
 from bench.deployment import deployment, rows
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.discovery import read_record
 
 
@@ -38,14 +38,14 @@ def restarts(
         for mark in marks_mib:
             while producer.bytes < mark * MIB:
                 producer.add(min(256, mark - producer.bytes // MIB))
-                catch_up(settings, client.log)
+                ingest_to_end(settings, client.log)
             before = producer.bytes
             for tail in tails_mib:
                 if tail:
                     producer.add(tail)
                 times = [_first_append(settings, collection) for _ in range(repeats)]
                 start = time.perf_counter()
-                catch_up(settings, client.log)
+                ingest_to_end(settings, client.log)
                 found.append(
                     {
                         "wal_mib": before // MIB,
@@ -59,7 +59,7 @@ def restarts(
     return found
 
 
-def _first_append(settings: Settings, collection: Collection) -> float:
+def _first_append(settings: Settings, collection: CollectionInfo) -> float:
     record = read_record(settings.log_path)
     assert record is not None
     server = psutil.Process(record.pid)

@@ -18,13 +18,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bench.node_bench import fill
 from bench.plain_source import PlainSource
 from millrace.base.errors import LogUnavailable
-from millrace.base.log_backends import in_own_folder
+from millrace.base.log_backends import is_in_data_folder
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.node.ingest.connection import Connection
-from millrace.node.ingest.definition import Ingest
-from millrace.node.range.query import start_query
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.ingest.log_connection import LogConnection
+from millrace.node.range_loop.query import start_query
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.runtime.spark_session import session
 
@@ -49,8 +49,8 @@ def node_against_sink(
     """
     settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, max_bytes_per_trigger=1 << 30, log=log)
     names = ["p0", "p1"]
-    place = str(settings.log_path) if in_own_folder(log) else log
-    with Connection(settings).service() as service:
+    place = str(settings.log_path) if is_in_data_folder(log) else log
+    with LogConnection(settings).service() as service:
         for name in names:
             service.create(name)
         messages = sum(
@@ -63,9 +63,9 @@ def node_against_sink(
             theirs: list[_Seconds] = []
             for _ in range(pairs + 1):
                 shutil.rmtree(settings.wal_uri, ignore_errors=True)
-                shutil.rmtree(settings.spark_checkpoint_path(Ingest.name), ignore_errors=True)
+                shutil.rmtree(settings.spark_checkpoint_path(IngestLoop.name), ignore_errors=True)
                 start = time.perf_counter()
-                query = start_query(spark, Ingest(settings), metrics=Metrics(), available_now=True)
+                query = start_query(spark, IngestLoop(settings), metrics=Metrics(), available_now=True)
                 query.awaitTermination(DEADLINE)
                 ours.append(_Seconds.of(query, start))
                 shutil.rmtree(folder / "plain", ignore_errors=True)

@@ -8,8 +8,8 @@ settings file (docs/operating.md).
 
 from __future__ import annotations
 
-from millrace.node.flush.definition import Flush
-from millrace.node.range.query import query_of
+from millrace.node.flush.definition import FlushLoop
+from millrace.node.range_loop.query import query_of
 from millrace.runtime import job
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     arguments = job.parser(__doc__).parse_args()
     job.run(
         "millrace-flusher",
-        [query_of(Flush)],
+        [query_of(FlushLoop)],
         available_now=arguments.available_now,
         result=arguments.result,
         progress=arguments.progress,

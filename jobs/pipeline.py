@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from millrace.base.settings import Settings
-from millrace.node.range.query import query_of
+from millrace.node.range_loop.query import query_of
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import State, pipeline_folder
 from millrace.pipelines.store.keys import Keys
@@ -52,7 +52,7 @@ def main() -> None:
             progress=arguments.progress,
         )
     except BaseException as error:
-        end(made, State.FAILED, job.describe(error)["message"])
+        end(made, State.FAILED, job.error_json(error)["message"])
         raise
     end(made)
 

@@ -9,10 +9,10 @@ settings file (docs/operating.md).
 
 from __future__ import annotations
 
-from millrace.node.cluster.choice import member_of_cluster
-from millrace.node.flush.definition import Flush
-from millrace.node.ingest.definition import Ingest
-from millrace.node.range.query import query_of
+from millrace.node.cluster.membership import cluster_member
+from millrace.node.flush.definition import FlushLoop
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.range_loop.query import query_of
 from millrace.runtime import job
 
 
@@ -21,11 +21,11 @@ def main() -> None:
     parser = job.parser(__doc__)
     parser.add_argument("--with-flusher", action="store_true", help="run the flusher as a second query of this driver")
     arguments = parser.parse_args()
-    with member_of_cluster() as member:
-        owning = None if member is None else member.owned
-        queries: list[job.StartQuery] = [query_of(Ingest, owning=owning)]
+    with cluster_member() as member:
+        ownership = None if member is None else member.owned
+        queries: list[job.StartQuery] = [query_of(IngestLoop, ownership=ownership)]
         if arguments.with_flusher:
-            queries.append(query_of(Flush, owning=owning))
+            queries.append(query_of(FlushLoop, ownership=ownership))
         job.run(
             "millrace-streaming-node",
             queries,

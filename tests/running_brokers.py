@@ -11,14 +11,14 @@ import tempfile
 from pathlib import Path
 
 from millrace.base.settings import Settings
-from millrace.brokers.broker import Broker
 from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.opensearch import OpenSearchServer
 from millrace.brokers.pulsar import PulsarBroker
+from millrace.brokers.server import LocalServer
 
-_RUNNING: dict[str, Broker] = {}
+_RUNNING: dict[str, LocalServer] = {}
 _FOLDERS: list[Path] = []
 
 

@@ -18,13 +18,13 @@ PROGRAMS = (
 SOURCES = (
     "millrace.node.ingest.definition",
     "millrace.node.flush.definition",
-    "millrace.node.range.source",
+    "millrace.node.range_loop.source",
     "millrace.streams.reader",
 )
 """Modules that one of Spark's Python workers imports for a source."""
 CASES = (
-    ("somebody.elses", "millrace.runtime.arrow_start", True),
-    ("pyspark.daemon", "millrace.runtime.arrow_start", False),
+    ("somebody.elses", "millrace.runtime.arrow_without_pandas", True),
+    ("pyspark.daemon", "millrace.runtime.arrow_without_pandas", False),
     *((program, program, False) for program in PROGRAMS),
     *((WORKER, source, False) for source in SOURCES),
 )
@@ -51,7 +51,7 @@ if "pandas" in sys.modules:
 """
 
 FRAMES = """
-from millrace.runtime.arrow_start import leave_pandas_out
+from millrace.runtime.arrow_without_pandas import leave_pandas_out
 leave_pandas_out()
 import pyarrow as pa
 frame = pa.table({"a": [1, None, 3]}).to_pandas()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.data_folder import as_file_name
+from millrace.base.data_folder import encode_file_name
 from millrace.base.errors import ChannelNotFound
 from millrace.base.settings import Settings
 from millrace.message.ids import LogId
-from millrace.node.range.parking import Parked, park, read_parked, unpark
+from millrace.node.range_loop.parking import Parked, park, read_parked, unpark
 from millrace.operations.restore.records import read_record, restores_path, write_record
 
 HOSTILE = ["../../escaped", "/etc/escaped", "a/b", "..", ".", "a\0b", "x" * 255, "ü" * 127, "\udcff", "%2F", "a%2Fb"]
@@ -27,7 +27,7 @@ def test_a_record_of_a_restore_stays_in_its_folder_whatever_the_collection_is_ca
 
 def test_plain_names_stay_as_they_are() -> None:
     for name in ("flights", "Flüge 2013", "a.b-c_d~e", ".hidden"):
-        assert as_file_name(name) == name
+        assert encode_file_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["../settings", "../coord/broken", "", "/etc/x"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from millrace.base.metrics import FAMILIES, NAMES, NAMESPACE, Metrics, observe_all
+from millrace.base.metrics import FAMILIES, NAMES, NAMESPACE, Metrics, observe_many
 
 
 def test_every_family_is_an_attribute_and_appears_under_its_full_name() -> None:
@@ -28,7 +28,7 @@ def test_every_family_is_an_attribute_and_appears_under_its_full_name() -> None:
 def test_values_by_the_thousand_count_as_one_by_one() -> None:
     at_once, one_by_one = Metrics(), Metrics()
     values = np.array([0.0, 256.0, 257.0, 1e5, 1e9, 300.0])
-    observe_all(at_once.wal_append_message_bytes.labels("p0"), values)
+    observe_many(at_once.wal_append_message_bytes.labels("p0"), values)
     for value in values:
         one_by_one.wal_append_message_bytes.labels("p0").observe(value)
 
@@ -41,7 +41,7 @@ def test_values_by_the_thousand_count_as_one_by_one() -> None:
 def test_names_follow_the_conventions_of_prometheus() -> None:
     for name, family in FAMILIES.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
-        assert family.words.endswith(".")
+        assert family.description.endswith(".")
         if family.kind == "counter":
             assert name.endswith("_total"), name
 

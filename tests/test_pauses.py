@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millrace.base.pauses import SPREAD, jittered
+from millrace.base.backoff import JITTER, jittered
 
 
 def test_a_pause_is_at_least_what_was_asked_for_and_hardly_ever_the_same() -> None:
     drawn = [jittered(2.0) for _ in range(100)]
-    assert all(2.0 <= each <= 2.0 * (1 + SPREAD) for each in drawn)
+    assert all(2.0 <= each <= 2.0 * (1 + JITTER) for each in drawn)
     assert len(set(drawn)) > 90
     assert jittered(0.0) == 0.0

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 import millrace
 from millrace.base.settings import Settings
 from millrace.runtime.spark_jars import JARS
-from millrace.runtime.spark_session import configuration
+from millrace.runtime.spark_session import spark_configuration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,7 @@ def test_times_are_utc_and_nothing_is_fetched_at_start(spark: SparkSession) -> N
 
 
 def test_sizes_fit_the_cores(tmp_path: Path) -> None:
-    conf = configuration(Settings(data_dir=tmp_path, spark_cores=3))
+    conf = spark_configuration(Settings(data_dir=tmp_path, spark_cores=3))
     assert conf["spark.master"].startswith("local[3,")
     assert conf["spark.sql.shuffle.partitions"] == conf["spark.databricks.delta.snapshotPartitions"] == "3"
     assert conf["spark.speculation"] == "false"
@@ -69,7 +69,7 @@ def test_sizes_fit_the_cores(tmp_path: Path) -> None:
 def test_a_light_jvm_has_no_optimising_compiler_and_logs_as_any_other(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     options, light = (
-        configuration(settings, light_jvm=each)["spark.driver.extraJavaOptions"].split() for each in (False, True)
+        spark_configuration(settings, light_jvm=each)["spark.driver.extraJavaOptions"].split() for each in (False, True)
     )
     assert light[: len(options)] == options
     assert "-XX:TieredStopAtLevel=1" in set(light) - set(options)

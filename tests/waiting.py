@@ -9,5 +9,5 @@ from millrace.base import deadline
 
 def until(condition: Callable[[], object], what: str = "what was waited for", *, seconds: float = 60.0) -> None:
     """Wait for `condition`; `what` is said where it never comes true."""
-    held = deadline.until(condition, deadline.Deadline.after(seconds), every=0.02)
+    held = deadline.poll_until(condition, deadline.Deadline.after(seconds), interval=0.02)
     assert held, f"never came true in {seconds:g} s: {what}"

@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 
 import millrace
 from millrace.brokers.jars import read_lock
-from millrace.brokers.kinds import KINDS
+from millrace.brokers.registry import LOG_BROKERS
 from millrace.runtime.jars import Jar
 from millrace.runtime.spark_jars import JARS
 
@@ -134,7 +134,7 @@ def bill() -> dict[str, Any]:
     refs = {package["name"]: package["bom-ref"] for package, _ in packages}
     bundled = list(spark_jars())
     found = [package for package, _ in packages] + bundled + list(jar_components(JARS, scope="required"))
-    for kind in sorted(KINDS):
+    for kind in sorted(LOG_BROKERS):
         found += jar_components(read_lock(kind), scope="optional")
     components = {each["bom-ref"]: each for each in reversed(found)}  # of a jar that is in two places the first counts
     own = f"pkg:pypi/millrace@{millrace.__version__}"

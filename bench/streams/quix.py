@@ -18,8 +18,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.streams.beside import in_process, timed
 from bench.streams.events import batches
+from bench.streams.keyed_operators import in_process, timed
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.streams.keyed.operator import Operator
@@ -29,7 +29,7 @@ WANTED: Final = "quixstreams==3.28.1"
 SECONDS: Final = 500
 
 
-def beside_quix(folder: Path, operator: Operator, *, count: int, keys: int, size: int) -> dict[str, Any]:
+def compare_with_quix(folder: Path, operator: Operator, *, count: int, keys: int, size: int) -> dict[str, Any]:
     """Events a second and CPU an event of each; of Quix also of reading alone. One round: its rates do not depend on warmth."""
     folder.mkdir(parents=True, exist_ok=True)
     python = _environment(folder / "quix")

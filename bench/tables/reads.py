@@ -18,8 +18,8 @@ from bench.tables.orders import calls_of, changes, collection_of, orders
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Collection, Database
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 
@@ -131,8 +131,8 @@ def shapes(folder: Path, *, wide_rows: int, deep_rows: int) -> dict[str, Any]:
 
 
 def _settle(settings: Settings, client: Client) -> None:
-    catch_up(settings, client.log)
-    flush(settings)
+    ingest_to_end(settings, client.log)
+    flush_to_end(settings)
 
 
 def _median(act: Callable[[], object], times: int) -> float:

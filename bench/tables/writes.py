@@ -30,8 +30,8 @@ from millrace.client.client import Client
 from millrace.client.database import Collection, Database
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.runtime.spark_session import session
 
 CALLERS = 8
@@ -145,8 +145,8 @@ def many(folder: Path, *, rows: int, call: int = 100_000) -> dict[str, Any]:
                 target.insert(_narrow(first, min(call, rows - first)))
             appending += time.perf_counter() - start
             start = time.perf_counter()
-            catch_up(settings, client.log)
-            flush(settings)
+            ingest_to_end(settings, client.log)
+            flush_to_end(settings)
             settling += time.perf_counter() - start
         written = _peak_mib()
         start, seen, checked, most = time.perf_counter(), 0, 0, 0

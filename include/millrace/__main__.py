@@ -9,30 +9,30 @@ import io
 import sys
 from typing import NoReturn
 
-from millrace.base.data_folder import private
-from millrace.commands.parts.interrupts import Interrupted, Interrupts
+from millrace.base.data_folder import restrict_umask
+from millrace.commands.parts.interrupts import Interrupted, InterruptHandler
 
 
 def main() -> NoReturn:
     """Run the command that the arguments name."""
-    private()
+    restrict_umask()
     # A name of a file may be no UTF-8: what is said of it is said all the same.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    interrupts = Interrupts()
+    interrupts = InterruptHandler()
     code: str | int | None = None
     try:
         code = _run(interrupts)
-        interrupts.settle()
+        interrupts.stop_raising()
     except Interrupted:
         pass
     if interrupts.signal is not None:
-        interrupts.leave()
+        interrupts.exit()
     sys.exit(code)
 
 
-def _run(interrupts: Interrupts) -> str | int | None:
+def _run(interrupts: InterruptHandler) -> str | int | None:
     """The command's exit code. Raises Interrupted; what else it raises while a signal ends it is told to nobody."""
     try:
         interrupts.install()

@@ -19,10 +19,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.base.data_folder import require_deployment
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, as_views
+from millrace.catalog.collection import CollectionInfo, require_distinct_sql_names
 from millrace.client.client import Client
 from millrace.message.ids import Moment, resolve_tick
-from millrace.rpc.selection import Names, Selection
+from millrace.rpc.selection import ColumnNames, Selection
 from millrace.runtime.spark_session import session as session
 from millrace.streams import source
 from millrace.streams.keyed.frames import KeyedFrames
@@ -33,7 +33,7 @@ from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.collection.sink import Mode as Mode
 from millrace.streams.sinks.guarantee import Guarantee as Guarantee
 from millrace.tables.read import spark as frames
-from millrace.tables.read.freshness import all_confirmed
+from millrace.tables.read.freshness import require_confirmed_ticks
 
 __all__ = ["changes_between", "operate", "read", "register", "session", "stream", "write_stream"]
 
@@ -44,7 +44,7 @@ def read(
     *,
     at: Moment | None = None,
     where: str | None = None,
-    columns: Names | None = None,
+    columns: ColumnNames | None = None,
     deadline: float | None = None,
     data: str | Path | None = None,
     settings: Settings | None = None,
@@ -53,7 +53,7 @@ def read(
 
     `at` is a time tick, a datetime or ISO 8601 text; without one everything counts that was decided before the call, and it
     waits up to `deadline` seconds for the streaming node to have come that far. Rows for which `where` holds, with `columns`, as
-    :meth:`millrace.Collection.read` takes them: Spark leaves out files and row groups by them, as it does by its own ``where`` and
+    :meth:`millrace.CollectionInfo.read` takes them: Spark leaves out files and row groups by them, as it does by its own ``where`` and
     ``select``. Versions are pinned when this returns: the DataFrame stays as it is. Raises TickNotReached, TickTooOld,
     CollectionNotFound, InvalidArgument.
     """
@@ -79,9 +79,9 @@ def register(
     chosen = _settings(data, settings)
     with Client.connect(chosen) as client:
         known = [each.name for each in client.catalog.collections()] if names is None else names
-        found = as_views(client.collection(name) for name in known)
+        found = require_distinct_sql_names(client.collection(name) for name in known)
         pchannels = {name for each in found for name in each.pchannels}
-        tick = resolve_tick(at) if at is not None else client.now(pchannels) if found else 0
+        tick = resolve_tick(at) if at is not None else client.current_tick(pchannels) if found else 0
         for each in found:
             _frame(spark, chosen, client, each, tick, deadline, Selection()).createOrReplaceTempView(f"`{each.name}`")
     return tick
@@ -101,7 +101,7 @@ def changes_between(
     settings: Settings | None = None,
 ) -> DataFrame:
     """The changes of a collection behind `after` (default: from its beginning) up to `until` (default: now), in its newest schema,
-    as :meth:`millrace.Collection.changes_between` gives them, or only `columns` of them; tasks read and decode. A frame has no order: sort
+    as :meth:`millrace.CollectionInfo.changes_between` gives them, or only `columns` of them; tasks read and decode. A frame has no order: sort
     by ``_vchannel, _time_tick, _write_tick``. `channels`: of these VChannels alone, or of those on these PChannels. `kinds`: "all" changes; "inserts" alone, where any other is the error ChangesRefused;
     "skip others" gives the inserts and leaves the others out. Raises as :func:`read`; its tasks raise PositionTruncated."""
     chosen = _settings(data, settings)
@@ -230,14 +230,16 @@ def _frame(
     spark: SparkSession,
     settings: Settings,
     client: Client,
-    collection: Collection,
+    collection: CollectionInfo,
     tick: int | None,
     deadline: float | None,
     selection: Selection,
 ) -> DataFrame:
     seconds = settings.read_deadline if deadline is None else deadline
-    confirmed = all_confirmed(settings, collection.name, collection.pchannels, client.append, tick, seconds)
-    return frames.read(spark, settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection)
+    confirmed = require_confirmed_ticks(settings, collection.name, collection.pchannels, client.append, tick, seconds)
+    return frames.read_spark(
+        spark, settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection
+    )
 
 
 def _settings(data: str | Path | None, settings: Settings | None) -> Settings:

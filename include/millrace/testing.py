@@ -27,9 +27,8 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Database
 from millrace.message.ids import LogId
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.runtime import arrow_start as arrow_start
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 
 _POLL: Final = 0.05
 _MOST_FAILURES: Final = 100
@@ -74,8 +73,8 @@ class Deployment(Database):
             super().close()
 
     def _take(self) -> None:
-        catch_up(self.settings, self.client.log)
-        flush(self.settings)
+        ingest_to_end(self.settings, self.client.log)
+        flush_to_end(self.settings)
 
     def _keep_up(self) -> None:
         taken: dict[str, LogId] = {}

@@ -27,6 +27,6 @@ async def deadline_missed(*, dag_id: str, seconds: float, **context: Any) -> Non
 def record_failure(line: dict[str, Any]) -> None:
     """Add a line to ``run/history/failures.jsonl`` of the data folder."""
     from millrace.base.settings import Settings
-    from millrace.runtime.launch.history import FAILURES, append, history_path
+    from millrace.runtime.launch.history import FAILURES, append_history, history_path
 
-    append(history_path(Settings.load(), FAILURES), line)
+    append_history(history_path(Settings.load(), FAILURES), line)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ConditionResult:
     """Whether a condition is met, what was found, and how far it is in words."""
 
     met: bool
@@ -22,14 +22,14 @@ class Answer:
     found: dict[str, Any] = field(default_factory=dict)
 
 
-def check(name: str, settings: Settings, arguments: Mapping[str, Any]) -> Answer:
+def check(name: str, settings: Settings, arguments: Mapping[str, Any]) -> ConditionResult:
     """Look at the condition `name` once. Raises MillraceError, and ValueError for a name that is none."""
     if name not in _CONDITIONS:
         raise ValueError(f"no condition {name!r}; conditions are {', '.join(_CONDITIONS)}")
     return _CONDITIONS[name](settings, **arguments)
 
 
-def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) -> Answer:
+def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) -> ConditionResult:
     """The ``wal`` table holds everything up to `tick`: of one PChannel, or of all.
 
     By the table alone: on a PChannel where nothing happens it comes only with the next message (:func:`fresh_as_of` asks the
@@ -41,7 +41,7 @@ def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) 
 
     opened = open_table(settings.wal_uri)
     if opened is None:
-        return Answer(False, "there is no wal table yet")
+        return ConditionResult(False, "there is no wal table yet")
     table = WalTable(opened)
     names = table.pchannels()
     if pchannel is not None:
@@ -53,7 +53,7 @@ def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) 
     ticks = {name: _tick(table, name) for name in names}
     behind = {name: reached for name, reached in ticks.items() if reached < tick}
     words = f"{len(ticks) - len(behind)} of {len(ticks)} PChannels have reached tick {tick}"
-    return Answer(bool(ticks) and not behind, words, {"ticks": ticks})
+    return ConditionResult(bool(ticks) and not behind, words, {"ticks": ticks})
 
 
 def _tick(table: Any, name: str) -> int:
@@ -61,24 +61,24 @@ def _tick(table: Any, name: str) -> int:
     return 0 if position is None else int(position.last_tick)
 
 
-def lag_below(settings: Settings, *, seconds: float) -> Answer:
+def lag_below(settings: Settings, *, seconds: float) -> ConditionResult:
     """The oldest log entry that the ``wal`` table lacks is younger than `seconds`, on every PChannel that is not parked."""
     from millrace.base.errors import LogUnavailable
-    from millrace.commands.status import gather
+    from millrace.commands.status import deployment_status
 
-    status = gather(settings)
+    status = deployment_status(settings)
     if not status["log_server"]["running"]:
         raise LogUnavailable("the log's server does not run, so nobody knows how far the wal table is behind")
     lags = {row["pchannel"]: row["lag_seconds"] or 0.0 for row in status["pchannels"] if not row["parked"]}
     most = max(lags.values(), default=0.0)
-    return Answer(
+    return ConditionResult(
         most < seconds, f"the lag is {most:.1f} s; waiting for less than {seconds:g} s", {"lag_seconds": lags}
     )
 
 
 def segments_in_state(
     settings: Settings, *, collection: str, state: str = "flushed", count: int = 1, after_tick: int = 0
-) -> Answer:
+) -> ConditionResult:
     """At least `count` segments of a collection came into `state` after `after_tick`."""
     import pyarrow.compute as pc
 
@@ -93,25 +93,27 @@ def segments_in_state(
     )
     words = f"{chosen.num_rows} of {count} segments of {collection} are {state}"
     found = {"segments": chosen["segment_id"].to_pylist(), "rows": sum(chosen["rows"].to_pylist())}
-    return Answer(chosen.num_rows >= count, words, found)
+    return ConditionResult(chosen.num_rows >= count, words, found)
 
 
-def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> Answer:
+def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> ConditionResult:
     """A read of a collection at `tick` has all it needs: on each of its PChannels nothing at or before it is still to come.
 
     Asks the log, so a PChannel on which nothing happens does not hold it back.
     """
     from millrace.client.client import Client
-    from millrace.tables.read.freshness import confirm
+    from millrace.tables.read.freshness import confirm_ticks
 
     with Client.connect(settings, start=False) as client:
-        confirmed = confirm(settings, client.collection(collection).pchannels, client.append, at=tick, seconds=0.0)
-    lacking = f": {confirmed.lacking}" if confirmed.lacking else ""
+        confirmed = confirm_ticks(
+            settings, client.collection(collection).pchannels, client.append, at=tick, seconds=0.0
+        )
+    lacking = f": {confirmed.missing}" if confirmed.missing else ""
     words = f"{collection} is {'not yet ' if lacking else ''}whole at tick {tick}{lacking}"
-    return Answer(not lacking, words, {"ticks": confirmed.ticks})
+    return ConditionResult(not lacking, words, {"ticks": confirmed.ticks})
 
 
-_CONDITIONS: Final[dict[str, Callable[..., Answer]]] = {
+_CONDITIONS: Final[dict[str, Callable[..., ConditionResult]]] = {
     "tick_reached": tick_reached,
     "lag_below": lag_below,
     "segments_in_state": segments_in_state,

@@ -81,7 +81,7 @@ def operation_dag(
     return millrace_dag(
         operation.dag_id,
         doc=doc,
-        params={name: param for name, param in asked.items() if name not in operation.of_the_run},
+        params={name: param for name, param in asked.items() if name not in operation.set_by_dag},
         tags=operation.tags or (operation.name,),
         task_defaults={"retries": operation.retries},
         **arguments,

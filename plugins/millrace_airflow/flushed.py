@@ -10,13 +10,11 @@ if TYPE_CHECKING:
     from millrace.base.settings import Settings
 
 
-def read_flushed(settings: Settings) -> list[dict[str, Any]]:
+def read_flushed_segments(settings: Settings) -> list[dict[str, Any]]:
     """The newest flushed segments that the progress file names, or those of a cluster's nodes: pchannel, collection_id,
     segment_id, rows, time_tick."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    name = (
-        "flushed-segments.json"  # written by millrace.node.flush.flushed, which needs Arrow; reading it needs nothing
-    )
+    name = "flushed-segments.json"  # written by millrace.node.flush.flushed_segments, which needs Arrow; reading it needs nothing
     for path in (settings.run_path / name, *sorted((settings.run_path / "nodes").glob(f"*/{name}"))):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -26,7 +24,7 @@ def read_flushed(settings: Settings) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def news(
+def new_segments(
     found: list[dict[str, Any]], told: Mapping[str, int] | None, *, collection_id: int | None = None
 ) -> list[dict[str, Any]]:
     """Of `found` what is behind the ticks that were told already, oldest first; nothing where nobody has asked before."""

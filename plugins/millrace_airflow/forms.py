@@ -75,7 +75,7 @@ def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any
 def choices(what: str) -> list[str]:
     """What there is to choose from now, as suggestions: what is made later can be typed in. None where it cannot be told."""
     from millrace.base.errors import MillraceError
-    from millrace.catalog.records import collection_names
+    from millrace.catalog.sqlite_file import collection_names
     from millrace.operations.backfill.derived import derived_names
     from millrace_airflow.hooks import load_settings
 

@@ -15,8 +15,8 @@ def make_app() -> FastAPI:
 
     from millrace.base.errors import MillraceError
     from millrace.runtime.launch.folder import RunFolder
-    from millrace.runtime.launch.launcher import tail
-    from millrace.service.answers import GuardedAnswers
+    from millrace.runtime.launch.launcher import log_tail
+    from millrace.service.middleware import SecurityHeaders
     from millrace_airflow.hooks import load_settings
     from millrace_airflow.ui.access import Reader
 
@@ -29,10 +29,10 @@ def make_app() -> FastAPI:
             raise HTTPException(404, str(error)) from None
         if not folder.log.exists():
             raise HTTPException(404, f"no log of run {run_id}: it was never started, or cleaned away")
-        return tail(folder.log, lines=max(1, min(lines, 100_000)), most_bytes=4 << 20) + "\n"
+        return log_tail(folder.log, lines=max(1, min(lines, 100_000)), most_bytes=4 << 20) + "\n"
 
     # FastAPI reads a route's annotations by name in the module, where the lazy imports are not.
     job_log.__annotations__ |= {"user": Reader}
     app.get("/{run_id}/log", response_class=PlainTextResponse)(job_log)
-    app.add_middleware(GuardedAnswers)
+    app.add_middleware(SecurityHeaders)
     return app

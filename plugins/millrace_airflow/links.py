@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
-LOGS: str = "/millrace-jobs"
+JOB_LOGS_PATH: str = "/millrace-jobs"
 """Where the plugin serves the logs of jobs (millrace_airflow.job_logs)."""
 
 
@@ -27,7 +27,7 @@ def base_path() -> str:
 
 def job_log_path(run_id: str) -> str:
     """The page of a run's log."""
-    return f"{base_path()}{LOGS}/{quote(run_id, safe='')}/log"
+    return f"{base_path()}{JOB_LOGS_PATH}/{quote(run_id, safe='')}/log"
 
 
 @attrs.define()
@@ -62,7 +62,7 @@ class ReportLink(BaseOperatorLink):
 
 @attrs.define()
 class SparkUiLink(BaseOperatorLink):
-    """Spark's interface: the driver's while the job runs (with the setting ``spark_ui``), or the master's of a cluster."""
+    """Spark's interface: the driver's while the job runs (with the setting ``spark_ui_url``), or the master's of a cluster."""
 
     operators: ClassVar[list[type[BaseOperator]]] = []
 
@@ -76,7 +76,9 @@ class SparkUiLink(BaseOperatorLink):
         run_id = _xcom(ti_key, "millrace_run_id")
         if not run_id:
             return ""
-        return spark_ui(str(run_id), data_dir=getattr(operator, "data_dir", None)) if load_settings().spark_ui else ""
+        return (
+            spark_ui_url(str(run_id), data_dir=getattr(operator, "data_dir", None)) if load_settings().spark_ui else ""
+        )
 
 
 @attrs.define()
@@ -94,7 +96,7 @@ class DataDocsLink(BaseOperatorLink):
         return str(report.get("data_docs") or "") if isinstance(report, dict) else ""
 
 
-def spark_ui(run_id: str, *, data_dir: str | None = None) -> str:
+def spark_ui_url(run_id: str, *, data_dir: str | None = None) -> str:
     """Where a run's Spark has its interface, as its progress says; empty where it says nothing."""
     from millrace.runtime.launch.folder import RunFolder, read_json
     from millrace_airflow.hooks import load_settings

@@ -112,7 +112,7 @@ class JobOperator(BaseOperator):
         if status.state is not RunState.FINISHED:
             self.log.error("the job's last lines:\n%s", status.tail())
             self._fail(status, late=late)
-        MillraceHook(data_dir=self.data_dir).launcher().collect(status.run_id)
+        MillraceHook(data_dir=self.data_dir).launcher().mark_collected(status.run_id)
         report = status.report or {}
         if self.check is not None:  # where it raises, the next try runs the job again
             self.check(report)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from millrace.pipelines.store.records import Record
     from millrace.runtime.launch.launcher import Launcher
-    from millrace_airflow.watch import StreamingWatch
+    from millrace_airflow.job_monitor import StreamingJobMonitor
 
 _LOOK_SECONDS = 5.0
 
@@ -50,7 +50,7 @@ class PipelineOperator(StreamingJobOperator):
 
     def _start(
         self,
-        watch: StreamingWatch,
+        watch: StreamingJobMonitor,
         launcher: Launcher,
         *,
         until: Deadline | None = None,
@@ -59,9 +59,9 @@ class PipelineOperator(StreamingJobOperator):
         """Who stopped the pipeline stopped its worker: it is started when the pipeline is to run again."""
         until = until or Deadline.after(float(self.watch_for))
         while self._stopped():
-            if until.over() or paused():
+            if until.expired() or paused():
                 return False
-            watch.wait(until.left(most=_LOOK_SECONDS))
+            watch.sleep(until.remaining(maximum=_LOOK_SECONDS))
         return super()._start(watch, launcher, until=until, paused=paused)
 
     def _stopped(self) -> bool:

@@ -6,22 +6,22 @@ from typing import Any, ClassVar
 
 from airflow.plugins_manager import AirflowPlugin
 
-from millrace.service.answers import App
+from millrace.service.middleware import App
 from millrace_airflow import listener
 from millrace_airflow.job_logs import make_app
-from millrace_airflow.links import LOGS, DataDocsLink, JobLogLink, ReportLink, SparkUiLink
+from millrace_airflow.links import JOB_LOGS_PATH, DataDocsLink, JobLogLink, ReportLink, SparkUiLink
 from millrace_airflow.macros import moment_of, tick_of, ticks_between
-from millrace_airflow.ui import EXTERNAL_VIEWS, URL_PREFIX, FirstRequest, create_app
-from millrace_airflow.ui.front import Front
-from millrace_airflow.ui.guard import LoginBrake
+from millrace_airflow.ui import EXTERNAL_VIEWS, URL_PREFIX, LazyApp, create_app
+from millrace_airflow.ui.login_throttle import LoginThrottle
+from millrace_airflow.ui.middleware import PluginMiddleware
 
-PAGES = FirstRequest(create_app)
-JOB_LOGS = FirstRequest(make_app)
+PAGES = LazyApp(create_app)
+JOB_LOGS = LazyApp(make_app)
 
 
-def front(app: App) -> Front:
+def plugin_middleware(app: App) -> PluginMiddleware:
     """What stands in front of Airflow's web server; a function, for Airflow shows the arguments of a middleware as JSON."""
-    return Front(app, prefix=URL_PREFIX, ready=(PAGES.build, JOB_LOGS.build))
+    return PluginMiddleware(app, prefix=URL_PREFIX, ready=(PAGES.build, JOB_LOGS.build))
 
 
 class MillracePlugin(AirflowPlugin):
@@ -33,15 +33,15 @@ class MillracePlugin(AirflowPlugin):
     listeners: ClassVar[list[Any]] = [listener]  # type: ignore[misc]
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         {"app": PAGES, "url_prefix": URL_PREFIX, "name": "Millrace"},
-        {"app": JOB_LOGS, "url_prefix": LOGS, "name": "Logs of Millrace's jobs"},
+        {"app": JOB_LOGS, "url_prefix": JOB_LOGS_PATH, "name": "Logs of Millrace's jobs"},
     ]
     fastapi_root_middlewares: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         {
-            "middleware": front,
+            "middleware": plugin_middleware,
             "args": [],
             "kwargs": {},
             "name": "Triggers, and the way to Millrace's pages",
         },
-        {"middleware": LoginBrake, "args": [], "kwargs": {}, "name": "Brake on failed logins"},
+        {"middleware": LoginThrottle, "args": [], "kwargs": {}, "name": "Brake on failed logins"},
     ]
     external_views: ClassVar[list[dict[str, Any]]] = [*EXTERNAL_VIEWS]  # type: ignore[misc]

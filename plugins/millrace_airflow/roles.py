@@ -19,7 +19,7 @@ from millrace.operations.registry import operations
 from millrace.pipelines.deploy.airflow import DAG_PREFIX as PIPELINES
 from millrace.streams.running.status import DAG_PREFIX
 
-DAGS: Final = {
+DAG_ROLES: Final = {
     "streaming": Role.OPERATE,
     **{operation.dag_id: operation.role for operation in operations().values()},
 }
@@ -27,7 +27,7 @@ DAGS: Final = {
 ids begin with DAG_PREFIX and PIPELINES, need *op*, as `streaming` does. To delete the DAG `streaming` itself is for an *admin*: by that
 millrace_airflow.ui.access knows one, with whichever auth manager."""
 
-AIRFLOW: Final = {
+AIRFLOW_ROLES: Final = {
     Role.READ: SimpleAuthManagerRole.VIEWER,
     Role.PRODUCE: SimpleAuthManagerRole.USER,
     Role.OPERATE: SimpleAuthManagerRole.OP,
@@ -52,10 +52,10 @@ class RolesAuthManager(SimpleAuthManager):
             return bool(allowed)
         dag_id = details.id if details is not None else None
         if dag_id == "streaming" and method == "DELETE" and access_entity is None:
-            return bool(self._is_authorized(method=method, allow_role=AIRFLOW[Role.ADMIN], user=user))
+            return bool(self._is_authorized(method=method, allow_role=AIRFLOW_ROLES[Role.ADMIN], user=user))
         needed = (
             Role.OPERATE
             if dag_id is None or dag_id.startswith((DAG_PREFIX, PIPELINES))
-            else DAGS.get(dag_id, Role.PRODUCE)
+            else DAG_ROLES.get(dag_id, Role.PRODUCE)
         )
-        return bool(self._is_authorized(method=method, allow_role=AIRFLOW[needed], user=user))
+        return bool(self._is_authorized(method=method, allow_role=AIRFLOW_ROLES[needed], user=user))

@@ -16,7 +16,7 @@ CONNECT_ARGS: Final[dict[str, Any]] = {"timeout": WAIT_SECONDS}
 """For ``[database] sql_alchemy_connect_args``: how long a statement waits for another's transaction."""
 
 
-def write_ahead(url: str) -> None:
+def enable_wal_mode(url: str) -> None:
     """Have the SQLite database at `url` write ahead from now on; any other database is left as it is."""
     found = make_url(url)
     if found.get_backend_name() != "sqlite" or not found.database:

@@ -18,12 +18,12 @@ from airflow.cli.commands.standalone_command import StandaloneCommand, SubComman
 from airflow.configuration import conf
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
-from millrace_airflow.sqlite import write_ahead
+from millrace_airflow.sqlite import enable_wal_mode
 
 _VARIABLE = "AIRFLOW__CORE__AUTH_MANAGER"
 
-FIRST: Final = ("api-server", "dag-processor")
-THEN: Final = ("scheduler", "triggerer")
+FIRST_COMPONENTS: Final = ("api-server", "dag-processor")
+LATER_COMPONENTS: Final = ("scheduler", "triggerer")
 """Components that call the web server, or start what does."""
 POLL_SECONDS: Final = 0.1
 
@@ -41,7 +41,7 @@ class Standalone(StandaloneCommand):
     def initialize_database(self) -> None:
         """Make its tables, and let its readers and its writer go on beside each other."""
         super().initialize_database()  # type: ignore[no-untyped-call]
-        write_ahead(conf.get("database", "sql_alchemy_conn"))
+        enable_wal_mode(conf.get("database", "sql_alchemy_conn"))
 
     @providers_configuration_loaded
     def run(self) -> int:
@@ -51,12 +51,12 @@ class Standalone(StandaloneCommand):
         self.find_user_info()  # type: ignore[no-untyped-call]
         self.initialize_database()
         try:
-            self._start(FIRST, env)
+            self._start(FIRST_COMPONENTS, env)
             while not self._listens():
                 if ended := self._ended():
                     return self._stop(f"{ended} ended before the web server listened")
                 self._pause()
-            self._start(THEN, env)
+            self._start(LATER_COMPONENTS, env)
             while not (ended := self._ended()):
                 self._pause()
             return self._stop(f"{ended} ended")

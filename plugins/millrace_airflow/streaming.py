@@ -19,8 +19,8 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from millrace.base.deadline import Deadline
 from millrace_airflow.errors import raise_for
 from millrace_airflow.hooks import MillraceHook
+from millrace_airflow.job_monitor import RestartBackoff, StreamingJobMonitor
 from millrace_airflow.links import JobLogLink, SparkUiLink
-from millrace_airflow.watch import Backoff, StreamingWatch
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -77,7 +77,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         self.poll_seconds = poll_seconds
         self.say_every = say_every
         self.data_dir = data_dir
-        self._watching: StreamingWatch | None = None
+        self._watching: StreamingJobMonitor | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Watch the job for a while; what it did meanwhile."""
@@ -115,41 +115,41 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         watch = self._watch()
         paused = _asks_whether_paused(context)
         end = Deadline.after(float(self.watch_for))
-        while not end.over():
+        while not end.expired():
             if paused():
                 self.log.info("the DAG is paused: stopping the job between two micro-batches")
                 self._stop(launcher)
                 break
             status = launcher.poll(self.job_run_id)
-            fault = watch.fault(status)
+            fault = watch.find_fault(status)
             if fault is None:
-                words = watch.words(status)
+                words = watch.progress_line(status)
                 if words is not None:
                     self.log.info("%s", words)
-                watch.wait(end.left(most=self.poll_seconds))
+                watch.sleep(end.remaining(maximum=self.poll_seconds))
                 continue
             self.log.error("%s\nthe job's last lines:\n%s", fault, status.tail())
             if status.active:
                 launcher.stop(self.job_run_id)
-            watch.backoff.failed(str(fault))
+            watch.backoff.record_failure(str(fault))
             if not fault.retriable:
                 raise_for(fault.code, fault.message, retriable=False)
             if self._start(watch, launcher, until=end, paused=paused):
-                watch.restarted()
+                watch.record_restart()
         return watch.summary()
 
     def on_kill(self) -> None:
         """The task was marked failed or cleared, or Airflow stops: the job ends between two micro-batches."""
         self._stop(MillraceHook(data_dir=self.data_dir).launcher())
 
-    def _watch(self) -> StreamingWatch:
+    def _watch(self) -> StreamingJobMonitor:
         """The watch of this try, from its start on."""
         if self._watching is None:
             settings = MillraceHook(data_dir=self.data_dir).settings
-            self._watching = StreamingWatch(
+            self._watching = StreamingJobMonitor(
                 settings,
                 app_name=self.app_name,
-                backoff=Backoff(settings, self.job_run_id),
+                backoff=RestartBackoff(settings, self.job_run_id),
                 stale_after=self.stale_after.total_seconds(),
                 stuck_after=self.stuck_after.total_seconds(),
                 say_every=self.say_every.total_seconds(),
@@ -158,7 +158,7 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
 
     def _start(
         self,
-        watch: StreamingWatch,
+        watch: StreamingJobMonitor,
         launcher: Launcher,
         *,
         until: Deadline | None = None,
@@ -166,15 +166,15 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
     ) -> bool:
         """Start the job, or adopt it, once the pause after a failure is over; whether that came before `until` and a pause of the DAG."""
         until = until or Deadline.never()
-        pause = watch.backoff.pause()
+        pause = watch.backoff.remaining_pause()
         if pause:
             self.log.info("waiting %.0f s before the job is started again", pause)
         resume = Deadline.after(pause)
-        while not (resume.over() or until.over() or paused()):
-            watch.wait(resume.left(most=self.poll_seconds))
-        if until.over() or paused():
+        while not (resume.expired() or until.expired() or paused()):
+            watch.sleep(resume.remaining(maximum=self.poll_seconds))
+        if until.expired() or paused():
             return False
-        foreign = None if self._launched(launcher) else watch.foreign()
+        foreign = None if self._launched(launcher) else watch.foreign_process()
         if foreign is not None:
             words = f"process {foreign} is a streaming job on this data folder that Airflow did not start: stop it"
             raise_for("JOB_RUNS_ALREADY", words, retriable=True)

@@ -160,13 +160,13 @@ class SegmentsFlushedTrigger(BaseEventTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from millrace_airflow.flushed import news, read_flushed
+        from millrace_airflow.flushed import new_segments, read_flushed_segments
 
         settings = load_settings(self.data_dir)
         told = await self._told()
         while True:
-            found = await asyncio.to_thread(read_flushed, settings)
-            fresh = news(found, told, collection_id=self.collection_id)
+            found = await asyncio.to_thread(read_flushed_segments, settings)
+            fresh = new_segments(found, told, collection_id=self.collection_id)
             if told is None:  # the first look ever: what was flushed before anybody asked is no news
                 told = {each["pchannel"]: each["time_tick"] for each in found}
                 await self._keep(told)

@@ -40,7 +40,7 @@ class Guarded:
     @contextmanager
     def link(self, token: str) -> Iterator[Link]:
         watchdog = Watchdog()
-        link = Link(ServerRecord.elsewhere(self.address, token), watchdog)
+        link = Link(ServerRecord.remote(self.address, token), watchdog)
         try:
             yield link
         finally:

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from pyarrow import flight
 
-from millrace.access.calls import MESSAGES
-from millrace.access.grants import MACHINE, Caller, Grant, Principal, Role
+from millrace.access.grants import LOCAL_ADMIN, Caller, Grant, Principal, Role
+from millrace.access.permissions import MESSAGE_REQUIREMENTS
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, Malformed, PermissionDenied, UnsupportedVersion
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
-from millrace.message.columns import Columns
+from millrace.message.columns import MessageColumns
 from millrace.message.keys import vchannel_index
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MutableMessage
 from millrace.message.types import BEHAVIOUR, MessageType
-from millrace.message.wire.decode import decode_columns, decode_heads
+from millrace.message.wire.decode import decode_columns, decode_header_summary
 from millrace.message.wire.encode import encode_entry
 from millrace.message.wire.layout import MAX_MESSAGES
-from millrace.node.append.door import EntryDoor
+from millrace.node.append.authorizer import AppendAuthorizer
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import AppendExtension
 from millrace.rpc.link import ExchangeStream
@@ -45,8 +45,8 @@ USERS, ORDERS = "dml_0_1v0", "dml_0_2v0"
 NAMES = {USERS: "users", ORDERS: "orders"}
 
 
-def door(*grants: Grant) -> EntryDoor:
-    return EntryDoor(Caller(Principal("somebody", grants)), NAMES.get)
+def door(*grants: Grant) -> AppendAuthorizer:
+    return AppendAuthorizer(Caller(Principal("somebody", grants)), NAMES.get)
 
 
 def array(*entries: bytes) -> pa.LargeBinaryArray:
@@ -68,30 +68,30 @@ def insert(key: int, vchannel: str = USERS, collection_id: int = 1) -> MutableMe
 
 
 PRODUCING = Principal("somebody", (Grant(Role.PRODUCE, ("users",)),))
-PRODUCER = EntryDoor(Caller(PRODUCING), NAMES.get)
+PRODUCER = AppendAuthorizer(Caller(PRODUCING), NAMES.get)
 
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("kind", BEHAVIOUR)
 def test_a_type_of_message_is_let_in_for_the_roles_that_the_table_names(kind: MessageType, role: Role) -> None:
     own = door(Grant(role))
-    if set(MESSAGES[kind].roles) & role.held:
-        own.check(array(encode_entry([of(kind)])))
+    if set(MESSAGE_REQUIREMENTS[kind].roles) & role.implied_roles:
+        own.authorize(array(encode_entry([of(kind)])))
     else:
         with pytest.raises(PermissionDenied):
-            own.check(array(encode_entry([of(kind)])))
+            own.authorize(array(encode_entry([of(kind)])))
 
 
-@pytest.mark.parametrize("kind", [kind for kind, need in MESSAGES.items() if need.roles != (Role.PRODUCE,)])
+@pytest.mark.parametrize("kind", [kind for kind, need in MESSAGE_REQUIREMENTS.items() if need.roles != (Role.PRODUCE,)])
 @pytest.mark.parametrize("vchannel", [USERS, ""])
 def test_one_message_of_another_type_among_many_keeps_all_out(kind: MessageType, vchannel: str) -> None:
     many = [insert(key) for key in range(50)]
     for place in (0, 25, 50):
         mixed = [*many[:place], of(kind, vchannel), *many[place:]]
         with pytest.raises(PermissionDenied):
-            PRODUCER.check(array(encode_entry(mixed)))
+            PRODUCER.authorize(array(encode_entry(mixed)))
         with pytest.raises(PermissionDenied):
-            PRODUCER.check(array(encode_entry(many), encode_entry(mixed), encode_entry(many)))
+            PRODUCER.authorize(array(encode_entry(many), encode_entry(mixed), encode_entry(many)))
 
 
 @pytest.mark.parametrize(
@@ -100,27 +100,27 @@ def test_one_message_of_another_type_among_many_keeps_all_out(kind: MessageType,
 def test_one_message_of_a_foreign_vchannel_among_many_keeps_all_out(vchannel: str) -> None:
     mixed = [*(insert(key) for key in range(50)), insert(1, vchannel), *(insert(key) for key in range(50))]
     with pytest.raises(PermissionDenied, match="needs"):
-        PRODUCER.check(array(encode_entry(mixed)))
-    PRODUCER.check(array(encode_entry([each for each in mixed if each.vchannel == USERS])))
+        PRODUCER.authorize(array(encode_entry(mixed)))
+    PRODUCER.authorize(array(encode_entry([each for each in mixed if each.vchannel == USERS])))
 
 
 def test_a_token_that_is_no_more_lets_nothing_in_on_a_stream_that_is_open() -> None:
     live = [True]
     for caller in (PRODUCING, Principal.admin("boss")):
-        own = EntryDoor(Caller(caller, live=lambda: live[0]), NAMES.get)
+        own = AppendAuthorizer(Caller(caller, is_valid=lambda: live[0]), NAMES.get)
         live[0] = True
-        own.check(array(encode_entry([insert(1)])))
+        own.authorize(array(encode_entry([insert(1)])))
         live[0] = False
         with pytest.raises(PermissionDenied, match="revoked"):
-            own.check(array(encode_entry([insert(1)])))
+            own.authorize(array(encode_entry([insert(1)])))
 
 
 def test_a_number_that_is_no_type_is_let_in_for_nobody_but_an_admin() -> None:
     for columns in ({"type": (1, struct.pack("<H", 777))}, {"type": (1, struct.pack("<H", 0))}):
         for role in (Role.READ, Role.PRODUCE, Role.OPERATE):
             with pytest.raises(PermissionDenied):
-                door(Grant(role)).check(array(entry(columns=columns)))
-        EntryDoor(MACHINE, NAMES.get).check(array(entry(columns=columns)))
+                door(Grant(role)).authorize(array(entry(columns=columns)))
+        AppendAuthorizer(LOCAL_ADMIN, NAMES.get).authorize(array(entry(columns=columns)))
 
 
 def test_types_in_every_form_of_a_column_are_seen() -> None:
@@ -130,11 +130,11 @@ def test_types_in_every_form_of_a_column_are_seen() -> None:
     ramp = entry(count=2, columns={"type": (3, struct.pack("<H", insert_))}, dictionary=own, body=pad)
     whole = entry(count=2, columns={"type": (2, struct.pack("<HH", insert_, ddl))}, dictionary=own, body=pad)
     with pytest.raises(PermissionDenied):
-        PRODUCER.check(array(whole))
-    PRODUCER.check(array(ramp))  # 400, 401: an insert and a delete
+        PRODUCER.authorize(array(whole))
+    PRODUCER.authorize(array(ramp))  # 400, 401: an insert and a delete
     further = entry(count=3, columns={"type": (3, struct.pack("<H", insert_))}, dictionary=own, body=pad)
     with pytest.raises(PermissionDenied):
-        PRODUCER.check(array(further))
+        PRODUCER.authorize(array(further))
 
 
 def test_names_beyond_the_first_are_seen() -> None:
@@ -142,23 +142,25 @@ def test_names_beyond_the_first_are_seen() -> None:
     kind = {"type": (1, struct.pack("<H", int(MessageType.INSERT)))}
     for column in ((3, struct.pack("<H", 0)), (2, struct.pack("<HH", 0, 1)), (1, struct.pack("<H", 1))):
         with pytest.raises(PermissionDenied):
-            PRODUCER.check(array(entry(count=2, columns={**kind, "vchannel": column}, dictionary=two, body=b"x" * 64)))
+            PRODUCER.authorize(
+                array(entry(count=2, columns={**kind, "vchannel": column}, dictionary=two, body=b"x" * 64))
+            )
     outside = entry(count=1, columns={**kind, "vchannel": (1, struct.pack("<H", 2))}, dictionary=two)
     with pytest.raises(Malformed, match="outside"):
-        PRODUCER.check(array(outside))
+        PRODUCER.authorize(array(outside))
 
 
 def test_an_entry_that_is_not_right_is_refused_and_one_of_a_later_version_too() -> None:
     good = encode_entry([insert(1)])
     with pytest.raises(Malformed, match="checksum"):
-        PRODUCER.check(array(good, good[:-1] + bytes([good[-1] ^ 1])))
+        PRODUCER.authorize(array(good, good[:-1] + bytes([good[-1] ^ 1])))
     with pytest.raises(UnsupportedVersion):
-        PRODUCER.check(array(entry(version=2)))
+        PRODUCER.authorize(array(entry(version=2)))
 
 
 @given(st.lists(runs().filter(bool).map(encode_entry), min_size=1, max_size=4))
 def test_heads_are_what_decoding_finds(entries_: Sequence[bytes]) -> None:
-    heads, columns = decode_heads(array(*entries_)), decoded(entries_)
+    heads, columns = decode_header_summary(array(*entries_)), decoded(entries_)
     assert not isinstance(heads, str)
     assert heads.types.tolist() == columns.type.tolist()
     assert [heads.names[name] for name in heads.vchannels] == [
@@ -176,7 +178,7 @@ def test_what_decodes_with_a_changed_byte_has_the_heads_that_were_looked_at(
     value = bytearray(values[place])
     value[data.draw(st.integers(12, len(value) - 1))] = data.draw(st.integers(0, 255))
     values[place] = sealed(bytes(value))
-    heads, columns = decode_heads(array(*values)), decoded(values)
+    heads, columns = decode_header_summary(array(*values)), decoded(values)
     if columns.details:
         return  # UNDEFINED to the chain, whatever the door said
     assert not isinstance(heads, str)
@@ -186,25 +188,25 @@ def test_what_decodes_with_a_changed_byte_has_the_heads_that_were_looked_at(
     ]
 
 
-def decoded(values: Sequence[bytes]) -> Columns:
+def decoded(values: Sequence[bytes]) -> MessageColumns:
     rows = [{"ledger": 0, "entry": place, "physical_ms": 1, "value": value} for place, value in enumerate(values)]
     return decode_columns(pa.RecordBatch.from_pylist(rows, schema=ENTRY_SCHEMA))
 
 
 def test_entries_without_number_are_looked_at_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from millrace.node.append import door as entry_door
+    from millrace.node.append import authorizer as entry_door
 
     seen: list[int] = []
 
     def counting(values: pa.LargeBinaryArray) -> object:
-        heads = decode_heads(values)
+        heads = decode_header_summary(values)
         assert not isinstance(heads, str)
         seen.append(len(heads.types))
         return heads
 
-    monkeypatch.setattr(entry_door, "decode_heads", counting)
+    monkeypatch.setattr(entry_door, "decode_header_summary", counting)
     keep = encode_entry([of(MessageType.KEEP_ALIVE)] * 1000)
-    PRODUCER.check(array(*[keep] * 200))
+    PRODUCER.authorize(array(*[keep] * 200))
     assert sum(seen) == 200_000
     assert max(seen) <= MAX_MESSAGES
 

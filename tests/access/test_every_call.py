@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from millrace.access.calls import CALLS, CATALOG, MESSAGES, Over
-from millrace.access.grants import EVERYTHING, Grant, Kind, Role
+from millrace.access.grants import EVERYTHING, Grant, ResourceKind, Role
+from millrace.access.permissions import CALL_REQUIREMENTS, CATALOG_PREFIX, MESSAGE_REQUIREMENTS, Scope
 from millrace.access.token_file import TokenFile
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError, PermissionDenied
@@ -72,8 +72,8 @@ def call(link: Link, name: str) -> None:
             stream.close()
     elif name in GETS:
         link.get(GETS[name], timeout=20)
-    elif name.startswith(CATALOG):
-        request = {"call": name.removeprefix(CATALOG), "arguments": ARGUMENTS}
+    elif name.startswith(CATALOG_PREFIX):
+        request = {"call": name.removeprefix(CATALOG_PREFIX), "arguments": ARGUMENTS}
         link.act("append/catalog", request, timeout=20)
     else:
         list(link.client.do_action(flight.Action(name, to_json(ARGUMENTS)), link.options(20)))
@@ -86,7 +86,7 @@ def let_in(link: Link, name: str) -> bool:
     except PermissionDenied:
         return False
     except (MillraceError, flight.FlightError) as error:
-        if re.search(f"knows no action|knows no call '{name.removeprefix(CATALOG)}'", str(error)):
+        if re.search(f"knows no action|knows no call '{name.removeprefix(CATALOG_PREFIX)}'", str(error)):
             pytest.fail(f"The table names {name}; the server has no such call.")
         typed = getattr(error, "extra_info", b"")
         return b"PERMISSION_DENIED" not in typed
@@ -95,8 +95,10 @@ def let_in(link: Link, name: str) -> bool:
 
 def expected(name: str, token: str) -> bool:
     """What the table says; narrow tokens are for nothing that ARGUMENTS names."""
-    need, role = CALLS[name], ROLES[token]
-    return bool(set(need.roles) & role.held) and (need.over is Over.ANYTHING or not token.startswith("narrow"))
+    need, role = CALL_REQUIREMENTS[name], ROLES[token]
+    return bool(set(need.roles) & role.implied_roles) and (
+        need.scope is Scope.ANYTHING or not token.startswith("narrow")
+    )
 
 
 @pytest.mark.parametrize("token", ROLES)
@@ -105,7 +107,9 @@ def test_a_token_makes_the_calls_that_the_table_allows_and_no_other(
 ) -> None:
     with guarded.link(tokens[token]) as link:
         wrong = [
-            name for name in sorted(CALLS.keys() - {"shutdown"}) if let_in(link, name) is not expected(name, token)
+            name
+            for name in sorted(CALL_REQUIREMENTS.keys() - {"shutdown"})
+            if let_in(link, name) is not expected(name, token)
         ]
     assert wrong == []
 
@@ -119,7 +123,7 @@ def test_nobody_without_a_good_token_makes_any_call(guarded: Guarded, tokens: Ma
         )[0]
     else:
         given = tokens[token]
-    for name in sorted(CALLS):
+    for name in sorted(CALL_REQUIREMENTS):
         # A link each: a connection that was refused once gives no other answer.
         with guarded.link(given) as link, pytest.raises((ConnectionLost, flight.FlightUnauthenticatedError)) as refused:
             call(link, name)
@@ -159,14 +163,14 @@ def test_what_is_no_call_is_refused_to_everybody(guarded: Guarded, tokens: Mappi
 
 
 def test_what_destroys_is_for_admins_alone() -> None:
-    drops = {CATALOG + "drop_collection", CATALOG + "drop_partition"}
-    assert {name for name, need in CALLS.items() if need.roles == (Role.ADMIN,)} == DESTRUCTIVE | drops
-    assert not any(Role.ADMIN in need.roles and len(need.roles) > 1 for need in CALLS.values())
+    drops = {CATALOG_PREFIX + "drop_collection", CATALOG_PREFIX + "drop_partition"}
+    assert {name for name, need in CALL_REQUIREMENTS.items() if need.roles == (Role.ADMIN,)} == DESTRUCTIVE | drops
+    assert not any(Role.ADMIN in need.roles and len(need.roles) > 1 for need in CALL_REQUIREMENTS.values())
 
 
 def test_every_type_of_message_has_its_role() -> None:
-    assert MESSAGES.keys() == BEHAVIOUR.keys()
-    below = {kind: need.roles for kind, need in MESSAGES.items() if need.roles != (Role.ADMIN,)}
+    assert MESSAGE_REQUIREMENTS.keys() == BEHAVIOUR.keys()
+    below = {kind: need.roles for kind, need in MESSAGE_REQUIREMENTS.items() if need.roles != (Role.ADMIN,)}
     assert below == {
         MessageType.INSERT: (Role.PRODUCE,),
         MessageType.DELETE: (Role.PRODUCE,),
@@ -178,7 +182,7 @@ def test_every_type_of_message_has_its_role() -> None:
         MessageType.MANUAL_FLUSH: (Role.OPERATE,),
     }
     assert not any(BEHAVIOUR[kind] & (Flag.SYSTEM | Flag.SELF_CONTROLLED) for kind in below)
-    assert all(MESSAGES[kind].over is Kind.VCHANNEL for kind in below)
+    assert all(MESSAGE_REQUIREMENTS[kind].scope is ResourceKind.VCHANNEL for kind in below)
 
 
 @pytest.mark.parametrize(

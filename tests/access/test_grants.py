@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.access.grants import MAX_PATTERNS, Grant, Kind, Principal, Resource, Role
+from millrace.access.grants import MAX_PATTERNS, Grant, Principal, Resource, ResourceKind, Role
 from millrace.base.errors import InvalidArgument, PermissionDenied
 
-USERS, ORDERS = Resource(Kind.COLLECTION, "users"), Resource(Kind.COLLECTION, "orders")
-P0, V0 = Resource(Kind.PCHANNEL, "dml_0"), Resource(Kind.VCHANNEL, "dml_0_7v1")
+USERS, ORDERS = Resource(ResourceKind.COLLECTION, "users"), Resource(ResourceKind.COLLECTION, "orders")
+P0, V0 = Resource(ResourceKind.PCHANNEL, "dml_0"), Resource(ResourceKind.VCHANNEL, "dml_0_7v1")
 
 
 def who(*grants: Grant) -> Principal:
@@ -25,11 +25,11 @@ def who(*grants: Grant) -> Principal:
     ],
 )
 def test_a_role_includes_no_more_than_it_says(role: Role, held: set[Role]) -> None:
-    assert {each for each in Role if who(Grant(role)).has((each,), (USERS,))} == held
+    assert {each for each in Role if who(Grant(role)).has_role((each,), (USERS,))} == held
 
 
 def test_nobody_may_do_anything_without_a_grant() -> None:
-    assert not any(who().has((role,), resources) for role in Role for resources in (None, (), (USERS,)))
+    assert not any(who().has_role((role,), resources) for role in Role for resources in (None, (), (USERS,)))
 
 
 @pytest.mark.parametrize(
@@ -55,26 +55,26 @@ def test_a_pattern_covers_what_it_names_of_its_kind(pattern: str, covered: set[R
 
 def test_a_role_on_one_thing_is_no_role_on_the_whole() -> None:
     narrow = who(Grant(Role.ADMIN, ("collection:*", "pchannel:*", "vchannel:*", "group:*")))
-    assert narrow.has((Role.ADMIN,), (USERS,))
-    assert narrow.has((Role.ADMIN,), None)
-    assert not narrow.has((Role.ADMIN,), ()), "everything is said by * alone"
+    assert narrow.has_role((Role.ADMIN,), (USERS,))
+    assert narrow.has_role((Role.ADMIN,), None)
+    assert not narrow.has_role((Role.ADMIN,), ()), "everything is said by * alone"
 
 
 def test_each_grant_counts_with_its_own_patterns() -> None:
     mixed = who(Grant(Role.READ), Grant(Role.PRODUCE, ("users",)))
-    assert mixed.has((Role.PRODUCE,), (USERS,))
-    assert mixed.has((Role.READ,), (ORDERS,))
-    assert not mixed.has((Role.PRODUCE,), (ORDERS,))
+    assert mixed.has_role((Role.PRODUCE,), (USERS,))
+    assert mixed.has_role((Role.READ,), (ORDERS,))
+    assert not mixed.has_role((Role.PRODUCE,), (ORDERS,))
 
 
 def test_a_refusal_says_who_lacks_what_on_what_and_what_to_do() -> None:
     with pytest.raises(PermissionDenied) as refused:
-        who(Grant(Role.READ)).require((Role.PRODUCE,), (USERS,), "append")
+        who(Grant(Role.READ)).require_role((Role.PRODUCE,), (USERS,), "append")
     words = str(refused.value)
     assert all(part in words for part in ("'somebody'", "produce", "collection:users", "append", "millrace tokens add"))
     assert not refused.value.retriable
     with pytest.raises(PermissionDenied) as refused:
-        who().require((Role.READ,), (Resource(Kind.COLLECTION, "x" * 10_000),), "read")
+        who().require_role((Role.READ,), (Resource(ResourceKind.COLLECTION, "x" * 10_000),), "read")
     assert len(str(refused.value)) < 1000
 
 
@@ -92,4 +92,4 @@ def test_a_grant_has_some_patterns_and_not_too_many() -> None:
 
 
 def test_a_pattern_with_many_stars_is_matched_at_once() -> None:
-    assert not Grant(Role.READ, ("a*" * 100 + "b",)).covers(Resource(Kind.COLLECTION, "a" * 255))
+    assert not Grant(Role.READ, ("a*" * 100 + "b",)).covers(Resource(ResourceKind.COLLECTION, "a" * 255))

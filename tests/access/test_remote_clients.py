@@ -16,13 +16,13 @@ import pytest
 from millrace.access.grants import Grant, Role
 from millrace.base.deadline import Deadline
 from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, MillraceError, PermissionDenied
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.written import Written
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.message.schema_changes import AddField
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.link import ConnectionLost, ExchangeStream
 from millrace.rpc.selection import Selection
 from tests.access.conftest import SCHEMA, Guarded
@@ -42,13 +42,13 @@ def connected(guarded: Guarded, token: str, *, deadline: float = 20.0) -> Iterat
 
 
 @pytest.fixture
-def own(guarded: Guarded, request: pytest.FixtureRequest) -> Collection:
+def own(guarded: Guarded, request: pytest.FixtureRequest) -> CollectionInfo:
     """A collection of this test alone, with a VChannel on each PChannel."""
     return guarded.client.catalog.create_collection(own_name(request), SCHEMA, vchannels=2)
 
 
 @pytest.fixture
-def producing(guarded: Guarded, own: Collection) -> str:
+def producing(guarded: Guarded, own: CollectionInfo) -> str:
     return guarded.add(f"for-{own.id}", Grant(Role.PRODUCE, (own.name,)))
 
 
@@ -56,17 +56,17 @@ def rows(*keys: int, body: str = "x") -> pa.Table:
     return pa.table({"id": list(keys), "body": [body] * len(keys)})
 
 
-def stored(guarded: Guarded, collection: Collection) -> list[int]:
+def stored(guarded: Guarded, collection: CollectionInfo) -> list[int]:
     """The keys that a reader on the spot finds."""
     guarded.client.catalog.flush(collection.name)
-    catch_up(guarded.client.settings, guarded.client.log)
-    flush(guarded.client.settings)
+    ingest_to_end(guarded.client.settings, guarded.client.log)
+    flush_to_end(guarded.client.settings)
     found: list[int] = guarded.client.read(collection.name, deadline=20.0)["id"].to_pylist()
     return sorted(found)
 
 
 def test_a_producer_inserts_deletes_and_commits_transactions_with_a_produce_token(
-    guarded: Guarded, own: Collection, producing: str
+    guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     with connected(guarded, producing) as client:
         found = client.collection(own.name)
@@ -84,7 +84,7 @@ def test_a_producer_inserts_deletes_and_commits_transactions_with_a_produce_toke
     assert 5000 <= kept[-1] < 6000
 
 
-def _of(collection: Collection, vchannel: int, first: int) -> pa.Table:
+def _of(collection: CollectionInfo, vchannel: int, first: int) -> pa.Table:
     """Ten rows that belong to one VChannel."""
     from millrace.message.keys import vchannel_index
 
@@ -94,7 +94,7 @@ def _of(collection: Collection, vchannel: int, first: int) -> pa.Table:
 
 
 def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
-    guarded: Guarded, own: Collection, producing: str
+    guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     orders = guarded.client.collection("orders")
     with connected(guarded, producing) as client:
@@ -107,7 +107,7 @@ def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
         for call in (
             lambda: catalog.create_collection("mine", SCHEMA),
             lambda: catalog.drop_collection(own.name),
-            lambda: catalog.alter(own.name, [Add(FieldSpec("more", "int64", True))]),
+            lambda: catalog.alter(own.name, [AddField(FieldSpec("more", "int64", True))]),
             lambda: catalog.create_partition(own.name, "more"),
             lambda: catalog.drop_partition(own.name, "_default"),
             lambda: catalog.flush(own.name),
@@ -124,7 +124,7 @@ def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
 
 
 def test_a_batch_says_of_each_row_whether_the_token_let_it_in_and_goes_on(
-    guarded: Guarded, own: Collection, producing: str
+    guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     def let_in(ticket: Future[Written]) -> bool:
         try:
@@ -143,7 +143,7 @@ def test_a_batch_says_of_each_row_whether_the_token_let_it_in_and_goes_on(
     assert stored(guarded, own) == [*held, *range(100, 110)]
 
 
-def test_a_reader_that_appends_is_refused_each_time_and_at_once(guarded: Guarded, own: Collection) -> None:
+def test_a_reader_that_appends_is_refused_each_time_and_at_once(guarded: Guarded, own: CollectionInfo) -> None:
     with connected(guarded, guarded.add(f"only-reads-{own.id}", Grant(Role.READ))) as client:
         for pipelined in (True, False, True):
             answers = []
@@ -164,7 +164,7 @@ def test_an_operator_changes_the_catalog_and_drops_nothing(guarded: Guarded, req
         catalog = client.catalog
         made = catalog.create_collection(name, SCHEMA)
         catalog.create_partition(name, "more")
-        catalog.alter(name, [Add(FieldSpec("more", "int64", True))])
+        catalog.alter(name, [AddField(FieldSpec("more", "int64", True))])
         client.producer().insert(
             catalog.collection(name), pa.table({"id": [1], "body": ["x"], "more": [1]}), partition="more"
         )
@@ -178,13 +178,13 @@ def test_an_operator_changes_the_catalog_and_drops_nothing(guarded: Guarded, req
 
 
 def test_a_reader_consumes_what_others_append_and_writes_nothing(
-    guarded: Guarded, own: Collection, producing: str
+    guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     reading = guarded.add(f"reads-{own.id}", Grant(Role.READ, (own.name,)))
     with connected(guarded, producing) as writer, connected(guarded, reading) as client:
         writer.producer().insert(own, rows(*range(100)))
         guarded.client.producer().insert(guarded.client.collection("orders"), rows(*range(7)))
-        catch_up(guarded.client.settings, guarded.client.log)
+        ingest_to_end(guarded.client.settings, guarded.client.log)
         writer.producer().insert(own, rows(*range(100, 200)))
         until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
         with client.consumer(own.name, until_tick=until_tick) as consumer:
@@ -192,7 +192,7 @@ def test_a_reader_consumes_what_others_append_and_writes_nothing(
                 key for delivery in consumer for change in delivery.changes() for key in change.rows["id"].to_pylist()
             ]
         assert sorted(seen) == list(range(200))
-        catch_up(guarded.client.settings, guarded.client.log)
+        ingest_to_end(guarded.client.settings, guarded.client.log)
         assert sorted(client.read(own.name, deadline=20.0)["id"].to_pylist()) == list(range(200))
         with pytest.raises(PermissionDenied, match="group:mailer"):
             client.consumer(own.name, group="mailer")
@@ -207,14 +207,14 @@ def test_a_reader_consumes_what_others_append_and_writes_nothing(
 
 
 def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
-    guarded: Guarded, own: Collection, producing: str
+    guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     reading = guarded.add(f"mails-{own.id}", Grant(Role.READ, (own.name, f"group:mails-{own.id}")))
     orders = guarded.client.collection("orders")
     guarded.client.producer().insert(orders, rows(*range(50)))
     with connected(guarded, producing) as writer, connected(guarded, reading) as client:
         writer.producer().insert(own, rows(*range(20)))
-        catch_up(guarded.client.settings, guarded.client.log)
+        ingest_to_end(guarded.client.settings, guarded.client.log)
         until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
         seen: list[int] = []
         for _ in range(2):
@@ -235,7 +235,7 @@ def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
             client.producer().insert(own, rows(1))
 
 
-def test_a_group_is_dropped_by_its_admin_alone(guarded: Guarded, own: Collection) -> None:
+def test_a_group_is_dropped_by_its_admin_alone(guarded: Guarded, own: CollectionInfo) -> None:
     own_admin = guarded.add(f"drops-{own.id}", Grant(Role.ADMIN, (f"group:drops-{own.id}",)))
     with guarded.client.consumer(own.name, group=f"drops-{own.id}") as consumer:
         consumer.poll(timeout=0.1)
@@ -245,14 +245,14 @@ def test_a_group_is_dropped_by_its_admin_alone(guarded: Guarded, own: Collection
             client.drop_group("mails")
 
 
-def test_changes_are_for_who_may_read_the_collection(guarded: Guarded, own: Collection, producing: str) -> None:
+def test_changes_are_for_who_may_read_the_collection(guarded: Guarded, own: CollectionInfo, producing: str) -> None:
     reading = guarded.add(f"copies-{own.id}", Grant(Role.READ, (own.name,)))
     other = guarded.add(f"copies-another-{own.id}", Grant(Role.READ, ("users",)))
     producer = guarded.client.producer()
     producer.insert(own, rows(*range(40)))
     producer.insert(guarded.client.collection("orders"), rows(*range(40)))
-    catch_up(guarded.client.settings, guarded.client.log)
-    flush(guarded.client.settings)
+    ingest_to_end(guarded.client.settings, guarded.client.log)
+    flush_to_end(guarded.client.settings)
     producer.delete(own, [3])
     until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
     with connected(guarded, reading) as client:
@@ -273,7 +273,7 @@ def test_changes_are_for_who_may_read_the_collection(guarded: Guarded, own: Coll
                     stream.poll(timeout=5.0)
 
 
-def test_where_changes_begin_is_asked_with_sound_words_alone(guarded: Guarded, own: Collection) -> None:
+def test_where_changes_begin_is_asked_with_sound_words_alone(guarded: Guarded, own: CollectionInfo) -> None:
     with guarded.link(guarded.add(f"asks-{own.id}", Grant(Role.READ))) as link:
         for wrong in (None, "1", [1], True, -1, 2.0**70, {"id": 1}):
             with pytest.raises(InvalidArgument, match="collection_id"):
@@ -289,7 +289,7 @@ def test_where_changes_begin_is_asked_with_sound_words_alone(guarded: Guarded, o
 
 
 def test_a_readers_tail_has_the_messages_of_its_collections_alone(
-    guarded: Guarded, own: Collection, producing: str
+    guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     reading = guarded.add(f"tails-{own.id}", Grant(Role.READ, (own.name,)))
     with connected(guarded, producing) as writer:
@@ -308,7 +308,7 @@ def test_a_readers_tail_has_the_messages_of_its_collections_alone(
 
 
 def test_a_spool_keeps_what_a_token_opens_no_more_and_a_new_token_sends_it(
-    guarded: Guarded, own: Collection, tmp_path: Path
+    guarded: Guarded, own: CollectionInfo, tmp_path: Path
 ) -> None:
     token = guarded.add(f"first-{own.id}", Grant(Role.PRODUCE, (own.name,)))
     with connected(guarded, token, deadline=1.0) as client:
@@ -335,7 +335,7 @@ def _lives(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("end", ["revoked", "ran out"])
-def test_streams_and_waiting_reads_end_with_their_token(guarded: Guarded, own: Collection, end: str) -> None:
+def test_streams_and_waiting_reads_end_with_their_token(guarded: Guarded, own: CollectionInfo, end: str) -> None:
     name = f"ends-{own.id}"
     token = guarded.add(
         name, Grant(Role.OPERATE), expires=time.time() + 3.0 if end == "ran out" else time.time() + 3600
@@ -376,7 +376,7 @@ def test_streams_and_waiting_reads_end_with_their_token(guarded: Guarded, own: C
     assert min(over.values()) >= expires - 0.5
 
 
-def test_a_stream_that_goes_on_sending_ends_with_its_token(guarded: Guarded, own: Collection) -> None:
+def test_a_stream_that_goes_on_sending_ends_with_its_token(guarded: Guarded, own: CollectionInfo) -> None:
     token = guarded.add(f"busy-{own.id}", Grant(Role.PRODUCE))
     with connected(guarded, token, deadline=1.0) as client:
         producer = client.producer()

@@ -69,11 +69,11 @@ def adder(folder: Path, name: str, count: int, *, before: str = "") -> subproces
 def test_a_token_lets_in_whom_it_was_made_for_and_no_other_text_does(file: TokenFile) -> None:
     token, made = file.add("shop", READ)
     assert len(token) >= 43, "256 bits"
-    caller = file.caller(token)
+    caller = file.authenticate(token)
     assert caller is not None
     assert caller.principal == made.principal
     for other in ("", token[:-1], token + "x", token.upper(), made.sha256, "shop", "\udcff"):
-        assert file.caller(other) is None
+        assert file.authenticate(other) is None
 
 
 def test_the_file_holds_no_token_and_is_its_owners_alone(file: TokenFile) -> None:
@@ -86,51 +86,51 @@ def test_the_file_holds_no_token_and_is_its_owners_alone(file: TokenFile) -> Non
 def test_what_another_process_writes_is_seen_at_the_next_call(file: TokenFile, tmp_path: Path) -> None:
     writer = TokenFile(tmp_path)
     first, _ = writer.add("first", READ)
-    assert file.caller(first) is not None
+    assert file.authenticate(first) is not None
     second, _ = writer.add("second", READ)
-    assert file.caller(second) is not None
+    assert file.authenticate(second) is not None
     writer.revoke("first")
-    assert file.caller(first) is None
-    assert file.caller(second) is not None
+    assert file.authenticate(first) is None
+    assert file.authenticate(second) is not None
     file.path.unlink()
-    assert file.caller(second) is None
+    assert file.authenticate(second) is None
 
 
 def test_who_is_in_is_out_once_the_token_is_revoked(
     file: TokenFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_file, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(token_file, "CACHE_SECONDS", 0.0)
     caller, other = (_in(file, name) for name in ("shop", "other"))
-    caller.require_live()
+    caller.require_valid()
     TokenFile(tmp_path).revoke("shop")
     with pytest.raises(PermissionDenied, match="revoked"):
-        caller.require_live()
-    other.require_live()
+        caller.require_valid()
+    other.require_valid()
 
 
 def _in(file: TokenFile, name: str) -> Caller:
-    caller = file.caller(file.add(name, READ)[0])
+    caller = file.authenticate(file.add(name, READ)[0])
     assert caller is not None
     return caller
 
 
 def test_a_name_that_comes_again_is_another_token(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_file, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(token_file, "CACHE_SECONDS", 0.0)
     before = _in(file, "shop")
     file.revoke("shop")
     after = _in(file, "shop")
-    assert not before.live()
-    assert after.live()
+    assert not before.is_valid()
+    assert after.is_valid()
     assert before != after
 
 
 def test_a_token_that_ran_out_opens_nothing(file: TokenFile, clock: Clock) -> None:
     token, _ = file.add("shop", READ, expires=clock.now + 10)
-    caller = file.caller(token)
+    caller = file.authenticate(token)
     assert caller is not None
     clock.now += 10
-    assert file.caller(token) is None
-    assert not caller.live()
+    assert file.authenticate(token) is None
+    assert not caller.is_valid()
     assert [each.expired(clock.now) for each in file.tokens()] == [True]
     with pytest.raises(InvalidArgument, match="time to come"):
         file.add("late", READ, expires=clock.now)
@@ -141,11 +141,11 @@ def test_a_file_that_others_may_read_or_write_opens_nothing_until_it_is_closed(f
     token, _ = file.add("shop", READ)
     file.path.chmod(mode)
     with pytest.raises(TokenFileRefused, match="chmod 600"):
-        file.caller(token)
+        file.authenticate(token)
     with pytest.raises(TokenFileRefused):
         file.add("more", READ)
     file.path.chmod(0o600)
-    assert file.caller(token) is not None
+    assert file.authenticate(token) is not None
 
 
 def test_a_link_in_the_files_place_is_not_followed(file: TokenFile, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_link_in_the_files_place_is_not_followed(file: TokenFile, tmp_path: Pa
     file.path.rename(tmp_path / "elsewhere.json")
     file.path.symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(TokenFileRefused):
-        file.caller(token)
+        file.authenticate(token)
 
 
 def test_a_flipped_byte_anywhere_lets_nobody_in_or_the_same(file: TokenFile) -> None:
@@ -166,7 +166,7 @@ def test_a_flipped_byte_anywhere_lets_nobody_in_or_the_same(file: TokenFile) -> 
         except TokenFileRefused:
             continue
     file.path.write_bytes(whole)
-    assert file.caller(token) is not None
+    assert file.authenticate(token) is not None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1, "body": {"tokens": []}}', "[" * 100_000, "null"])
@@ -176,7 +176,7 @@ def test_what_is_no_file_of_tokens_is_refused(file: TokenFile, text: str) -> Non
     with pytest.raises(TokenFileRefused, match="not as it was written"):
         file.tokens()
     with pytest.raises(TokenFileRefused):
-        file.caller(token)
+        file.authenticate(token)
 
 
 def test_a_folder_in_the_files_place_is_refused_by_name(file: TokenFile) -> None:

@@ -14,7 +14,15 @@ import pytest
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, LogBusy
-from millrace.base.file_lock import PROCESSES, HeldFile, Reporter, held, is_held, read_held, reported
+from millrace.base.file_lock import (
+    PROCESSES,
+    LockedFile,
+    ProcessRegistration,
+    exclusive_lock,
+    is_locked,
+    is_report_live,
+    read_locked_file,
+)
 
 HOLDER = """
 import sys, time
@@ -29,15 +37,15 @@ with held(Path(sys.argv[1]), deadline=Deadline.after(10)):
 
 def test_who_waits_is_told_at_its_deadline_as_it_wants_it_told(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with held(path, deadline=Deadline.after(0)):
-        with pytest.raises(LogBusy, match="another process"), held(path, deadline=Deadline.after(0.05)):
+    with exclusive_lock(path, deadline=Deadline.after(0)):
+        with pytest.raises(LogBusy, match="another process"), exclusive_lock(path, deadline=Deadline.after(0.05)):
             pytest.fail("two had it")
         with (
             pytest.raises(DeadlineExceeded, match="mine"),
-            held(path, deadline=Deadline.after(0), busy=DeadlineExceeded("mine")),
+            exclusive_lock(path, deadline=Deadline.after(0), busy=DeadlineExceeded("mine")),
         ):
             pytest.fail("two had it")
-    with held(path, deadline=Deadline.after(0)):
+    with exclusive_lock(path, deadline=Deadline.after(0)):
         pass
 
 
@@ -50,35 +58,35 @@ def test_who_is_killed_lets_go(tmp_path: Path) -> None:
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(LogBusy), held(path, deadline=Deadline.after(0)):
+    with pytest.raises(LogBusy), exclusive_lock(path, deadline=Deadline.after(0)):
         pytest.fail("two had it")
     holder.send_signal(signal.SIGKILL)
-    with held(path, deadline=Deadline.after(20)):
+    with exclusive_lock(path, deadline=Deadline.after(20)):
         pass
     holder.communicate(timeout=20)
 
 
 def test_a_held_file_is_held_until_it_is_closed_and_its_copy_never(tmp_path: Path) -> None:
     path, copy = tmp_path / "record", tmp_path / "copy"
-    published = HeldFile(path, {"a": 1})
+    published = LockedFile(path, {"a": 1})
     shutil.copy2(path, copy)
-    assert read_held(path) == (b'{"a": 1}\n', True)
-    assert read_held(copy) == (b'{"a": 1}\n', False)
+    assert read_locked_file(path) == (b'{"a": 1}\n', True)
+    assert read_locked_file(copy) == (b'{"a": 1}\n', False)
     assert path.stat().st_mode & 0o777 == 0o600
-    replaced, former = HeldFile(path, {"a": 2}), published
+    replaced, former = LockedFile(path, {"a": 2}), published
     former.close()
-    assert read_held(path) == (b'{"a": 2}\n', True), "a record that is replaced stays held"
+    assert read_locked_file(path) == (b'{"a": 2}\n', True), "a record that is replaced stays held"
     replaced.close()
     replaced.close()
-    assert not read_held(path)[1]
-    assert not is_held(tmp_path / "absent")
+    assert not read_locked_file(path)[1]
+    assert not is_locked(tmp_path / "absent")
 
 
 def test_a_held_file_that_nobody_refers_to_is_let_go(tmp_path: Path) -> None:
-    published = HeldFile(tmp_path / "record", {})
-    assert is_held(tmp_path / "record")
+    published = LockedFile(tmp_path / "record", {})
+    assert is_locked(tmp_path / "record")
     del published
-    assert not is_held(tmp_path / "record")
+    assert not is_locked(tmp_path / "record")
 
 
 REPORTER = """
@@ -100,16 +108,16 @@ def test_reports_count_while_their_process_lives_and_only_in_its_own_folder(tmp_
         assert child.stdout is not None
         assert child.stdout.readline() == "reports\n"
         shutil.copytree(run, copy)
-        assert reported(run, child.pid, now)
-        assert not reported(copy, child.pid, now)
-        assert not reported(run, child.pid, time.time() - 3600.0), "an older process had its id"
-        assert not reported(run, os.getpid(), now), "this one does not report there"
+        assert is_report_live(run, child.pid, now)
+        assert not is_report_live(copy, child.pid, now)
+        assert not is_report_live(run, child.pid, time.time() - 3600.0), "an older process had its id"
+        assert not is_report_live(run, os.getpid(), now), "this one does not report there"
         child.kill()
-    assert not reported(run, child.pid, now)
-    first, second = Reporter(run), Reporter(run)
+    assert not is_report_live(run, child.pid, now)
+    first, second = ProcessRegistration(run), ProcessRegistration(run)
     assert not list((run / PROCESSES).glob(f"{child.pid}.*")), "what a killed process left is removed"
     del first
-    assert reported(run, os.getpid(), now)
+    assert is_report_live(run, os.getpid(), now)
     del second
-    assert not reported(run, os.getpid(), now)
+    assert not is_report_live(run, os.getpid(), now)
     assert not list((run / PROCESSES).iterdir())

@@ -14,15 +14,15 @@ import pytest
 
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
-from millrace.base.data_folder import claim
+from millrace.base.data_folder import prepare_data_folder
 from millrace.base.files import replace_file, replace_json
 from millrace.client.consume.positions import FilePositions
-from millrace.coord.database import Database
-from millrace.log.generations.listing import GenerationFile
+from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.log.generations.generation_file import GenerationFile
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.meta.sql import SqlStore
-from millrace.operations.backfill.importing import _State
-from millrace.operations.backup.manifest import Manifest
+from millrace.operations.backfill.importer import _State
+from millrace.operations.backup.manifest import BackupManifest
 from tests.client.medium import Medium
 
 
@@ -105,10 +105,10 @@ def _log(data: Path) -> None:
 
 
 MAKERS: dict[str, Callable[[Path], object]] = {
-    "claim": claim,
+    "claim": prepare_data_folder,
     "log": _log,
     "generations": lambda data: GenerationFile(data / "log", "rocksmq://").change(lambda list: list.with_first("p", 0)),
-    "coord": lambda data: Database(data / "coord" / "coord.db").close(),
+    "coord": lambda data: CoordinatorDb(data / "coord" / "coord.db").close(),
     "cluster": lambda data: SqlStore.in_file(data / "coord" / "cluster.db", time.monotonic).close(),
     "consumers": lambda data: FilePositions(data / "run").close(),
     "tokens": _tokens,
@@ -139,5 +139,5 @@ def test_a_file_has_its_name_only_once_its_bytes_are_durable(tmp_path: Path, mon
 
     monkeypatch.setattr(Path, "replace", look)
     _State(tmp_path / "appended.json").keep()
-    Manifest("id", "", "", "", "", True, {}, {}, {}, {}).write(tmp_path)
+    BackupManifest("id", "", "", "", "", True, {}, {}, {}, {}).write(tmp_path)
     assert named == [("appended.json", True), ("manifest.json", True)]

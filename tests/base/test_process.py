@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from millrace.base.process import is_alive, look, look_at_all, this_process, wrote
+from millrace.base.process import all_processes, current_process, find_process, is_alive, is_writer_alive
 from tests.waiting import until
 
 FIRST_THREAD_ENDS = (
@@ -20,19 +20,19 @@ FIRST_THREAD_ENDS = (
 
 
 def test_a_process_is_its_id_and_its_start_as_psutil_says_them() -> None:
-    me = this_process()
+    me = current_process()
     process = psutil.Process()
     assert (me.pid, me.parent) == (process.pid, process.ppid())
-    assert me.since_boot == pytest.approx(process.create_time() - psutil.boot_time(), abs=1.5)
+    assert me.seconds_since_boot == pytest.approx(process.create_time() - psutil.boot_time(), abs=1.5)
     assert me.alive()
-    assert look_at_all()[me.pid] == me
+    assert all_processes()[me.pid] == me
 
 
 def test_another_start_or_another_boot_under_the_same_id_is_another_process() -> None:
-    me = this_process()
+    me = current_process()
     boot, _, started = me.start.partition(":")
     assert is_alive(me.pid, me.start)
-    assert not me._replace(started=me.started - 1).alive()
+    assert not me._replace(start_ticks=me.start_ticks - 1).alive()
     for start in (f"{boot}:{int(started) - 1}", f"another:{started}", None):
         assert not is_alive(me.pid, start)
 
@@ -40,19 +40,19 @@ def test_another_start_or_another_boot_under_the_same_id_is_another_process() ->
 def test_what_was_written_before_a_process_began_is_another_ones() -> None:
     before = time.time() - 5.0
     with subprocess.Popen(["sleep", "600"]) as child:
-        assert wrote(child.pid, time.time() + 1.0)
-        assert not wrote(child.pid, before)
+        assert is_writer_alive(child.pid, time.time() + 1.0)
+        assert not is_writer_alive(child.pid, before)
         child.kill()
-    assert not wrote(child.pid, time.time() + 1.0)
+    assert not is_writer_alive(child.pid, time.time() + 1.0)
 
 
 def test_a_zombie_is_gone_and_one_whose_first_thread_ended_is_not() -> None:
     with subprocess.Popen(["sleep", "600"]) as child:
         child.kill()
-        until(lambda: look(child.pid) is None, "killed, and not waited for yet")
+        until(lambda: find_process(child.pid) is None, "killed, and not waited for yet")
     with subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
         until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "its first thread ended")
-        assert look(child.pid) is not None, "its other thread works on"
+        assert find_process(child.pid) is not None, "its other thread works on"
         child.kill()

@@ -28,11 +28,11 @@ def test_what_a_killed_process_left_is_swept_by_the_next_and_not_before_it_is_de
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         assert maker.stdout.readline() == "made\n"
-        ScratchFolder(tmp_path / "bbbb", like=LIKE).discard()
+        ScratchFolder(tmp_path / "bbbb", pattern=LIKE).discard()
         assert (tmp_path / "aaaa" / "file").exists(), "its maker works in it"
         maker.send_signal(signal.SIGKILL)
         maker.wait(30)
-    mine = ScratchFolder(tmp_path / "cccc", like=LIKE)
+    mine = ScratchFolder(tmp_path / "cccc", pattern=LIKE)
     assert [path.name for path in tmp_path.iterdir()] == ["cccc"]
     mine.discard()
     assert not any(tmp_path.iterdir())
@@ -46,7 +46,7 @@ def test_only_folders_of_its_own_kind_are_swept(tmp_path: Path) -> None:
     (tmp_path / "bbbb").write_text("a file")
     (tmp_path / "cccc").symlink_to(tmp_path / "photos")
     (tmp_path / "dddd").mkdir()
-    ScratchFolder(tmp_path / "eeee", like=LIKE)
+    ScratchFolder(tmp_path / "eeee", pattern=LIKE)
     assert all(path.is_dir() for path in keep)
     assert (tmp_path / "bbbb").is_file()
     assert (tmp_path / "cccc").is_symlink()
@@ -56,17 +56,17 @@ def test_only_folders_of_its_own_kind_are_swept(tmp_path: Path) -> None:
 def test_one_sweep_removes_a_bounded_number(tmp_path: Path) -> None:
     for number in range(MOST_SWEPT + 3):
         (tmp_path / f"{number:04x}").mkdir()
-    ScratchFolder(tmp_path / "ffff", like=LIKE).discard()
+    ScratchFolder(tmp_path / "ffff", pattern=LIKE).discard()
     assert len(list(tmp_path.iterdir())) == 3
-    ScratchFolder(tmp_path / "ffff", like=LIKE).discard()
+    ScratchFolder(tmp_path / "ffff", pattern=LIKE).discard()
     assert not any(tmp_path.iterdir())
 
 
 def test_one_that_was_moved_stays(tmp_path: Path) -> None:
-    folder = ScratchFolder(tmp_path / "aaaa", like=LIKE)
+    folder = ScratchFolder(tmp_path / "aaaa", pattern=LIKE)
     folder.path.rename(tmp_path / "published")
     folder.discard()
-    ScratchFolder(tmp_path / "bbbb", like=LIKE).discard()
+    ScratchFolder(tmp_path / "bbbb", pattern=LIKE).discard()
     assert [path.name for path in tmp_path.iterdir()] == ["published"]
 
 
@@ -81,11 +81,11 @@ def test_one_that_another_swept_in_the_moment_it_was_made_is_made_again(
         made(path, *args, **words)  # type: ignore[arg-type]
         times += 1
         if path.name == "aaaa" and times == 1:
-            ScratchFolder(tmp_path / "bbbb", like=LIKE).discard()
+            ScratchFolder(tmp_path / "bbbb", pattern=LIKE).discard()
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    folder = ScratchFolder(tmp_path / "aaaa", like=LIKE)
+    folder = ScratchFolder(tmp_path / "aaaa", pattern=LIKE)
     assert folder.path.is_dir()
     monkeypatch.undo()
-    ScratchFolder(tmp_path / "cccc", like=LIKE).discard()
+    ScratchFolder(tmp_path / "cccc", pattern=LIKE).discard()
     assert folder.path.is_dir(), "it is held"

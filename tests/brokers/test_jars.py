@@ -9,11 +9,11 @@ import pytest
 
 from millrace.base.errors import InvalidSettings
 from millrace.brokers.jars import read_lock
-from millrace.brokers.kinds import KINDS, SINKS
 from millrace.brokers.opensearch import _needs_compiler
+from millrace.brokers.registry import LOG_BROKERS, SINK_SERVERS
 
 
-@pytest.mark.parametrize("name", sorted(KINDS | SINKS))
+@pytest.mark.parametrize("name", sorted(LOG_BROKERS | SINK_SERVERS))
 def test_every_jar_of_a_broker_is_pinned_by_its_digest_and_listed_once(name: str) -> None:
     jars = read_lock(name)
     assert len(jars) > 10

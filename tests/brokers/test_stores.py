@@ -16,7 +16,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.mariadb import DATABASE, MariaDbServer
-from millrace.brokers.programs import PROGRAMS, install, main, program
+from millrace.brokers.programs import PROGRAMS, find_program, install, main
 
 
 def test_an_etcd_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_where_nothing_can_be_installed_the_program_says_one_sentence(
     [line] = capsys.readouterr().err.splitlines()
     assert "mariadb-server-core mariadb-client-core" in line
     with pytest.raises(InvalidSettings, match="make servers"):
-        program("etcd", "etcd")
+        find_program("etcd", "etcd")
 
 
 def test_tables_that_cannot_be_made_are_an_error_that_says_why(tmp_path: Path) -> None:

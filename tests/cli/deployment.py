@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from millrace.base.settings import Settings
 from millrace.commands.main import app
 from millrace.node.flush import in_process as flusher_run
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.remote_log import RemoteLogService
 
 typer.testing._get_command = cache(get_command)  # type: ignore[attr-defined]
@@ -61,9 +61,9 @@ class Deployment:
     def catch_up(self, *, flush: bool = True) -> None:
         """Do what the streaming node, and with `flush` the flusher, would do until nothing is left."""
         with RemoteLogService.connect(self.settings.log_path, start=False) as service:
-            catch_up(self.settings, service)
+            ingest_to_end(self.settings, service)
         if flush:
-            flusher_run.flush(self.settings)
+            flusher_run.flush_to_end(self.settings)
 
     def create_users(self, *options: str) -> None:
         """The collection ``users``: id, name, at."""

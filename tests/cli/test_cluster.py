@@ -11,10 +11,10 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.clock import SystemClock
-from millrace.coord.control import owned_by, wanted
-from millrace.coord.leadership import LEADER
-from millrace.coord.opening import open_store
-from millrace.coord.session import INGEST, NODES, NodeInfo
+from millrace.coord.control import owned_by, read_control_state
+from millrace.coord.leadership import LEADER_KEY
+from millrace.coord.session import INGEST, NODE_PREFIX, NodeInfo
+from millrace.coord.store_factory import open_cluster_store
 from millrace.meta.store import Delete, MetaStore, Put
 from tests.cli.deployment import Deployment
 
@@ -22,14 +22,18 @@ from tests.cli.deployment import Deployment
 @pytest.fixture
 def store(deployment: Deployment) -> Iterator[MetaStore]:
     """Of a cluster with a leader, the nodes n1 and n2, and what n1 and n3, which is gone, have."""
-    with open_store(deployment.settings, SystemClock()) as store:
+    with open_cluster_store(deployment.settings, SystemClock()) as store:
         for name in ("n1", "n2"):
             info = NodeInfo(name, f"grpc://127.0.0.1:{name[1]}", (INGEST,))
-            store.commit([Put(f"{NODES}{name}@7", info.encoded())])
-        mine = ChannelRecord("dml_0", INGEST).assigning("n1@7", "grpc://127.0.0.1:1", "place").assigned()
-        lost = ChannelRecord("dml_1", INGEST).assigning("n3@6", "grpc://127.0.0.1:3", "place").assigned()
-        store.commit([Put(each.key, each.encoded()) for each in (mine, lost)])
-        store.commit([Put(LEADER, json.dumps(["c1", "http://127.0.0.1:1"]).encode())])
+            store.commit([Put(f"{NODE_PREFIX}{name}@7", info.encode())])
+        mine = (
+            ChannelRecord("dml_0", INGEST).begin_assignment("n1@7", "grpc://127.0.0.1:1", "place").complete_assignment()
+        )
+        lost = (
+            ChannelRecord("dml_1", INGEST).begin_assignment("n3@6", "grpc://127.0.0.1:3", "place").complete_assignment()
+        )
+        store.commit([Put(each.key, each.encode()) for each in (mine, lost)])
+        store.commit([Put(LEADER_KEY, json.dumps(["c1", "http://127.0.0.1:1"]).encode())])
         yield store
 
 
@@ -54,25 +58,25 @@ def test_nodes_and_channels_are_shown_as_they_are(deployment: Deployment, store:
 
 def test_a_node_is_drained_and_taken_back(deployment: Deployment, store: MetaStore) -> None:
     assert "dml_0" in deployment.ok("drain", "n1")
-    assert wanted(store).drains == {"n1"}
+    assert read_control_state(store).drains == {"n1"}
     assert {each["name"]: each["state"] for each in deployment.as_json("nodes")}["n1"] == "draining"
     assert "still has dml_0" in deployment.fails("DEADLINE_EXCEEDED", "drain", "n1", "--wait", "0.3")
-    record = ChannelRecord("dml_0", INGEST).assigning("n1@7", "", "place").assigning("n2@7", "", "drain")
-    store.commit([Put(record.key, record.encoded())])
+    record = ChannelRecord("dml_0", INGEST).begin_assignment("n1@7", "", "place").begin_assignment("n2@7", "", "drain")
+    store.commit([Put(record.key, record.encode())])
     assert owned_by(store, "n1") == ["dml_0"], "it has not let go yet"
-    store.commit([Put(record.key, record.assigned().encoded())])
+    store.commit([Put(record.key, record.complete_assignment().encode())])
     assert "nothing any more" in deployment.ok("drain", "n1", "--wait", "5")
     assert "again" in deployment.ok("drain", "n1", "--undo")
-    assert wanted(store).drains == frozenset()
+    assert read_control_state(store).drains == frozenset()
 
 
 def test_a_node_that_nobody_knows_is_a_typed_error(deployment: Deployment, store: MetaStore) -> None:
     assert "n1, n2" in deployment.fails("NODE_NOT_FOUND", "drain", "n9")
     assert "n1, n2" in deployment.fails("NODE_NOT_FOUND", "drain", "n9", "--undo")
     assert deployment.run("drain", "n2", "--wait", "-1").exit_code == 2
-    assert wanted(store).drains == frozenset(), "what was asked for in a wrong way is not begun"
+    assert read_control_state(store).drains == frozenset(), "what was asked for in a wrong way is not begun"
     deployment.ok("drain", "n2")
-    store.commit([Delete(f"{NODES}n2@7")])
+    store.commit([Delete(f"{NODE_PREFIX}n2@7")])
     assert {each["name"]: each["state"] for each in deployment.as_json("nodes")}["n2"] == "drained"
     deployment.ok("drain", "n2", "--undo")
 
@@ -86,9 +90,9 @@ def test_balance_is_frozen_and_allowed_again(deployment: Deployment, store: Meta
         "pchannels": {"n1": 1, "n2": 0, "n3": 1},
     }
     assert deployment.as_json("balance", "off")["balance"] == "off"
-    assert wanted(store).frozen
+    assert read_control_state(store).frozen
     assert deployment.as_json("balance", "on")["balance"] == "on"
-    assert not wanted(store).frozen
+    assert not read_control_state(store).frozen
 
 
 def test_without_a_cluster_looking_makes_none_and_says_how_to_start_one(deployment: Deployment) -> None:

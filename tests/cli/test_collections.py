@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.files.kinds import CsvForm, InputFormat
-from millrace.client.produce.files.reading import read_batches
+from millrace.client.produce.files.formats import CsvOptions, InputFormat
+from millrace.client.produce.files.reader import read_batches
 from millrace.commands.parts.collection_schema import make_schema, parse_field
 from millrace.message.schema import FieldSpec
 from tests.cli.deployment import Deployment
@@ -154,7 +154,9 @@ def test_the_cells_of_a_csv_file_are_inferred_as_they_are_read(tmp_path: Path) -
         "\n2;99;1;NA;24.11.2026;;false;;;x\n3;only two\n",
         encoding="utf-16",
     )
-    form = CsvForm(";", encoding="utf-16", nulls=("", "NA"), decimal=",", dates="%d.%m.%Y", timestamps="%d.%m.%Y %H:%M")
+    form = CsvOptions(
+        ";", encoding="utf-16", nulls=("", "NA"), decimal=",", dates="%d.%m.%Y", timestamps="%d.%m.%Y %H:%M"
+    )
     found = make_schema(fields=[], source=path, key=["id"], event_time=None, kind=InputFormat.CSV, form=form)
     assert {each.name: each.type for each in found.fields} == {
         "id": "int64",
@@ -196,7 +198,7 @@ def test_a_file_that_says_no_columns_is_refused_in_words(tmp_path: Path, name: s
             key=["id"],
             event_time=None,
             kind=InputFormat.CSV,
-            form=CsvForm(header=False),
+            form=CsvOptions(header=False),
         )
 
 

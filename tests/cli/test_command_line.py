@@ -182,7 +182,7 @@ def test_an_interrupt_in_the_midst_of_a_command_ends_with_130(
     def interrupted(settings: Settings) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(status, "gather", interrupted)
+    monkeypatch.setattr(status, "deployment_status", interrupted)
     result = Deployment(settings).run("status")
     assert result.exit_code == 130
     assert "Traceback" not in result.stderr

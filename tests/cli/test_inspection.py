@@ -11,18 +11,18 @@ import psutil
 import pytest
 from deltalake import DeltaTable
 
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import ChannelParked, UnsupportedVersion
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.commands.parts.command_line import find_collection
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId
-from millrace.node.range.parking import Parked, park
+from millrace.node.range_loop.parking import Parked, park
 from millrace.rpc.launch import launch_of
-from millrace.tables.collections.table import rows_uri
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.read import freshness
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION
@@ -74,7 +74,7 @@ def test_ticks_without_news_are_no_lag(users: Deployment) -> None:
 
 
 def test_the_streaming_job_runs_only_if_the_very_process_lives_that_wrote_its_progress(users: Deployment) -> None:
-    process, _reporter = psutil.Process(), Reporter(users.settings.run_path)
+    process, _reporter = psutil.Process(), ProcessRegistration(users.settings.run_path)
     _progress(users.settings, pid=os.getpid(), at=process.create_time() + 5, batches=3, rows=7)
     job = users.as_json("status")["streaming_job"]
     assert (job["running"], job["pid"], job["batches"], job["rows"]) == (True, os.getpid(), 3, 7)
@@ -269,7 +269,7 @@ def test_the_log_is_checked_and_read_without_a_server_and_left_as_it_is(deployme
         return [deployment.ok(*command) for command in commands]
 
     # A time tick follows the last rows once; then nothing moves any more.
-    assert until(lambda: looks() == looks(), Deadline.after(60), every=0.1)
+    assert poll_until(lambda: looks() == looks(), Deadline.after(60), interval=0.1)
     with_server = looks()
     deployment.ok("log", "stop")
     before = _contents(deployment.settings.log_path)

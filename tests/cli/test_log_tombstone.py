@@ -17,7 +17,7 @@ from millrace.client.append_client import AppendClient
 from millrace.commands.parts.command_line import find_collection
 from millrace.log.generations.service import open_deployment_log
 from millrace.message.ids import LogId
-from millrace.message.tombstones import checksum
+from millrace.message.tombstones import entry_sha256
 from millrace.rpc.discovery import read_record
 from tests.cli.deployment import Deployment
 from tests.node.log_samples import poison
@@ -43,14 +43,14 @@ def test_an_entry_that_parks_its_pchannel_is_replaced_and_the_pchannel_goes_on(d
         deployment.catch_up()
 
     shown = deployment.ok("log", "tombstone", home, str(entry))
-    assert checksum(poison()) in shown
+    assert entry_sha256(poison()) in shown
     assert "UNSUPPORTED_VERSION" in shown
     assert "Nothing was changed" in shown
     facts = deployment.as_json("log", "tombstone", home, str(entry))
     assert (facts["bytes"], facts["entry"]) == (len(poison()), str(entry))
     deployment.fails("INVALID_ARGUMENT", "log", "tombstone", home, str(entry), "--yes", "--reason", REASON)
     wrong = ("--checksum", "0" * 64, "--reason", REASON, "--yes")
-    assert checksum(poison()) in deployment.fails("TOMBSTONE_REFUSED", "log", "tombstone", home, str(entry), *wrong)
+    assert entry_sha256(poison()) in deployment.fails("TOMBSTONE_REFUSED", "log", "tombstone", home, str(entry), *wrong)
     deployment.fails("CHANNEL_NOT_FOUND", "log", "tombstone", "dml_77", str(entry))
 
     yes = ("--checksum", facts["checksum"], "--reason", REASON, "--yes")
@@ -91,7 +91,7 @@ def test_a_server_that_dies_in_between_leaves_it_to_the_next(deployment: Deploym
     )
     doomed = read_record(deployment.settings.log_path)
     assert doomed is not None
-    yes = ("--checksum", checksum(poison()), "--reason", REASON, "--yes")
+    yes = ("--checksum", entry_sha256(poison()), "--reason", REASON, "--yes")
     deployment.ok("log", "tombstone", home, str(entry), *yes)  # it starts the next one, and asks again
     after = read_record(deployment.settings.log_path)
     assert after is not None

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.files.kinds import InputFormat
-from millrace.client.produce.files.reading import read_batches
-from millrace.commands.parts.rows_out import write_csv, write_json_lines, write_parquet
+from millrace.client.produce.files.formats import InputFormat
+from millrace.client.produce.files.reader import read_batches
+from millrace.commands.parts.row_writers import write_csv, write_json_lines, write_parquet
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 SCALARS: dict[str, st.SearchStrategy[Any]] = {

@@ -11,10 +11,10 @@ import pytest
 
 from millrace.base.errors import TickNotReached
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.discovery import read_record
 
 ITEMS = CollectionSchema(
@@ -65,7 +65,7 @@ def reader(shop: Client, request: pytest.FixtureRequest) -> Iterator[Client]:
 
 
 @pytest.fixture
-def items(shop: Client, request: pytest.FixtureRequest) -> Collection:
+def items(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
     """A collection of two VChannels, one on each PChannel."""
     return shop.catalog.create_collection(own_name(request), ITEMS, vchannels=2)
 
@@ -78,9 +78,9 @@ def item_rows(*keys: int, name: str = "new", price: float = 1.0) -> pa.Table:
 def stored(shop: Client) -> Callable[..., dict[int, str]]:
     """Names by id that a collection has, at a tick or now."""
 
-    def read(collection: Collection, *, at: int | None = None) -> dict[int, str]:
+    def read(collection: CollectionInfo, *, at: int | None = None) -> dict[int, str]:
         for last in (False, False, True):
-            catch_up(shop.settings, shop.log)
+            ingest_to_end(shop.settings, shop.log)
             try:
                 table = shop.read(collection.name, at=at, deadline=1.0)
                 break

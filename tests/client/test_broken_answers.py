@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import LogUnavailable
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.link import ConnectionLost
-from millrace.rpc.selection import EVERYTHING
+from millrace.rpc.selection import ALL_ROWS
 
 ROWS = pa.schema([("id", pa.int64())])
-USERS = Collection(
+USERS = CollectionInfo(
     id=1,
     name="users",
     state="active",
@@ -73,14 +73,14 @@ def client_of(server: Server) -> AppendClient:
 @pytest.mark.parametrize("clean", [False, True], ids=["with an error", "as if it were whole"])
 def test_an_import_that_breaks_off_goes_on_after_the_rows_that_came(clean: bool) -> None:
     server = Server(11, [(2, clean), (0, clean), (1, clean)])
-    found = [key for rows, _ in client_of(server).imported("p0", 7) for key in rows["id"].to_pylist()]
+    found = [key for rows, _ in client_of(server).read_import("p0", 7) for key in rows["id"].to_pylist()]
     assert found == list(range(11))
 
 
 def test_an_import_that_never_goes_on_is_an_error_that_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "deadline", 0.3)
     found: list[int] = []
-    answer = client_of(Server(11, [(2, False), *[(0, False)] * 100])).imported("p0", 7)
+    answer = client_of(Server(11, [(2, False), *[(0, False)] * 100])).read_import("p0", 7)
     with pytest.raises(LogUnavailable, match="behind 4 of them"):
         found.extend(key for rows, _ in answer for key in rows["id"].to_pylist())
     assert found == [0, 1, 2, 3]
@@ -91,6 +91,6 @@ def test_an_import_that_never_goes_on_is_an_error_that_says_how_far_it_came(monk
 def test_a_read_that_breaks_off_is_never_taken_as_whole(batches: int, clean: bool) -> None:
     server = Server(7, [(batches, clean)])
     with pytest.raises(LogUnavailable, match="broke off"):
-        client_of(server).read(USERS, at=None, seconds=1.0, selection=EVERYTHING).read_all()
-    again = client_of(server).read(USERS, at=None, seconds=1.0, selection=EVERYTHING).read_all()
+        client_of(server).read(USERS, at=None, seconds=1.0, selection=ALL_ROWS).read_all()
+    again = client_of(server).read(USERS, at=None, seconds=1.0, selection=ALL_ROWS).read_all()
     assert again["id"].to_pylist() == list(range(7))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from millrace.base.errors import Closed, CollectionNotFound, MillraceError
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.consume.async_consumer import AsyncConsumer
 from millrace.client.consume.parallel_consumer import ParallelConsumer
@@ -38,7 +38,7 @@ USES: dict[str, Callable[[Handle], object]] = {
 
 
 def test_a_handle_of_a_dropped_collection_never_reaches_another_that_has_its_name(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     database = Database(shop)
     old = database[items.name]
@@ -56,7 +56,7 @@ def test_a_handle_of_a_dropped_collection_never_reaches_another_that_has_its_nam
 
 
 def test_a_closed_producer_takes_nothing_by_any_way(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     producer = shop.producer()
     batch, asynchronous = producer.batch(), AsyncProducer(producer)
@@ -81,7 +81,7 @@ def test_a_closed_producer_takes_nothing_by_any_way(
     assert stored(items) == {1: "new"}
 
 
-def test_a_closed_consumer_delivers_nothing_although_it_has_read_ahead(shop: Client, items: Collection) -> None:
+def test_a_closed_consumer_delivers_nothing_although_it_has_read_ahead(shop: Client, items: CollectionInfo) -> None:
     producer = shop.producer()
     for key in range(5):
         producer.insert(items, item_rows(key))

@@ -11,8 +11,8 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import connect
-from millrace.log.generations.listing import FILE
-from millrace.node.ingest.connection import Connection
+from millrace.log.generations.generation_file import FILE
+from millrace.node.ingest.log_connection import LogConnection
 
 
 def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) 
     with pytest.raises(InvalidSettings, match=r"names kafka://127.0.0.1:1/millrace, .* MILLRACE_LOG=rocksmq"):
         Client.connect(elsewhere)
     with pytest.raises(InvalidSettings, match="MILLRACE_LOG=rocksmq"):  # who reads the log into the tables
-        Connection(elsewhere).service()
+        LogConnection(elsewhere).service()
     with connect(settings.data_dir, create=True, settings=settings) as db:
         until = db["users"].insert([{"id": 3}]).last_tick
         found = [row["id"] for change in db["users"].scan(until=until) for row in change.rows.to_pylist()]

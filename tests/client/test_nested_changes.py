@@ -8,9 +8,9 @@ from deltalake import DeltaTable
 
 from millrace.base.errors import AppendRejected, InvalidArgument
 from millrace.client.database import Collection
-from millrace.client.nested_changes import resolved
-from millrace.client.schemas import changes, schema
-from millrace.message.schema_changes import Change, DropPart, RenamePart, Widen, apply_all
+from millrace.client.nested_changes import resolve_paths
+from millrace.client.schemas import alter_changes, schema
+from millrace.message.schema_changes import DropNestedField, RenameNestedField, SchemaChange, WidenField, apply_changes
 from millrace.testing import deployment
 
 HERE = schema(
@@ -25,28 +25,32 @@ HERE = schema(
 )
 
 
-def of(made: list[Change]) -> list[Change]:
-    return resolved(made, lambda: HERE)
+def of(made: list[SchemaChange]) -> list[SchemaChange]:
+    return resolve_paths(made, lambda: HERE)
 
 
 def test_paths_become_the_wider_type_of_the_whole_field() -> None:
     made = of(
-        changes(
+        alter_changes(
             rename={"id": "key"},
             widen={"at.x": "int64", "lines.price": "int64", "at.odd.y": "int16"},
             add={"at.deep.zip": "uuid", "by.more": "list<int8>", "plain.dot": "string?"},
         )
     )
     assert made[1:6] == [
-        Widen("at", "struct<x: int64, deep: struct<day: date>>"),
-        Widen("lines", "list<struct<price: int64>>"),
-        Widen("at.odd", "struct<y: int16>"),
-        Widen("at", "struct<x: int64, deep: struct<day: date, zip: uuid>>"),
-        Widen("by", "map<string, struct<n: float32, more: list<int8>>>"),
+        WidenField("at", "struct<x: int64, deep: struct<day: date>>"),
+        WidenField("lines", "list<struct<price: int64>>"),
+        WidenField("at.odd", "struct<y: int16>"),
+        WidenField("at", "struct<x: int64, deep: struct<day: date, zip: uuid>>"),
+        WidenField("by", "map<string, struct<n: float32, more: list<int8>>>"),
     ]
-    assert apply_all(HERE, made).arrow().names == ["key", "at", "lines", "by", "at.odd", "plain.dot"]
-    parts = of(changes(drop="at.x", rename={"at.deep.day": "on", "at.odd.y": "z"}))
-    assert parts == [DropPart("at", ("x",)), RenamePart("at", ("deep", "day"), "on"), RenamePart("at.odd", ("y",), "z")]
+    assert apply_changes(HERE, made).arrow().names == ["key", "at", "lines", "by", "at.odd", "plain.dot"]
+    parts = of(alter_changes(drop="at.x", rename={"at.deep.day": "on", "at.odd.y": "z"}))
+    assert parts == [
+        DropNestedField("at", ("x",)),
+        RenameNestedField("at", ("deep", "day"), "on"),
+        RenameNestedField("at.odd", ("y",), "z"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,7 @@ def test_paths_become_the_wider_type_of_the_whole_field() -> None:
 )
 def test_what_no_path_can_do_is_refused_in_words(what: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        of(changes(**what))  # type: ignore[arg-type]
+        of(alter_changes(**what))  # type: ignore[arg-type]
 
 
 def test_rows_before_and_behind_a_nested_change_are_read_together() -> None:

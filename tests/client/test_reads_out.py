@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 import pytest
 
 from millrace.base.errors import CheckViolated, InvalidArgument
-from millrace.catalog.collection import Collection as Definition
+from millrace.catalog.collection import CollectionInfo as Definition
 from millrace.client.client import Client
 from millrace.client.database import Database
-from millrace.client.dataset import looked_at, polars_scan
-from millrace.message.expression.rules import Check, Draft
+from millrace.client.dataset import polars_scan, referenced_columns
+from millrace.message.expression.rules import CheckConstraint, UntypedExpression
 from millrace.message.schema import CollectionSchema
-from millrace.message.schema_changes import Add, Rename, Widen
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.message.schema_changes import AddField, RenameField, WidenField
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from tests.cli.deployment import Deployment
 from tests.client.conftest import item_rows
 
@@ -31,11 +31,11 @@ def sold(shop: Client, items: Definition) -> Definition:
     """Rows in the tables and behind them, some deleted, one replaced."""
     producer = shop.producer()
     producer.insert(items, item_rows(*range(20), name="old"))
-    catch_up(shop.settings, shop.log)
-    flush(shop.settings)
+    ingest_to_end(shop.settings, shop.log)
+    flush_to_end(shop.settings)
     producer.delete(items, [1, 2, 3])
     producer.upsert(items, item_rows(4, 30, name="new", price=float("nan")))
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     return items
 
 
@@ -45,7 +45,7 @@ def test_a_dataset_gives_what_a_read_gives_as_often_as_it_is_asked(
     found = reader.dataset(sold.name)
     wanted = reader.read(sold.name).sort_by("id")
     shop.producer().insert(sold, item_rows(77))
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     for _ in range(2):
         assert repr(found.to_table().sort_by("id").to_pylist()) == repr(wanted.to_pylist())  # NaN equals nothing
     assert found.schema.equals(wanted.schema)
@@ -70,9 +70,9 @@ def test_a_dataset_refuses_what_it_cannot_do(reader: Client, items: Definition, 
 
 def test_what_an_expression_looks_at_is_known() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.struct([("a", pa.int64())])), ("c", pa.utf8())])
-    assert looked_at(None, schema) == []
-    assert looked_at((pc.field("a") > 1) | pc.field("c").is_null(), schema) == ["a", "c"]
-    assert looked_at(pc.field("b", "a") == 1, schema) == ["b"]
+    assert referenced_columns(None, schema) == []
+    assert referenced_columns((pc.field("a") > 1) | pc.field("c").is_null(), schema) == ["a", "c"]
+    assert referenced_columns(pc.field("b", "a") == 1, schema) == ["b"]
 
 
 def test_duckdb_has_views_of_all_collections_at_one_tick(reader: Client, shop: Client, sold: Definition) -> None:
@@ -80,7 +80,7 @@ def test_duckdb_has_views_of_all_collections_at_one_tick(reader: Client, shop: C
     with duckdb.connect() as connection:
         tick = database.attach(connection, [sold.name])
         shop.producer().insert(sold, item_rows(78))
-        catch_up(shop.settings, shop.log)
+        ingest_to_end(shop.settings, shop.log)
         query = f"select id, name from {sold.name} where name = 'new' or id < 5 order by id"
         assert connection.sql(query).fetchall() == [(0, "old"), (4, "new"), (30, "new")]
         assert connection.sql(f"select count(*) from {sold.name} a join {sold.name} b using (id)").fetchall() == [(18,)]
@@ -108,8 +108,8 @@ def test_a_lazy_frame_of_polars_has_the_rows_that_polars_finds_in_all_of_them(
     prices = [1.0, 5.0, float("nan"), None, float("inf"), -1.0, float("nan")]
     rows = {"id": list(range(7)), "name": ["old", "new"] * 3 + ["new"], "price": prices}
     shop.producer().insert(items, rows)
-    catch_up(shop.settings, shop.log)
-    flush(shop.settings)
+    ingest_to_end(shop.settings, shop.log)
+    flush_to_end(shop.settings)
     collection = Database(reader).collection(items.name)
     lazy, whole = collection.scan_polars(), collection.to_polars()
     for each in NAN_FILTERS:
@@ -145,12 +145,14 @@ def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(
     first = producer.insert(items, item_rows(1, 2)).last_tick
     producer.delete(items, [1])
     producer.upsert(items, item_rows(2))
-    shop.catalog.alter(items.name, [Rename("price", "cost"), Add(type(items.schema.fields[0])("more", "int32", True))])
+    shop.catalog.alter(
+        items.name, [RenameField("price", "cost"), AddField(type(items.schema.fields[0])("more", "int32", True))]
+    )
     last = producer.insert(
         shop.collection(items.name), {"id": [3], "name": ["x"], "cost": [2.5], "more": [1]}
     ).last_tick
-    shop.catalog.alter(items.name, [Widen("more", "int64")])
-    catch_up(shop.settings, shop.log)
+    shop.catalog.alter(items.name, [WidenField("more", "int64")])
+    ingest_to_end(shop.settings, shop.log)
     collection = Database(reader).collection(items.name)
     behind = collection.changes_between(first, last).read_all().sort_by("_write_tick")
     assert behind.schema.names[:5] == ["id", "name", "cost", "sold", "more"]
@@ -164,11 +166,11 @@ def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(
 
 
 def test_a_schema_without_room_for_what_was_widened_since_is_refused(shop: Client, items: Definition) -> None:
-    shop.catalog.alter(items.name, [Add(type(items.schema.fields[0])("more", "int32", True))])
+    shop.catalog.alter(items.name, [AddField(type(items.schema.fields[0])("more", "int32", True))])
     narrow = shop.collection(items.name)
-    shop.catalog.alter(items.name, [Widen("more", "int64")])
+    shop.catalog.alter(items.name, [WidenField("more", "int64")])
     shop.producer().insert(shop.collection(items.name), {"id": [1], "name": ["x"], "more": [1 << 40]})
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     with (
         shop.changes(items.name, schema=narrow.schema) as stream,
         pytest.raises(InvalidArgument, match="'more' is int64 in these rows, and was int32"),
@@ -182,7 +184,7 @@ def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Cli
     with duckdb.connect() as connection:
         with pytest.raises(InvalidArgument, match="one name in SQL"):
             database.attach(connection, [sold.name, other.name])
-        catch_up(shop.settings, shop.log)
+        ingest_to_end(shop.settings, shop.log)
         database.attach(connection, [sold.name, sold.name])
         assert connection.sql(f'select count(*) from "{sold.name}"').fetchall() == [(18,)]
     shop.catalog.drop_collection(other.name)
@@ -196,7 +198,7 @@ WHERES = [r"name like '100\%'", r"name = 'C:\temp'", r"name = 'a\b'", r"name not
 def test_a_backslash_means_one_thing_through_every_door(shop: Client, reader: Client, items: Definition) -> None:
     left = dict(enumerate(BACKSLASHES))
     shop.producer().insert(items, {"id": list(left), "name": BACKSLASHES})
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     collection, deployment = Database(reader).collection(items.name), Deployment(shop.settings)
     hit: dict[str, set[int]] = {}
     with duckdb.connect() as connection:
@@ -213,12 +215,12 @@ def test_a_backslash_means_one_thing_through_every_door(shop: Client, reader: Cl
     for where in WHERES[:3]:
         assert collection.delete_where(where).keys == len(hit[where] & set(left))
         left = {number: name for number, name in left.items() if number not in hit[where]}
-        catch_up(shop.settings, shop.log)
+        ingest_to_end(shop.settings, shop.log)
         assert set(collection.read()["id"].to_pylist()) == set(left)
 
 
 def test_a_backslash_in_a_check_means_what_it_means_in_a_read(shop: Client, items: Definition) -> None:
-    check = Check("whole", Draft(r"name not like '%\%%'"))
+    check = CheckConstraint("whole", UntypedExpression(r"name not like '%\%%'"))
     schema = CollectionSchema(items.schema.fields, "id", checks=(check,))
     checked = shop.catalog.create_collection(f"{items.name}_checked", schema)
     shop.producer().insert(checked, {"id": [1], "name": ["100 apples"]})

@@ -24,9 +24,9 @@ from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.message.schema_changes import AddField
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.discovery import read_record
 from millrace.tables.read.arrow import read_arrow
 from tests.certificates import certificate
@@ -88,8 +88,8 @@ def test_rows_that_are_appended_from_elsewhere_are_in_the_tables_once(
         assert all(result.time_tick for result in written.results)
         client.producer().delete(made, [1, 2, 3])
         client.catalog.flush("users")
-    catch_up(settings, local.log)
-    flush(settings)
+    ingest_to_end(settings, local.log)
+    flush_to_end(settings)
     assert sorted(read_arrow(settings, made.id)["id"].to_pylist()) == [0, *range(4, 1000)]
 
 
@@ -98,12 +98,12 @@ def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settin
         made = client.catalog.create_collection("read", SCHEMA, vchannels=2)
         producer = client.producer()
         producer.insert(made, pa.table({"id": list(range(3000)), "body": ["x" * 5000] * 3000}))
-        catch_up(settings, local.log)
-        flush(settings)
+        ingest_to_end(settings, local.log)
+        flush_to_end(settings)
         then = max(local.append.tick(name) for name in made.pchannels)
         producer.delete(made, list(range(1000)))
         producer.insert(made, pa.table({"id": [7], "body": ["again"]}))
-        catch_up(settings, local.log)
+        ingest_to_end(settings, local.log)
         for at in (None, then):
             here, there = (each.read("read", at=at, deadline=20.0).sort_by("id") for each in (local, client))
             assert there == here
@@ -125,7 +125,7 @@ def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settin
                 client.stream("read", **wrong, deadline=20.0)  # type: ignore[arg-type]
         assert producer.delete_where(made, "body == 'again'").keys == 1
         client.catalog.create_collection("empty", SCHEMA)
-        catch_up(settings, local.log)
+        ingest_to_end(settings, local.log)
         assert client.read("empty", deadline=20.0) == local.read("empty")
         with pytest.raises(CollectionNotFound):
             client.read("nobody")
@@ -138,7 +138,7 @@ def test_a_group_elsewhere_goes_on_on_the_spot(address: str, settings: Settings,
     with connected(address, settings) as client:
         made = client.catalog.create_collection("mail", SCHEMA)
         client.producer().insert(made, pa.table({"id": list(range(50)), "body": ["x"] * 50}))
-        catch_up(settings, local.log)
+        ingest_to_end(settings, local.log)
         end = client.producer().insert(made, pa.table({"id": [50], "body": ["x"]})).last_tick
         found: list[int] = []
         for reader in (client, local):
@@ -178,7 +178,7 @@ def test_ddl_of_every_kind_can_be_done_from_elsewhere(address: str, settings: Se
         catalog.create_collection("ddl", SCHEMA)
         assert catalog.create_partition("ddl", "new") == catalog.collection("ddl").partitions["new"]
         catalog.drop_partition("ddl", "new")
-        assert catalog.alter("ddl", [Add(FieldSpec("extra", "int64", True))]) == 2
+        assert catalog.alter("ddl", [AddField(FieldSpec("extra", "int64", True))]) == 2
         assert [each.name for each in catalog.collections() if each.name == "ddl"] == ["ddl"]
         assert catalog.collection("ddl").schema.arrow().names == ["id", "body", "extra"]
 
@@ -192,7 +192,7 @@ def test_a_program_that_makes_its_collection_where_it_is_missing_can_run_again(
         assert catalog.create_collection("again", SCHEMA, exist_ok=True) == made
         with pytest.raises(CollectionExists, match="another schema"):
             catalog.create_collection("again", replace_key(SCHEMA), exist_ok=True)
-        catalog.alter("again", [Add(FieldSpec("more", "int64", True))])
+        catalog.alter("again", [AddField(FieldSpec("more", "int64", True))])
         assert catalog.create_collection("again", SCHEMA, exist_ok=True).schema_version == 2, (
             "it had this schema before"
         )

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.pandas_frame import pandas_frame
-from millrace.client.produce.files.kinds import InputFormat
-from millrace.client.produce.files.reading import read_batches
+from millrace.client.produce.files.formats import InputFormat
+from millrace.client.produce.files.reader import read_batches
 from millrace.client.produce.rows import conform
-from millrace.commands.parts.rows_out import write_csv, write_json_lines, write_parquet
-from millrace.message.calendar import require_calendar
+from millrace.commands.parts.row_writers import write_csv, write_json_lines, write_parquet
+from millrace.message.datetime_range import check_datetime_range
 from millrace.message.field_types import SCALAR_TYPES, FieldType, parse_type
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.message.samples import column, types, values_of
@@ -43,8 +43,8 @@ TYPES: Final = types()
 SCALARS: Final = st.sampled_from([*SCALAR_TYPES, "decimal(38,7)", "decimal(5,5)"]).map(parse_type)
 
 
-def collection(schema: CollectionSchema) -> Collection:
-    return Collection(1, "c", "created", ("v0",), (schema,), {"_default": 1}, 2)
+def collection(schema: CollectionSchema) -> CollectionInfo:
+    return CollectionInfo(1, "c", "created", ("v0",), (schema,), {"_default": 1}, 2)
 
 
 @st.composite
@@ -93,7 +93,7 @@ def every_type() -> tuple[CollectionSchema, pa.Table]:
         }  # fmt: skip
         for text, values in made.items():
             fields.append(FieldSpec(f"f{len(fields)}", text.removesuffix("?"), text.endswith("?")))
-            columns.append(column(fields[-1].tree, values))
+            columns.append(column(fields[-1].parsed_type, values))
     schema = CollectionSchema(tuple(fields), "id")
     return schema, pa.Table.from_arrays(columns, schema=schema.arrow())
 
@@ -230,8 +230,8 @@ def test_a_day_beyond_the_calendar_comes_in_by_no_column_of_arrow() -> None:
 def test_days_of_the_calendar_stand_on_every_level(data: st.DataObject) -> None:
     kind = data.draw(TYPES.filter(lambda kind: any(each.kind == "date" for each in kind.scalars())))
     made = column(kind, data.draw(st.lists(st.one_of(st.none(), values_of(kind)), max_size=4)))
-    require_calendar(made)
-    require_calendar(pa.chunked_array([made, made[1:]]))
+    check_datetime_range(made)
+    check_datetime_range(pa.chunked_array([made, made[1:]]))
 
 
 def test_an_offset_with_seconds_is_read() -> None:

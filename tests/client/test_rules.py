@@ -15,9 +15,9 @@ import millrace.testing
 from millrace.base.errors import AppendRejected, CheckViolated, InvalidArgument
 from millrace.client.client import Client
 from millrace.client.database import Collection, Database
-from millrace.client.nested_changes import resolved
+from millrace.client.nested_changes import resolve_paths
 from millrace.client.produce.rows import insert_message, split_rows
-from millrace.client.schemas import changes, schema
+from millrace.client.schemas import alter_changes, schema
 from millrace.message.schema import CollectionSchema
 
 FIELDS = {
@@ -275,19 +275,19 @@ def test_rules_are_made_changed_and_kept_to_from_elsewhere(reader: Client) -> No
     try:
         older = reader.collection(name)
         assert older.schema == found
-        changed = changes(
+        changed = alter_changes(
             add={"tax": "decimal(14,2)?"},
             computed={"tax": "round(qty * price * 0.25, 2)"},
             add_check={"few": "qty < 9"},
         )
-        reader.catalog.alter(name, resolved(changed, lambda: older.schema))
+        reader.catalog.alter(name, resolve_paths(changed, lambda: older.schema))
         producer = reader.producer()
         with pytest.raises(CheckViolated, match="'few'"):
             producer.insert(name, [{"id": 1, "qty": 9, "price": 1}])
         with pytest.raises(AppendRejected, match=r"CHECK_VIOLATED.*'few'"):
             producer.insert(older, [{"id": 1, "qty": 9, "price": 1}])
         producer.insert(older, [{"id": 2, "qty": 2, "price": 1}])
-        with reader.changes(reader.collection(name), until_tick=reader.now(older.pchannels)) as stream:
+        with reader.changes(reader.collection(name), until_tick=reader.current_tick(older.pchannels)) as stream:
             batches = [batch.rows for batch in stream]
         assert [row["tax"] for batch in batches for row in batch.to_pylist()] == [Decimal("0.50")]
     finally:

@@ -10,11 +10,11 @@ import pytest
 
 from millrace.base.errors import ChannelParked, CollectionNotFound, TickNotReached
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.log.protocol import LogService
-from millrace.node.ingest.in_process import catch_up
-from millrace.tables.read.freshness import confirm
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.tables.read.freshness import confirm_ticks
 from tests.client.conftest import item_rows
 
 LONG = 30.0
@@ -22,10 +22,10 @@ LONG = 30.0
 
 
 def test_a_read_before_the_collection_or_after_the_logs_clock_is_refused_at_once(
-    shop: Client, reader: Client, items: Collection
+    shop: Client, reader: Client, items: CollectionInfo
 ) -> None:
     shop.producer().insert(items, item_rows(1))
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     began = time.monotonic()
     with pytest.raises(CollectionNotFound):
         reader.read(items.name, at=0, deadline=LONG)
@@ -35,14 +35,14 @@ def test_a_read_before_the_collection_or_after_the_logs_clock_is_refused_at_once
     assert time.monotonic() - began < LONG
 
 
-def test_a_read_waits_for_a_moment_that_comes_within_its_deadline(shop: Client, items: Collection) -> None:
+def test_a_read_waits_for_a_moment_that_comes_within_its_deadline(shop: Client, items: CollectionInfo) -> None:
     shop.producer().insert(items, item_rows(1))
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     assert shop.read(items.name, at=datetime.now(UTC) + timedelta(seconds=0.7), deadline=30.0).num_rows == 1
 
 
 def test_a_read_that_the_streaming_node_holds_up_names_it_and_the_pchannels(
-    shop: Client, reader: Client, items: Collection
+    shop: Client, reader: Client, items: CollectionInfo
 ) -> None:
     shop.producer().insert(items, item_rows(*range(20)))
     with pytest.raises(
@@ -58,6 +58,6 @@ def test_a_read_of_a_pchannel_that_cannot_be_asked_says_why(tmp_path: Path) -> N
         def tick(self, pchannel: str) -> int:
             raise ChannelParked(f"{pchannel} is parked at entry 0:7")
 
-    found = confirm(Settings(data_dir=tmp_path), ["dml_0"], Parked(), at=None, seconds=0.1)
+    found = confirm_ticks(Settings(data_dir=tmp_path), ["dml_0"], Parked(), at=None, seconds=0.1)
     assert found.ticks == {}
-    assert "dml_0 cannot be asked for its tick (CHANNEL_PARKED: dml_0 is parked at entry 0:7)" in found.lacking
+    assert "dml_0 cannot be asked for its tick (CHANNEL_PARKED: dml_0 is parked at entry 0:7)" in found.missing

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -37,7 +37,7 @@ def test_what_names_no_collection_is_refused(shop: Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, pa.array([1]), [1], "id"], ids=["none", "array", "numbers", "text"])
-def test_rows_that_are_none_are_told_what_rows_are(shop: Client, items: Collection, rows: Any) -> None:
+def test_rows_that_are_none_are_told_what_rows_are(shop: Client, items: CollectionInfo, rows: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"DataFrame|record batches"):
         shop.producer().insert(items, rows)
 
@@ -61,14 +61,14 @@ def test_a_column_that_does_not_fit_is_named(
         shop.producer().insert(made, pa.table({"id": [1], "tags": column}))
 
 
-def test_a_column_that_comes_twice_is_named(shop: Client, items: Collection) -> None:
+def test_a_column_that_comes_twice_is_named(shop: Client, items: CollectionInfo) -> None:
     twice = pa.table([pa.array([1]), pa.array(["a"]), pa.array(["b"])], names=["id", "name", "name"])
     with pytest.raises(InvalidArgument, match="two columns 'name'"):
         shop.producer().insert(items, twice)
 
 
 @pytest.mark.parametrize("keys", ["abc", b"abc", [None], ["a"], [1.5], [1 << 70], object()], ids=range(7))
-def test_keys_that_are_none_are_refused(shop: Client, items: Collection, keys: Any) -> None:
+def test_keys_that_are_none_are_refused(shop: Client, items: CollectionInfo, keys: Any) -> None:
     with pytest.raises(InvalidArgument, match="key"):
         shop.producer().delete(items, keys)
 
@@ -81,12 +81,12 @@ def test_a_lone_surrogate_is_no_key(shop: Client, request: pytest.FixtureRequest
 
 
 @pytest.mark.parametrize("vchannel", [2, -1])
-def test_a_transaction_names_a_vchannel_that_there_is(shop: Client, items: Collection, vchannel: int) -> None:
+def test_a_transaction_names_a_vchannel_that_there_is(shop: Client, items: CollectionInfo, vchannel: int) -> None:
     with pytest.raises(InvalidArgument, match="has 2 VChannels"):
         shop.producer().transaction(items, vchannel=vchannel)
 
 
 @pytest.mark.parametrize("at", ["yesterday", 1.5, "2026-13-01"])
-def test_a_read_at_no_moment_says_what_one_is(shop: Client, items: Collection, at: Any) -> None:
+def test_a_read_at_no_moment_says_what_one_is(shop: Client, items: CollectionInfo, at: Any) -> None:
     with pytest.raises(InvalidArgument, match="time tick"):
         shop.read(items.name, at=at)

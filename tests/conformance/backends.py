@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from millrace.base.file_lock import HeldFile
+from millrace.base.file_lock import LockedFile
 from millrace.base.log_backends import LogBackend, backend_of
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
@@ -39,7 +39,7 @@ class Served(RemoteLogService):
 
     server: LogServer
     record: ServerRecord
-    published: HeldFile
+    published: LockedFile
 
     @classmethod
     def over(cls, directory: Path) -> Served:
@@ -78,7 +78,9 @@ def kafka_partitions(directory: Path) -> LogService:
 def pulsar(directory: Path) -> LogService:
     """A prefix of its own on the run's Pulsar, read and written without a server between."""
     broker = running_brokers.pulsar()
-    return open_service(f"{broker.base}/{deployment_name(directory)}", {"admin": broker.admin} | BROKER_SETTINGS)
+    return open_service(
+        f"{broker.namespace_url}/{deployment_name(directory)}", {"admin": broker.admin_url} | BROKER_SETTINGS
+    )
 
 
 def deployment_name(directory: Path) -> str:

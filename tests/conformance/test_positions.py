@@ -19,27 +19,33 @@ from millrace.base.errors import (
 )
 from millrace.base.settings import Settings
 from millrace.client.consume import positions as module
-from millrace.client.consume.positions import FilePositions, Positions, move_out
-from millrace.coord.positions import MetaPositions, groups_in, known_groups, open_positions, take_over
+from millrace.client.consume.positions import FilePositions, PositionStore, migrate_positions
+from millrace.coord.consumer_positions import (
+    MetaStorePositions,
+    group_positions_in,
+    import_positions,
+    open_positions,
+    read_group_positions,
+)
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import Change, Is, MetaStore
-from millrace.node.append.groups import Groups
-from millrace.operations.backup.files import Files
-from millrace.operations.backup.log_tail import take_consumers
+from millrace.meta.store import MetaStore, Mutation, RevisionEquals
+from millrace.node.append.consumer_groups import ConsumerGroups
+from millrace.operations.backup.files import BackupFiles
+from millrace.operations.backup.log_copy import copy_consumers
 from tests.meta.stores import STORES, Hand
 
 NAMES = ("mail", "a/b ü~@%", "x" * 150)
 """Groups: names are the caller's."""
-Open = Callable[[], Positions]
+Open = Callable[[], PositionStore]
 
 
 @pytest.fixture(params=["file", *STORES])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     """Opens the positions, as another process would."""
     if request.param == "file":
-        made: list[Positions] = []
+        made: list[PositionStore] = []
 
-        def file() -> Positions:
+        def file() -> PositionStore:
             made.append(FilePositions(tmp_path))
             return made[-1]
 
@@ -48,8 +54,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
         rig = STORES[request.param](tmp_path, 10_000)
         made = []
 
-        def meta() -> Positions:
-            made.append(MetaPositions(Unclosed(rig.another()), seconds=5.0))
+        def meta() -> PositionStore:
+            made.append(MetaStorePositions(Unclosed(rig.another()), seconds=5.0))
             return made[-1]
 
         yield meta
@@ -70,7 +76,7 @@ class Unclosed:
     def __getattr__(self, name: str) -> object:
         return getattr(self.store, name)
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         how = self.fails.pop(0) if self.fails else ""
         if how == "before":
             raise MetaUnavailable("not there")
@@ -141,11 +147,11 @@ def memory(clock: Hand) -> Unclosed:
 
 
 @pytest.fixture
-def meta(memory: Unclosed) -> Iterator[Callable[[], MetaPositions]]:
-    made: list[MetaPositions] = []
+def meta(memory: Unclosed) -> Iterator[Callable[[], MetaStorePositions]]:
+    made: list[MetaStorePositions] = []
 
-    def another() -> MetaPositions:
-        made.append(MetaPositions(memory, seconds=60.0))  # no thread renews within a test: time is the test's
+    def another() -> MetaStorePositions:
+        made.append(MetaStorePositions(memory, seconds=60.0))  # no thread renews within a test: time is the test's
         return made[-1]
 
     yield another
@@ -154,7 +160,7 @@ def meta(memory: Unclosed) -> Iterator[Callable[[], MetaPositions]]:
 
 
 def test_behind_a_kill_a_place_is_free_when_its_lease_is_over_and_at_once_for_the_same_holder(
-    meta: Callable[[], MetaPositions], clock: Hand
+    meta: Callable[[], MetaStorePositions], clock: Hand
 ) -> None:
     killed, after = meta(), meta()
     killed.lock("mail", "p0", holder="a")
@@ -168,7 +174,7 @@ def test_behind_a_kill_a_place_is_free_when_its_lease_is_over_and_at_once_for_th
 
 
 def test_who_lost_a_place_and_finds_it_free_goes_on_and_else_moves_nothing(
-    meta: Callable[[], MetaPositions], clock: Hand
+    meta: Callable[[], MetaStorePositions], clock: Hand
 ) -> None:
     sleeper, other = meta(), meta()
     sleeper.lock("mail", "p0")
@@ -187,14 +193,14 @@ def test_who_lost_a_place_and_finds_it_free_goes_on_and_else_moves_nothing(
 
 
 def test_a_move_whose_answer_is_lost_is_made_again_and_a_late_one_takes_nothing_back(
-    meta: Callable[[], MetaPositions], memory: Unclosed
+    meta: Callable[[], MetaStorePositions], memory: Unclosed
 ) -> None:
     one = meta()
     one.lock("mail", "p0")
     late: list[Callable[[], int | None]] = []
     commit = memory.commit
 
-    def on_its_way(then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def on_its_way(then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         if not late:
             late.append(lambda: memory.store.commit(then, when=when))
             raise MetaAmbiguous("no answer")
@@ -213,7 +219,7 @@ def test_a_move_whose_answer_is_lost_is_made_again_and_a_late_one_takes_nothing_
 
 @pytest.mark.parametrize("how", ["nobody knows", "after"])
 def test_a_place_whose_answer_is_lost_is_looked_for_before_it_counts_as_taken(
-    meta: Callable[[], MetaPositions], memory: Unclosed, how: str
+    meta: Callable[[], MetaStorePositions], memory: Unclosed, how: str
 ) -> None:
     one, other = meta(), meta()
     memory.fails = [how]
@@ -242,13 +248,13 @@ def test_a_meta_store_takes_over_what_the_file_had_once_wherever_it_breaks_off(
         f"g{number}": {f"p{place}": number for place in range(40)} for number in range(10)
     }  # four commits' worth, behind the claim
     written(tmp_path, had)
-    stale = MetaPositions(memory, seconds=60.0)  # of a deployment before a restore: ahead of the log
+    stale = MetaStorePositions(memory, seconds=60.0)  # of a deployment before a restore: ahead of the log
     stale.move("g0", {"p0": 99})
     stale.move("gone", {"p0": 99})
     stale.close()
     memory.fails = [""] * at + [how]
     with pytest.raises((MetaUnavailable, MetaAmbiguous)):
-        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
+        migrate_positions(tmp_path, partial(import_positions, memory))  # type: ignore[arg-type]
     memory.fails = []
     file = FilePositions(tmp_path)  # the file is the truth still: who goes back to it loses nothing
     assert file.groups() == had
@@ -256,9 +262,9 @@ def test_a_meta_store_takes_over_what_the_file_had_once_wherever_it_breaks_off(
     file.close()
     had["g1"]["p0"] = 50
     for _ in range(2):
-        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
-        assert groups_in(memory) == had  # type: ignore[arg-type]
-        mover = MetaPositions(memory, seconds=60.0)  # and behind it nothing is taken a second time
+        migrate_positions(tmp_path, partial(import_positions, memory))  # type: ignore[arg-type]
+        assert group_positions_in(memory) == had  # type: ignore[arg-type]
+        mover = MetaStorePositions(memory, seconds=60.0)  # and behind it nothing is taken a second time
         mover.move("g2", {"p3": 77})
         mover.close()
         had["g2"]["p3"] = 77
@@ -275,12 +281,12 @@ def test_a_data_folder_without_positions_wipes_none_of_the_meta_store(
     written(first, had)
     if lost == "empty":
         written(second, {})
-    move_out(first, partial(take_over, memory))  # type: ignore[arg-type]
-    move_out(second, partial(take_over, memory))  # type: ignore[arg-type]
-    assert groups_in(memory) == had  # type: ignore[arg-type]
+    migrate_positions(first, partial(import_positions, memory))  # type: ignore[arg-type]
+    migrate_positions(second, partial(import_positions, memory))  # type: ignore[arg-type]
+    assert group_positions_in(memory) == had  # type: ignore[arg-type]
     (first / module.FILE).unlink()  # lost
-    move_out(first, partial(take_over, memory))  # type: ignore[arg-type]
-    assert groups_in(memory) == had  # type: ignore[arg-type]
+    migrate_positions(first, partial(import_positions, memory))  # type: ignore[arg-type]
+    assert group_positions_in(memory) == had  # type: ignore[arg-type]
     with pytest.raises(InvalidSettings, match="MILLRACE_META_STORE"):
         FilePositions(first)
 
@@ -288,14 +294,14 @@ def test_a_data_folder_without_positions_wipes_none_of_the_meta_store(
 def test_positions_that_a_store_has_without_a_file_outlive_an_empty_data_folder(
     tmp_path: Path, memory: Unclosed
 ) -> None:
-    there = MetaPositions(
+    there = MetaStorePositions(
         memory, seconds=60.0
     )  # servers of an earlier build: the store does not say of which file they are
     there.move("mail", {"p0": 5})
     there.close()
     for folder in (tmp_path / "one", tmp_path / "other"):
-        move_out(folder, partial(take_over, memory))  # type: ignore[arg-type]
-        assert groups_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
+        migrate_positions(folder, partial(import_positions, memory))  # type: ignore[arg-type]
+        assert group_positions_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
 
 
 def test_a_store_that_is_in_use_takes_no_other_files_positions(tmp_path: Path, memory: Unclosed) -> None:
@@ -304,22 +310,22 @@ def test_a_store_that_is_in_use_takes_no_other_files_positions(tmp_path: Path, m
     written(other, {"post": {"p0": 9}})
     memory.fails = ["", "before"]  # behind the claim
     with pytest.raises(MetaUnavailable):
-        move_out(one, partial(take_over, memory))  # type: ignore[arg-type]
+        migrate_positions(one, partial(import_positions, memory))  # type: ignore[arg-type]
     for folder in (other, empty):
         with pytest.raises(MetaUnavailable, match="not ended"):
-            move_out(folder, partial(take_over, memory))  # type: ignore[arg-type]
-    move_out(one, partial(take_over, memory))  # type: ignore[arg-type]
-    move_out(empty, partial(take_over, memory))  # type: ignore[arg-type]
+            migrate_positions(folder, partial(import_positions, memory))  # type: ignore[arg-type]
+    migrate_positions(one, partial(import_positions, memory))  # type: ignore[arg-type]
+    migrate_positions(empty, partial(import_positions, memory))  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(InvalidSettings, match="another data folder"):
-            move_out(other, partial(take_over, memory))  # type: ignore[arg-type]
+            migrate_positions(other, partial(import_positions, memory))  # type: ignore[arg-type]
     file = FilePositions(other)
     assert file.groups() == {"post": {"p0": 9}}, "what was refused is as it was"
     file.close()
-    assert groups_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
+    assert group_positions_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
     (other / module.FILE).unlink()  # what the error says to do
-    move_out(other, partial(take_over, memory))  # type: ignore[arg-type]
-    assert groups_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
+    migrate_positions(other, partial(import_positions, memory))  # type: ignore[arg-type]
+    assert group_positions_in(memory) == {"mail": {"p0": 5}}  # type: ignore[arg-type]
 
 
 def test_what_moved_in_the_store_behind_a_take_over_whose_answer_was_lost_stays_there(
@@ -328,13 +334,13 @@ def test_what_moved_in_the_store_behind_a_take_over_whose_answer_was_lost_stays_
     written(tmp_path, {"mail": {"p0": 5, "p1": 5}})
     memory.fails = ["", "after"]
     with pytest.raises(MetaAmbiguous):
-        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
-    there = MetaPositions(memory, seconds=60.0)  # another server goes on
+        migrate_positions(tmp_path, partial(import_positions, memory))  # type: ignore[arg-type]
+    there = MetaStorePositions(memory, seconds=60.0)  # another server goes on
     there.move("mail", {"p0": 9})
     there.move("new", {"p0": 1})
     there.close()
-    move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
-    assert groups_in(memory) == {"mail": {"p0": 9, "p1": 5}, "new": {"p0": 1}}  # type: ignore[arg-type]
+    migrate_positions(tmp_path, partial(import_positions, memory))  # type: ignore[arg-type]
+    assert group_positions_in(memory) == {"mail": {"p0": 9, "p1": 5}, "new": {"p0": 1}}  # type: ignore[arg-type]
 
 
 def test_a_consumer_at_work_on_the_file_keeps_it_from_being_taken_over(tmp_path: Path, memory: Unclosed) -> None:
@@ -342,10 +348,10 @@ def test_a_consumer_at_work_on_the_file_keeps_it_from_being_taken_over(tmp_path:
     at_work = FilePositions(tmp_path)
     at_work.lock("mail", "p0")
     with pytest.raises(GroupBusy):
-        move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
+        migrate_positions(tmp_path, partial(import_positions, memory))  # type: ignore[arg-type]
     at_work.unlock("mail", "p0")
     at_work.lock("new", "p0")  # and one that has moved nothing so far hears of it when it does
-    move_out(tmp_path, partial(take_over, memory))  # type: ignore[arg-type]
+    migrate_positions(tmp_path, partial(import_positions, memory))  # type: ignore[arg-type]
     with pytest.raises(InvalidSettings):
         at_work.move("new", {"p0": 1})
     at_work.close()
@@ -354,25 +360,25 @@ def test_a_consumer_at_work_on_the_file_keeps_it_from_being_taken_over(tmp_path:
 def test_the_settings_say_where_positions_lie_and_looking_takes_nothing_over(tmp_path: Path) -> None:
     one_node = Settings(data_dir=tmp_path)
     cluster = Settings(data_dir=tmp_path, meta_store=f"sqlite:///{tmp_path}/meta.db")
-    assert known_groups(one_node) == known_groups(cluster) == {}
+    assert read_group_positions(one_node) == read_group_positions(cluster) == {}
     assert not (tmp_path / "coord").exists()
     written(tmp_path / "coord", {"mail": {"p0": 5}})
-    assert known_groups(cluster) == {"mail": {"p0": 5}}
+    assert read_group_positions(cluster) == {"mail": {"p0": 5}}
     here = open_positions(one_node)
     assert isinstance(here, FilePositions)
     here.close()
     there = open_positions(cluster)
     there.lock("mail", "p0")
     there.move("mail", {"p0": 6})
-    assert known_groups(cluster) == {"mail": {"p0": 6}}
+    assert read_group_positions(cluster) == {"mail": {"p0": 6}}
     there.close()
     second = replace(cluster, data_dir=tmp_path / "second")
     written(second.data_dir / "coord", {})
-    assert known_groups(second) == {"mail": {"p0": 6}}, "an empty file says nothing"
+    assert read_group_positions(second) == {"mail": {"p0": 6}}, "an empty file says nothing"
     open_positions(second).close()
-    assert known_groups(cluster) == {"mail": {"p0": 6}}
+    assert read_group_positions(cluster) == {"mail": {"p0": 6}}
     with pytest.raises(InvalidSettings):
-        known_groups(one_node)
+        read_group_positions(one_node)
 
 
 def test_a_file_that_another_process_holds_is_an_error_that_says_so(
@@ -391,10 +397,10 @@ def test_a_file_that_another_process_holds_is_an_error_that_says_so(
 
 def test_a_consumer_goes_on_at_another_server_of_the_same_meta_store(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, meta_store=f"sqlite:///{tmp_path}/meta.db")
-    servers = [Groups(tmp_path, lambda: ["p0"], positions=lambda: open_positions(settings)) for _ in range(2)]
+    servers = [ConsumerGroups(tmp_path, lambda: ["p0"], positions=lambda: open_positions(settings)) for _ in range(2)]
 
     def asks(at: int, holder: str, **what: object) -> dict[str, object]:
-        return servers[at].answer({"group": "mail", "holder": holder, **what})
+        return servers[at].handle({"group": "mail", "holder": holder, **what})
 
     asks(0, "a", take="p0")
     asks(0, "a", move={"p0": [None, 5]})
@@ -408,7 +414,7 @@ def test_a_consumer_goes_on_at_another_server_of_the_same_meta_store(tmp_path: P
         asks(0, "a", move={"p0": [6, 8]})
     for each in servers:
         each.close()
-    assert known_groups(settings) == {"mail": {"p0": 9}}
+    assert read_group_positions(settings) == {"mail": {"p0": 9}}
 
 
 def test_a_backup_has_the_positions_as_a_file_wherever_they_lie(tmp_path: Path) -> None:
@@ -416,7 +422,7 @@ def test_a_backup_has_the_positions_as_a_file_wherever_they_lie(tmp_path: Path) 
     there = open_positions(settings)
     there.move("mail", {"p0": 6})
     there.close()
-    take_consumers(settings, Files(tmp_path / "backup"))
+    copy_consumers(settings, BackupFiles(tmp_path / "backup"))
     restored = FilePositions(tmp_path / "backup" / "data" / "coord")
     assert restored.groups() == {"mail": {"p0": 6}}
     restored.close()

@@ -20,11 +20,19 @@ from millrace.base.errors import (
 from millrace.log.protocol import Log, LogService
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId
+from millrace.msgstream import meta_registry
 from millrace.msgstream import registry as module
-from millrace.msgstream import stored_registry
 from millrace.msgstream.memory import MemoryLogService
-from millrace.msgstream.registry import REGISTRY, Creation, Events, LogRegistry, Registry, moved_to, opened
-from millrace.msgstream.stored_registry import SPACES, StoredRegistry
+from millrace.msgstream.meta_registry import SPACE_PREFIX, MetaStoreRegistry
+from millrace.msgstream.registry import (
+    REGISTRY,
+    ChannelCreation,
+    LogRegistry,
+    Registry,
+    RegistryEvents,
+    moved_event,
+    open_registry_log,
+)
 from tests.coord.faulty_store import Fault, FaultyStore, Late, done_unheard, down, lost
 from tests.meta.stores import STORES
 
@@ -32,8 +40,8 @@ OWNER = {"role": "proxy", "address": "10.0.0.1:19530", "description_text": "inse
 Open = Callable[[], Registry]
 
 
-def made(*names: str, **attributes: str) -> Creation:
-    return Creation(names, OWNER, attributes)
+def made(*names: str, **attributes: str) -> ChannelCreation:
+    return ChannelCreation(names, OWNER, attributes)
 
 
 @pytest.fixture
@@ -49,7 +57,7 @@ def another(request: pytest.FixtureRequest, service: LogService, tmp_path: Path)
         yield lambda: LogRegistry(service)
         return
     rig = STORES[request.param](tmp_path, 10_000)
-    yield lambda: StoredRegistry(service, rig.another())
+    yield lambda: MetaStoreRegistry(service, rig.another())
     rig.close()
 
 
@@ -91,7 +99,7 @@ def test_many_that_write_at_once_lose_nothing(another: Open) -> None:
 
 
 def entries(service: LogService) -> int:
-    with opened(service) as log:
+    with open_registry_log(service) as log:
         found, position = 0, log.describe().begin
         while (run := log.read(position)).batch.num_rows:
             found, position = found + run.batch.num_rows, run.next
@@ -102,7 +110,7 @@ def entries(service: LogService) -> int:
 def test_the_log_is_as_long_as_what_is_known_however_often_it_is_written(
     living: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FEWEST_EVENTS", 32)
+    monkeypatch.setattr(module, "MIN_EVENTS", 32)
     with MemoryLogService() as service:
         registry = LogRegistry(service)
         kept = [made(f"k{number}", f"gone{number}") for number in range(living)]
@@ -112,7 +120,7 @@ def test_the_log_is_as_long_as_what_is_known_however_often_it_is_written(
         for number in range(200):
             registry.add(made(f"c{number}"))
             registry.remove([f"c{number}"])
-            assert entries(service) <= 2 * max(module.FEWEST_EVENTS, living) + living + 4
+            assert entries(service) <= 2 * max(module.MIN_EVENTS, living) + living + 4
         assert registry.known() == [made(f"k{number}") for number in range(living)]
 
 
@@ -146,7 +154,7 @@ class Hooked:
 
 @pytest.fixture
 def hooked(service: LogService, monkeypatch: pytest.MonkeyPatch) -> Hooked:
-    monkeypatch.setattr(module, "FEWEST_EVENTS", 3)
+    monkeypatch.setattr(module, "MIN_EVENTS", 3)
     return Hooked(service)
 
 
@@ -195,7 +203,7 @@ def test_a_log_that_moves_while_it_is_written_anew_moves_whole(service: LogServi
             own.add(made(added[-1], f"gone{number}"))
             own.remove([f"gone{number}"])
     assert moved
-    names = {name for each in StoredRegistry(service, store).known() for name in each.channels}
+    names = {name for each in MetaStoreRegistry(service, store).known() for name in each.channels}
     # Moved behind the event that made it long: that one stands, and the next one is refused.
     assert {*added[:-1]} <= names <= {*added, *(f"gone{number}" for number in range(20))}
     assert added[-1] not in names
@@ -221,12 +229,12 @@ def test_an_append_that_is_not_answered_is_harmless_to_repeat(service: LogServic
 
 
 def test_answers_of_the_store_that_are_lost_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_registry, "_PAUSE", 0.001)
+    monkeypatch.setattr(meta_registry, "_PAUSE", 0.001)
     for fault in (down, done_unheard, lost, Late()):
         for at in range(10):
             store = FaultyStore()
             with MemoryLogService() as own:
-                registry = StoredRegistry(own, store)
+                registry = MetaStoreRegistry(own, store)
                 store.script = [None] * at + [fault]
                 registry.add(made("a", "b"))
                 registry.add(made("c"))
@@ -241,7 +249,7 @@ def test_answers_of_the_store_that_are_lost_change_nothing(monkeypatch: pytest.M
 
 def test_a_store_that_stays_away_is_an_error_that_says_so(service: LogService) -> None:
     store = FaultyStore()
-    registry = StoredRegistry(service, store, seconds=0.05)
+    registry = MetaStoreRegistry(service, store, seconds=0.05)
     registry.add(made("a"))
     store.script = [None, *[down] * 1000]
     with pytest.raises(MetaUnavailable):
@@ -256,7 +264,7 @@ def test_a_store_that_stays_away_is_an_error_that_says_so(service: LogService) -
 def test_a_store_has_a_key_for_each_creation_and_several_logs(service: LogService) -> None:
     store = FaultyStore()
     with MemoryLogService() as other:
-        here, there = StoredRegistry(service, store), StoredRegistry(other, store)
+        here, there = MetaStoreRegistry(service, store), MetaStoreRegistry(other, store)
         for number in range(50):
             here.add(made(f"c{number}", f"d{number}"))
             there.add(made(f"c{number}"))
@@ -264,7 +272,7 @@ def test_a_store_has_a_key_for_each_creation_and_several_logs(service: LogServic
             here.remove([f"d{number}"])
         assert here.known() == []
         assert len(there.known()) == 50
-        assert len(store.list(SPACES).entries) == 2 + 50
+        assert len(store.list(SPACE_PREFIX).entries) == 2 + 50
 
 
 @pytest.mark.parametrize("how", [down, done_unheard])
@@ -279,28 +287,28 @@ def test_a_store_takes_over_what_the_log_had_once_wherever_it_breaks_off(
     had = log.known()
     store.script = [None] * at + [how]
     try:
-        StoredRegistry(service, store, seconds=0.0).known()
+        MetaStoreRegistry(service, store, seconds=0.0).known()
     except (MetaUnavailable, MetaAmbiguous):
         pass
     store.script = []
-    one = StoredRegistry(service, store)
+    one = MetaStoreRegistry(service, store)
     assert one.known() == had
     one.remove(["c3"])
-    assert StoredRegistry(service, store).known() == [each for each in had if each != made("c3")], "and never again"
+    assert MetaStoreRegistry(service, store).known() == [each for each in had if each != made("c3")], "and never again"
     assert entries(service) == 1, "the log says where it moved, and nothing else"
     for call in (log.known, lambda: log.add(made("late")), lambda: log.remove(["c1"])):
         with pytest.raises(InvalidSettings, match="MILLRACE_META_STORE"):
             call()
-    assert StoredRegistry(service, store).known() == [each for each in had if each != made("c3")]
+    assert MetaStoreRegistry(service, store).known() == [each for each in had if each != made("c3")]
     with pytest.raises(InvalidSettings, match="another meta store"):
-        StoredRegistry(service, FaultyStore()).known()
+        MetaStoreRegistry(service, FaultyStore()).known()
 
 
 def dies(service: LogService, store: FaultyStore, script: list[Fault | None]) -> None:
     """A process takes the registry over as far as the store lets it, which then is away."""
     store.script = [*script, *[down] * 100]
     with pytest.raises((MetaUnavailable, MetaAmbiguous)):
-        StoredRegistry(service, store, seconds=0.0).known()
+        MetaStoreRegistry(service, store, seconds=0.0).known()
     store.script = []
 
 
@@ -313,11 +321,11 @@ def test_what_comes_late_of_one_that_took_over_brings_nothing_back(service: LogS
         dies(service, store, [*[None] * (2 * commits + 1), late])
     assert len(late.calls) == 3
     store.script = []
-    registry = StoredRegistry(service, store)
+    registry = MetaStoreRegistry(service, store)
     registry.remove([f"c{number}" for number in range(9)])
     registry.add(made("new"))
     late.come()
-    assert StoredRegistry(service, store).known() == [made("new")]
+    assert MetaStoreRegistry(service, store).known() == [made("new")]
 
 
 def test_processes_that_take_over_at_once_have_one_space(service: LogService) -> None:
@@ -327,27 +335,27 @@ def test_processes_that_take_over_at_once_have_one_space(service: LogService) ->
 
     def works(number: int) -> None:
         start.wait()
-        StoredRegistry(service, store).add(made(f"c{number}"))
+        MetaStoreRegistry(service, store).add(made(f"c{number}"))
 
     threads = [threading.Thread(target=works, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(100.0)
-    known = StoredRegistry(service, store).known()
+    known = MetaStoreRegistry(service, store).known()
     assert known[0] == made("before")
     assert {each.channels for each in known[1:]} == {(f"c{number}",) for number in range(6)}
-    assert len(store.list(SPACES).entries) == 1 + 7, "who was not the first left nothing"
+    assert len(store.list(SPACE_PREFIX).entries) == 1 + 7, "who was not the first left nothing"
 
 
 def test_an_event_of_another_version_is_refused(service: LogService) -> None:
     LogRegistry(service).add(made("a"))
-    with opened(service) as log:
+    with open_registry_log(service) as log:
         log.append([b'{"version": 3, "op": "create"}'])
-    for registry in (LogRegistry(service), StoredRegistry(service, FaultyStore())):
+    for registry in (LogRegistry(service), MetaStoreRegistry(service, FaultyStore())):
         with pytest.raises(UnsupportedVersion):
             registry.known()
-    assert b'"version": 2' in moved_to("x"), "builds that know no other place refuse it by its version"
+    assert b'"version": 2' in moved_event("x"), "builds that know no other place refuse it by its version"
 
 
 def test_reading_begins_anew_where_another_process_gave_up_the_begin(service: LogService) -> None:
@@ -370,8 +378,8 @@ def test_reading_begins_anew_where_another_process_gave_up_the_begin(service: Lo
         registry = LogRegistry(memory)
         registry.add(made("a"))
         registry.add(made("b"))
-        with opened(memory) as log:
+        with open_registry_log(memory) as log:
             stale = Stale(log)
             log.truncate(LogId(0, 1))
-            assert [each.channels for each in Events.of(stale).creations()] == [("b",)]  # type: ignore[arg-type]
+            assert [each.channels for each in RegistryEvents.of(stale).creations()] == [("b",)]  # type: ignore[arg-type]
     assert REGISTRY in service.names()

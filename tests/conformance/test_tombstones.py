@@ -12,11 +12,11 @@ from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
 from millrace.log.generations.service import GenerationsService
 from millrace.message.ids import EARLIEST, LogId
-from millrace.message.tombstones import Tombstone, checksum
+from millrace.message.tombstones import Tombstone, entry_sha256
 from millrace.node.append.host import AppendHost
-from millrace.node.append.server import committed_states
-from millrace.node.append.tombstones import Tombstones
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.append.server import committed_state_loader
+from millrace.node.append.tombstones import TombstonePlacer
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.tables.wal.table import WalTable
 from tests.conformance.backends import BACKENDS, PARAMETERS
 from tests.conformance.reading import read_all
@@ -41,7 +41,7 @@ def service(backend: str, tmp_path: Path) -> Iterator[GenerationsService]:
 
 
 def bury(service: GenerationsService, entry: LogId, value: bytes, *, placed: bool = True) -> Tombstone:
-    tombstone = Tombstone(P, entry, checksum(value), "ada", f"it is {entry}", "2026-11-23T07:00:00+00:00", placed)
+    tombstone = Tombstone(P, entry, entry_sha256(value), "ada", f"it is {entry}", "2026-11-23T07:00:00+00:00", placed)
     service.file.change(lambda list_: list_.with_tombstone(tombstone))
     return tombstone
 
@@ -64,7 +64,7 @@ def test_it_stands_in_the_entrys_place_however_it_is_read_and_across_a_restart(
             assert read_all(log, max_bytes=size) == list(seen.items())
         for place in range(0, len(ids), 5):
             assert read_all(log, ids[place], end=ids[-1]) == list(seen.items())[place:-1]
-        assert [log.stored(each)[0] for each in ids] == list(stored.values()), "the log itself holds what it held"
+        assert [log.read_stored(each)[0] for each in ids] == list(stored.values()), "the log itself holds what it held"
         assert log.read(EARLIEST, max_bytes=64 << 20).batch["physical_ms"].to_pylist() == stamps
     service.close()
     with open_over(backend, tmp_path) as again, closing(again.open(P)) as log:
@@ -104,16 +104,16 @@ def test_a_parked_pchannel_goes_on(service: GenerationsService, tmp_path: Path) 
     Path(settings.wal_uri).parent.mkdir(parents=True, exist_ok=True)
     with (
         closing(service.open(P)) as log,
-        AppendHost(service, committed_states(Path(settings.wal_uri), service)) as host,
+        AppendHost(service, committed_state_loader(Path(settings.wal_uri), service)) as host,
     ):
         log.append([opening(), accepted()])
         (entry,) = log.append([poison()])
-        tombstones = Tombstones(host, service, Path(settings.wal_uri))
-        seen = tombstones.look(P, entry)
+        tombstones = TombstonePlacer(host, service, Path(settings.wal_uri))
+        seen = tombstones.inspect(P, entry)
         placed = tombstones.place(P, entry, sha256=seen["sha256"], author="ada", reason="INC-1")
         host.restart(P)
         assert host.append(P, accepted()).rejected == 0
-        catch_up(settings, service)
+        ingest_to_end(settings, service)
         position = WalTable.open(Path(settings.wal_uri)).position(P)
         assert (position.totals.messages, position.totals.rejections) == (3, 1)
         assert dict(read_all(log))[entry] == placed.value

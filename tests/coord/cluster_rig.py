@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 
 from millrace.coord.channels.record import ChannelRecord
-from millrace.coord.leadership import LEADER
-from millrace.coord.session import INGEST, NODES, NodeInfo
+from millrace.coord.leadership import LEADER_KEY
+from millrace.coord.session import INGEST, NODE_PREFIX, NodeInfo
 from millrace.meta.store import MetaStore, Put
 
 
 def write_cluster(store: MetaStore) -> None:
     """c1 leads; n1 has dml_0, which was n0's; dml_1's owner was lost."""
-    there = ChannelRecord("dml_0", INGEST).assigning("n0@6", "grpc://127.0.0.1:2", "place", 1e9).assigned(1e9 + 1)
-    there = there.assigning("n1@7", "grpc://127.0.0.1:1", "drain", 1e9 + 5).assigned(1e9 + 7.5)
-    gone = ChannelRecord("dml_1", INGEST).assigning("n1@7", "", "place").unavailable("lost", 1e9 + 9)
-    store.commit([Put(each.key, each.encoded()) for each in (there, gone)])
-    store.commit([Put(f"{NODES}n1@7", NodeInfo("n1", "grpc://127.0.0.1:1", (INGEST,)).encoded())])
-    store.commit([Put(LEADER, json.dumps(["c1", "http://127.0.0.1:1"]).encode())])
+    there = (
+        ChannelRecord("dml_0", INGEST)
+        .begin_assignment("n0@6", "grpc://127.0.0.1:2", "place", 1e9)
+        .complete_assignment(1e9 + 1)
+    )
+    there = there.begin_assignment("n1@7", "grpc://127.0.0.1:1", "drain", 1e9 + 5).complete_assignment(1e9 + 7.5)
+    gone = ChannelRecord("dml_1", INGEST).begin_assignment("n1@7", "", "place").mark_unavailable("lost", 1e9 + 9)
+    store.commit([Put(each.key, each.encode()) for each in (there, gone)])
+    store.commit([Put(f"{NODE_PREFIX}n1@7", NodeInfo("n1", "grpc://127.0.0.1:1", (INGEST,)).encode())])
+    store.commit([Put(LEADER_KEY, json.dumps(["c1", "http://127.0.0.1:1"]).encode())])

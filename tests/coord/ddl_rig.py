@@ -16,7 +16,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
 from millrace.rpc.outcome import AppendOutcome, outcome_rows
 from millrace.wal.chain import Chain
-from millrace.wal.definitions import Definitions
+from millrace.wal.definitions import PChannelDefinitions
 from millrace.wal.state import ChannelState, VChannelState
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
@@ -58,8 +58,8 @@ class ChainLog:
             raise Killed
         return AppendOutcome(outcome_rows(outcome.messages, outcome.rejections)).result().time_tick
 
-    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
-        return Definitions.of(self.states[pchannel], collection_id)
+    def definitions(self, pchannel: str, collection_id: int | None) -> PChannelDefinitions:
+        return PChannelDefinitions.of(self.states[pchannel], collection_id)
 
     def write(self, message: MutableMessage) -> None:
         """DDL of a client that knows no coordinator. Raises AppendRejected."""

@@ -8,7 +8,7 @@ from typing import Any
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
 from millrace.coord.clock import SystemClock
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import Change, Is
+from millrace.meta.store import Mutation, RevisionEquals
 
 Fault = Callable[[Callable[[], Any]], Any]
 
@@ -28,7 +28,7 @@ class FaultyStore(MemoryStore):
     def get(self, key: str) -> Any:
         return self._meet(lambda: MemoryStore.get(self, key))
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         self.commits += 1
         found: int | None = self._meet(lambda: MemoryStore.commit(self, then, when=when))
         return found

@@ -34,7 +34,7 @@ def manager(store: FaultyStore) -> ChannelManager:
 def stands(store: FaultyStore, record: ChannelRecord) -> ChannelRecord:
     entry = MemoryStore.get(store, record.key)
     assert entry is not None
-    return ChannelRecord.decoded(entry.value, entry.modified)
+    return ChannelRecord.decode(entry.value, entry.modified)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_a_copy_comes_to_what_stands_when_the_store_answers_again(
 ) -> None:
     record = manager.records["channels/dml_1@ingest"]
     store.script = list(script)
-    wanted = record.assigning("n1@1", "n1", "place")
+    wanted = record.begin_assignment("n1@1", "n1", "place")
     with pytest.raises(MetaUnavailable):
         change(manager, wanted)
     for _ in script:
         try:
-            manager.settle()
+            manager.rewrite_unsure()
         except (MetaUnavailable, MetaAmbiguous):
             continue
-    manager.settle()
+    manager.rewrite_unsure()
     assert manager.records[record.key] == stands(store, record)
     before = store.commits
-    manager.settle()
+    manager.rewrite_unsure()
     assert store.commits == before, "what is certain is written once more"
 
 
@@ -75,9 +75,9 @@ def test_many_records_are_one_commit_and_one_that_had_changed_stops_no_other(
     before = store.commits
     manager.add((f"more_{number}" for number in range(MAX_CHANGES - 1)), ["ingest"])
     assert store.commits == before + 1
-    other = manager.records["channels/dml_0@ingest"].assigning("n9@9", "n9", "drain")
-    MemoryStore.commit(store, [Put(other.key, other.encoded())])
-    manager.change_all([record.assigning("n1@1", "n1", "place") for record in list(manager.records.values())])
+    other = manager.records["channels/dml_0@ingest"].begin_assignment("n9@9", "n9", "drain")
+    MemoryStore.commit(store, [Put(other.key, other.encode())])
+    manager.change_all([record.begin_assignment("n1@1", "n1", "place") for record in list(manager.records.values())])
     sessions = {key: record.owner and record.owner.session for key, record in manager.records.items()}
     assert sessions.pop(other.key) == "n9@9"
     assert set(sessions.values()) == {"n1@1"}

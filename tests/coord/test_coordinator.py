@@ -12,12 +12,12 @@ import pytest
 
 from millrace.base.errors import AppendRejected, CollectionExists, CollectionNotFound
 from millrace.base.settings import Settings
-from millrace.catalog.records import catalog_path
-from millrace.coord.completing import Completing
+from millrace.catalog.sqlite_file import catalog_path
+from millrace.coord.broadcast_retrier import BroadcastRetrier
+from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.store import Store
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
 
 
@@ -67,7 +67,7 @@ def test_ddl_changes_the_catalog_and_every_channel_alike(coordinator: Coordinato
     coordinator.ensure_pchannels(2)
     coordinator.create_collection("users", SCHEMA, vchannels=2, partitions=["eu"])
     number = coordinator.create_partition("users", "us")
-    version = coordinator.alter("users", [Add(FieldSpec("age", "int32", True))])
+    version = coordinator.alter("users", [AddField(FieldSpec("age", "int32", True))])
     coordinator.drop_partition("users", "eu")
     known = coordinator.collection("users")
     assert (known.partitions, known.schema_version, version) == ({"us": number}, 2, 2)
@@ -96,7 +96,7 @@ def test_a_coordinator_that_dies_in_a_broadcast_leaves_nothing_half_done(
     setattr(log, f"die_{moment}", log.appends + step)
     calls = {
         "create": lambda each: each.create_collection("users", SCHEMA, vchannels=3),
-        "add_field": lambda each: each.alter("users", [Add(FieldSpec("age", "int32", True))]),
+        "add_field": lambda each: each.alter("users", [AddField(FieldSpec("age", "int32", True))]),
         "create_partition": lambda each: each.create_partition("users", "us"),
         "drop": lambda each: each.drop_collection("users"),
     }
@@ -122,7 +122,7 @@ def test_a_coordinator_that_dies_in_a_broadcast_leaves_nothing_half_done(
 
 
 def test_what_a_dead_coordinator_left_is_completed_by_one_that_goes_on(settings: Settings, log: ChainLog) -> None:
-    with reopened(settings, log) as living, Completing(living, pause=0.05) as completing:
+    with reopened(settings, log) as living, BroadcastRetrier(living, pause=0.05) as completing:
         living.ensure_pchannels(2)
         completing.start()
         with reopened(settings, log) as mortal:
@@ -144,10 +144,10 @@ def test_what_was_kept_a_moment_ago_is_left_to_who_kept_it(settings: Settings, l
             mortal.create_collection("users", SCHEMA)
     log.die_before = None
     with reopened(settings, log) as living:
-        assert living.resume(older=3600.0) == 0
-        with Store(catalog_path(settings.data_dir)) as store:
-            store._db.rows("update begun set at = at + 7200")  # the clock was set back since
-        assert living.resume(older=3600.0) == 1
+        assert living.resume(min_age=3600.0) == 0
+        with CatalogStore(catalog_path(settings.data_dir)) as store:
+            store._db.execute("update begun set at = at + 7200")  # the clock was set back since
+        assert living.resume(min_age=3600.0) == 1
 
 
 def test_a_collection_that_one_channel_refuses_is_taken_back_everywhere(settings: Settings, log: ChainLog) -> None:
@@ -160,7 +160,7 @@ def test_a_collection_that_one_channel_refuses_is_taken_back_everywhere(settings
         coordinator.create_collection("second", SCHEMA, vchannels=2)
     # Another coordinator takes the last place between this one's look and its message.
     roomy = log.definitions
-    log.definitions = lambda pchannel, number: dataclasses.replace(roomy(pchannel, number), taken=0)  # type: ignore[method-assign]
+    log.definitions = lambda pchannel, number: dataclasses.replace(roomy(pchannel, number), vchannel_count=0)  # type: ignore[method-assign]
     appends = log.appends
     with pytest.raises(AppendRejected, match="no more VChannels"):
         coordinator.create_collection("second", SCHEMA, vchannels=2)

@@ -14,7 +14,7 @@ from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
 
 KINDS = ("create", "drop", "add partition", "drop partition", "add field", "flush")
@@ -69,7 +69,7 @@ def do(coordinator: Coordinator, step: Step) -> Any:
         case "drop partition":
             return coordinator.drop_partition(step.collection, step.name)
         case "add field":
-            return coordinator.alter(step.collection, [Add(FieldSpec(step.name, "string", True))])
+            return coordinator.alter(step.collection, [AddField(FieldSpec(step.name, "string", True))])
         case _:
             return coordinator.flush(step.collection)
 
@@ -95,7 +95,7 @@ def test_ddl_is_whole_or_not_there_wherever_its_coordinator_dies(steps: list[Ste
                     raise Killed
 
             made = Coordinator(where, log=log, append=log, seam=seam)  # type: ignore[arg-type]
-            made._store._db.rows("pragma synchronous=off")  # no process dies here
+            made._store._db.execute("pragma synchronous=off")  # no process dies here
             return made
 
         with start(-1, []) as first:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from millrace.access.grants import MACHINE
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import AppendRejected, CollectionExists, InvalidArgument, LogUnavailable, ProducerFenced
 from millrace.base.settings import Settings
-from millrace.catalog.calls import CALLS, ServedCatalog, call
-from millrace.coord import store
+from millrace.catalog.calls import CATALOG_CALLS, RemoteCatalog, dispatch
+from millrace.coord import catalog_store
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 
 
@@ -30,8 +30,8 @@ class LosesAnswers:
     names: list[str] = field(default_factory=list)
 
     def catalog(self, name: str, arguments: Mapping[str, Any], *, repeat: bool) -> dict[str, Any]:
-        answer = call(self.coordinator, name, arguments, MACHINE)
-        if CALLS[name].reads or name in self.lost:
+        answer = dispatch(self.coordinator, name, arguments, LOCAL_ADMIN)
+        if CATALOG_CALLS[name].read_only or name in self.lost:
             return answer
         self.lost.add(name)
         self.names.append(arguments.get("request", ""))
@@ -49,17 +49,17 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 
 
 def broadcasts(coordinator: Coordinator) -> list[str]:
-    return [each.task.kind for each in reversed(coordinator._store.broadcasts.shown(limit=100))]
+    return [each.task.kind for each in reversed(coordinator._store.broadcasts.list_recent(limit=100))]
 
 
 def test_each_change_is_made_once_though_its_first_answer_is_lost(coordinator: Coordinator) -> None:
     connection = LosesAnswers(coordinator)
-    served = ServedCatalog(connection)
+    served = RemoteCatalog(connection)
     made = served.create_collection("rows", SCHEMA, vchannels=2, partitions=["eu", "us"])
     assert made == coordinator.collection("rows")
     number = served.create_partition("rows", "asia")
     assert coordinator.collection("rows").partitions["asia"] == number
-    assert served.alter("rows", [Add(FieldSpec("more", "string", True))]) == 2
+    assert served.alter("rows", [AddField(FieldSpec("more", "string", True))]) == 2
     assert set(served.flush("rows")) == set(made.vchannels)
     served.drop_partition("rows", "asia")
     served.drop_collection("rows")
@@ -76,7 +76,7 @@ def test_each_change_is_made_once_though_its_first_answer_is_lost(coordinator: C
 
 
 def test_a_change_without_a_name_or_under_another_one_is_another_change(coordinator: Coordinator) -> None:
-    served = ServedCatalog(LosesAnswers(coordinator, lost=set(CALLS)))
+    served = RemoteCatalog(LosesAnswers(coordinator, lost=set(CATALOG_CALLS)))
     served.create_collection("rows", SCHEMA, request="first")
     for again in ("", "second"):
         with pytest.raises(CollectionExists):
@@ -87,7 +87,7 @@ def test_a_change_without_a_name_or_under_another_one_is_another_change(coordina
 
 
 def test_a_name_of_another_change_is_refused_and_tells_nothing_of_it(coordinator: Coordinator) -> None:
-    served = ServedCatalog(LosesAnswers(coordinator, lost=set(CALLS)))
+    served = RemoteCatalog(LosesAnswers(coordinator, lost=set(CATALOG_CALLS)))
     for name in ("rows", "others"):
         served.create_collection(name, SCHEMA, request=f"make-{name}")
     for other in (
@@ -126,12 +126,12 @@ def test_what_died_half_way_is_completed_by_who_makes_it_again(tmp_path: Path) -
 
 
 def test_terms_epochs_and_pchannels_are_made_once_though_their_first_answer_is_lost(coordinator: Coordinator) -> None:
-    served = ServedCatalog(LosesAnswers(coordinator))
+    served = RemoteCatalog(LosesAnswers(coordinator))
     assert [(each.name, each.term) for each in served.ensure_pchannels(3)] == [("dml_0", 1), ("dml_1", 1), ("dml_2", 1)]
     assert served.open_term("dml_0", config={"max_producers": 7}) == coordinator.term("dml_0") == 2
     assert served.next_epoch(9) == 1
     assert coordinator.next_epoch(9) == 2, "the next one's is another"
-    served = ServedCatalog(LosesAnswers(coordinator))
+    served = RemoteCatalog(LosesAnswers(coordinator))
     assert served.next_epoch(9, held=2) == 3, "its own epoch does not fence it"
     for fenced in (lambda: served.next_epoch(9, held=2), lambda: served.next_epoch(9, held=2, request="other")):
         with pytest.raises(ProducerFenced):
@@ -141,7 +141,7 @@ def test_terms_epochs_and_pchannels_are_made_once_though_their_first_answer_is_l
 def test_an_answer_is_its_requests_own_and_kept_while_it_is_among_the_newest(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "KEPT_ANSWERS", 2)
+    monkeypatch.setattr(catalog_store, "MAX_ANSWERS", 2)
     assert coordinator.open_term("dml_0", request="a") == 2
     assert coordinator.next_epoch(9, request="b") == 1
     for wrong in (

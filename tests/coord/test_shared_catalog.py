@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
 from millrace.coord import shared_catalog
-from millrace.coord.broadcast.kept import Kept
-from millrace.coord.database import Database
-from millrace.coord.opening import GUARD, PREFIX
+from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.coord.shared_catalog import SharedCatalog
-from millrace.coord.store import Store
+from millrace.coord.store_factory import CATALOG_GUARD_KEY, CATALOG_PREFIX
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Put
@@ -51,9 +51,9 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def machine(folder: Path, meta: MemoryStore, name: str) -> Store:
+def machine(folder: Path, meta: MemoryStore, name: str) -> CatalogStore:
     """A machine's file of the catalog."""
-    return Store(folder / name / "coord.db", shared=SharedCatalog(meta))
+    return CatalogStore(folder / name / "coord.db", shared=SharedCatalog(meta))
 
 
 def rows(path: Path) -> dict[str, list[Any]]:
@@ -62,23 +62,23 @@ def rows(path: Path) -> dict[str, list[Any]]:
         return {table: sorted(db.execute(f"select * from {table}").fetchall()) for table in TABLES}
 
 
-def work(store: Store) -> None:
+def work(store: CatalogStore) -> None:
     """Something of everything that lies in the file."""
-    store.give_above(0)
+    store.set_id_floor(0)
     store.next_term("dml_0")
-    store.term_opened("dml_0", 1)
-    store.next_epoch(7, request=f"r{store.next_collection()}")
-    finish(store, add_collection(store, f"c{store.next_collection()}", SCHEMA, vchannels=3))
-    store.take_partition_id(1)
-    open_still = add_collection(store, f"c{store.next_collection()}", SCHEMA)
-    store.broadcasts.note(open_still.id, "dml_0 is away")
-    given_up = add_collection(store, f"c{store.next_collection()}", SCHEMA)
+    store.mark_term_opened("dml_0", 1)
+    store.next_epoch(7, request=f"r{store.next_collection_id()}")
+    finish(store, add_collection(store, f"c{store.next_collection_id()}", SCHEMA, vchannels=3))
+    store.allocate_partition_id(1)
+    open_still = add_collection(store, f"c{store.next_collection_id()}", SCHEMA)
+    store.broadcasts.note_reason(open_still.id, "dml_0 is away")
+    given_up = add_collection(store, f"c{store.next_collection_id()}", SCHEMA)
     store.broadcasts.abandon(given_up.id, "refused", lambda task: None)
 
 
 def test_every_table_of_the_file_is_shared(tmp_path: Path) -> None:
-    with Database(tmp_path / "coord.db") as database:
-        found = {name for (name,) in database.rows("select name from sqlite_master where type = 'table'")}
+    with CoordinatorDb(tmp_path / "coord.db") as database:
+        found = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
     assert found - {"shared", "sqlite_sequence"} == set(TABLES)
 
 
@@ -91,8 +91,8 @@ def test_what_one_machine_did_every_other_one_has(tmp_path: Path, meta: FaultySt
     assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
     assert second.next_epoch(7) == 2
     assert second.next_term("dml_0") == 2
-    assert [task.id for task in second.broadcasts.open()] == [task.id for task in first.broadcasts.open()]
-    finish(second, second.broadcasts.open()[0])
+    assert [task.id for task in second.broadcasts.open_tasks()] == [task.id for task in first.broadcasts.open_tasks()]
+    finish(second, second.broadcasts.open_tasks()[0])
     assert first.next_epoch(7) == 3, "a file that is behind is made new before it is written"
     assert first.collection("c2").state == "active"
     assert rows(tmp_path / "a/coord.db") != rows(tmp_path / "b/coord.db")
@@ -102,7 +102,7 @@ def test_what_one_machine_did_every_other_one_has(tmp_path: Path, meta: FaultySt
 
 
 def test_the_file_of_a_deployment_is_taken_over_whole(tmp_path: Path, meta: FaultyStore) -> None:
-    with Store(tmp_path / "a/coord.db") as before:
+    with CatalogStore(tmp_path / "a/coord.db") as before:
         for _ in range(3):
             work(before)
         for number in range(400):
@@ -116,8 +116,8 @@ def test_the_file_of_a_deployment_is_taken_over_whole(tmp_path: Path, meta: Faul
 def test_a_taking_over_that_dies_anywhere_is_done_by_the_next(
     tmp_path: Path, meta: FaultyStore, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_catalog, "PIECE", 4)
-    with Store(tmp_path / "a/coord.db") as before:
+    monkeypatch.setattr(shared_catalog, "MAX_CHANGES_PER_COMMIT", 4)
+    with CatalogStore(tmp_path / "a/coord.db") as before:
         work(before)
     kept = rows(tmp_path / "a/coord.db")
     for calls in range(7):
@@ -125,7 +125,9 @@ def test_a_taking_over_that_dies_anywhere_is_done_by_the_next(
         machine(tmp_path, meta, "a").close()
         assert rows(tmp_path / "a/coord.db") == kept, "the copy can be read meanwhile"
     meta.script = []
-    meta.commit([Put(f"{PREFIX}collection/99", b"of one that died")]) if meta.get(GUARD) is None else None
+    meta.commit([Put(f"{CATALOG_PREFIX}collection/99", b"of one that died")]) if meta.get(
+        CATALOG_GUARD_KEY
+    ) is None else None
     with machine(tmp_path, meta, "a"), machine(tmp_path, meta, "b"):
         assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db") == kept
 
@@ -144,7 +146,7 @@ def test_what_could_not_be_done_in_the_store_is_not_in_the_file(tmp_path: Path, 
 
 
 def test_a_store_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, meta: FaultyStore) -> None:
-    with Store(tmp_path / "coord.db", shared=SharedCatalog(meta, patience=60.0)) as store:
+    with CatalogStore(tmp_path / "coord.db", shared=SharedCatalog(meta, retry_seconds=60.0)) as store:
         meta.script = [down, down, None, down]
         assert store.next_epoch(7) == 1
 
@@ -165,7 +167,7 @@ def test_an_answer_that_is_lost_is_looked_for(tmp_path: Path, meta: FaultyStore)
 
 
 def test_who_waits_for_the_store_repeats_nothing_that_may_be_done(tmp_path: Path, meta: FaultyStore) -> None:
-    with Store(tmp_path / "a" / "coord.db", shared=SharedCatalog(meta, patience=5.0)) as store:
+    with CatalogStore(tmp_path / "a" / "coord.db", shared=SharedCatalog(meta, retry_seconds=5.0)) as store:
         meta.script = [None, done_unheard]
         assert store.next_epoch(7) == 1, (
             "it stands: made again it would find itself in its way, and say that nothing was done"
@@ -186,7 +188,7 @@ def test_who_dies_between_store_and_file_leaves_a_copy_that_is_made_new(
         assert place == "catalog.shared"
         raise Killed
 
-    with Store(tmp_path / "a/coord.db") as before:
+    with CatalogStore(tmp_path / "a/coord.db") as before:
         task = add_collection(before, "c1", SCHEMA)
     with monkeypatch.context() as patch:
         patch.setattr(shared_catalog, "hit", dies)
@@ -233,57 +235,59 @@ def test_a_store_with_another_deployments_catalog_is_refused_and_nothing_is_chan
     with machine(tmp_path, meta, "a") as first, machine(tmp_path, other, "b") as second:
         work(first)
         work(second)
-    with Store(tmp_path / "c/coord.db") as alone:
+    with CatalogStore(tmp_path / "c/coord.db") as alone:
         work(alone)
-    there = meta.list(PREFIX)
+    there = meta.list(CATALOG_PREFIX)
     for name in "bc":
         kept = rows(tmp_path / name / "coord.db")
         with pytest.raises(InvalidSettings, match="another deployment"):
             machine(tmp_path, meta, name)
         assert rows(tmp_path / name / "coord.db") == kept
-    assert meta.list(PREFIX) == there
+    assert meta.list(CATALOG_PREFIX) == there
 
 
 def test_a_copy_is_refused_to_who_knows_no_store(tmp_path: Path, meta: FaultyStore) -> None:
     meta.script = [down]
     with machine(tmp_path, meta, "a") as store:
-        store.require_own()  # it never was one
+        store.require_not_shared()  # it never was one
         store.next_epoch(7)
         with pytest.raises(InvalidSettings, match="MILLRACE_META_STORE"):
-            store.require_own()
-    with pytest.raises(InvalidSettings), Store(tmp_path / "a/coord.db") as alone:
-        alone.require_own()
+            store.require_not_shared()
+    with pytest.raises(InvalidSettings), CatalogStore(tmp_path / "a/coord.db") as alone:
+        alone.require_not_shared()
 
 
 def test_a_catalog_of_a_newer_build_is_refused(tmp_path: Path, meta: FaultyStore) -> None:
-    meta.commit([Put(GUARD, b'{"form": 2, "catalog": "x", "commit": "y"}')])
+    meta.commit([Put(CATALOG_GUARD_KEY, b'{"form": 2, "catalog": "x", "commit": "y"}')])
     with pytest.raises(UnsupportedVersion):
         machine(tmp_path, meta, "a")
 
 
 def test_many_broadcasts_are_forgotten_at_once(tmp_path: Path, meta: FaultyStore) -> None:
-    with Database(tmp_path / "a/coord.db", shared=SharedCatalog(meta)) as database:
-        many = Store.__new__(Store)
+    with CoordinatorDb(tmp_path / "a/coord.db", shared=SharedCatalog(meta)) as database:
+        many = CatalogStore.__new__(CatalogStore)
         many._on(database)
         for number in range(1, 160):
             finish(many, add_collection(many, f"c{number}", SCHEMA))
-        few = Kept(database, kept=2)
-        task = few.keep(_draft_of(many, "c160"), effects_on(many).check)
+        few = SqliteLedger(database, max_closed=2)
+        task = few.add(_draft_of(many, "c160"), effects_on(many).check)
         few.acknowledge(task.id, dict.fromkeys(task.targets, 1))
-        few.finish(task.id, effects_on(many).acked)
+        few.finish(task.id, effects_on(many).on_acknowledged)
     with machine(tmp_path, meta, "b") as other:
-        assert len(other.broadcasts.shown(limit=1000)) == 2
+        assert len(other.broadcasts.list_recent(limit=1000)) == 2
         assert len(other.collections()) == 160
     assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
 
 
-def _draft_of(store: Store, name: str) -> Any:
-    from millrace.catalog.collection import Collection
-    from millrace.coord.effects import draft
+def _draft_of(store: CatalogStore, name: str) -> Any:
+    from millrace.catalog.collection import CollectionInfo
+    from millrace.coord.ddl_callbacks import ddl_draft
 
-    number = store.next_collection()
-    return draft(
-        "create_collection", Collection(number, name, "creating", (f"dml_0_{number}v0",), (SCHEMA,), {"p": 1}, 2), {}
+    number = store.next_collection_id()
+    return ddl_draft(
+        "create_collection",
+        CollectionInfo(number, name, "creating", (f"dml_0_{number}v0",), (SCHEMA,), {"p": 1}, 2),
+        {},
     )
 
 
@@ -315,7 +319,7 @@ def test_machines_agree_whichever_calls_fail(tmp_path_factory: pytest.TempPathFa
                 elif act == "create":
                     add_collection(store, f"n{place}", SCHEMA)
                     sure.add(f"n{place}")
-                elif tasks := store.broadcasts.open():
+                elif tasks := store.broadcasts.open_tasks():
                     if act == "finish":
                         finish(store, tasks[0])
                     else:

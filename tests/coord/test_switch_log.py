@@ -12,12 +12,12 @@ import pytest
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, InvalidSettings, LogBusy, LogUnavailable
-from millrace.base.file_lock import held
+from millrace.base.file_lock import exclusive_lock
 from millrace.base.log_backends import EMBEDDED
 from millrace.base.settings import Settings
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.switch_log import LOCK, Switch
-from millrace.log.generations.listing import FILE
+from millrace.coord.switch_log import LOCK, LogSwitch
+from millrace.log.generations.generation_file import FILE
 from millrace.log.generations.service import GenerationsService, open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
@@ -27,7 +27,7 @@ from millrace.message.tombstones import Tombstone
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.wal.chain import CHAIN_VERSION
-from millrace.wal.definitions import Definitions
+from millrace.wal.definitions import PChannelDefinitions
 from millrace.wal.state import ChannelState
 
 
@@ -40,7 +40,7 @@ class Hosted:
     def append_one(self, pchannel: str, entry: bytes) -> int:
         return self.host.append(pchannel, entry, deadline=5.0).result().time_tick
 
-    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
+    def definitions(self, pchannel: str, collection_id: int | None) -> PChannelDefinitions:
         return self.host.definitions(pchannel, collection_id, deadline=5.0)
 
     def describe(self, pchannel: str) -> dict[str, Any]:
@@ -56,8 +56,8 @@ class Deployment:
     host: AppendHost
     coordinator: Coordinator
 
-    def switching(self, **changes: Any) -> Switch:
-        switch = Switch(self.settings.log_path, "", self.log, Hosted(self.host), self.coordinator, deadline=10.0)
+    def switching(self, **changes: Any) -> LogSwitch:
+        switch = LogSwitch(self.settings.log_path, "", self.log, Hosted(self.host), self.coordinator, deadline=10.0)
         return replace(switch, **changes)
 
     def tick(self, name: str = "dml_0") -> int:
@@ -223,7 +223,7 @@ def test_a_pchannel_that_is_made_while_a_switch_is_under_way_is_no_trouble(
 def test_a_pchannel_that_was_made_in_the_old_backend_behind_the_switchs_back_passes_too(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    class Late(Switch):
+    class Late(LogSwitch):
         def _begin(self, file: Any, to: str) -> None:
             deployment.coordinator.ensure_pchannel("late")
             super()._begin(file, to)
@@ -238,7 +238,7 @@ def test_a_term_that_knows_no_alter_wal_is_followed_by_one_that_does(deployment:
     term = deployment.coordinator._store.next_term("dml_0")
     opening = builders.term_opening(term=term, chain_version=1, config={})
     Hosted(deployment.host).append_one("dml_0", encode_entry([opening]))
-    deployment.coordinator._store.term_opened("dml_0", term)
+    deployment.coordinator._store.mark_term_opened("dml_0", term)
     deployment.switching().run(place(tmp_path))
     state = deployment.host.state("dml_0")
     assert (state.term, state.chain_version) == (term + 1, CHAIN_VERSION)
@@ -270,5 +270,5 @@ def test_a_switch_that_is_taken_back_keeps_a_tombstone_that_came_meanwhile(
 
 
 def test_one_switch_at_a_time(deployment: Deployment, tmp_path: Path) -> None:
-    with held(deployment.settings.log_path / LOCK, deadline=Deadline.after(0)), pytest.raises(LogBusy):
+    with exclusive_lock(deployment.settings.log_path / LOCK, deadline=Deadline.after(0)), pytest.raises(LogBusy):
         deployment.switching().run(place(tmp_path))

@@ -9,29 +9,29 @@ from pathlib import Path
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.definition import Ingest
-from millrace.node.ingest.ranges import RangePlan, run_range
-from millrace.node.range.schedule import START, Schedule
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.ingest.ingester import IngestPlan, run_ingest
+from millrace.node.range_loop.schedule import START, RangeSchedule
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
 
 
-def commit_what_is_there(settings: Settings, log: LogService, planner: Schedule[RangePlan]) -> int:
+def commit_what_is_there(settings: Settings, log: LogService, planner: RangeSchedule[IngestPlan]) -> int:
     """Plan one micro-batch, run its ranges, commit them; how many PChannels moved."""
-    plans = planner.plan(planner.latest(START))
-    reports = [run_range(plan, log=log.open(plan.base.pchannel), table=Path(settings.wal_uri)) for plan in plans]
+    plans = planner.plan(planner.next_offset(START))
+    reports = [run_ingest(plan, log=log.open(plan.base.pchannel), table=Path(settings.wal_uri)) for plan in plans]
     failures = [report.failure for report in reports if report.failure is not None and not report.failure.retriable]
     assert not failures, failures
-    return len(Committer(WalTable.open(Path(settings.wal_uri))).commit(reports).committed)
+    return len(WalCommitter(WalTable.open(Path(settings.wal_uri))).commit(reports).committed)
 
 
 def main() -> None:
     settings = Settings(data_dir=Path(sys.argv[1]))
     WalTable.create(Path(settings.wal_uri))
     with RemoteLogService.connect(settings.log_path, launch=launch_of(settings)) as log:
-        planner = Schedule(Ingest(settings, log).planner(), parked=settings.parked_path)
+        planner = RangeSchedule(IngestLoop(settings, log).planner(), parked=settings.parked_path)
         while True:
             try:
                 moved = commit_what_is_there(settings, log, planner)

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from millrace.log.rocksmq.service import RocksMQ
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import run_range
-from millrace.node.range.schedule import START
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import run_ingest
+from millrace.node.range_loop.schedule import START
 from millrace.tables.wal.table import WalTable
 from tests.node.schedules import log_schedule
 
@@ -17,10 +17,10 @@ def commit_once(log: Path, wal: Path) -> int:
     """Commit what the log holds beyond the table; the rows that went in."""
     with RocksMQ(log) as service:
         planner = log_schedule(service, WalTable.create(wal), parked=wal.parent / "parked")
-        plans = planner.plan(planner.latest(START))
-        reports = [run_range(plan, log=service.open(plan.base.pchannel), table=wal) for plan in plans]
+        plans = planner.plan(planner.next_offset(START))
+        reports = [run_ingest(plan, log=service.open(plan.base.pchannel), table=wal) for plan in plans]
         # A checkpoint and a clean-up behind each commit, so that their crash points are passed.
-        result = Committer(WalTable.open(wal), checkpoint_commits=1, keep_commits=0).commit(reports)
+        result = WalCommitter(WalTable.open(wal), checkpoint_commits=1, keep_commits=0).commit(reports)
         return sum(item.totals.digest.rows for item in result.committed)
 
 

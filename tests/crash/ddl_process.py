@@ -13,10 +13,10 @@ import sys
 from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.coord.appending import OneByOne
+from millrace.coord.append_port import SingleEntryAppender
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 
 
 def main() -> None:
@@ -25,10 +25,12 @@ def main() -> None:
     settings = Settings.load()
     with (
         AppendClient.connect(settings.data_dir, start=False) as append,
-        Coordinator(settings, log=append.service, append=OneByOne(append, settings.append_deadline)) as coordinator,
+        Coordinator(
+            settings, log=append.service, append=SingleEntryAppender(append, settings.append_deadline)
+        ) as coordinator,
     ):
         for turn in range(turns):
-            coordinator.alter("c", [Add(FieldSpec(f"f{number}_{turn}", "string", True))])
+            coordinator.alter("c", [AddField(FieldSpec(f"f{number}_{turn}", "string", True))])
             coordinator.create_partition("c", f"p{number}_{turn}")
             with contextlib.suppress(AppendRejected):  # one of them makes it
                 coordinator.create_partition("c", f"shared{turn}")

@@ -19,35 +19,35 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.access.grants import MACHINE
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import LogUnavailable, MillraceError, RateLimited, TableUnavailable
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
-from millrace.node.append.door import EntryDoor
+from millrace.node.append.authorizer import AppendAuthorizer
 from millrace.node.append.flow_monitor import FlowMonitor
 from millrace.node.append.host import AppendHost
-from millrace.node.append.server import AppendExtension, committed_states
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.append.server import AppendExtension, committed_state_loader
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.tables.read.arrow import read_arrow
 
 MIB = 1 << 20
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "binary", True)), "id")
 P = "dml_0"
-DOOR = EntryDoor(MACHINE, lambda vchannel: None)
+DOOR = AppendAuthorizer(LOCAL_ADMIN, lambda vchannel: None)
 DEADLINE = 120.0
 
 
 class Writer:
     """A producer: one row an append, with the key as its sequence. `acknowledged` is what the log promised to keep."""
 
-    def __init__(self, collection: Collection, term: int) -> None:
+    def __init__(self, collection: CollectionInfo, term: int) -> None:
         self._collection = collection
         self._term = term
         self.acknowledged: list[int] = []
@@ -83,7 +83,7 @@ def until_refused(settings: Settings, engine: RocksMQ, host: AppendHost, writer:
             except TableUnavailable as error:
                 seen["tables"] = str(error)
 
-    jobs = [lambda: catch_up(settings, engine), lambda: flush(settings)]
+    jobs = [lambda: ingest_to_end(settings, engine), lambda: flush_to_end(settings)]
     working = [threading.Thread(target=repeat, args=(job,)) for job in jobs]
     for thread in working:
         thread.start()
@@ -121,7 +121,7 @@ def without_room(settings: Settings, engine: RocksMQ, host: AppendHost, writer: 
     except LogUnavailable as error:
         seen["without room"].append(str(error))
     try:
-        catch_up(settings, engine)
+        ingest_to_end(settings, engine)
     except MillraceError as error:
         seen["node without room"] = error.code
     ballast.unlink()
@@ -137,8 +137,8 @@ def with_room_again(settings: Settings, engine: RocksMQ, host: AppendHost, write
             writer.append(AppendExtension(host))
         except LogUnavailable:
             threading.Event().wait(0.05)
-    catch_up(settings, engine)
-    flush(settings)
+    ingest_to_end(settings, engine)
+    flush_to_end(settings)
 
 
 def main(folder: Path) -> None:
@@ -159,7 +159,7 @@ def main(folder: Path) -> None:
     log_settings = RocksMQSettings(segment_bytes=1 * MIB, spare_files=0)
     with (
         RocksMQ(settings.log_path, settings=log_settings) as engine,
-        AppendHost(engine, committed_states(Path(settings.wal_uri), engine)) as host,
+        AppendHost(engine, committed_state_loader(Path(settings.wal_uri), engine)) as host,
     ):
         host.tick(P)
         seen = until_refused(settings, engine, host, writer)

@@ -19,7 +19,7 @@ from typing import TextIO
 import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, MillraceError
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.message.keys import vchannel_index
@@ -39,7 +39,7 @@ def rows_of(ids: list[int]) -> pa.Table:
     return pa.table({"id": ids, "word": [f"row {number}" for number in ids]})
 
 
-def transaction(producer: Producer, collection: Collection, ids: list[int], *, commit: bool) -> str:
+def transaction(producer: Producer, collection: CollectionInfo, ids: list[int], *, commit: bool) -> str:
     """One transaction over `ids`, which have one VChannel, in three parts; what became of it."""
     home = int(vchannel_index(pa.array(ids[:1]), len(collection.vchannels))[0])
     third = max(1, len(ids) // 3)

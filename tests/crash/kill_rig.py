@@ -24,18 +24,18 @@ import duckdb
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
-from millrace.brokers.broker import Broker
+from millrace.brokers.server import LocalServer
 from millrace.catalog.collection import pchannel_of
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.rpc.discovery import read_record
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.queries import started_path
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints
-from millrace.tables.collections.table import rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 
@@ -52,21 +52,21 @@ SPACE = 1 << 32
 class Deployment:
     """The processes of one deployment, each of which may be killed and started again."""
 
-    def __init__(self, settings: Settings, broker: Broker | None = None) -> None:
+    def __init__(self, settings: Settings, broker: LocalServer | None = None) -> None:
         self.settings = settings
         self.broker = broker
         self.journals = settings.data_dir.parent / "journals"
         self.journals.mkdir()
         self._started = 0
-        self.job: Job | None = None
-        self.producers: list[Job] = []
+        self.job: ChildProcess | None = None
+        self.producers: list[ChildProcess] = []
 
     def start_job(self) -> None:
         ready = started_path(self.settings, "millrace-streaming-node")
         ready.unlink(missing_ok=True)
         command = [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--with-flusher"]
         log_file = self.settings.data_dir.parent / "job.log"
-        self.job = Job(command, log_file=log_file, env=self.environment())
+        self.job = ChildProcess(command, log_file=log_file, env=self.environment())
         self.job.wait_ready(ready.exists, deadline=START_SECONDS)
 
     def start_producer(self) -> None:
@@ -75,7 +75,7 @@ class Deployment:
         arguments = [str(journal), str(self._started * SPACE), str(ROWS_A_CALL)]
         command = [sys.executable, str(Path(__file__).with_name("kill_producer.py")), *arguments]
         self.producers.append(
-            Job(
+            ChildProcess(
                 command,
                 log_file=self.settings.data_dir.parent / f"producer-{self._started}.log",
                 env=self.environment(),
@@ -125,7 +125,7 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: Path, *, broker: Broker | None = None) -> Iterator[Deployment]:
+def deployed(folder: Path, *, broker: LocalServer | None = None) -> Iterator[Deployment]:
     """A deployment on the embedded log, or on a broker that is started and stopped with it."""
     settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
     with broker or nullcontext():

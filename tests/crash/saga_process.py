@@ -54,7 +54,7 @@ def make(management: Any, folder: Path) -> Any:
 
 def main(data: Path, what: str) -> None:
     """One call of the service."""
-    from millrace.access.grants import MACHINE
+    from millrace.access.grants import LOCAL_ADMIN
     from millrace.base.settings import Settings
     from millrace.pipelines.api.management import Management
     from millrace.pipelines.store.store import open_pipelines
@@ -66,9 +66,9 @@ def main(data: Path, what: str) -> None:
         management = Management(settings, store, clock=lambda: late)
         management._world = make(management, data.parent / "things")
         if what == "create":
-            management.create(MACHINE, "flights", DECLARED)
+            management.create(LOCAL_ADMIN, "flights", DECLARED)
         elif what == "delete":
-            management.delete(MACHINE, "flights")
+            management.delete(LOCAL_ADMIN, "flights")
         else:
             management.tend()
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, MillraceError
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
@@ -19,7 +19,7 @@ from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
-from millrace.operations.verify.run import verify_channel
+from millrace.operations.verification import verify_channel
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 
@@ -44,7 +44,7 @@ class KeyWriter:
     """Writes one key over and over, in sequence, each until it is answered; `acknowledged` is the oracle."""
 
     settings: Settings
-    collection: Collection
+    collection: CollectionInfo
     vchannel: str
     number: int
     acknowledged: int = 0
@@ -109,7 +109,7 @@ class KeyWriter:
                 threading.Event().wait(0.02)
 
 
-def stored_sequences(settings: Settings, pchannel: str, collection: Collection) -> dict[int, list[int]]:
+def stored_sequences(settings: Settings, pchannel: str, collection: CollectionInfo) -> dict[int, list[int]]:
     """By key, the sequences of the collection's accepted inserts in the WAL, in the order of their ticks."""
     snapshot = WalSnapshot.open(Path(settings.wal_uri))
     assert snapshot is not None

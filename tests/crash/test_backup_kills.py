@@ -15,10 +15,10 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.log.generations.service import open_deployment_log
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.manifest import backups
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.manifest import list_backups
+from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import backup
-from millrace.operations.backup.verify import verify
+from millrace.operations.backup.verify import verify_backup
 from millrace.runtime.progress import Progress
 from tests.operations.backup_world import World, settings_in
 
@@ -77,7 +77,7 @@ def test_a_killed_backup_is_none_and_the_next_one_is_whole(place: str, tmp_path:
     (root / "backup-home" / "photo.jpg").write_bytes(b"not a backup's")
     killed(BACKUP, settings, place, root)
     assert len(list(root.glob("backup-*Z-*"))) == 1
-    assert list(backups(root)) == []
+    assert list(list_backups(root)) == []
     world = World.of(settings, world.model, epoch=world.epoch)
     begin = world.log.open("dml_0").describe().begin
     world.step("flush", 0)
@@ -87,7 +87,7 @@ def test_a_killed_backup_is_none_and_the_next_one_is_whole(place: str, tmp_path:
     world.close()
     assert sorted(folder.name for folder in root.iterdir()) == [".backups.lock", report.id, "backup-home"]
     assert (root / "backup-home" / "photo.jpg").exists(), "what the killed one left is gone, and nothing else"
-    assert verify(root).ok
+    assert verify_backup(root).ok
 
 
 @pytest.mark.slow
@@ -99,9 +99,9 @@ def test_a_backup_that_was_killed_behind_its_manifest_is_whole(place: str, tmp_p
         first = backup(settings, log, BackupParams(to=str(root)), Progress())
     grown(settings, world)
     killed(BACKUP, settings, place, root)
-    found = [manifest.id for _, manifest in backups(root)]
+    found = [manifest.id for _, manifest in list_backups(root)]
     assert found[1:] == [first.id] if place == "backup.written" else first.id not in found
-    assert verify(root).ok
+    assert verify_backup(root).ok
     with open_deployment_log(settings.log_path) as log:
         last = backup(settings, log, BackupParams(to=str(root), keep=1), Progress())
     assert sorted(path.name for path in root.iterdir()) == [".backups.lock", last.id], "nor is half of one left"
@@ -114,7 +114,7 @@ def test_a_killed_restore_made_nothing_and_the_next_one_does(tmp_path: Path) -> 
         backup(settings, log, BackupParams(to=str(root)), Progress())
     killed(RESTORE, target, "restore_backup.copied", root)
     assert not target.data_dir.exists()
-    restore(target, root)
+    restore_backup(target, root)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     again = World.of(target, world.model, epoch=world.epoch)
     again.settle()

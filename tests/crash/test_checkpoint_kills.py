@@ -12,11 +12,11 @@ import pytest
 
 import millrace
 from millrace.base.failpoint import VARIABLE
-from millrace.node.flush.in_process import flush
-from millrace.operations.checkpoint import store
+from millrace.node.flush.in_process import flush_to_end
+from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
@@ -66,12 +66,12 @@ def test_a_killed_run_is_completed_by_the_next(place: str, tmp_path: Path) -> No
         report = checkpoint(settings, again.log, CheckpointParams(), Progress())
         assert report.ok
         assert all(channel.by_log for channel in report.channels), "the log was not cut before the last checkpoint"
-        flush(settings)
+        flush_to_end(settings)
         snapshot, wal = WalSnapshot.open(Path(settings.wal_uri)), WalTable.open(Path(settings.wal_uri))
         assert snapshot is not None
         assert all(verify_channel(snapshot, wal, None, name).ok for name in wal.pchannels())
         assert all(found.ok for found in verify_collections(settings).values())
-        assert set(store.newest(settings)) == {"p0", "p1"}
+        assert set(recovery_checkpoints.newest(settings)) == {"p0", "p1"}
         assert len(read_arrow(settings, 1)) > len(rows)
     finally:
         again.close()

@@ -25,9 +25,9 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.produce.batch_appender import BatchLimits
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.discovery import read_record
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 from tests.crash.spool_producer import KEYS
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("number", "int64", False)), "id")
@@ -43,7 +43,7 @@ class Rig:
         self.folder = folder
         self.journal = folder / "journal.txt"
         self.journal.touch()
-        self.producer: Job | None = None
+        self.producer: ChildProcess | None = None
         self.next_number = 0
 
     def start_server(self) -> None:
@@ -54,13 +54,13 @@ class Rig:
         assert record is not None
         os.kill(record.pid, signal.SIGKILL)
 
-    def start_producer(self, *arguments: str, failpoint: str = "") -> Job:
+    def start_producer(self, *arguments: str, failpoint: str = "") -> ChildProcess:
         tried = [number for what, number in self.lines() if what == "tried"]
         first = max(tried, default=-1) + 1
         script = str(Path(__file__).with_name("spool_producer.py"))
         command = [sys.executable, script, str(self.journal), str(self.folder / "spool"), str(first), *arguments]
         env = {**self.settings.environment(), "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.producer = Job(
+        self.producer = ChildProcess(
             command, log_file=self.folder / "producer.log", env=env | ({VARIABLE: failpoint} if failpoint else {})
         )
         return self.producer
@@ -92,7 +92,7 @@ class Rig:
         """By key the numbers that are in the log, in its order."""
         found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
         until = max(client.append.tick(name) for name in client.log.names())
-        catch_up(self.settings, client.log)  # what the host's tail has let go is read from the table
+        ingest_to_end(self.settings, client.log)  # what the host's tail has let go is read from the table
         with client.consumer("spooled", until_tick=until) as consumer:
             for delivery in consumer:
                 for change in delivery.changes():

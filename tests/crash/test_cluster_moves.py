@@ -22,31 +22,31 @@ import pytest
 from millrace.base.errors import MillraceError
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
-from millrace.brokers.broker import Broker
 from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.mariadb import MariaDbServer
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.brokers.server import LocalServer
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
 from millrace.coord import control
-from millrace.coord.channels.record import CHANNELS
-from millrace.coord.leadership import LEADER
-from millrace.coord.positions import known_groups
+from millrace.coord.channels.record import CHANNEL_PREFIX
+from millrace.coord.consumer_positions import read_group_positions
+from millrace.coord.leadership import LEADER_KEY
 from millrace.coord.session import APPEND
-from millrace.demo.cluster import Cluster, Moves
+from millrace.demo.cluster import LocalCluster, MoveObserver
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.restore import restore as restore_backup
+from millrace.operations.backup.restore import restore_backup as restore_backup
 from millrace.operations.backup.run import backup
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.run import run as restore_rows
-from millrace.operations.verify.run import verify_channel, verify_collections
-from millrace.runtime.child_processes import Job
+from millrace.operations.verification import verify_channel, verify_collections
+from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.progress import Progress
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints
-from millrace.tables.collections.table import rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from tests import running_brokers
@@ -61,7 +61,7 @@ WAIT = 90.0
 class Stream(threading.Thread):
     """Inserts rows until it is stopped; `count` were acknowledged, the ids below it."""
 
-    def __init__(self, client: Client, collection: Collection) -> None:
+    def __init__(self, client: Client, collection: CollectionInfo) -> None:
         super().__init__(name="stream", daemon=True)
         self._producer = client.producer()
         self._collection = collection
@@ -99,7 +99,7 @@ class Stream(threading.Thread):
 @contextmanager
 def streaming(
     folder: Path, pchannels: int, **more: Any
-) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
+) -> Iterator[tuple[Settings, Client, CollectionInfo, LocalCluster, Stream]]:
     settings = Settings(
         data_dir=folder / "data",
         session_seconds=3.0,
@@ -111,7 +111,7 @@ def streaming(
         **more,
     )
     try:
-        with Client.connect(settings) as client, Cluster(settings) as cluster:
+        with Client.connect(settings) as client, LocalCluster(settings) as cluster:
             client.catalog.ensure_pchannels(pchannels)
             collection = client.catalog.create_collection("rows", SCHEMA, vchannels=pchannels)
             stream = Stream(client, collection)
@@ -124,16 +124,16 @@ def streaming(
         end_server(settings)
 
 
-def until(what: Callable[[], bool], cluster: Cluster) -> None:
+def until(what: Callable[[], bool], cluster: LocalCluster) -> None:
     end = time.monotonic() + WAIT
     while not what():
-        assert time.monotonic() < end, cluster.tails()
+        assert time.monotonic() < end, cluster.log_tails()
         time.sleep(0.05)  # the poll interval of a wait with a deadline
 
 
-def wait_flushed(settings: Settings, client: Client, cluster: Cluster) -> None:
+def wait_flushed(settings: Settings, client: Client, cluster: LocalCluster) -> None:
     """Until the collection's table has all that was acknowledged before."""
-    assert all(job.running() for job in cluster.jobs.values()), cluster.tails()
+    assert all(job.running() for job in cluster.jobs.values()), cluster.log_tails()
     ticks = {pchannel_of(name): tick for name, tick in client.catalog.flush("rows").items()}
 
     def flushed() -> bool:
@@ -144,7 +144,7 @@ def wait_flushed(settings: Settings, client: Client, cluster: Cluster) -> None:
     until(flushed, cluster)
 
 
-def check(settings: Settings, client: Client, collection: Collection, count: int) -> None:
+def check(settings: Settings, client: Client, collection: CollectionInfo, count: int) -> None:
     table = open_table(rows_uri(settings, collection.id))
     assert table is not None
     with duckdb.connect() as db:
@@ -168,13 +168,13 @@ def test_nodes_sleep_die_are_drained_and_added_and_every_row_is_there_once(tmp_p
         for name in ("n2", "n3"):
             cluster.node(name)
         cluster.wait_owned({"n2", "n3"}, pchannels=PCHANNELS, deadline=WAIT)
-        moves = Moves(settings, cluster.store)
+        moves = MoveObserver(settings, cluster.store)
         moves.start()
         sleeper, job = asleep_before_a_commit(cluster)
         cluster.wait_owned({"n2", "n3"}, pchannels=PCHANNELS, deadline=WAIT)
         wait_flushed(settings, client, cluster)
         session = cluster.session(sleeper)
-        cluster.wake(sleeper)
+        cluster.resume(sleeper)
         until(lambda: cluster.session(sleeper) not in ("", session), cluster)
         cluster.jobs.pop("n2").kill()
         cluster.wait_owned({sleeper, "n3"}, pchannels=PCHANNELS, deadline=WAIT)
@@ -187,21 +187,21 @@ def test_nodes_sleep_die_are_drained_and_added_and_every_row_is_there_once(tmp_p
         stream.stop()
         wait_flushed(settings, client, cluster)
         moves.stop()
-        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        assert set(cluster.stop().values()) == {0}, cluster.log_tails()
         check(settings, client, collection, stream.count)
         assert "was moved by another committer" in job.tail(400), "it slept between the check and its commit"
-        found = list(moves.found())
+        found = list(moves.observed())
         assert {"lost", "drain", "balance"} <= {move.cause for move in found}
-        assert any(move.stood is not None for move in found)
+        assert any(move.downtime_seconds is not None for move in found)
 
 
-def asleep_before_a_commit(cluster: Cluster) -> tuple[str, Job]:
+def asleep_before_a_commit(cluster: LocalCluster) -> tuple[str, ChildProcess]:
     """A node that owns something and went to sleep between the check and its commit, but not in the midst of a write to the meta
     store, too, which would hold up all others (docs/coordinator.md)."""
     for name in ("n1", "n5", "n6"):
         job = cluster.node(name, environment={VARIABLE: "commit.checked@4~"})
         until(lambda job=job: psutil.Process(job.pid).status() == psutil.STATUS_STOPPED, cluster)  # type: ignore[misc]
-        if cluster.store_is_free():
+        if cluster.store_is_writable():
             return name, job
         cluster.jobs.pop(name).kill()
     raise AssertionError("each of three was writing to the meta store at that moment")
@@ -213,27 +213,27 @@ def on_kafka() -> str:
 
 def on_pulsar() -> str:
     broker = running_brokers.pulsar()
-    return f"{broker.base}/{uuid.uuid4().hex}?admin={broker.admin}"
+    return f"{broker.namespace_url}/{uuid.uuid4().hex}?admin={broker.admin_url}"
 
 
 @contextmanager
 def appending_nodes(
     folder: Path, url: str, meta: str = ""
-) -> Iterator[tuple[Settings, Client, Collection, Cluster, Stream]]:
+) -> Iterator[tuple[Settings, Client, CollectionInfo, LocalCluster, Stream]]:
     """A stream of rows on a broker whose PChannels two nodes, n1 and n2, have come to have, with etcd as the meta store."""
     meta = meta or f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
     with streaming(folder, 4, log=url, meta_store=meta) as (settings, client, collection, cluster, stream):
         until(lambda: stream.failed() or stream.count > 0, cluster)
-        assert client.append.places.known() == {}  # a deployment of one node: everything goes to the log's server
+        assert client.append.router.known() == {}  # a deployment of one node: everything goes to the log's server
         cluster.coordinator()
         for name in ("n1", "n2"):
             cluster.node(name)
         cluster.wait_owned({"n1", "n2"}, pchannels=4, deadline=WAIT)
-        until(lambda: stream.failed() or len(set(client.append.places.known().values())) == 2, cluster)
+        until(lambda: stream.failed() or len(set(client.append.router.known().values())) == 2, cluster)
         yield settings, client, collection, cluster, stream
 
 
-def goes_on(stream: Stream, cluster: Cluster) -> None:
+def goes_on(stream: Stream, cluster: LocalCluster) -> None:
     before = stream.count
     until(lambda: stream.failed() or stream.count > before + 60, cluster)
 
@@ -247,19 +247,19 @@ def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(
         terms = {each.name: each.term for each in client.catalog.pchannels()}
         assert min(terms.values()) > 1  # each owner opened one
         cluster.jobs.pop("c1").kill()
-        until(lambda: cluster.store.get(LEADER) is None, cluster)
+        until(lambda: cluster.store.get(LEADER_KEY) is None, cluster)
         goes_on(stream, cluster)  # nobody leads: who has a PChannel has it still
         cluster.coordinator("c2")
         cluster.jobs.pop("n1").kill()
         cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
         goes_on(stream, cluster)
-        until(lambda: stream.failed() or len(set(client.append.places.known().values())) == 1, cluster)
+        until(lambda: stream.failed() or len(set(client.append.router.known().values())) == 1, cluster)
         client.append.restart("dml_0")  # at the log's server, and at the node that has it
         until(lambda: "dml_0 is followed anew" in cluster.jobs["n2"].tail(400), cluster)
         goes_on(stream, cluster)
         stream.stop()
         wait_flushed(settings, client, cluster)
-        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        assert set(cluster.stop().values()) == {0}, cluster.log_tails()
         assert stream.failures == []
         check(settings, client, collection, stream.count)
         # With no node left the log's server appends by itself again.
@@ -271,7 +271,7 @@ def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(
 @pytest.mark.timeout(500)
 def test_nodes_that_append_are_suspended_drained_and_added(tmp_path: Path, log: Callable[[], str]) -> None:
     with appending_nodes(tmp_path, log()) as (settings, client, collection, cluster, stream):
-        moves = Moves(settings, cluster.store, role=APPEND)
+        moves = MoveObserver(settings, cluster.store, role=APPEND)
         moves.start()
         cluster.jobs.pop("n1").kill()
         cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
@@ -282,7 +282,7 @@ def test_nodes_that_append_are_suspended_drained_and_added(tmp_path: Path, log: 
         cluster.suspend("n2")
         cluster.wait_owned({"n3"}, pchannels=4, deadline=WAIT)
         goes_on(stream, cluster)
-        cluster.wake("n2")
+        cluster.resume("n2")
         until(lambda: cluster.session("n2") not in ("", session), cluster)
         control.drain(cluster.store, "n3")
         cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
@@ -290,10 +290,10 @@ def test_nodes_that_append_are_suspended_drained_and_added(tmp_path: Path, log: 
         stream.stop()
         wait_flushed(settings, client, cluster)
         moves.stop()
-        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        assert set(cluster.stop().values()) == {0}, cluster.log_tails()
         assert stream.failures == []
         check(settings, client, collection, stream.count)
-        assert {"lost", "drain"} <= {move.cause for move in moves.found()}
+        assert {"lost", "drain"} <= {move.cause for move in moves.observed()}
 
 
 class Reader(threading.Thread):
@@ -318,7 +318,7 @@ class Reader(threading.Thread):
         except BaseException as error:  # the test looks at it
             self.failures.append(error)
 
-    def stop(self, count: int, cluster: Cluster) -> None:
+    def stop(self, count: int, cluster: LocalCluster) -> None:
         """Behind all that was appended."""
         until(lambda: bool(self.failures) or len(self.ids) == count, cluster)
         self._ended.set()
@@ -327,7 +327,7 @@ class Reader(threading.Thread):
         assert self.ids == set(range(count))
 
 
-def lose_the_store(server: Broker, cluster: Cluster, names: tuple[str, ...]) -> None:
+def lose_the_store(server: LocalServer, cluster: LocalCluster, names: tuple[str, ...]) -> None:
     """Kill the meta store and start it again: at once, and once more when the nodes' sessions have ended."""
     server.kill()
     server.start()
@@ -339,7 +339,7 @@ def lose_the_store(server: Broker, cluster: Cluster, names: tuple[str, ...]) -> 
     cluster.wait_owned(set(names), pchannels=PCHANNELS, deadline=WAIT)
 
 
-def _ends(cluster: Cluster, name: str) -> int:
+def _ends(cluster: LocalCluster, name: str) -> int:
     return cluster.jobs[name].tail(10_000).count("the session of this node has ended")
 
 
@@ -347,10 +347,10 @@ def _ends(cluster: Cluster, name: str) -> int:
 @pytest.mark.parametrize("kind", [EtcdServer, MariaDbServer])
 @pytest.mark.timeout(560)
 def test_the_meta_store_is_killed_under_a_running_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[..., Broker]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[..., LocalServer]
 ) -> None:
     with kind(tmp_path / "meta", settings=Settings()).start() as server:
-        for name, value in server.login.items():
+        for name, value in server.client_environment.items():
             monkeypatch.setenv(name, value)
         with streaming(tmp_path, PCHANNELS, meta_store=server.url) as (settings, client, collection, cluster, stream):
             reader = Reader(client)
@@ -368,9 +368,9 @@ def test_the_meta_store_is_killed_under_a_running_cluster(
             assert stream.failures == []
             reader.stop(stream.count, cluster)
             wait_flushed(settings, client, cluster)
-            assert set(cluster.stop().values()) == {0}, cluster.tails()
+            assert set(cluster.stop().values()) == {0}, cluster.log_tails()
             check(settings, client, collection, stream.count)
-            assert set(known_groups(settings)) == {"readers"}, "it stands in the meta store"
+            assert set(read_group_positions(settings)) == {"readers"}, "it stands in the meta store"
 
 
 @pytest.mark.slow
@@ -386,7 +386,7 @@ def test_etcd_is_killed_and_compacted_under_nodes_that_append(tmp_path: Path) ->
             """All the time up to the newest revision: each follower that is not at that takes everything anew."""
             while not ended.wait(0.1):
                 with contextlib.suppress(MillraceError):
-                    cluster.store.compact(cluster.store.list(CHANNELS).revision)
+                    cluster.store.compact(cluster.store.list(CHANNEL_PREFIX).revision)
 
         compacting = threading.Thread(target=compact)
         compacting.start()
@@ -396,14 +396,14 @@ def test_etcd_is_killed_and_compacted_under_nodes_that_append(tmp_path: Path) ->
             cluster.jobs.pop("n1").kill()
             cluster.wait_owned({"n2"}, pchannels=PCHANNELS, deadline=WAIT)
             goes_on(stream, cluster)
-            until(lambda: len(set(client.append.places.known().values())) == 1, cluster)
+            until(lambda: len(set(client.append.router.known().values())) == 1, cluster)
         finally:
             ended.set()
             compacting.join()
         stream.stop()
         assert stream.failures == []
         wait_flushed(settings, client, cluster)
-        assert set(cluster.stop().values()) == {0}, cluster.tails()
+        assert set(cluster.stop().values()) == {0}, cluster.log_tails()
         check(settings, client, collection, stream.count)
 
 
@@ -415,7 +415,7 @@ def test_backups_and_restores_beside_moves_are_whole(tmp_path: Path) -> None:
         for name in ("n1", "n2"):
             cluster.node(name)
         cluster.wait_owned({"n1", "n2"}, pchannels=PCHANNELS, deadline=WAIT)
-        moves = Moves(settings, cluster.store)
+        moves = MoveObserver(settings, cluster.store)
         moves.start()
         ended = threading.Event()
         to_and_fro = threading.Thread(target=drain_in_turn, args=(cluster, ("n1", "n2"), ended))
@@ -434,8 +434,8 @@ def test_backups_and_restores_beside_moves_are_whole(tmp_path: Path) -> None:
         stream.stop()
         wait_flushed(settings, client, cluster)
         moves.stop()
-        assert set(cluster.stop().values()) == {0}, cluster.tails()
-        assert len(list(moves.found())) >= PCHANNELS, "nothing moved beside them"
+        assert set(cluster.stop().values()) == {0}, cluster.log_tails()
+        assert len(list(moves.observed())) >= PCHANNELS, "nothing moved beside them"
         check(settings, client, collection, stream.count)
         assert all(rows >= before for before, rows in copies)
         for before, folder in made:
@@ -443,7 +443,7 @@ def test_backups_and_restores_beside_moves_are_whole(tmp_path: Path) -> None:
             restore_backup(there, folder)
             try:
                 with Client.connect(there) as other:
-                    catch_up(there, other.log)
+                    ingest_to_end(there, other.log)
                     ids = other.read("rows").column("id").to_pylist()
             finally:
                 end_server(there)
@@ -452,7 +452,7 @@ def test_backups_and_restores_beside_moves_are_whole(tmp_path: Path) -> None:
             assert set(range(before)) <= set(ids) <= set(range(stream.count))
 
 
-def drain_in_turn(cluster: Cluster, names: tuple[str, str], ended: threading.Event) -> None:
+def drain_in_turn(cluster: LocalCluster, names: tuple[str, str], ended: threading.Event) -> None:
     """Have one node emptied, then the other, until `ended`; both are there in the end."""
     turns = itertools.cycle([names, names[::-1]])
     while not ended.is_set():
@@ -489,6 +489,6 @@ def test_a_driver_of_spark_is_a_node_as_another_one(tmp_path: Path) -> None:
         cluster.wait_owned({"n3"}, pchannels=4, deadline=WAIT)
         stream.stop()
         wait_flushed(settings, client, cluster)
-        assert cluster.stop()["n1"] == 0, cluster.tails()
+        assert cluster.stop()["n1"] == 0, cluster.log_tails()
         check(settings, client, collection, stream.count)
         assert settings.spark_checkpoint_path("streaming-node@n1").exists()

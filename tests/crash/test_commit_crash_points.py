@@ -16,7 +16,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.failpoint import VARIABLE, parse
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.tables.wal.table import WalTable
-from millrace.wal.digest import digest
+from millrace.wal.digest import digest_rows
 from tests.crash.commit_once import commit_once
 from tests.node.log_samples import accepted, opening, rejected, tick
 
@@ -76,7 +76,7 @@ def test_every_row_is_there_once_wherever_the_node_died(tmp_path: Path, place: s
     ids = set(zip(*(content.column(name).to_pylist() for name in ("pchannel", "entry", "ordinal")), strict=True))
     assert content.num_rows == len(ids) == rows
     totals = [table.position(name).totals for name in PCHANNELS]
-    assert digest(content) == totals[0].digest + totals[1].digest
+    assert digest_rows(content) == totals[0].digest + totals[1].digest
 
 
 def test_a_node_that_never_died_made_the_same_rows(tmp_path: Path) -> None:

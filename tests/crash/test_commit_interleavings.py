@@ -15,11 +15,11 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.base.errors import MillraceError
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangeReport
-from millrace.node.range.definition import CommitResult
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestReport
+from millrace.node.range_loop.definition import CommitResult
 from millrace.tables.wal.table import WalTable
-from millrace.wal.digest import digest
+from millrace.wal.digest import digest_rows
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
 
 PATIENCE = 20.0
@@ -28,13 +28,13 @@ PATIENCE = 20.0
 class Actor:
     """A committer in a thread that runs only while it is given a step."""
 
-    def __init__(self, table: Path, ranges: Sequence[RangeReport]) -> None:
+    def __init__(self, table: Path, ranges: Sequence[IngestReport]) -> None:
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
-        self.result: CommitResult[RangeReport] | None = None
+        self.result: CommitResult[IngestReport] | None = None
         self.error: BaseException | None = None
         self.steps = 0
         # Each has a handle from before anybody committed: the stalest snapshot there can be.
-        self._committer = Committer(WalTable.open(table), seam=self._seam)
+        self._committer = WalCommitter(WalTable.open(table), seam=self._seam)
         self._thread = threading.Thread(target=self._run, args=(ranges,), daemon=True)
         self._thread.start()
 
@@ -53,7 +53,7 @@ class Actor:
             self._stopped.release()
             assert self._go.acquire(timeout=PATIENCE)
 
-    def _run(self, ranges: Sequence[RangeReport]) -> None:
+    def _run(self, ranges: Sequence[IngestReport]) -> None:
         assert self._go.acquire(timeout=PATIENCE)
         try:
             self.result = self._committer.commit(ranges)
@@ -62,35 +62,35 @@ class Actor:
         self._stopped.release()
 
 
-Ranges = Callable[[Path], tuple[list[RangeReport], list[RangeReport]]]
+Ranges = Callable[[Path], tuple[list[IngestReport], list[IngestReport]]]
 
 
-def same_first_range(path: Path) -> tuple[list[RangeReport], list[RangeReport]]:
+def same_first_range(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
     base = WalTable.open(path).position("p0")
     return [inserts(path, base, 1, 2)], [inserts(path, base, 1, 2)]
 
 
-def ranges_of_different_length(path: Path) -> tuple[list[RangeReport], list[RangeReport]]:
+def ranges_of_different_length(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
     base = WalTable.open(path).position("p0")
     return [inserts(path, base, 1, 2, 3)], [inserts(path, base, 1, 2)]
 
 
-def same_later_range(path: Path) -> tuple[list[RangeReport], list[RangeReport]]:
+def same_later_range(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
     table = WalTable.open(path)
-    Committer(WalTable.open(path)).commit([inserts(path, table.position("p0"), 1)])
+    WalCommitter(WalTable.open(path)).commit([inserts(path, table.position("p0"), 1)])
     table.refresh()
     base = table.position("p0")
     return [inserts(path, base, 2, 3)], [inserts(path, base, 2, 3)]
 
 
-def rejections_alone(path: Path) -> tuple[list[RangeReport], list[RangeReport]]:
+def rejections_alone(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
     base = WalTable.open(path).position("p0")
     return [write_range(path, base, outcome(base, rejections=[rejection(1)]))], [
         write_range(path, base, outcome(base, rejections=[rejection(1)]))
     ]
 
 
-def one_shares_a_pchannel_with_the_other(path: Path) -> tuple[list[RangeReport], list[RangeReport]]:
+def one_shares_a_pchannel_with_the_other(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
     bases = WalTable.open(path).positions(["p0", "p1", "p2"])
     return [inserts(path, bases["p0"], 1), inserts(path, bases["p1"], 1)], [
         inserts(path, bases["p1"], 1),
@@ -98,12 +98,12 @@ def one_shares_a_pchannel_with_the_other(path: Path) -> tuple[list[RangeReport],
     ]
 
 
-def both_share_all_pchannels(path: Path) -> tuple[list[RangeReport], list[RangeReport]]:
+def both_share_all_pchannels(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
     bases = WalTable.open(path).positions(["p0", "p1"])
     return [inserts(path, base, 1) for base in bases.values()], [inserts(path, base, 1) for base in bases.values()]
 
 
-def nothing_shared(path: Path) -> tuple[list[RangeReport], list[RangeReport]]:
+def nothing_shared(path: Path) -> tuple[list[IngestReport], list[IngestReport]]:
     bases = WalTable.open(path).positions(["p0", "p1"])
     return [inserts(path, bases["p0"], 1)], [inserts(path, bases["p1"], 1)]
 
@@ -137,7 +137,7 @@ def _check(path: Path, actors: Sequence[Actor]) -> None:
         rows = content.filter(_is(content, item.pchannel))
         kinds = rows.column("kind").to_pylist()
         assert kinds.count("state") == 1
-        assert digest(rows.filter([kind != "state" for kind in kinds])) == position.totals.digest
+        assert digest_rows(rows.filter([kind != "state" for kind in kinds])) == position.totals.digest
         entries = [
             entry for entry, kind in zip(rows.column("entry").to_pylist(), kinds, strict=True) if kind != "state"
         ]
@@ -181,7 +181,7 @@ def test_a_zombie_that_wakes_up_after_its_successor_changes_nothing(tmp_path: Pa
     base = WalTable.open(path).position("p0")
     zombie = Actor(path, [inserts(path, base, 1, 2)])
     zombie.step()  # it has checked, and now sleeps
-    successor = Committer(WalTable.open(path))
+    successor = WalCommitter(WalTable.open(path))
     for entries in ((1, 2), (3,), (4, 5)):
         assert successor.commit([inserts(path, successor.table.position("p0"), *entries)]).committed
     while not zombie.finished:
@@ -198,8 +198,8 @@ def test_a_zombie_with_a_fresh_handle_and_an_old_base_changes_nothing(tmp_path: 
     path = Path(WalTable.create(tmp_path / "wal").uri)
     base = WalTable.open(path).position("p0")
     late = inserts(path, base, 1)
-    Committer(WalTable.open(path)).commit([inserts(path, base, 1, 2)])
-    result = Committer(WalTable.open(path)).commit([late])
+    WalCommitter(WalTable.open(path)).commit([inserts(path, base, 1, 2)])
+    result = WalCommitter(WalTable.open(path)).commit([late])
     assert result.fenced == (late,)
     assert WalTable.open(path).position("p0").last_tick == message(2)["time_tick"], "a lower tick never goes over it"
 
@@ -210,7 +210,7 @@ def test_many_commits_of_two_committers_at_once_lose_none(tmp_path: Path) -> Non
     errors: list[MillraceError] = []
 
     def work(pchannels: Sequence[str]) -> None:
-        committer = Committer(WalTable.open(path), checkpoint_commits=7)
+        committer = WalCommitter(WalTable.open(path), checkpoint_commits=7)
         done = dict.fromkeys(pchannels, 0)
         while min(done.values()) < rounds:
             bases = committer.table.positions(pchannels)

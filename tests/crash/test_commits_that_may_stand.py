@@ -15,18 +15,18 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri
 from millrace.operations.checkpoint.run import checkpoint
-from millrace.operations.checkpoint.store import checkpoints_uri
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
-from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.results import record_run
 from millrace.runtime.progress import Progress
 from millrace.tables.collections.bases import bases_uri
-from millrace.tables.collections.table import deletes_uri, rows_uri
-from millrace.tables.quality_state import results_uri
+from millrace.tables.collections.data_tables import deletes_uri, rows_uri
+from millrace.tables.quality_state import quality_results_uri
 from tests.operations.conftest import short as short
 from tests.operations.conftest import things as things
 from tests.operations.log_maker import Things
@@ -75,7 +75,7 @@ def rewritten(things: Things) -> None:
 
 def recorded(things: Things) -> None:
     check = Check("ticks-increase", "expect_column_values_to_be_between", {"column": "tick_step"}, "ticks increase")
-    record_run(things.settings, "run", [TableOutcome("wal", {}, (Outcome(check, success=True, unexpected=0),))])
+    record_run(things.settings, "run", [TableCheckResult("wal", {}, (CheckResult(check, success=True, unexpected=0),))])
 
 
 def checkpointed(things: Things) -> None:
@@ -83,15 +83,15 @@ def checkpointed(things: Things) -> None:
 
 
 def flushed(things: Things) -> None:
-    flush(things.settings)
+    flush_to_end(things.settings)
 
 
 WORK: dict[str, tuple[Callable[[Settings], Path], Callable[[Things], None]]] = {
     "flush: rows": (lambda settings: Path(rows_uri(settings, 1)), flushed),
     "flush: deletes": (lambda settings: Path(deletes_uri(settings, 1)), flushed),
     "compaction": (lambda settings: Path(rows_uri(settings, 1)), rewritten),
-    "checkpoint": (lambda settings: Path(checkpoints_uri(settings)), checkpointed),
-    "quality": (lambda settings: Path(results_uri(settings)), recorded),
+    "checkpoint": (lambda settings: Path(recovery_checkpoints_uri(settings)), checkpointed),
+    "quality": (lambda settings: Path(quality_results_uri(settings)), recorded),
 }
 
 

@@ -16,10 +16,10 @@ from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
 from millrace.client.produce.rows import conform, split_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.operations.backfill.importing import append_imports
-from millrace.operations.backfill.staged import StagingFolder
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.operations.backfill.importer import append_imports
+from millrace.operations.backfill.staging_folder import StagingFolder
 from millrace.rpc.discovery import read_record
 from millrace.runtime.progress import Progress
 from tests.waiting import until
@@ -54,7 +54,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, s
         local.catalog.create_collection("users", SCHEMA, vchannels=2)
         for first in range(0, ROWS // 2, 250):
             insert(local, first, first + 250)
-            catch_up(settings, local.log)
+            ingest_to_end(settings, local.log)
     record = read_record(settings.log_path)
     assert record is not None
     return settings, record.address
@@ -108,8 +108,8 @@ def test_changes_elsewhere_come_once_though_the_server_is_killed(served: tuple[S
         for vchannel, partition_id, batch in split_rows(conform(big, users), users, None, None):
             folder.add(vchannel, partition_id, batch)
         append_imports(local, folder.publish({}), replace=False, progress=Progress())
-        catch_up(settings, local.log)
-        flush(settings)
+        ingest_to_end(settings, local.log)
+        flush_to_end(settings)
         insert(local, ROWS // 2, ROWS)
     seen: list[int] = []
 

@@ -18,11 +18,11 @@ import pytest
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog_sync import chain_definitions, reconcile
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.follow import followed, held
-from millrace.coord.store import Store
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 
 PATIENCE = 20.0
@@ -91,13 +91,13 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[]
     numbers = itertools.count()
     first, log = Settings(data_dir=folder / "first", cache_dir=folder), ChainLog()
     with pytest.MonkeyPatch.context() as patch:
-        made = Store.__init__
+        made = CatalogStore.__init__
 
-        def unsynced(self: Store, path: Path, **given: Any) -> None:
+        def unsynced(self: CatalogStore, path: Path, **given: Any) -> None:
             made(self, path, **given)
-            self._db.rows("pragma synchronous=off")
+            self._db.execute("pragma synchronous=off")
 
-        patch.setattr(Store, "__init__", unsynced)
+        patch.setattr(CatalogStore, "__init__", unsynced)
         with Coordinator(first, log=log, append=log) as coordinator:  # type: ignore[arg-type]
             coordinator.ensure_pchannels(1)
             coordinator.create_collection("c", SCHEMA)
@@ -114,7 +114,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[]
 
 
 def add(name: str) -> Call:
-    return lambda coordinator: coordinator.alter("c", [Add(FieldSpec(name, "string", True))])
+    return lambda coordinator: coordinator.alter("c", [AddField(FieldSpec(name, "string", True))])
 
 
 def partition(name: str) -> Call:
@@ -182,7 +182,7 @@ def check(settings: Settings, log: ChainLog, actors: Sequence[Actor], allowed: s
         assert after.resume() == 0, "nothing is left under way"
         assert after.differences() == []
         for each in after.collections():
-            assert followed(each, held(each, log.definitions)) == each
+            assert reconcile(each, chain_definitions(each, log.definitions)) == each
             assert len({spec.name for spec in each.schema.fields}) == len(each.schema.fields)
         fields = {spec.name for each in after.collections() for spec in each.schema.fields}
         for actor, name in zip(actors, ("x", "y"), strict=True):

@@ -15,10 +15,10 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.coord.appending import OneByOne
+from millrace.coord.append_port import SingleEntryAppender
 from millrace.coord.broadcast.task import TaskState
+from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.store import Store
 from millrace.message.schema import FieldSpec
 from tests.coord.ddl_rig import SCHEMA
 
@@ -45,7 +45,7 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
     processes = [start(client.settings, number, point) for number, point in enumerate(["", "", *dying])]
     ended = [process.wait(timeout=120) for process in processes]
     assert ended == [0, 0, *[-signal.SIGKILL] * 4]
-    append = OneByOne(client.append, client.settings.append_deadline)
+    append = SingleEntryAppender(client.append, client.settings.append_deadline)
     with Coordinator(client.settings, log=client.log, append=append) as coordinator:
         coordinator.resume()
         assert coordinator.differences() == []
@@ -54,8 +54,8 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
     assert {f"f{number}_{turn}" for number in (0, 1) for turn in range(TURNS)} <= fields
     assert {f"shared{turn}" for turn in range(TURNS)} <= set(found.partitions)
     assert len(set(found.partitions.values())) == len(found.partitions)
-    with Store(client.settings.data_dir / "coord" / "coord.db") as store:
-        assert store.broadcasts.open() == []
+    with CatalogStore(client.settings.data_dir / "coord" / "coord.db") as store:
+        assert store.broadcasts.open_tasks() == []
 
 
 def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(client: Client, tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(clien
     client.append.service.shutdown()
     with Client.connect(client.settings) as again:
         again.append.service.ping()
-        with Store(client.settings.data_dir / "coord" / "coord.db") as store:
+        with CatalogStore(client.settings.data_dir / "coord" / "coord.db") as store:
             end = time.monotonic() + 60
-            while store.broadcasts.open():
-                assert time.monotonic() < end, store.broadcasts.open()
+            while store.broadcasts.open_tasks():
+                assert time.monotonic() < end, store.broadcasts.open_tasks()
                 threading.Event().wait(0.05)
             assert store.collection("c").schema.fields[-1] == FieldSpec("f0_0", "string", True)
 
@@ -77,11 +77,11 @@ def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(clien
 def test_what_a_killed_process_left_is_completed_by_the_server_that_runs(client: Client, point: str) -> None:
     process = start(client.settings, 0, point)
     assert process.wait(timeout=60) == -signal.SIGKILL
-    with Store(client.settings.data_dir / "coord" / "coord.db") as store:
-        (left,) = store.broadcasts.open()
+    with CatalogStore(client.settings.data_dir / "coord" / "coord.db") as store:
+        (left,) = store.broadcasts.open_tasks()
         end = time.monotonic() + 60
-        while store.broadcasts.open():
-            assert time.monotonic() < end, store.broadcasts.open()
+        while store.broadcasts.open_tasks():
+            assert time.monotonic() < end, store.broadcasts.open_tasks()
             threading.Event().wait(0.05)
         done = store.broadcasts.task(left.id)
         assert done is not None

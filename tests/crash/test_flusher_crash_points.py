@@ -21,11 +21,11 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add, Relax, Rename, apply_all
-from millrace.node.flush.in_process import flush
+from millrace.message.schema_changes import AddField, MakeNullable, RenameField, apply_changes
+from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
-from millrace.tables.collections.table import deletes_uri, rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.client.medium import Medium
 from tests.tables.wal_maker import Collection, WalMaker
@@ -38,7 +38,7 @@ class _Died(BaseException):
     """Ends a flusher where it stands."""
 
 
-CHANGES = [Add(FieldSpec("extra", "int64", True)), Rename("body", "text"), Relax("text")]
+CHANGES = [AddField(FieldSpec("extra", "int64", True)), RenameField("body", "text"), MakeNullable("text")]
 """A column that comes, one whose field has another name, and the same that may be null from then on."""
 
 
@@ -71,7 +71,7 @@ class Deployment:
                 collection.append(vchannel, collection.imported(files, vchannel=vchannel, replace=bool(number)))
                 collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
             if number == 0:
-                collection.schema = apply_all(collection.schema, CHANGES)
+                collection.schema = apply_changes(collection.schema, CHANGES)
                 collection.schema_version = 2
                 for vchannel in collection.vchannels:
                     change = builders.schema_change(
@@ -116,7 +116,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 @pytest.fixture(scope="module")
 def clean(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[Any]]:
     settings = deployment.copy(tmp_path_factory.mktemp("clean"))
-    flush(settings, max_bytes=RANGE_BYTES)
+    flush_to_end(settings, max_bytes=RANGE_BYTES)
     return contents(settings)
 
 
@@ -135,7 +135,7 @@ def stopping_at(number: int, act: Callable[[], object]) -> Callable[[str], None]
 def places(deployment: Deployment, folder: Path) -> list[str]:
     """Every place a clean run comes by."""
     names: list[str] = []
-    flush(deployment.copy(folder), max_bytes=RANGE_BYTES, seam=names.append)
+    flush_to_end(deployment.copy(folder), max_bytes=RANGE_BYTES, seam=names.append)
     return names
 
 
@@ -153,10 +153,10 @@ def test_a_flusher_that_dies_between_any_two_commits_is_made_good_by_the_next(
         before = read_arrow(settings, 1).to_pylist()
         seam = stopping_at(number, die)
         with pytest.raises(_Died):
-            flush(settings, max_bytes=RANGE_BYTES, seam=seam)
+            flush_to_end(settings, max_bytes=RANGE_BYTES, seam=seam)
         key = str
         assert sorted(read_arrow(settings, 1).to_pylist(), key=key) == sorted(before, key=key), f"read after {name}"
-        flush(settings, max_bytes=RANGE_BYTES)
+        flush_to_end(settings, max_bytes=RANGE_BYTES)
         assert contents(settings) == clean, f"died at {name} ({number})"
         shutil.rmtree(tmp_path / str(number))
 
@@ -168,8 +168,8 @@ def test_a_flusher_fenced_at_any_point_by_another_changes_nothing(
     names = places(deployment, tmp_path / "names")
     for number, name in enumerate(names):
         settings = deployment.copy(tmp_path / str(number))
-        seam = stopping_at(number, partial(flush, settings))
-        flush(settings, max_bytes=RANGE_BYTES, seam=seam)
+        seam = stopping_at(number, partial(flush_to_end, settings))
+        flush_to_end(settings, max_bytes=RANGE_BYTES, seam=seam)
         assert contents(settings) == clean, f"another flusher at {name} ({number})"
         shutil.rmtree(tmp_path / str(number))
 
@@ -179,7 +179,7 @@ def test_a_flush_that_counts_is_on_the_disk_with_its_files(
 ) -> None:
     settings = deployment.copy(tmp_path)
     medium = Medium(monkeypatch)
-    flush(settings)
+    flush_to_end(settings)
     for path in (
         Path(rows_uri(settings, 1)),
         Path(deletes_uri(settings, 1)),
@@ -196,7 +196,7 @@ def test_a_flush_that_counts_is_on_the_disk_with_its_files(
 def test_what_a_fenced_flusher_wrote_is_gone_and_what_is_live_is_there(deployment: Deployment, tmp_path: Path) -> None:
     number = places(deployment, tmp_path / "names").index("flush.deletes")
     settings = deployment.copy(tmp_path / "two")
-    flush(settings, seam=stopping_at(number, lambda: flush(settings)))
+    flush_to_end(settings, seam=stopping_at(number, lambda: flush_to_end(settings)))
     for path in (
         Path(rows_uri(settings, 1)),
         Path(deletes_uri(settings, 1)),
@@ -228,6 +228,6 @@ def test_a_killed_process_leaves_what_the_next_one_completes(
     env["PYTHONPATH"] = str(Path(millrace.__file__).resolve().parent.parent)
     killed = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60)
     assert killed.returncode == -9, killed.stderr.decode()
-    flush(settings)
+    flush_to_end(settings)
     assert contents(settings) == clean
     assert read_segments(open_table(Path(settings.segments_uri))).num_rows

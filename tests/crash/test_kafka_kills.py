@@ -13,9 +13,9 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.log.registry import open_service
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangeReport, run_range
-from millrace.node.range.schedule import START
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestReport, run_ingest
+from millrace.node.range_loop.schedule import START
 from millrace.tables.wal.table import WalTable
 from tests.conformance.reading import read_all
 from tests.crash.kafka_rig import Appender, Follower, wait_for
@@ -79,13 +79,13 @@ class Node:
         self.path = Path(WalTable.create(folder / "wal").uri)
         self.planner = log_schedule(self.service, WalTable.open(self.path), parked=folder / "parked")
 
-    def work(self) -> list[RangeReport]:
+    def work(self) -> list[IngestReport]:
         """Run the next micro-batch; its reports."""
-        plans = self.planner.plan(self.planner.latest(START))
-        return [run_range(plan, log=self.service.open(plan.base.pchannel), table=self.path) for plan in plans]
+        plans = self.planner.plan(self.planner.next_offset(START))
+        return [run_ingest(plan, log=self.service.open(plan.base.pchannel), table=self.path) for plan in plans]
 
-    def commit(self, reports: list[RangeReport]) -> None:
-        Committer(WalTable.open(self.path)).commit(reports)
+    def commit(self, reports: list[IngestReport]) -> None:
+        WalCommitter(WalTable.open(self.path)).commit(reports)
 
     def close(self) -> None:
         self.planner.close()

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 import millrace.testing
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.failpoint import VARIABLE
 
 ROWS = 600
@@ -48,10 +48,10 @@ def test_a_load_that_is_killed_and_begun_again_has_each_row_once(tmp_path: Path,
             assert run(f"{place}@{dice.randint(1, 4)}").returncode == -9
         began = json.loads(journal.read_text())["place"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            until(
+            poll_until(
                 lambda: json.loads(journal.read_text())["place"] != began or process.poll() is not None,
                 Deadline.after(60),
-                every=dice.uniform(0.0005, 0.01),
+                interval=dice.uniform(0.0005, 0.01),
             )
             process.kill()
         ended = run()
@@ -96,7 +96,7 @@ def test_a_load_whose_producer_the_chain_forgot_goes_on_by_the_wal(tmp_path: Pat
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             ) as process:
                 end = Deadline.after(60)
-                while process.poll() is None and not end.over():
+                while process.poll() is None and not end.expired():
                     db.settle()  # the load waits for the WAL to have what it sent
                     end.pause(0.05)
                 process.kill()

@@ -22,9 +22,9 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.ids import LogId
-from millrace.node.range.schedule import START
+from millrace.node.range_loop.schedule import START
 from millrace.rpc.discovery import read_record
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 from millrace.tables.wal.table import WalTable
 from tests import running_brokers
 from tests.crash.commit_loop import commit_what_is_there
@@ -56,7 +56,7 @@ class Deployment:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.writers: list[KeyWriter] = []
-        self.node: Job | None = None
+        self.node: ChildProcess | None = None
         self.node_command = [str(ROOT / "tests/crash/commit_loop.py"), str(settings.data_dir)]
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class Deployment:
 
     def start_node(self) -> None:
         log_file = self.settings.data_dir.parent / "node.log"
-        self.node = Job([sys.executable, *self.node_command], log_file=log_file, env=self.environment())
+        self.node = ChildProcess([sys.executable, *self.node_command], log_file=log_file, env=self.environment())
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join([str(ROOT / "include"), str(ROOT)])
@@ -127,7 +127,7 @@ class Deployment:
             commit_what_is_there(self.settings, client.log, planner)
             positions = WalTable.open(Path(self.settings.wal_uri)).positions(sorted(ends))
             left = {name: end for name, end in ends.items() if (positions[name].position or LogId(0, 0)) < end}
-            if not left or planner.latest(START) is START:
+            if not left or planner.next_offset(START) is START:
                 return
         raise AssertionError(f"not committed in time: {left}")
 

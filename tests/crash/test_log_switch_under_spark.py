@@ -23,7 +23,7 @@ import pytest
 from millrace.base.failpoint import VARIABLE
 from millrace.client.client import Client
 from millrace.storage.table import open_table
-from millrace.tables.collections.table import rows_uri
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.wal.table import WalTable
 from tests import running_brokers
 from tests.crash import kill_rig, switch_oracle
@@ -165,7 +165,7 @@ def kafka() -> str:
 
 def pulsar() -> str:
     broker = running_brokers.pulsar()
-    return f"{broker.base}/switch{uuid4().hex[:12]}?admin={broker.admin}"
+    return f"{broker.namespace_url}/switch{uuid4().hex[:12]}?admin={broker.admin_url}"
 
 
 @pytest.mark.parametrize("moment", [while_the_job_is_down, half_way, under_way])

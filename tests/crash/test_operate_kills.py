@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millrace.testing
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.failpoint import VARIABLE
 from millrace.storage.table import table_at
 from millrace.streams.keyed.in_process import Run
@@ -55,7 +55,7 @@ def kill_others(process: subprocess.Popen[bytes], db: Deployment, dice: random.R
     """SIGKILL Python workers of its tasks and the log's server, one now and then; how many of each were killed."""
     killed, end = {"worker": 0, "server": 0}, Deadline.after(300)
     driver = psutil.Process(process.pid)
-    while process.poll() is None and end.left() > 0:
+    while process.poll() is None and end.remaining() > 0:
         time.sleep(dice.uniform(0.3, 1.5))  # the dice of the test, no wait for anything
         workers = workers_of(driver)
         able = [name for name in killed if killed[name] < times and (workers or name == "server")]
@@ -152,7 +152,7 @@ def test_every_operator_across_kills_of_driver_workers_and_log_server(
                 children[:] = psutil.Process(process.pid).children(recursive=True)
             return process.poll() is not None
 
-        assert until(ended, Deadline.after(240), every=0.2)
+        assert poll_until(ended, Deadline.after(240), interval=0.2)
         assert process.returncode == -signal.SIGKILL, (tmp_path / "said.log").read_text()[-3000:]
         _, alive = psutil.wait_procs(children, timeout=30)  # Spark's JVM ends when its driver is gone
         for each in alive:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import millrace.testing
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.failpoint import VARIABLE
 from millrace.streams.keyed.in_process import Run
 from millrace.testing import Deployment
@@ -125,7 +125,7 @@ def test_content_is_the_same_across_a_kill_of_the_log_server(db: Deployment, tmp
     stream = Stream(db, tmp_path / "stream")
     with stream.begin(point) as process:
         state = psutil.Process(process.pid)
-        assert until(lambda: state.status() == psutil.STATUS_STOPPED, Deadline.after(60), every=0.02)
+        assert poll_until(lambda: state.status() == psutil.STATUS_STOPPED, Deadline.after(60), interval=0.02)
         server = json.loads((db.settings.data_dir / "log" / "server.json").read_text())["pid"]
         os.kill(server, signal.SIGKILL)
         os.kill(process.pid, signal.SIGCONT)

@@ -16,13 +16,13 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.log.rocksmq.service import RocksMQ
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
@@ -121,7 +121,7 @@ def test_what_was_acknowledged_is_there_once(
                     things.collection.append(vchannel, things.collection.delete(keys[:1], vchannel=vchannel))
                     deleted.add(keys[0])
                 things.maker.commit()
-            flush(things.settings)
+            flush_to_end(things.settings)
             short = replace(things.settings, wal_retention=0.001)
             assert checkpoint(short, things.log, CheckpointParams(), Progress()).ok
             compact(things.settings, COMPACTION, Progress())
@@ -134,8 +134,8 @@ def test_what_was_acknowledged_is_there_once(
 
 def _check(settings: Settings, acknowledged: set[int], deleted: set[int]) -> None:
     with RocksMQ(settings.log_path, settings=LOG) as log:
-        catch_up(settings, log)
-        flush(settings)
+        ingest_to_end(settings, log)
+        flush_to_end(settings)
         wal, snapshot = WalTable.open(settings.wal_uri), WalSnapshot.open(settings.wal_uri)
         assert snapshot is not None
         newest = max(position.last_tick for position in wal.positions(wal.pchannels()).values())

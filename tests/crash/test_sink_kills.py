@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import millrace.testing
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.failpoint import VARIABLE
 from millrace.testing import Deployment
 from tests.crash import sink_process
@@ -115,7 +115,7 @@ def test_exactly_once_across_a_kill_of_the_log_server(db: Deployment, tmp_path: 
     stream = Stream(db, tmp_path / "stream", "exactly once")
     with stream.begin(f"{point}@2~") as process:
         state = psutil.Process(process.pid)
-        assert until(lambda: state.status() == psutil.STATUS_STOPPED, Deadline.after(60), every=0.02)
+        assert poll_until(lambda: state.status() == psutil.STATUS_STOPPED, Deadline.after(60), interval=0.02)
         server = json.loads((db.settings.data_dir / "log" / "server.json").read_text())["pid"]
         os.kill(server, signal.SIGKILL)
         os.kill(process.pid, signal.SIGCONT)

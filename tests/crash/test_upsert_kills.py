@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 from millrace.client.client import Client
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.tables.wal.reader import WalSnapshot
 from tests.crash.kill_rig import SCHEMA, check, deployed, wait_for_progress
 
@@ -39,8 +39,8 @@ def test_upserts_among_inserts_are_there_once_whoever_is_killed(tmp_path: Path, 
             producer.kill()
         with Client.connect(settings) as client:
             client.catalog.flush("kills")
-            catch_up(settings, client.log)
-            flush(settings)
+            ingest_to_end(settings, client.log)
+            flush_to_end(settings)
             check(settings, client, deployment.noted(), seed)
             wal = WalSnapshot.open(settings.wal_uri)
             assert wal is not None

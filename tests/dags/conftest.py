@@ -15,8 +15,8 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.runtime.launch.launcher import Launcher
 from tests.airflow_home import HOME, ROOT, database
 
@@ -112,8 +112,8 @@ def client(settings: Settings) -> Iterator[Client]:
     with Client.connect(settings) as made:
         made.catalog.ensure_pchannels(1)
         made.producer().insert(made.catalog.create_collection("c", schema), pa.table({"id": list(range(9))}))
-        catch_up(settings, made.log)
-        flush(settings)
+        ingest_to_end(settings, made.log)
+        flush_to_end(settings)
         yield made
         made.append.service.shutdown()
 

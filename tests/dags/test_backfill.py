@@ -17,10 +17,10 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.backfill.derived import derived_uri
-from millrace.operations.backfill.slices import recorded
+from millrace.operations.backfill.slices import recorded_slices
 from tests.dags.conftest import RunDag, load_dag
 
 START = datetime(2013, 1, 2, tzinfo=UTC)
@@ -43,8 +43,8 @@ def of_flights(settings: Settings) -> Iterator[Settings]:
         rows = flights()
         rows = rows.filter(pc.less(rows["time_hour"], START + timedelta(days=3)))
         client.producer().insert(collection, rows, partition_by="origin")
-        catch_up(settings, client.log)
-        flush(settings)
+        ingest_to_end(settings, client.log)
+        flush_to_end(settings)
         yield settings
         client.append.service.shutdown()
 
@@ -67,14 +67,14 @@ def test_a_day_by_its_interval_then_a_range_by_its_form(of_flights: Settings, ru
     summary = ran.results["summary"]
     assert (summary["planned"], summary["rebuilt"]) == (3, 3)
     assert summary["rows"] == len(_hours(of_flights))
-    assert recorded(of_flights, table="flights_hourly").num_rows == 4
+    assert recorded_slices(of_flights, table="flights_hourly").num_rows == 4
 
 
 @pytest.mark.slow
 def test_a_run_without_an_interval_is_refused_in_words(of_flights: Settings, run_dag: RunDag) -> None:
     ran = run_dag("backfill", logical_date=None)
     assert ran.state == "failed"
-    assert recorded(of_flights).num_rows == 0
+    assert recorded_slices(of_flights).num_rows == 0
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_files_are_loaded_once(
         assert len(ran.results["load"]["loaded"]) > 1
         assert sum(each["rows"] for each in ran.results["load"]["loaded"]) == 4_000
     with Client.connect(of_flights) as client:
-        catch_up(of_flights, client.log)
+        ingest_to_end(of_flights, client.log)
         assert client.read("flights").num_rows == before + 4_000
 
 

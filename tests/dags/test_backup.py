@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from millrace.client.client import Client
-from millrace.operations.backup.manifest import backups
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.manifest import list_backups
+from millrace.operations.backup.restore import restore_backup
 from tests.dags.conftest import RunDag, load_dag
 
 
@@ -25,9 +25,9 @@ def test_a_person_looks_first_and_then_makes_a_backup_that_can_be_restored(
     assert not root.exists()
     done = run_dag("backup", {"to": str(root), "verify": True})
     assert done.tasks == {"backup": "success"}
-    assert [manifest.id for _, manifest in backups(root)] == [done.results["backup"]["id"]]
+    assert [manifest.id for _, manifest in list_backups(root)] == [done.results["backup"]["id"]]
     settings = replace(client.settings, data_dir=tmp_path / "restored")
-    restore(settings, root)
+    restore_backup(settings, root)
     with Client.connect(settings) as restored:
         assert sorted(restored.read("c")["id"].to_pylist()) == list(range(9))
         restored.append.service.shutdown()

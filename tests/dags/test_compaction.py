@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from millrace.base.settings import Settings
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.tables.collections.table import rows_uri
+from millrace.tables.collections.data_tables import rows_uri
 from tests.dags.conftest import RunDag, load_dag
 from tests.operations.test_compaction_beside_writers import Filled, filled, rows
 

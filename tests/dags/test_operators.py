@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.runtime.launch.history import FAILURES, OPERATIONS, history_path, read
+from millrace.runtime.launch.history import FAILURES, OPERATIONS, history_path, read_history
 from millrace.runtime.launch.launcher import Launcher, RunState
 from tests.airflow_home import ROOT
 from tests.dags.conftest import Ran, RunDag
@@ -27,7 +27,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_is_waited_for_and_its_report_is_the_result(run_dag: RunDag, settings: Settings) -> None:
     ran = run_dag("light", {"number": 4, "write": "hello"})
     assert ran == Ran("success", {"run": "success"}, {"run": {"said": "hello since 1970", "number": 8}})
-    (line,) = read(history_path(settings, OPERATIONS))
+    (line,) = read_history(history_path(settings, OPERATIONS))
     assert (line["job"], line["state"]) == ("light", "finished")
     (status,) = Launcher(settings).runs()
     assert (status.state, status.collected) == (RunState.FINISHED, True)
@@ -38,7 +38,7 @@ def test_an_error_that_no_retry_cures_fails_the_task_at_once_and_is_recorded(
 ) -> None:
     ran = run_dag("light", {"fail": "TickTooOld"})
     assert ran.tasks == {"run": "failed"}
-    (failure,) = [line for line in read(history_path(settings, FAILURES)) if line["kind"] == "task"]
+    (failure,) = [line for line in read_history(history_path(settings, FAILURES)) if line["kind"] == "task"]
     assert (failure["dag_id"], failure["task_id"]) == ("light", "run")
     assert "TICK_TOO_OLD: as asked" in failure["error"]["message"]
 
@@ -47,7 +47,7 @@ def test_a_job_that_takes_too_long_is_stopped(run_dag: RunDag, settings: Setting
     assert run_dag("light", {"wait_for": str(tmp_path / "never")}).tasks == {"run": "failed"}
     (status,) = Launcher(settings).runs()
     assert status.state is RunState.STOPPED
-    (failure,) = [line for line in read(history_path(settings, FAILURES)) if line["kind"] == "task"]
+    (failure,) = [line for line in read_history(history_path(settings, FAILURES)) if line["kind"] == "task"]
     assert failure["error"]["code"] == "DEADLINE_EXCEEDED"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.access.grants import MACHINE
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.settings import Settings
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.deploy.deployment import run_id
@@ -32,8 +32,8 @@ def test_a_pipeline_is_kept_by_its_dag(run_dag: RunDag, settings: Settings, tmp_
     flights.send((f"k{number}", {"flight": number}) for number in range(100))
     with open_pipelines(settings, env={}) as store:
         management = Management(settings, store)
-        management.create(MACHINE, flights.id, flights.declared)
-        management.resume(MACHINE, flights.id)
+        management.create(LOCAL_ADMIN, flights.id, flights.declared)
+        management.resume(LOCAL_ADMIN, flights.id)
         management.tend()
         assert not management.deployment.running(flights.id), "its DAG starts it, nobody else"
 
@@ -51,7 +51,7 @@ def test_a_pipeline_is_kept_by_its_dag(run_dag: RunDag, settings: Settings, tmp_
             os.kill(pid, signal.SIGKILL)
             flights.send((f"k{number}", {"flight": number}) for number in range(100, 200))
             documents(200)
-            management.stop(MACHINE, flights.id)
+            management.stop(LOCAL_ADMIN, flights.id)
 
         somebody = threading.Thread(target=meanwhile)
         somebody.start()

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.quality.gate import blocked
 from tests.dags.conftest import RunDag
 from tests.tables.wal_maker import Collection, WalMaker
@@ -26,7 +26,7 @@ def test_a_failed_law_fails_the_run_and_a_person_releases_it(run_dag: RunDag, se
         rows = {"id": keys, "body": ["body"] * 4}
         collection.append(vchannel, collection.insert(rows, vchannel=vchannel))
     maker.commit()
-    flush(settings)
+    flush_to_end(settings)
     ran = run_dag("quality", {"tables": ["checkpoints"]})
     assert (ran.state, ran.results["check"]["passed"]) == ("success", True)
     DeltaTable(str(Path(settings.checkpoints_uri))).update(updates={"term": "-1"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.client.client import Client
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from tests.dags.conftest import RunDag, load_dag
 
 
@@ -18,7 +18,7 @@ def test_a_new_collection_is_made_without_asking(run_dag: RunDag, client: Client
     assert (dry.results["check"]["rows"], dry.tasks["approve"], dry.tasks["restore"]) == (9, "skipped", "skipped")
     ran = run_dag("restore", conf)
     assert (ran.state, ran.tasks["approve"], ran.tasks["restore"]) == ("success", "skipped", "success")
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     assert sorted(client.read("then")["id"].to_pylist()) == list(range(9))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.runtime.launch.history import FAILURES, history_path, read
+from millrace.runtime.launch.history import FAILURES, history_path, read_history
 from millrace.runtime.launch.launcher import Launcher, RunState
 from tests.airflow_home import ROOT
 from tests.dags.conftest import RunDag
@@ -97,7 +97,7 @@ def test_an_error_that_no_restart_cures_fails_the_task(run_dag: RunDag, launcher
     breaker.join()
     assert ran.tasks == {"supervise": "failed"}
     assert launcher.poll(RUN).state is RunState.FAILED
-    (failure,) = [line for line in read(history_path(settings, FAILURES)) if line["kind"] == "task"]
+    (failure,) = [line for line in read_history(history_path(settings, FAILURES)) if line["kind"] == "task"]
     assert "WAL_GAP: rows are missing" in failure["error"]["message"]
 
 

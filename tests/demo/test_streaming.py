@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from millrace.demo.streaming.checking import Batches, Checked, compare, flights_of, plain
-from millrace.demo.streaming.feed import LATE_EVERY, reported, weather
-from millrace.demo.streaming.questions import HOURS, QUESTIONS, WEATHER, Question
+from millrace.demo.streaming.duckdb_check import CheckpointBatches, CheckResult, compare, flights_of, without_time_zones
+from millrace.demo.streaming.feed import LATE_EVERY, flights_by_report_time, weather
+from millrace.demo.streaming.queries import HOURS, QUERIES, WEATHER, DemoQuery
 from millrace.streams.keyed.durable import DurableRun
 from millrace.streams.keyed.in_process import Run
 from millrace.streams.keyed.operator import LATE_BY, REASON, WINDOW
@@ -30,7 +30,7 @@ UTC = pa.timestamp("us", "UTC")
 @cache
 def batched(batches: int = BATCHES) -> tuple[pa.Table, pa.Table]:
     """Flights and weather with the number of the micro-batch that has them, by the times when they are reported."""
-    flights, times = reported(ROWS)
+    flights, times = flights_by_report_time(ROWS)
     table = flights_of(flights)
     ends = np.quantile(times.to_numpy(), np.arange(1, batches) / batches)
     measured = weather()
@@ -38,16 +38,16 @@ def batched(batches: int = BATCHES) -> tuple[pa.Table, pa.Table]:
     until = measured["time_hour"].cast(pa.int64()).to_numpy()
     return (
         table.append_column("batch", pa.array(np.searchsorted(ends, times.to_numpy()))),
-        plain(measured).append_column("batch", pa.array(np.searchsorted(ends, until))),
+        without_time_zones(measured).append_column("batch", pa.array(np.searchsorted(ends, until))),
     )
 
 
-def given(question: Question, flights: pa.Table, measured: pa.Table, count: int) -> Iterator[pa.Table]:
+def given(question: DemoQuery, flights: pa.Table, measured: pa.Table, count: int) -> Iterator[pa.Table]:
     """Batch by batch, `count` of them, as the operator takes them."""
     with duckdb.connect() as asked:
         asked.register("flights", flights)
         asked.register("weather", measured)
-        rows = asked.sql(question.rows).to_arrow_table()
+        rows = asked.sql(question.rows_sql).to_arrow_table()
     rows = rows.set_column(rows.column_names.index("due"), "due", rows["due"].cast(UTC))
     if question is WEATHER:
         for name in ("temp", "visib"):
@@ -56,7 +56,7 @@ def given(question: Question, flights: pa.Table, measured: pa.Table, count: int)
         yield rows.filter(pc.equal(rows["batch"], number)).drop_columns(["batch"])
 
 
-def run(question: Question, *, spoil: str = "", count: int = BATCHES) -> Checked:
+def run(question: DemoQuery, *, spoil: str = "", count: int = BATCHES) -> CheckResult:
     flights, measured = batched(count)
     batches = list(given(question, flights, measured, count))
     ran = Run(question.operator, batches[0].schema, question.delay, shards=2)
@@ -70,36 +70,36 @@ def run(question: Question, *, spoil: str = "", count: int = BATCHES) -> Checked
         late = pa.concat_tables([late.slice(1), late.slice(2, 1)])
     with duckdb.connect() as asked:
         for name, table in (("flights", flights), ("weather", measured), ("answers", answers), ("late", late)):
-            asked.register(name, plain(table))
+            asked.register(name, without_time_zones(table))
         return compare(question, asked, count - 1, 0)
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
-def test_an_operator_and_duckdb_say_the_same_of_each_row(question: Question) -> None:
+@pytest.mark.parametrize("question", QUERIES, ids=lambda each: each.name)
+def test_an_operator_and_duckdb_say_the_same_of_each_row(question: DemoQuery) -> None:
     found = run(question)
-    assert found.right, found
+    assert found.passed, found
     assert found.answers > 50
     assert found.late > ROWS / LATE_EVERY / 2
     assert found.waiting
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda each: each.name)
-def test_rows_of_one_micro_batch_all_wait_for_a_watermark(question: Question) -> None:
+@pytest.mark.parametrize("question", QUERIES, ids=lambda each: each.name)
+def test_rows_of_one_micro_batch_all_wait_for_a_watermark(question: DemoQuery) -> None:
     found = run(question, count=1)
-    assert found.right, found
+    assert found.passed, found
     assert (found.answers, found.late, found.waiting) == (0, 0, found.rows)
 
 
 def test_one_answer_that_is_missing_is_seen() -> None:
     found = run(HOURS, spoil="answers")
-    assert found.differ == 1
-    assert not found.right
+    assert found.mismatches == 1
+    assert not found.passed
 
 
 def test_a_late_row_in_the_place_of_another_is_seen() -> None:
     found = run(HOURS, spoil="late")
-    assert (found.differ, found.late_differ) == (0, 2)
-    assert not found.right
+    assert (found.mismatches, found.late_mismatches) == (0, 2)
+    assert not found.passed
 
 
 def test_a_rows_micro_batch_is_told_by_the_checkpoint_and_the_newest_by_the_table(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_rows_micro_batch_is_told_by_the_checkpoint_and_the_newest_by_the_tabl
         schema = pa.schema([("k", pa.int64()), ("due", pa.int64())])
         ran = DurableRun(str(tmp_path / "answers"), Distinct(("k",), "due"), schema, delay=0)
         assert [ran.batch(number, schema.empty_table()) for number in range(2)] == [True, True]
-        batches = Batches(tmp_path / "checkpoint", str(tmp_path / "answers"))
+        batches = CheckpointBatches(tmp_path / "checkpoint", str(tmp_path / "answers"))
         assert batches.last == 1
-        found = batches.numbered(flights, lambda rows: rows)
+        found = batches.with_batch_numbers(flights, lambda rows: rows)
         assert {row["id"]: row["batch"] for row in found.to_pylist()} == {
             each: min(each // 10, 2) for each in range(30)
         }

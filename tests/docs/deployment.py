@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 
 
 def commit_what_the_logs_hold(client: Client, settings: Settings) -> None:
     """Commit everything that the logs hold now to the ``wal`` table."""
-    catch_up(settings, client.log)
+    ingest_to_end(settings, client.log)
 
 
 @contextmanager
@@ -39,4 +39,4 @@ def streaming(settings: Settings) -> Iterator[None]:
 
 def flush_what_is_committed(settings: Settings) -> None:
     """Flush everything in the ``wal`` table to the collections' tables."""
-    flush(settings)
+    flush_to_end(settings)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 
-from millrace.access.calls import CALLS, MESSAGES, Need, Over
-from millrace.access.grants import Kind
+from millrace.access.grants import ResourceKind
+from millrace.access.permissions import CALL_REQUIREMENTS, MESSAGE_REQUIREMENTS, Requirement, Scope
 from millrace.base.metrics import FAMILIES, NAMESPACE
 from millrace.base.settings import describe
 from millrace.pipelines.api import routes as pipelines
-from millrace.service import cluster, reading
-from millrace.service.application import DESCRIPTION
+from millrace.service import cluster_routes, read_routes
+from millrace.service.application import OPENAPI_CALLS
 from millrace.wal.config import BOUNDS, ChainConfig
 from tests.docs.code_facts import ROOT
 
@@ -37,7 +37,7 @@ def metrics_table() -> str:
     """Return one row for each metric family."""
     text = _row("metric", "kind", "labels", "meaning") + "|---|---|---|---|\n"
     for name, family in FAMILIES.items():
-        text += _row(f"`{NAMESPACE}_{name}`", family.kind, ", ".join(family.labels) or "-", family.words)
+        text += _row(f"`{NAMESPACE}_{name}`", family.kind, ", ".join(family.labels) or "-", family.description)
     return text
 
 
@@ -52,35 +52,37 @@ def thresholds_table() -> str:
 def calls_table() -> str:
     """Return one row for each call of the log server."""
     text = _row("call", "role", "over", "what it does") + "|---|---|---|---|\n"
-    for name, need in CALLS.items():
-        text += _row(f"`{name}`", _roles(need), _over(need), need.words)
+    for name, need in CALL_REQUIREMENTS.items():
+        text += _row(f"`{name}`", _roles(need), _over(need), need.description)
     return text
 
 
 def service_table() -> str:
     """Return one row for each route of the service."""
     text = _row("route", "role", "over", "what it does") + "|---|---|---|---|\n"
-    for name, need in {**DESCRIPTION, **reading.CALLS, **cluster.CALLS, **pipelines.CALLS}.items():
-        text += _row(f"`{name}`", _roles(need), _over(need), need.words)
+    for name, need in {**OPENAPI_CALLS, **read_routes.CALLS, **cluster_routes.CALLS, **pipelines.CALLS}.items():
+        text += _row(f"`{name}`", _roles(need), _over(need), need.description)
     return text
 
 
 def messages_table() -> str:
     """Return one row for each message type."""
     text = _row("type", "role", "over") + "|---|---|---|\n"
-    for kind, need in MESSAGES.items():
-        text += _row(f"`{kind.name}`", _roles(need), "its VChannel" if need.over is Kind.VCHANNEL else _over(need))
+    for kind, need in MESSAGE_REQUIREMENTS.items():
+        text += _row(
+            f"`{kind.name}`", _roles(need), "its VChannel" if need.scope is ResourceKind.VCHANNEL else _over(need)
+        )
     return text
 
 
-def _roles(need: Need) -> str:
+def _roles(need: Requirement) -> str:
     return " or ".join(f"`{role}`" for role in need.roles)
 
 
-def _over(need: Need) -> str:
-    if isinstance(need.over, Kind):
-        return f"that {need.over}"
-    return "any" if need.over is Over.ANYTHING else "all"
+def _over(need: Requirement) -> str:
+    if isinstance(need.scope, ResourceKind):
+        return f"that {need.scope}"
+    return "any" if need.scope is Scope.ANYTHING else "all"
 
 
 TABLES = {

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 import millrace
-from millrace.base.data_folder import NAMES
+from millrace.base.data_folder import KNOWN_ENTRIES
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.operations.backup import deployment
-from millrace.operations.checkpoint.store import checkpoints_uri as recovery_checkpoints_uri
+from millrace.operations.backup import deployment_id
+from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
 from millrace.operations.quality.results import quality_path
 from millrace.tables.collections.bases import bases_uri
 from millrace.tables.read.arrow import read_arrow
@@ -124,11 +124,11 @@ def test_every_folder_of_a_deployment_is_in_the_operating_page(readme: dict[str,
     }
     made |= {Path(bases_uri(Path(settings.wal_uri))).name, Path(trims_uri(Path(settings.wal_uri))).name}
     # What the first backup, and people, add.
-    made |= {deployment.FILE, "inbox"}
+    made |= {deployment_id.DEPLOYMENT_FILE, "inbox"}
     cells = [row[0] for row in table("docs/operating.md", "The data folder")]
     named = {place.strip().split("/")[0] for cell in cells for place in cell.split(",")}
     assert made <= named
-    assert named == NAMES
+    assert named == KNOWN_ENTRIES
 
 
 @pytest.mark.spark

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from millrace.message.expression.kernels import MAX_TEXT
-from millrace.message.expression.rules import MAX_CHECKS, MAX_PARTS
+from millrace.message.expression.rules import MAX_CHECKS, MAX_OPERATIONS
 from millrace.message.expression.tree import FUNCTIONS, MAX_LEVELS, MAX_LITERAL, MAX_NODES
 from tests.docs.pages import python_blocks, table, text
 from tests.docs.test_examples import run
@@ -25,5 +25,5 @@ def test_the_table_names_every_function_and_the_page_every_bound() -> None:
     page = text("docs/expressions.md")
     assert f"at most {MAX_LITERAL:,} characters" in page
     assert f"At most {MAX_NODES} operations in {MAX_LEVELS} levels in one expression, {MAX_CHECKS} checks" in page
-    assert f"{MAX_PARTS:,} operations in a schema" in page
+    assert f"{MAX_OPERATIONS:,} operations in a schema" in page
     assert f"{MAX_TEXT >> 10} KiB" in page

@@ -15,10 +15,10 @@ import pytest
 
 from millrace.base.errors import UnsupportedVersion
 from millrace.base.settings import Settings
-from millrace.catalog.records import FORM, known_collections
+from millrace.catalog.sqlite_file import FORMAT_VERSION, read_collections
 from millrace.client.produce.files import journal
-from millrace.coord.database import Database
-from millrace.operations.backfill import staged
+from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.operations.backfill import staging_folder
 from millrace.operations.restore import records
 from millrace.streams.declare import kept
 from tests.docs.code_facts import PACKAGE
@@ -85,18 +85,18 @@ def restore_under_way(folder: Path) -> Any:
 
 @newer
 def staged_import(folder: Path) -> Any:
-    _json(folder / staged.MANIFEST, version=staged.VERSION + 1)
-    return staged.Manifest.read(folder)
+    _json(folder / staging_folder.MANIFEST, version=staging_folder.VERSION + 1)
+    return staging_folder.StagingManifest.read(folder)
 
 
 @newer
 def journal_of_a_load(folder: Path) -> Any:
-    with journal.opened(folder / "journal", {"rows": 1}) as made:
+    with journal.open_journal(folder / "journal", {"rows": 1}) as made:
         made.save()
     written = json.loads((folder / "journal").read_text())
     _json(folder / "journal", **written | {"version": journal.VERSION + 1})
-    with journal.opened(folder / "journal", {"rows": 1}) as again:
-        return again.place
+    with journal.open_journal(folder / "journal", {"rows": 1}) as again:
+        return again.position
 
 
 @newer
@@ -110,23 +110,23 @@ def declared_stream(folder: Path) -> Any:
 
 def _catalog(folder: Path) -> Path:
     path = folder / "coord" / "coord.db"
-    Database(path).close()
+    CoordinatorDb(path).close()
     with sqlite3.connect(path) as db:
-        assert db.execute("pragma user_version").fetchone() == (FORM,)
-        db.execute(f"pragma user_version = {FORM + 1}")
+        assert db.execute("pragma user_version").fetchone() == (FORMAT_VERSION,)
+        db.execute(f"pragma user_version = {FORMAT_VERSION + 1}")
     db.close()
     return path
 
 
 @newer
 def catalog_that_is_written(folder: Path) -> Any:
-    return Database(_catalog(folder))
+    return CoordinatorDb(_catalog(folder))
 
 
 @newer
 def catalog_that_is_looked_at(folder: Path) -> Any:
     _catalog(folder)
-    return known_collections(folder)
+    return read_collections(folder)
 
 
 @pytest.mark.parametrize("name", NEWER)
@@ -137,12 +137,12 @@ def test_a_newer_version_is_refused_and_not_misread(tmp_path: Path, name: str) -
 
 def test_a_catalog_of_an_earlier_build_is_read_and_gets_a_version(tmp_path: Path) -> None:
     path = tmp_path / "coord" / "coord.db"
-    Database(path).close()
+    CoordinatorDb(path).close()
     with sqlite3.connect(path) as db:
         db.execute("pragma user_version = 0")
     db.close()
-    assert known_collections(tmp_path) == []
-    Database(path).close()
+    assert read_collections(tmp_path) == []
+    CoordinatorDb(path).close()
     with sqlite3.connect(path) as db:
-        assert db.execute("pragma user_version").fetchone() == (FORM,)
+        assert db.execute("pragma user_version").fetchone() == (FORMAT_VERSION,)
     db.close()

@@ -10,8 +10,8 @@ import pytest
 from deltalake import Schema
 
 from millrace.base import errors
-from millrace.runtime.apart.limits import ServiceBusy, TooMuchWork
 from millrace.runtime.child_processes import JobFailed
+from millrace.runtime.sandbox.errors import ServiceBusy, TooMuchWork
 from millrace.tables.collections.flush_tables import CHECKPOINT_COLUMNS, SEGMENT_COLUMNS
 from millrace.tables.wal.table import TABLE_SCHEMA
 from millrace.wal import scanner

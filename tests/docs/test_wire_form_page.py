@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from millrace.base.settings import Settings
-from millrace.catalog.calls import CALLS
+from millrace.catalog.calls import CATALOG_CALLS
 from millrace.client.client import Client
 from millrace.message.types import BEHAVIOUR, MessageType
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.outcome import OUTCOME_SCHEMA
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_a_client_that_knows_the_page_alone_writes_to_the_log_and_reads_it(tmp_p
             )
             assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout)
-            catch_up(settings, client.log)
+            ingest_to_end(settings, client.log)
             rows = client.read("strangers").to_pylist()
         finally:
             client.append.service.shutdown()
@@ -85,6 +85,6 @@ def test_the_table_of_types_has_every_type_with_behaviour_and_its_number() -> No
 
 
 def test_the_coordinators_calls_and_the_columns_of_an_answer_are_those_of_the_code() -> None:
-    assert {row[0].strip("`") for row in cells("**DDL goes through the coordinator**")} == CALLS.keys()
+    assert {row[0].strip("`") for row in cells("**DDL goes through the coordinator**")} == CATALOG_CALLS.keys()
     answer = PAGE[PAGE.index("- a record batch, one row a message") :].split("\n- ")[0]
     assert set(OUTCOME_SCHEMA.names) == set(re.findall(r"`(\w+)`", answer))

@@ -17,9 +17,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from millrace.base.errors import AirflowUnavailable
-from millrace.base.process import Seen
+from millrace.base.process import ProcessInfo
 from millrace.base.settings import Settings
-from millrace.installation.api import AirflowApi
+from millrace.installation.airflow_api import AirflowApi
 from millrace.installation.system import Installation
 
 ROOT: Final = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ class System:
         kill(self.installation.processes())
 
 
-def kill(victims: list[Seen]) -> None:
+def kill(victims: list[ProcessInfo]) -> None:
     """SIGKILL, and wait until they are gone."""
     for each in victims:
         os.kill(each.pid, signal.SIGKILL)
@@ -222,7 +222,7 @@ class Airflow:
         self.api.call("PATCH", path, {"chosen_options": ["Approve"], "params_input": {}})
 
     def pause(self, dag_id: str, paused: bool) -> None:
-        self.api.pause(dag_id, paused)
+        self.api.set_paused(dag_id, paused)
 
     @staticmethod
     def _key(task: dict[str, Any]) -> str:

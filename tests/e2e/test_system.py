@@ -17,7 +17,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.installation.api import AirflowApi
+from millrace.installation.airflow_api import AirflowApi
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.e2e.system import System, said
 
@@ -74,7 +74,7 @@ def test_up_and_kill_9_of_everything_and_up_again_and_down(system: System) -> No
     assert status_of(f"{address}/api/v2/monitor/health") == 200
     api = AirflowApi(address, user="admin", password=password)
     api.login()
-    assert api.knows("streaming")
+    assert api.has_dag("streaming")
     assert not api.import_errors()
     assert status_of(f"{address}/api/v2/dags") == 401
 
@@ -100,7 +100,7 @@ def test_up_and_kill_9_of_everything_and_up_again_and_down(system: System) -> No
     watching = system.popen("up", "--port", "0")  # this one stays, until it is stopped from elsewhere
     try:
         end = time.monotonic() + 600
-        while not (system.installation.running() and system.installation.streaming_runs()):
+        while not (system.installation.running() and system.installation.streaming_job_running()):
             assert watching.poll() is None, watching.communicate()[0]
             assert time.monotonic() < end
             time.sleep(0.5)  # the poll interval of a wait with a deadline

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.quality.gate import blocked
 from tests.e2e.flown import START, days, derived, fly, hourly, read, same_rows, visible
 from tests.e2e.system import Airflow, System, until
@@ -53,9 +53,9 @@ def test_the_streaming_dag_runs_and_all_others_are_known(system: System, airflow
     (running,) = [each for each in airflow.runs("streaming") if each["state"] == "running"]
     assert [each["state"] for each in airflow.tasks("streaming", running["dag_run_id"])] == ["running"]
     for dag_id in ("checkpoint", "recovery", "compaction", "quality", "quality_release", "backfill", "backfill_range"):
-        assert airflow.api.knows(dag_id)
+        assert airflow.api.has_dag(dag_id)
     for dag_id in ("load_files", "restore", "backup"):
-        assert airflow.api.knows(dag_id)
+        assert airflow.api.has_dag(dag_id)
 
 
 def test_a_checkpoint_is_verified_and_the_log_gives_up_what_stands_before_it(
@@ -161,7 +161,7 @@ def test_a_range_is_rebuilt_in_shares_of_its_slices(system: System, airflow: Air
     assert len(airflow.result(dry, "plan")["slices"]) == 3
     assert dry.tasks["rebuild"] == "skipped"
     ran = airflow.run("backfill_range", MOMENTS).succeeded()
-    shares = min(system.settings.places, 3)
+    shares = min(system.settings.spark_slots, 3)
     assert [ran.tasks[f"rebuild[{index}]"] for index in range(shares)] == ["success"] * shares
     assert airflow.result(ran, "summary")["rebuilt"] == 3
     rows, version = derived(system.settings)
@@ -221,8 +221,8 @@ def test_a_backup_of_the_running_system_is_restored_elsewhere_with_every_row(
     system.millrace("backup", "restore", str(tmp_path / "backups"), "--data", str(tmp_path / "again"))
     again = replace(system.settings, data_dir=tmp_path / "again", log_port=0)
     with Client.connect(again) as client:
-        catch_up(again, client.log)
-        flush(again)
+        ingest_to_end(again, client.log)
+        flush_to_end(again)
         found = client.read("flights", deadline=120.0)
         client.append.service.shutdown()
     assert same_rows(found, flown)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.process import Seen, look_at_all
+from millrace.base.process import ProcessInfo, all_processes
 from millrace.installation.system import STREAMING_DAG
 from millrace.runtime.launch.launcher import Launcher, RunStatus
 from tests.e2e.flown import START, days, derived, fly, hourly, read
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.spark, pytest.ma
 def streaming_job(system: System, *, behind: int = 0) -> RunStatus | None:
     """The streaming job, once its queries run; `behind`: an attempt after that one."""
     found = [each for each in Launcher(system.settings).runs() if each.active and each.job == "streaming_node"]
-    there = found and found[0].pid and found[0].attempt > behind and system.installation.streaming_runs()
+    there = found and found[0].pid and found[0].attempt > behind and system.installation.streaming_job_running()
     return found[0] if there else None
 
 
@@ -33,7 +33,7 @@ def pid_of(job: RunStatus) -> int:
     return job.pid
 
 
-def title(process: Seen) -> str:
+def title(process: ProcessInfo) -> str:
     """What a process calls itself; "" where it is gone."""
     try:
         return Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -41,8 +41,8 @@ def title(process: Seen) -> str:
         return ""
 
 
-def session_of(leader: int) -> list[Seen]:
-    return [each for each in look_at_all().values() if each.session == leader]
+def session_of(leader: int) -> list[ProcessInfo]:
+    return [each for each in all_processes().values() if each.session == leader]
 
 
 def batches(system: System) -> float:
@@ -78,7 +78,7 @@ def test_the_worker_that_watches_the_streaming_job_is_killed(system: System, air
     job = until(lambda: streaming_job(system), seconds=300, what="the streaming job runs")
     (run,) = [each for each in airflow.runs(STREAMING_DAG) if each["state"] == "running"]
     (task,) = airflow.tasks(STREAMING_DAG, run["dag_run_id"])
-    everything = look_at_all()
+    everything = all_processes()
     worker = everything[everything[task["pid"]].parent]
     assert "LocalExecutor" in title(worker), title(worker)
     killed = time.time()
@@ -125,7 +125,7 @@ def test_a_jobs_process_and_the_triggerer_are_killed_in_the_middle_of_a_backfill
     until(lambda: system.status()["restarts"] > restarts, seconds=300, what="the keeper starts Airflow anew")
 
     def healthy() -> bool:
-        status = system.status() if system.installation.streaming_runs() else {"healthy": False}
+        status = system.status() if system.installation.streaming_job_running() else {"healthy": False}
         return bool(status["healthy"])
 
     until(healthy, seconds=300, what="the system is healthy again")

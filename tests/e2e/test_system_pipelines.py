@@ -13,7 +13,7 @@ import httpx
 import pytest
 from opensearchpy import OpenSearch
 
-from millrace.base.process import look_at_all
+from millrace.base.process import all_processes
 from millrace.installation.system import STREAMING_DAG
 from millrace.pipelines.deploy.airflow import dag_id
 from millrace.pipelines.deploy.deployment import run_id
@@ -44,7 +44,7 @@ def _told(answer: httpx.Response) -> dict[str, Any]:
 @pytest.fixture
 def flights(system: System, airflow: Airflow, calls: httpx.Client) -> Iterator[Flights]:
     """A topic, an index, and a pipeline of Airflow's between them that runs; the streaming job stands still meanwhile."""
-    airflow.api.pause(STREAMING_DAG, True)
+    airflow.api.set_paused(STREAMING_DAG, True)
     made = Flights(system.settings.data_dir.parent, deployment="airflow")
     assert _told(calls.put(made.id, json=made.declared))["phase"] == "READY"
     yield made
@@ -72,7 +72,7 @@ def test_a_pipeline_lives_under_airflow(
     system: System, airflow: Airflow, calls: httpx.Client, flights: Flights
 ) -> None:
     dag = dag_id(flights.id)
-    until(lambda: airflow.api.knows(dag), seconds=300, what="its DAG appears")
+    until(lambda: airflow.api.has_dag(dag), seconds=300, what="its DAG appears")
     flights.send((f"k{number}", {"flight": number}) for number in range(300))
 
     # It moves documents once it is asked to, and says so everywhere.
@@ -101,7 +101,7 @@ def test_a_pipeline_lives_under_airflow(
     # The process of the task is killed: the worker works on, and the task's next try watches it.
     (run,) = [each for each in airflow.runs(dag) if each["state"] == "running"]
     (task,) = airflow.tasks(dag, run["dag_run_id"])
-    everything = look_at_all()
+    everything = all_processes()
     kill([everything[everything[task["pid"]].parent], everything[task["pid"]]])
     flights.send((f"k{number}", {"flight": number}) for number in range(600, 700))
     _until_in_the_index(flights, 700)

@@ -26,14 +26,14 @@ from millrace.base.settings import Settings
 from millrace.client.consume.positions import FilePositions
 from millrace.client.spool.queue import Spool
 from millrace.commands.verify import check_channels, check_collections
-from millrace.coord.store import Store
-from millrace.log.generations.listing import GenerationFile
+from millrace.coord.catalog_store import CatalogStore
+from millrace.log.generations.generation_file import GenerationFile
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings
-from millrace.node.range.parking import read_parked
-from millrace.operations.backup.manifest import Manifest
-from millrace.operations.backup.verify import verify as verify_backup
-from millrace.operations.checkpoint import store
+from millrace.node.range_loop.parking import read_parked
+from millrace.operations.backup.manifest import BackupManifest
+from millrace.operations.backup.verify import verify_backup as verify_backup
+from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.storage.table import open_table
 from millrace.tables.collections.bases import read_bases
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
@@ -129,7 +129,7 @@ def flush_tables(data: Path) -> Any:
 
 
 def recovery(data: Path) -> Any:
-    return {name: (each.state, each.totals) for name, each in store.newest(settings_at(data)).items()}
+    return {name: (each.state, each.totals) for name, each in recovery_checkpoints.newest(settings_at(data)).items()}
 
 
 def trims(data: Path) -> Any:
@@ -143,9 +143,9 @@ def spool(folder: Path) -> Any:
 
 
 def coordinator(folder: Path) -> Any:
-    found = Store(folder / "coord.db")
+    found = CatalogStore(folder / "coord.db")
     try:
-        return found.pchannels(), found.collections(dropped=True), found.broadcasts.open()
+        return found.pchannels(), found.collections(dropped=True), found.broadcasts.open_tasks()
     finally:
         found.close()
 
@@ -172,7 +172,7 @@ def parked(folder: Path) -> Any:
 
 def backup_manifest(folder: Path) -> Any:
     (found,) = [each for each in folder.iterdir() if each.name.startswith("backup-")]
-    return Manifest.read(found)
+    return BackupManifest.read(found)
 
 
 def backup(folder: Path) -> Any:

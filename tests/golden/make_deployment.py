@@ -23,25 +23,25 @@ from pyarrow import parquet as pq
 
 import millrace
 from millrace.base.errors import AppendRejected, ChannelParked, LogUnavailable, MillraceError, TickTooOld
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.sender import SpoolSender
-from millrace.coord.switch_log import Switch
+from millrace.coord.switch_log import LogSwitch
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
 from millrace.msgstream.channels import CreateChannelRequest, DestroyChannelRequest, MsgChannels, OwnerDescription
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.range.failure import Failure
-from millrace.node.range.parking import Parked, park
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.range_loop.failure import RangeFailure
+from millrace.node.range_loop.parking import Parked, park
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.load import run as load_files
 from millrace.operations.backup.declaration import BackupParams
@@ -112,9 +112,9 @@ class Maker:
 
     def up_to_date(self, *, flushed: bool = True) -> None:
         with suppress(ChannelParked):
-            catch_up(self.settings, self.client.log)
+            ingest_to_end(self.settings, self.client.log)
         if flushed:
-            flush(self.settings)
+            flush_to_end(self.settings)
 
     def note(self, name: str, collection: str) -> None:
         """Note what a read of a collection finds at a tick of now."""
@@ -142,7 +142,7 @@ class Maker:
             def describe(self, pchannel: str) -> dict[str, Any]:
                 return client.append.describe(pchannel)
 
-        Switch(self.settings.log_path, self.settings.log, client.log, Host(), client.catalog).run(to)
+        LogSwitch(self.settings.log_path, self.settings.log, client.log, Host(), client.catalog).run(to)
 
 
 def made(maker: Maker) -> None:
@@ -170,7 +170,7 @@ def made(maker: Maker) -> None:
     refused(maker, people)
     maker.up_to_date()
 
-    coordinator.alter("people", [Add(FieldSpec("age", "int32", True))])
+    coordinator.alter("people", [AddField(FieldSpec("age", "int32", True))])
     people = client.collection("people")
     writer.insert(people, people_rows(61, 62, 63, age=pa.array([30, None, 50], pa.int32())), partition="us")
     coordinator.create_partition("people", "asia")
@@ -226,7 +226,7 @@ def made(maker: Maker) -> None:
     writer.insert(people, people_rows(501, 502, city="in the log", age=pa.nulls(2, pa.int32())), partition="us")
 
 
-def keys_of(collection: Collection, number: int, bounds: tuple[int, int]) -> list[int]:
+def keys_of(collection: CollectionInfo, number: int, bounds: tuple[int, int]) -> list[int]:
     """Keys within `bounds` whose VChannel is the collection's `number`-th."""
     keys = list(range(*bounds))
     homes = vchannel_index(pa.array(keys, pa.int64()), len(collection.vchannels)).tolist()
@@ -254,7 +254,7 @@ def every_type(maker: Maker) -> None:
     maker.note("a value of each type", "every")
 
 
-def stamps(client: Client, collection: Collection, vchannel: str) -> dict[str, Any]:
+def stamps(client: Client, collection: CollectionInfo, vchannel: str) -> dict[str, Any]:
     return {
         "vchannel": vchannel,
         "collection_id": collection.id,
@@ -262,14 +262,14 @@ def stamps(client: Client, collection: Collection, vchannel: str) -> dict[str, A
     }
 
 
-def one_row(collection: Collection, key: int) -> pa.RecordBatch:
+def one_row(collection: CollectionInfo, key: int) -> pa.RecordBatch:
     table = people_rows(key)
     columns = [table[name].combine_chunks() for name in table.column_names]
     columns += [pa.nulls(1, field.type) for field in list(collection.schema.arrow())[len(columns) :]]
     return pa.record_batch(columns, schema=collection.schema.arrow())
 
 
-def refused(maker: Maker, people: Collection) -> None:
+def refused(maker: Maker, people: CollectionInfo) -> None:
     """What the chain rejects, and what it takes for a repeat."""
     number = 0
     vchannel = people.vchannels[number]
@@ -294,7 +294,7 @@ def refused(maker: Maker, people: Collection) -> None:
     maker.client.append.tick(pchannel)
 
 
-def opened(maker: Maker, people: Collection, vchannel: str, txn: int) -> None:
+def opened(maker: Maker, people: CollectionInfo, vchannel: str, txn: int) -> None:
     """A transaction that is open, with a row in it."""
     known = stamps(maker.client, people, vchannel)
     key = keys_of(people, people.vchannels.index(vchannel), (800, 900))[0]
@@ -327,9 +327,9 @@ def parked(maker: Maker, pchannel: str) -> None:
     """An entry of a later version of the wire form parks a PChannel."""
     (position,) = maker.server.put_below(pchannel, [poison()])
     try:
-        catch_up(maker.settings, maker.client.log)
+        ingest_to_end(maker.settings, maker.client.log)
     except ChannelParked:
-        failure = Failure("UNSUPPORTED_VERSION", "an entry of a later version", False, position)
+        failure = RangeFailure("UNSUPPORTED_VERSION", "an entry of a later version", False, position)
         park(maker.settings.parked_path, Parked.of(pchannel, failure))
 
 

@@ -21,11 +21,11 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 import millrace
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
-from millrace.client.nested_changes import resolved
+from millrace.client.nested_changes import resolve_paths
 from millrace.client.produce.rows import insert_message, split_rows
-from millrace.client.schemas import changes, schema
+from millrace.client.schemas import alter_changes, schema
 from millrace.message import builders
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.load import run as load_files
@@ -71,8 +71,8 @@ LATEST = schema({"name": "string", "level": "int64"}, key="name", on_duplicate="
 EVENTS = schema({"what": "string"}, generated_key="event")
 
 
-def alter(client: Client, name: str, **wanted: Any) -> Collection:
-    made = resolved(changes(**wanted), lambda: client.collection(name).schema)
+def alter(client: Client, name: str, **wanted: Any) -> CollectionInfo:
+    made = resolve_paths(alter_changes(**wanted), lambda: client.collection(name).schema)
     client.catalog.alter(name, made)
     return client.collection(name)
 
@@ -85,7 +85,7 @@ def trade(symbol: str, day: int, price: str, **more: Any) -> dict[str, Any]:
     return {"symbol": symbol, "day": date(2026, 11, day), "price": Decimal(price), **more}
 
 
-def forged(maker: Maker, collection: Collection, row: dict[str, Any]) -> None:
+def forged(maker: Maker, collection: CollectionInfo, row: dict[str, Any]) -> None:
     """A row that no producer of ours would send."""
     table = pa.Table.from_pylist([row], collection.schema.arrow())
     for part_vchannel, number, part in split_rows(table, collection, None, None):

@@ -20,14 +20,14 @@ from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.range.parking import read_parked, unpark
-from millrace.operations.backup.manifest import find
-from millrace.operations.backup.restore import restore
-from millrace.operations.backup.verify import verify
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.range_loop.parking import read_parked, unpark
+from millrace.operations.backup.manifest import find_backup
+from millrace.operations.backup.restore import restore_backup
+from millrace.operations.backup.verify import verify_backup
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.rpc.outcome import AppendResult
@@ -82,7 +82,7 @@ def within(untouched: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def restored(untouched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What its backup holds, as a deployment."""
     monkeypatch.chdir(untouched)
-    report = restore(settings_of(tmp_path), untouched / "backups")
+    report = restore_backup(settings_of(tmp_path), untouched / "backups")
     assert report.id == FACTS["backup"]["id"]
     return tmp_path
 
@@ -120,8 +120,8 @@ def repeated(client: Client) -> AppendResult:
 
 
 def up_to_date(client: Client) -> None:
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
 
 
 def test_the_wal_holds_what_was_committed_with_its_states_byte_for_byte(untouched: Path) -> None:
@@ -161,8 +161,8 @@ def test_what_the_coordinator_the_groups_and_the_parked_say_is_read_as_it_was(ro
 
 
 def test_its_backup_verifies_and_restores_to_a_deployment_that_goes_on(untouched: Path, restored: Path) -> None:
-    folder, _ = find(untouched / "backups")
-    assert verify(folder).ok
+    folder, _ = find_backup(untouched / "backups")
+    assert verify_backup(folder).ok
     settings = settings_of(restored)
     last = next(read for read in READS if read["what"] == "the log in its third")
     assert rows(settings, last["collection"], at=last["at"]) == last["rows"]
@@ -182,7 +182,7 @@ def test_its_backup_verifies_and_restores_to_a_deployment_that_goes_on(untouched
 def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
     settings = settings_of(restored)
     with served(restored) as client:
-        client.catalog.alter("people", [Add(FieldSpec("email", "string", True))])
+        client.catalog.alter("people", [AddField(FieldSpec("email", "string", True))])
         people = client.collection("people")
         more = {"age": pa.nulls(1, pa.int32()), "email": ["a@b"]}
         client.producer(producer_id=WRITER).insert(people, people_rows(1001, **more), partition="eu")
@@ -213,7 +213,7 @@ def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
         writer = client.producer(producer_id=WRITER)
         writer.insert(people, people_rows(1001, 1002, age=pa.array([1, 2], pa.int32())), partition="eu")
         writer.delete(people, [1, 306, 601])
-        client.catalog.alter("people", [Add(FieldSpec("email", "string", True))])
+        client.catalog.alter("people", [AddField(FieldSpec("email", "string", True))])
         client.catalog.create_partition("people", "africa")
         client.catalog.create_collection("later", people.schemas[0], vchannels=2)
         people = client.collection("people")
@@ -235,7 +235,7 @@ def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
         assert ids(client) == found, "and opens again"
         unpark(client.settings.parked_path, "dml_2")
         with pytest.raises(ChannelParked, match="UNSUPPORTED_VERSION"):
-            catch_up(client.settings, client.log)
+            ingest_to_end(client.settings, client.log)
 
 
 def test_streams_and_their_groups_go_on(root: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from millrace.base.errors import AppendRejected, CheckViolated
 from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.runtime.progress import Progress
@@ -64,8 +64,8 @@ def test_everything_goes_on_by_the_rules_that_it_had(tmp_path: Path) -> None:
         changed = alter(client, "orders", drop_check="near", add={"due": "decimal(15,2)?"}, computed=due)
         writer.insert(changed, [{"id": 101, "pieces": 9, "price": 100, "region": "south"}])
         writer.upsert("trades", [trade("a", 2, "1.5")])
-        catch_up(client.settings, client.log)
-        flush(client.settings)
+        ingest_to_end(client.settings, client.log)
+        flush_to_end(client.settings)
         found = {row["id"]: row for row in client.read("orders").to_pylist()}
         assert {95, 96} <= set(found), "what was in the log alone"
         assert [found[100][name] for name in ("tax", "total", "region", "due")] == [

@@ -16,9 +16,9 @@ from millrace.base.settings import Settings
 from millrace.commands.main import app
 from millrace.commands.system import _lines
 from millrace.installation import status
-from millrace.installation.status import Status
+from millrace.installation.status import InstallationStatus
 from millrace.installation.system import Installation
-from millrace.observe.health import finding
+from millrace.observe.health import make_finding
 from millrace.observe.observer import Observer
 
 
@@ -57,7 +57,7 @@ def test_a_taken_port_is_an_error_in_one_line(tmp_path: Path, taken_port: int) -
     assert not (tmp_path / "data" / "airflow" / "installation.json").exists()
 
 
-GOOD = Status(
+GOOD = InstallationStatus(
     at=0.0,
     data="/data",
     running=True,
@@ -78,11 +78,11 @@ GOOD = Status(
 
 
 def test_a_system_that_runs_and_is_not_well_says_so_and_where_to_go() -> None:
-    stuck = replace(GOOD, findings=(finding("ddl_stuck", "users", "add_field is under way for 90 s"),))
+    stuck = replace(GOOD, findings=(make_finding("ddl_stuck", "users", "add_field is under way for 90 s"),))
     assert not stuck.healthy
     assert _lines(stuck)[-1].startswith("Critical    users: add_field is under way for 90 s (`millrace collections")
     assert stuck.to_json()["findings"][0]["kind"] == "ddl_stuck"
-    assert replace(GOOD, findings=(finding("maintenance_failed", "backup", "its newest run failed"),)).healthy
+    assert replace(GOOD, findings=(make_finding("maintenance_failed", "backup", "its newest run failed"),)).healthy
 
 
 def test_a_running_system_is_put_in_five_lines() -> None:
@@ -117,11 +117,11 @@ def test_a_look_between_takes_the_processes_of_the_one_before(tmp_path: Path, mo
     settings = Settings(data_dir=tmp_path / "data")
     observer = Observer(settings)
     try:
-        found = status.look_at(
-            Installation(settings), observer, status.Processes({"airflow": 13}, {"airflow": 1 << 30})
+        found = status.read_status(
+            Installation(settings), observer, status.ProcessUsage({"airflow": 13}, {"airflow": 1 << 30})
         )
         with pytest.raises(AssertionError, match="looked at"):
-            status.look_at(Installation(settings), observer)
+            status.read_status(Installation(settings), observer)
     finally:
         observer.close()
     assert (found.processes, found.pss_bytes) == ({"airflow": 13}, {"airflow": 1 << 30})

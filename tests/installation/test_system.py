@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.bounded_output import bound
+from millrace.base.bounded_output import rotate_log
 from millrace.base.errors import DeadlineExceeded
-from millrace.base.process import Seen, look, look_at_all
+from millrace.base.process import ProcessInfo, all_processes, find_process
 from millrace.base.settings import Settings
 from millrace.installation import system
-from millrace.installation.keeper import Record, read_record, write_record
-from millrace.installation.processes import MARK, members
+from millrace.installation.keeper import KeeperRecord, read_record, write_record
+from millrace.installation.processes import MARK_VARIABLE, installation_processes
 from millrace.installation.system import Installation
 from millrace.runtime.child_processes import JobFailed
-from millrace.runtime.launch.command import Job
+from millrace.runtime.launch.command import JobSpec
 from millrace.runtime.launch.launcher import Launcher, RunState
 
 AIRFLOW = """
@@ -58,13 +58,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., Seen]]:
+def spawn() -> Iterator[Callable[..., ProcessInfo]]:
     """Processes of the test's own, ended behind it."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def process(command: list[str] = SLEEP, **environment: str) -> Seen:
+    def process(command: list[str] = SLEEP, **environment: str) -> ProcessInfo:
         started.append(subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True))
-        found = look(started[-1].pid)
+        found = find_process(started[-1].pid)
         assert found is not None
         return found
 
@@ -119,35 +119,36 @@ def test_a_program_that_does_not_listen_is_killed(make: Make) -> None:
 
 
 def test_a_process_of_the_same_name_without_the_mark_is_left_alone(
-    make: Make, spawn: Callable[..., Seen], tmp_path: Path
+    make: Make, spawn: Callable[..., ProcessInfo], tmp_path: Path
 ) -> None:
     twin = spawn([sys.executable, "-S", "-c", AIRFLOW])
-    neighbour = spawn(**{MARK: str(tmp_path / "another")})
+    neighbour = spawn(**{MARK_VARIABLE: str(tmp_path / "another")})
     installation = make()
     installation.start(port=0)
     until(lambda: whole(installation))
     installation.stop()
     assert twin.alive()
     assert neighbour.alive()
-    for each in look_at_all().values():
+    for each in all_processes().values():
         if each.parent == twin.pid:
             os.kill(each.pid, signal.SIGKILL)
 
 
 def test_what_a_member_starts_is_a_member_even_where_it_drops_the_mark(
-    spawn: Callable[..., Seen], tmp_path: Path
+    spawn: Callable[..., ProcessInfo], tmp_path: Path
 ) -> None:
     parent = spawn(
-        ["sh", "-c", 'env -i "$0" -S -c "import time; time.sleep(600)"; :', sys.executable], **{MARK: str(tmp_path)}
+        ["sh", "-c", 'env -i "$0" -S -c "import time; time.sleep(600)"; :', sys.executable],
+        **{MARK_VARIABLE: str(tmp_path)},
     )
-    until(lambda: len(members(tmp_path)) == 2)
-    assert {each.session for each in members(tmp_path)} == {parent.pid}
-    assert not members(tmp_path / "another")
-    for each in members(tmp_path):
+    until(lambda: len(installation_processes(tmp_path)) == 2)
+    assert {each.session for each in installation_processes(tmp_path)} == {parent.pid}
+    assert not installation_processes(tmp_path / "another")
+    for each in installation_processes(tmp_path):
         os.kill(each.pid, signal.SIGKILL)
 
 
-def test_a_stale_record_stops_nobody_and_keeps_no_start_away(make: Make, spawn: Callable[..., Seen]) -> None:
+def test_a_stale_record_stops_nobody_and_keeps_no_start_away(make: Make, spawn: Callable[..., ProcessInfo]) -> None:
     installation = make()
     installation.start(port=0)
     record = read_record(installation.state)
@@ -163,12 +164,12 @@ def test_a_stale_record_stops_nobody_and_keeps_no_start_away(make: Make, spawn: 
 
 
 def test_a_copied_folder_neither_shows_nor_stops_the_installation_of_the_original(
-    make: Make, spawn: Callable[..., Seen]
+    make: Make, spawn: Callable[..., ProcessInfo]
 ) -> None:
     installation = make()
     installation.state.mkdir(parents=True)
     bystander = spawn()
-    write_record(installation.state, Record(bystander.pid, bystander.start, "http://127.0.0.1:9", 0.0)).close()
+    write_record(installation.state, KeeperRecord(bystander.pid, bystander.start, "http://127.0.0.1:9", 0.0)).close()
     assert installation.running() is None, "nobody holds the record: it was copied"
     assert installation.stop().ended == 0
     assert bystander.alive()
@@ -188,12 +189,12 @@ def test_after_kill_9_of_everything_the_next_start_goes_on(make: Make) -> None:
 
 
 def test_after_kill_9_of_the_keeper_orphans_are_ended_and_a_job_that_runs_is_adopted(
-    make: Make, spawn: Callable[..., Seen]
+    make: Make, spawn: Callable[..., ProcessInfo]
 ) -> None:
     installation = make()
     running = installation.start(port=0)
     until(lambda: whole(installation))
-    job = spawn(**{MARK: str(installation.settings.data_dir)})
+    job = spawn(**{MARK_VARIABLE: str(installation.settings.data_dir)})
     orphans = [each for each in installation.processes() if each.pid not in (running.record.pid, job.pid)]
     os.kill(running.record.pid, signal.SIGKILL)
     until(lambda: installation.running() is None)
@@ -223,13 +224,13 @@ def test_what_dies_is_started_anew_and_the_record_says_why(make: Make, victim: s
 
 
 def test_a_slow_start_is_told_of_and_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "AIRFLOW_SECONDS", 0.0)
+    monkeypatch.setattr(system, "AIRFLOW_START_SECONDS", 0.0)
     installation = make()
     running = installation.start(port=0)
     quick = Installation(replace(installation.settings, start_deadline=1.0))
     said: list[str] = []
     with pytest.raises(DeadlineExceeded, match="it goes on starting: `millrace system status`"):
-        quick.wait_airflow(running, say=said.append)
+        quick.wait_airflow(running, on_progress=said.append)
     assert said[-1].startswith("this takes longer than 1 s, and goes on: ")
     assert any("web server starts" in each for each in said)
     until(lambda: whole(installation))
@@ -246,9 +247,9 @@ def test_airflow_that_cannot_start_ends_the_wait(make: Make) -> None:
 def test_a_stop_says_of_jobs_that_they_were_stopped(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     installation = make()
     installation.start(port=0)
-    monkeypatch.setenv(MARK, str(installation.settings.data_dir.resolve()))
+    monkeypatch.setenv(MARK_VARIABLE, str(installation.settings.data_dir.resolve()))
     launcher = Launcher(installation.settings)
-    deaf = Job("deaf", (sys.executable, "-S", "-c", DEAF))
+    deaf = JobSpec("deaf", (sys.executable, "-S", "-c", DEAF))
     launcher.start("deaf-1", deaf)
     installation.stop()
     assert launcher.poll("deaf-1").state is RunState.STOPPED
@@ -258,14 +259,14 @@ def test_a_log_that_has_grown_is_put_aside_and_goes_on(tmp_path: Path) -> None:
     log = tmp_path / "airflow.log"
     with log.open("ab", buffering=0) as writer:
         writer.write(b"x" * 100)
-        bound(log, 100)
+        rotate_log(log, 100)
         assert log.stat().st_size == 100
         writer.write(b"more")
-        bound(log, 100)
+        rotate_log(log, 100)
         writer.write(b"after")
     assert log.read_bytes() == b"after"
     assert (tmp_path / "airflow.log.1").read_bytes().endswith(b"xmore")
 
 
 def test_settings_take_an_environment_with_the_mark(tmp_path: Path) -> None:
-    assert Settings.load(env={MARK: str(tmp_path), "HOME": str(tmp_path)}).pchannels == 2
+    assert Settings.load(env={MARK_VARIABLE: str(tmp_path), "HOME": str(tmp_path)}).pchannels == 2

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from millrace.message.types import BEHAVIOUR, Flag, MessageType
-from millrace.wal.reasons import OUTSIDE_SEQUENCE, Reason
+from millrace.wal.reasons import SEQUENCE_NEUTRAL_REASONS, Reason
 from tests.laws.parts import (
     DAY_MS,
     DEFAULTS,
@@ -66,7 +66,7 @@ class Machine:
             self.judge_producer(message)
             getattr(self, "on_" + MessageType(message.type).name.lower())(message)
         except Refused as refused:
-            if refused.reason not in OUTSIDE_SEQUENCE:
+            if refused.reason not in SEQUENCE_NEUTRAL_REASONS:
                 self.remember(message, self.id(), self.last_tick, refused.reason)
             self.add_row(message, self.last_tick, self.id(), reason=refused.reason, detail=refused.detail)
         self.index += 1

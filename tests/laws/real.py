@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from millrace.message.types import MessageType as T
-from millrace.wal.chain import Chain, Outcome
+from millrace.wal.chain import Chain, ChainOutcome
 from millrace.wal.state import ChannelState
 from tests.laws.parts import Row
 from tests.laws.scribe import PCHANNEL, Written
@@ -23,7 +23,7 @@ class Ran:
     """What a run of the chain gave: its rows, and per batch its outcome."""
 
     rows: list[Row]
-    outcomes: list[Outcome]
+    outcomes: list[ChainOutcome]
 
     @property
     def state(self) -> ChannelState:

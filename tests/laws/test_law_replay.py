@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.message.types import MessageType as T
-from millrace.wal.chain import Outcome, replay
+from millrace.wal.chain import ChainOutcome, replay
 from millrace.wal.rows import rows_in_order
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
@@ -19,7 +19,7 @@ from tests.laws.scribe import COLLECTIONS, FIELDS, LOGS, Scribe, keys_at, rows_p
 CUTS = st.sets(st.integers(1, 24), min_size=1, max_size=5)
 
 
-def replayed(earlier: ChannelState, outcomes: list[Outcome]) -> ChannelState:
+def replayed(earlier: ChannelState, outcomes: list[ChainOutcome]) -> ChannelState:
     """The state behind `outcomes` from their rows alone, as recovery has them: read back from files, in id order."""
     messages = pa.Table.from_batches([outcome.messages for outcome in outcomes], ROW_SCHEMA)
     rejections = pa.Table.from_batches([outcome.rejections for outcome in outcomes], ROW_SCHEMA)

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from millrace.base.errors import LogUnavailable, TombstoneRefused
 from millrace.log.generations.service import open_deployment_log
 from millrace.message.ids import EARLIEST, LogId
-from millrace.message.tombstones import checksum
+from millrace.message.tombstones import entry_sha256
 from millrace.node.append.host import AppendHost
-from millrace.node.append.server import committed_states
-from millrace.node.append.tombstones import Tombstones
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangePlan, RangeReport, run_range
-from millrace.tables.wal.log_replay import replayed
-from millrace.tables.wal.table import Totals, WalTable
-from millrace.wal.digest import digest
+from millrace.node.append.server import committed_state_loader
+from millrace.node.append.tombstones import TombstonePlacer
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestPlan, IngestReport, run_ingest
+from millrace.tables.wal.log_replay import replay_totals
+from millrace.tables.wal.table import WalTable, WalTotals
+from millrace.wal.digest import digest_rows
 from millrace.wal.state import ChannelState
 from tests.conformance.reading import read_all
 from tests.laws.profile import examples
@@ -48,8 +48,8 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.wal = Path(WalTable.create(folder / "wal").uri)
-        self.plans: list[RangePlan] = []
-        self.reports: list[RangeReport] = []
+        self.plans: list[IngestPlan] = []
+        self.reports: list[IngestReport] = []
         self.poisons: list[LogId] = []
         self.judged: set[LogId] = set()
         """Entries that a commit covers as they were."""
@@ -70,10 +70,10 @@ class Hosts:
             self.host.close()
             self.host = None
 
-    def tombstones(self) -> Tombstones:
+    def tombstones(self) -> TombstonePlacer:
         if self.host is None:
-            self.host = AppendHost(self.service, committed_states(self.wal, self.service))
-        return Tombstones(self.host, self.service, self.wal)
+            self.host = AppendHost(self.service, committed_state_loader(self.wal, self.service))
+        return TombstonePlacer(self.host, self.service, self.wal)
 
     def append(self, values: list[bytes]) -> list[LogId]:
         with closing(self.service.open(P)) as log:
@@ -89,7 +89,7 @@ class Hosts:
 
     def plan(self) -> None:
         with closing(self.service.open(P)) as log:
-            self.plans.append(RangePlan(WalTable.open(self.wal).position(P), log.end(), 1 << 30))
+            self.plans.append(IngestPlan(WalTable.open(self.wal).position(P), log.end(), 1 << 30))
 
     def run(self, *, later: bool, number: int = 0) -> None:
         """A task of either build does what was planned some time ago."""
@@ -97,12 +97,12 @@ class Hosts:
             self.rest()
             plan = self.plans.pop(number % len(self.plans))
             with later_build() if later else nullcontext(), closing(self.service.open(P)) as log:
-                self.reports.append(run_range(plan, log=log, table=self.wal))
+                self.reports.append(run_ingest(plan, log=log, table=self.wal))
 
     def commit(self, number: int) -> None:
         if self.reports:
             report = self.reports.pop(number % len(self.reports))
-            Committer(WalTable.open(self.wal)).commit([report])
+            WalCommitter(WalTable.open(self.wal)).commit([report])
 
     def replace(self, number: int, *, dies_at: str = "", beaten: bool = False) -> None:
         """An operator replaces an entry; `beaten`: what waits is committed while it is proposed, or a task runs. The server may die."""
@@ -126,7 +126,7 @@ class Hosts:
                 self.service = open_deployment_log(self.folder / "log")
 
     def place(self, entry: LogId) -> None:
-        self.tombstones().place(P, entry, sha256=checksum(poison()), author="ada", reason="INC-1")
+        self.tombstones().place(P, entry, sha256=entry_sha256(poison()), author="ada", reason="INC-1")
 
     def resume(self) -> None:
         self.tombstones().resume()
@@ -147,10 +147,10 @@ class Hosts:
         if position.position is None:
             return
         with later_build(), closing(self.service.open(P)) as log:
-            state, totals = replayed(log, ChannelState.new(P), Totals(), until=position.position)
+            state, totals = replay_totals(log, ChannelState.new(P), WalTotals(), until=position.position)
         assert (state.to_bytes(), totals) == (position.state_bytes, position.totals)
         rows = table.table.delta.to_pyarrow_table(filters=[("kind", "!=", "state")])
-        assert digest(rows) == position.totals.digest
+        assert digest_rows(rows) == position.totals.digest
         ids = list(
             zip(*(rows.column(name).to_pylist() for name in ("ledger", "entry", "index", "ordinal")), strict=True)
         )
@@ -170,13 +170,13 @@ class Hosts:
         while True:
             with closing(self.service.open(P)) as log:
                 table = WalTable.open(self.wal)
-                plan = RangePlan(table.position(P), log.end(), 1 << 30)
+                plan = IngestPlan(table.position(P), log.end(), 1 << 30)
                 with later_build() if self.judged else nullcontext():
-                    report = run_range(plan, log=log, table=self.wal)
+                    report = run_ingest(plan, log=log, table=self.wal)
             assert report.failure is None, report.failure
             if not report.actions:
                 break
-            assert Committer(table).commit([report]).committed
+            assert WalCommitter(table).commit([report]).committed
         self.committed_and_replaced_exclude_each_other()
         self.the_table_is_what_the_log_gives()
         with closing(self.service.open(P)) as log:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from millrace.log.rocksmq.channel_log import ChannelLog
 from millrace.log.rocksmq.disk import Disk, OsDisk
-from millrace.log.rocksmq.index import Pointer
-from millrace.log.rocksmq.manifest import Manifest, file_name
-from millrace.log.rocksmq.segment import read_opening, walk
+from millrace.log.rocksmq.manifest import ChannelManifest, encode_file_name
+from millrace.log.rocksmq.pointer_index import RecordPointer
+from millrace.log.rocksmq.segment import read_segment_header, walk_records
 from millrace.log.rocksmq.service import RocksMQ, RocksMQLog
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import EARLIEST, LogId
@@ -67,7 +67,7 @@ class Image:
 
     @property
     def tail(self) -> Path:
-        return sorted((self.directory / "channels" / file_name(CHANNEL)).glob("*.log"))[-1]
+        return sorted((self.directory / "channels" / encode_file_name(CHANNEL)).glob("*.log"))[-1]
 
     def entries(self, count: int) -> list[Entry]:
         """What stands in the log when the last file holds `count` records."""
@@ -84,12 +84,12 @@ class Image:
 class LostIndex:
     """The pointer index after it was lost: it knows nothing and keeps nothing. Spares an enumeration RocksDB's opening."""
 
-    def put(self, channel: str, incarnation: int, pointers: Iterable[Pointer], end: int) -> None: ...
+    def put(self, channel: str, incarnation: int, pointers: Iterable[RecordPointer], end: int) -> None: ...
 
     def end(self, channel: str, incarnation: int) -> int:
         return 0
 
-    def at_or_before(self, channel: str, entry: int) -> Pointer | None:
+    def at_or_before(self, channel: str, entry: int) -> RecordPointer | None:
         return None
 
     def set_begin(self, channel: str, begin: int, *, drop_below: int) -> None: ...
@@ -101,7 +101,7 @@ class LostIndex:
 def opened(directory: Path, *, disk: Disk | None = None) -> Iterator[RocksMQLog]:
     """The log in an image, opened from its files alone."""
     core = ChannelLog(
-        directory / "channels" / file_name(CHANNEL),
+        directory / "channels" / encode_file_name(CHANNEL),
         LostIndex(),
         disk or OsDisk(),
         settings=SETTINGS,
@@ -129,14 +129,14 @@ def read(log: RocksMQLog, position: LogId = EARLIEST) -> list[Entry]:
 
 def records_of(path: Path, directory: Path, entries: list[Entry]) -> list[Record]:
     """The records in a segment file, with those of `entries` that they hold."""
-    manifest = Manifest.load(directory)
+    manifest = ChannelManifest.load(directory)
     by_id = dict(entries)
     fd = os.open(path, os.O_RDONLY)
     try:
         salt = manifest.salt(int(path.stem))
-        assert read_opening(fd, salt, CHANNEL) is not None
+        assert read_segment_header(fd, salt, CHANNEL) is not None
         found = []
-        for offset, header in walk(fd, salt, 0, path.stat().st_size, payloads=True):
+        for offset, header in walk_records(fd, salt, 0, path.stat().st_size, payloads=True):
             ids = [LogId(0, header.base + index) for index in range(header.entries)]
             if ids:
                 found.append(Record(offset, header.size, [(entry_id, by_id[entry_id]) for entry_id in ids]))
@@ -160,7 +160,7 @@ def make_image(workspace: Path, *, stale: bool) -> Image:
             entries = kept
         else:
             log.truncate(entries[0][0])
-        channel = data / "channels" / file_name(CHANNEL)
+        channel = data / "channels" / encode_file_name(CHANNEL)
         last = sorted(channel.glob("*.log"))[-1]
         while sorted(channel.glob("*.log"))[-1] == last:  # until it rolls into a fresh or a recycled file
             entries += append(log, [b"filler" * 800])
@@ -168,7 +168,7 @@ def make_image(workspace: Path, *, stale: bool) -> Image:
             entries += append(log, [b"%d" % index * 40, b"", b"RMQ1" * index, b"\x07" * (100 + index)])
         image = workspace / "image"
         shutil.copytree(data, image, ignore=shutil.ignore_patterns("index"))
-    channel = image / "channels" / file_name(CHANNEL)
+    channel = image / "channels" / encode_file_name(CHANNEL)
     tail = sorted(channel.glob("*.log"))[-1]
     records = records_of(tail, channel, entries)
     inside = {entry_id for record in records for entry_id, _ in record.entries}

@@ -13,8 +13,8 @@ from typing import Self
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.access.calls import CALLS, Need, Over
 from millrace.access.grants import Caller, Role
+from millrace.access.permissions import CALL_REQUIREMENTS, Requirement, Scope
 from millrace.base.errors import (
     AppendRejected,
     ChannelExists,
@@ -189,7 +189,7 @@ class Rig:
         self.server = LogServer(
             self.engine,
             tokens=[self.record.token],
-            calls=CALLS | dict.fromkeys(ECHOED, Need((Role.ADMIN,), Over.EVERYTHING)),
+            calls=CALL_REQUIREMENTS | dict.fromkeys(ECHOED, Requirement((Role.ADMIN,), Scope.EVERYTHING)),
             extensions=[self.extension],
             limits=limits or ReadLimits(),
             connections=connections,

@@ -183,7 +183,7 @@ def batches(draw: st.DrawFn, schema: CollectionSchema, max_rows: int = 6) -> pa.
     count = draw(st.integers(1, max_rows))
     columns = []
     for field in schema.fields:
-        one = values_of(field.tree)
+        one = values_of(field.parsed_type)
         one = st.one_of(st.none(), one) if field.nullable else one
-        columns.append(column(field.tree, draw(st.lists(one, min_size=count, max_size=count))))
+        columns.append(column(field.parsed_type, draw(st.lists(one, min_size=count, max_size=count))))
     return pa.RecordBatch.from_arrays(columns, schema=schema.arrow())

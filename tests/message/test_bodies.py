@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.bodies import MAX_BODY_BYTES, encode_body, parse_body
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from millrace.message.types import BEHAVIOUR, Flag
 from millrace.message.types import MessageType as T
 
@@ -64,7 +64,7 @@ def test_bodies_come_back_as_they_were() -> None:
         assert parse_body(kind, encode_body(body)) == body
     assert parse_body(T.CREATE_COLLECTION, encode_body(COLLECTION)) == COLLECTION | {"schema": SCHEMA}
     field = FieldSpec("note", "string", True)
-    assert parse_body(T.SCHEMA_CHANGE, encode_body({"add": field.to_json()})) == {"changes": [Add(field)]}
+    assert parse_body(T.SCHEMA_CHANGE, encode_body({"add": field.to_json()})) == {"changes": [AddField(field)]}
 
 
 def test_encoding_is_canonical() -> None:

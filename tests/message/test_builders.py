@@ -14,7 +14,7 @@ from millrace.message.bodies import ImportFile, parse_body
 from millrace.message.model import MutableMessage
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from millrace.message.types import BEHAVIOUR, Flag, MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
@@ -52,7 +52,7 @@ ONE_OF_EACH = [
     builders.create_partition("EWR", vchannel=VCHANNEL, collection_id=COLLECTION, partition_id=2, term=TERM),
     builders.drop_partition(vchannel=VCHANNEL, collection_id=COLLECTION, partition_id=2, term=TERM),
     builders.schema_change(
-        [Add(FieldSpec("tail", "string", True))],
+        [AddField(FieldSpec("tail", "string", True))],
         vchannel=VCHANNEL,
         collection_id=COLLECTION,
         schema_version=2,
@@ -122,7 +122,7 @@ def delete(keys: object) -> MutableMessage:
             "flights", SCHEMA, vchannel="elsewhere", vchannels=[VCHANNEL], collection_id=7, partitions={}, term=TERM
         ),
         lambda: builders.schema_change(
-            [Add(FieldSpec("x", "int64", False))], vchannel=VCHANNEL, collection_id=7, schema_version=2, term=TERM
+            [AddField(FieldSpec("x", "int64", False))], vchannel=VCHANNEL, collection_id=7, schema_version=2, term=TERM
         ),
         lambda: builders.import_files("load", [], vchannel=VCHANNEL, collection_id=7, term=TERM),
         lambda: builders.import_files(

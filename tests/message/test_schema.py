@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 
 from millrace.base.errors import InvalidArgument, Malformed, MillraceError
-from millrace.message.field_types import FIRST_TYPES, FieldType, parse_type
+from millrace.message.field_types import TYPES_BEFORE_V4, FieldType, parse_type
 from millrace.message.schema import MAX_FIELDS, CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add, apply
+from millrace.message.schema_changes import AddField, apply_change
 from tests.message.samples import schemas, types
 
 KEY = FieldSpec("id", "int64", False)
@@ -25,20 +25,20 @@ def test_a_schema_survives_json_and_arrow(schema: CollectionSchema) -> None:
     assert CollectionSchema.from_json(schema.to_json()) == schema
     plain = {"uuid": "string", "json": "string"}  # annotations, which Arrow's own columns do not keep
     fields = [(field.name, plain.get(field.type, field.type)) for field in schema.fields]
-    if not any(scalar.kind in plain for field in schema.fields for scalar in field.tree.scalars()):
+    if not any(scalar.kind in plain for field in schema.fields for scalar in field.parsed_type.scalars()):
         assert (
             CollectionSchema.from_arrow(schema.arrow(), primary_key="key", on_duplicate=schema.on_duplicate) == schema
         )
-    elif not any(field.tree.is_nested for field in schema.fields):
+    elif not any(field.parsed_type.is_nested for field in schema.fields):
         found = CollectionSchema.from_arrow(schema.arrow(), primary_key="key")
         assert [(field.name, field.type) for field in found.fields] == fields
     assert hash(CollectionSchema.from_json(schema.to_json())) == hash(schema)
 
 
 def test_every_type_has_one_arrow_type_and_comes_back_from_it() -> None:
-    for name in (*FIRST_TYPES, "timestamp_ntz", "decimal(38,38)", "map<date, list<struct<a: decimal(1,0)>>>"):
+    for name in (*TYPES_BEFORE_V4, "timestamp_ntz", "decimal(38,38)", "map<date, list<struct<a: decimal(1,0)>>>"):
         assert FieldSpec.from_arrow(pa.field("x", parse_type(name).arrow)).type == name
-    assert len(FIRST_TYPES) == 22
+    assert len(TYPES_BEFORE_V4) == 22
     assert parse_type("timestamp").arrow == pa.timestamp("us", tz="UTC")
 
 
@@ -164,12 +164,12 @@ def test_the_arrow_forms_are_the_rows_and_the_key_alone() -> None:
 
 
 def test_a_field_is_added_behind_the_others() -> None:
-    wider = apply(FLIGHTS, Add(FieldSpec("note", "list<string>", True)))
+    wider = apply_change(FLIGHTS, AddField(FieldSpec("note", "list<string>", True)))
     assert wider.arrow().names == ["id", "departed", "Gate", "note"]
     assert wider.event_time == "departed"
     assert FLIGHTS.arrow().names == ["id", "departed", "Gate"]
     with pytest.raises(InvalidArgument, match="twice"):
-        apply(FLIGHTS, Add(FieldSpec("gate", "string", True)))
+        apply_change(FLIGHTS, AddField(FieldSpec("gate", "string", True)))
 
 
 @pytest.mark.parametrize("name", ["", "_id", "x" * 129, "a\nb", "\ud800"])

@@ -16,22 +16,22 @@ from millrace.message.field_types import FieldType, parse_type
 from millrace.message.schema import CollectionSchema, FieldSpec, StoredColumn
 from millrace.message.schema_changes import (
     MAX_CHANGES,
-    Add,
-    Change,
-    Drop,
-    DropPart,
-    Relax,
-    Rename,
-    RenamePart,
-    Reorder,
-    Widen,
-    apply,
-    apply_all,
-    from_json,
-    to_json,
+    AddField,
+    DropField,
+    DropNestedField,
+    MakeNullable,
+    RenameField,
+    RenameNestedField,
+    ReorderFields,
+    SchemaChange,
+    WidenField,
+    apply_change,
+    apply_changes,
+    change_from_json,
+    change_to_json,
     widens,
 )
-from millrace.message.stored_columns import brought, every, needed, written
+from millrace.message.stored_columns import all_columns, needed_columns, to_field_type, written_columns
 from millrace.message.types import MessageType
 from tests.laws.profile import examples
 
@@ -52,72 +52,86 @@ def names(schema: CollectionSchema) -> list[str]:
 
 
 def test_each_change_does_what_it_says() -> None:
-    assert names(apply(ORDERS, Add(FieldSpec("note", "string", True)))) == ["id", "day", "price", "count", "note"]
-    assert names(apply(ORDERS, Drop("count"))) == ["id", "day", "price"]
-    assert names(apply(ORDERS, Reorder(("count", "day")))) == ["count", "day", "id", "price"]
-    assert apply(ORDERS, Relax("price")).fields[2] == FieldSpec("price", "decimal(10,2)", True)
-    assert apply(ORDERS, Widen("count", "int64")).fields[3].type == "int64"
-    renamed = apply_all(ORDERS, [Rename("id", "key"), Rename("day", "on")])
+    assert names(apply_change(ORDERS, AddField(FieldSpec("note", "string", True)))) == [
+        "id",
+        "day",
+        "price",
+        "count",
+        "note",
+    ]
+    assert names(apply_change(ORDERS, DropField("count"))) == ["id", "day", "price"]
+    assert names(apply_change(ORDERS, ReorderFields(("count", "day")))) == ["count", "day", "id", "price"]
+    assert apply_change(ORDERS, MakeNullable("price")).fields[2] == FieldSpec("price", "decimal(10,2)", True)
+    assert apply_change(ORDERS, WidenField("count", "int64")).fields[3].type == "int64"
+    renamed = apply_changes(ORDERS, [RenameField("id", "key"), RenameField("day", "on")])
     assert (renamed.primary_key, renamed.event_time, names(renamed)) == ("key", "on", ["key", "on", "price", "count"])
 
 
 def test_columns_keep_their_names_and_types_and_only_become_more() -> None:
-    changed = apply_all(
+    changed = apply_changes(
         ORDERS,
         [
-            Rename("count", "pieces"),
-            Widen("pieces", "int64"),
-            Add(FieldSpec("count", "string", True)),  # its name is taken by a column of another
-            Drop("count"),
-            Add(FieldSpec("COUNT", "bool", True)),  # Spark knows columns in any case
+            RenameField("count", "pieces"),
+            WidenField("pieces", "int64"),
+            AddField(FieldSpec("count", "string", True)),  # its name is taken by a column of another
+            DropField("count"),
+            AddField(FieldSpec("COUNT", "bool", True)),  # Spark knows columns in any case
         ],
     )
-    stored = {field.name: [tuple(each) for each in field.stored] for field in changed.fields}
+    stored = {field.name: [tuple(each) for each in field.stored_columns] for field in changed.fields}
     assert stored["pieces"] == [("count", "int32"), ("count__2", "int64")]
     assert stored["COUNT"] == [("COUNT__4", "bool")]
     assert [tuple(each) for each in changed.retired] == [("count__3", "string")]
-    assert [each.name for each in written(changed)] == ["id", "day", "price", "count__2", "COUNT__4"]
-    assert [each.name for each in every(changed)] == ["id", "day", "price", "count", "count__2", "COUNT__4", "count__3"]
-    assert [each.nullable for each in needed(changed)] == [False, False, False, True, True, True]
+    assert [each.name for each in written_columns(changed)] == ["id", "day", "price", "count__2", "COUNT__4"]
+    assert [each.name for each in all_columns(changed)] == [
+        "id",
+        "day",
+        "price",
+        "count",
+        "count__2",
+        "COUNT__4",
+        "count__3",
+    ]
+    assert [each.nullable for each in needed_columns(changed)] == [False, False, False, True, True, True]
     assert CollectionSchema.from_json(changed.to_json()) == changed
 
 
 def test_what_never_changed_but_by_added_fields_says_nothing_of_columns() -> None:
-    added = apply(ORDERS, Add(FieldSpec("note", "string", True)))
+    added = apply_change(ORDERS, AddField(FieldSpec("note", "string", True)))
     assert "columns" not in str(added.to_json())
     assert "retired" not in added.to_json()
-    back = apply_all(ORDERS, [Rename("count", "pieces"), Rename("pieces", "count")])
+    back = apply_changes(ORDERS, [RenameField("count", "pieces"), RenameField("pieces", "count")])
     assert back == ORDERS
-    assert added.declared() is not added
-    assert added.declared() == added
-    assert apply(ORDERS, Drop("count")).declared().retired == ()
+    assert added.as_declared() is not added
+    assert added.as_declared() == added
+    assert apply_change(ORDERS, DropField("count")).as_declared().retired == ()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (Drop("id"), "primary key"),
-        (Relax("id"), "primary key"),
-        (Widen("id", "decimal(20,0)"), "primary key"),
-        (Drop("day"), "event time"),
-        (Widen("day", "timestamp_ntz"), "event time"),
-        (Drop("nothing"), "there is no field 'nothing'; there are id, day"),
-        (Rename("price", "ID"), "stands twice"),
-        (Rename("price", "_x"), "underscore"),
-        (Add(FieldSpec("more", "int8", False)), "must be nullable"),
-        (Add(FieldSpec("price", "int8", True)), "stands twice"),
-        (Widen("count", "int16"), "cannot become int16"),
-        (Widen("count", "string"), "cannot become string"),
-        (Widen("count", "int32"), "cannot become"),
-        (Widen("count", "whatever"), "unknown type"),
-        (Widen("price", "decimal(10,3)"), "cannot become"),
-        (Reorder(("count", "count")), "once"),
-        (Reorder(("count", "other")), "no field 'other'"),
+        (DropField("id"), "primary key"),
+        (MakeNullable("id"), "primary key"),
+        (WidenField("id", "decimal(20,0)"), "primary key"),
+        (DropField("day"), "event time"),
+        (WidenField("day", "timestamp_ntz"), "event time"),
+        (DropField("nothing"), "there is no field 'nothing'; there are id, day"),
+        (RenameField("price", "ID"), "stands twice"),
+        (RenameField("price", "_x"), "underscore"),
+        (AddField(FieldSpec("more", "int8", False)), "must be nullable"),
+        (AddField(FieldSpec("price", "int8", True)), "stands twice"),
+        (WidenField("count", "int16"), "cannot become int16"),
+        (WidenField("count", "string"), "cannot become string"),
+        (WidenField("count", "int32"), "cannot become"),
+        (WidenField("count", "whatever"), "unknown type"),
+        (WidenField("price", "decimal(10,3)"), "cannot become"),
+        (ReorderFields(("count", "count")), "once"),
+        (ReorderFields(("count", "other")), "no field 'other'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(change: Change, words: str) -> None:
+def test_what_cannot_be_is_refused_in_words(change: SchemaChange, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        apply(ORDERS, change)
+        apply_change(ORDERS, change)
 
 
 @pytest.mark.parametrize(
@@ -147,27 +161,27 @@ def test_a_type_becomes_one_that_holds_all_its_values(narrow: str, wide: str, do
 
 
 def test_a_table_has_room_for_so_many_columns() -> None:
-    more = [Add(FieldSpec("x", "bool", True)), Drop("x")]
-    schema = apply_all(ORDERS, more * 1_996)
-    assert len(every(schema)) == 2_000
+    more = [AddField(FieldSpec("x", "bool", True)), DropField("x")]
+    schema = apply_changes(ORDERS, more * 1_996)
+    assert len(all_columns(schema)) == 2_000
     with pytest.raises(InvalidArgument, match="takes"):
-        apply_all(schema, more)
+        apply_changes(schema, more)
 
 
-EVERY_CHANGE: list[Change] = [
-    Add(FieldSpec("note", "string", True)),
-    Drop("a"),
-    Rename("a", "b"),
-    Reorder(("a", "b")),
-    Widen("a", "int64"),
-    Relax("a"),
-    RenamePart("a", ("b", "c"), "d"),
-    DropPart("a", ("b",)),
+EVERY_CHANGE: list[SchemaChange] = [
+    AddField(FieldSpec("note", "string", True)),
+    DropField("a"),
+    RenameField("a", "b"),
+    ReorderFields(("a", "b")),
+    WidenField("a", "int64"),
+    MakeNullable("a"),
+    RenameNestedField("a", ("b", "c"), "d"),
+    DropNestedField("a", ("b",)),
 ]
 
 
 def test_a_message_says_every_change() -> None:
-    body = {"changes": [to_json(each) for each in EVERY_CHANGE]}
+    body = {"changes": [change_to_json(each) for each in EVERY_CHANGE]}
     assert parse_body(MessageType.SCHEMA_CHANGE, encode_body(body)) == {"changes": EVERY_CHANGE}
 
 
@@ -176,8 +190,8 @@ def test_a_message_says_every_change() -> None:
     [
         {"changes": []},
         {"changes": {}},
-        {"changes": [to_json(Drop("a"))] * (MAX_CHANGES + 1)},
-        {"changes": [to_json(Drop("a"))], "add": FieldSpec("x", "bool", True).to_json()},
+        {"changes": [change_to_json(DropField("a"))] * (MAX_CHANGES + 1)},
+        {"changes": [change_to_json(DropField("a"))], "add": FieldSpec("x", "bool", True).to_json()},
         {"changes": [{"op": "drop"}]},
         {"changes": [{"op": "drop", "name": 1}]},
         {"changes": [{"op": "drop", "name": "a", "to": "b"}]},
@@ -200,32 +214,34 @@ def test_a_message_that_says_anything_else_is_malformed(body: dict[str, Any]) ->
 FIELDS = st.sampled_from(["id", "day", "price", "count", "a", "b", "A"])
 CHANGES = st.one_of(
     st.builds(
-        lambda name, kind: Add(FieldSpec(name, kind, True)), FIELDS, st.sampled_from(["int8", "date", "float32"])
+        lambda name, kind: AddField(FieldSpec(name, kind, True)), FIELDS, st.sampled_from(["int8", "date", "float32"])
     ),
-    st.builds(Drop, FIELDS),
-    st.builds(Rename, FIELDS, FIELDS),
-    st.builds(lambda found: Reorder(tuple(found)), st.lists(FIELDS, max_size=4)),
-    st.builds(Widen, FIELDS, st.sampled_from(["int16", "int32", "int64", "float64", "timestamp", "decimal(20,4)"])),
-    st.builds(Relax, FIELDS),
+    st.builds(DropField, FIELDS),
+    st.builds(RenameField, FIELDS, FIELDS),
+    st.builds(lambda found: ReorderFields(tuple(found)), st.lists(FIELDS, max_size=4)),
+    st.builds(
+        WidenField, FIELDS, st.sampled_from(["int16", "int32", "int64", "float64", "timestamp", "decimal(20,4)"])
+    ),
+    st.builds(MakeNullable, FIELDS),
 )
 
 
 @given(st.lists(CHANGES, max_size=25))
-def test_any_changes_leave_a_valid_schema_over_columns_that_stay(wanted: list[Change]) -> None:
+def test_any_changes_leave_a_valid_schema_over_columns_that_stay(wanted: list[SchemaChange]) -> None:
     schema = ORDERS
     for change in wanted:
-        assert from_json(to_json(change)) == change
+        assert change_from_json(change_to_json(change)) == change
         try:
-            after = apply(schema, change)
+            after = apply_change(schema, change)
         except InvalidArgument:
             continue
-        before = {each.name: each.type for each in every(schema)}
-        columns = {each.name: each.type for each in every(after)}
+        before = {each.name: each.type for each in all_columns(schema)}
+        columns = {each.name: each.type for each in all_columns(after)}
         assert before.items() <= columns.items()
-        assert len({name.casefold() for name in columns}) == len(every(after))
+        assert len({name.casefold() for name in columns}) == len(all_columns(after))
         assert CollectionSchema.from_json(after.to_json()) == after
-        assert [each.type for each in written(after)] == [each.type for each in after.arrow()]
-        assert after.key_fields[0].stored == (("id", "int64"),)
+        assert [each.type for each in written_columns(after)] == [each.type for each in after.arrow()]
+        assert after.key_fields[0].stored_columns == (("id", "int64"),)
         schema = after
 
 
@@ -240,20 +256,20 @@ INSIDE = CollectionSchema(
 
 
 def test_a_part_that_is_renamed_or_dropped_leaves_older_columns_with_the_names_of_now() -> None:
-    changed = apply_all(
+    changed = apply_changes(
         INSIDE,
         [
-            RenamePart("at", ("deep", "zip"), "code"),
-            DropPart("at", ("x",)),
-            Widen("at", "struct<deep: list<struct<day: date, code: string, zip: int8>>, x: string>"),
-            RenamePart("at", ("deep",), "far"),
-            DropPart("by", ("m",)),
-            Rename("by", "of"),
+            RenameNestedField("at", ("deep", "zip"), "code"),
+            DropNestedField("at", ("x",)),
+            WidenField("at", "struct<deep: list<struct<day: date, code: string, zip: int8>>, x: string>"),
+            RenameNestedField("at", ("deep",), "far"),
+            DropNestedField("by", ("m",)),
+            RenameField("by", "of"),
         ],
     )
     at, of = changed.fields[1:]
     assert at.type == "struct<far: list<struct<day: date, code: string, zip: int8>>, x: string>"
-    assert [each.name for each in at.stored] == ["at", "at__2", "at__3", "at__4", "at__5"]
+    assert [each.name for each in at.stored_columns] == ["at", "at__2", "at__3", "at__4", "at__5"]
     assert dict(at.part_names) == {
         "at": (None, "far", "day", "code"),
         "at__2": (None, "far", "day", "code"),
@@ -262,9 +278,9 @@ def test_a_part_that_is_renamed_or_dropped_leaves_older_columns_with_the_names_o
     }
     assert (of.type, dict(of.part_names)) == ("map<string, struct<n: int8>>", {"by": ("n", None)})
     assert CollectionSchema.from_json(changed.to_json()) == changed
-    assert changed.declared().fields[1] == FieldSpec("at", at.type, True)
-    assert apply(changed, Drop("at")).retired == at.stored
-    back = apply_all(INSIDE, [RenamePart("by", ("n",), "q"), RenamePart("by", ("q",), "n")])
+    assert changed.as_declared().fields[1] == FieldSpec("at", at.type, True)
+    assert apply_change(changed, DropField("at")).retired == at.stored_columns
+    back = apply_changes(INSIDE, [RenameNestedField("by", ("n",), "q"), RenameNestedField("by", ("q",), "n")])
     assert dict(back.fields[2].part_names) == {"by__2": ("n", "m")}
 
 
@@ -281,7 +297,7 @@ def test_names_of_parts_that_cannot_be_are_malformed(parts: Any, words: str) -> 
     field = FieldSpec("at", "struct<x: int8, y: int8>", True).to_json() | {
         "columns": [["at", "struct<x: int8, z: int8>"], ["at__2", "struct<x: int8, y: int8>"]]
     }
-    assert FieldSpec.from_json(field | {"parts": {"at": ["x", "y"]}}).tree_of(
+    assert FieldSpec.from_json(field | {"parts": {"at": ["x", "y"]}}).parsed_type_of(
         StoredColumn("at", "struct<x: int8, z: int8>")
     )
     with pytest.raises((Malformed, InvalidArgument), match=words):
@@ -351,22 +367,24 @@ def test_values_follow_any_renames_and_drops_inside_of_their_field(kind: str, da
         (FieldSpec("id", "int64", False), FieldSpec("at", f"struct<a: {kind}, q: int8>", True)), "id"
     )
     field = wanted.fields[1]
-    values = [value_of(field.tree, data.draw) for _ in range(data.draw(st.integers(0, 5)))]
-    stored = pa.chunked_array([pa.array(values, field.tree.arrow)])
+    values = [value_of(field.parsed_type, data.draw) for _ in range(data.draw(st.integers(0, 5)))]
+    stored = pa.chunked_array([pa.array(values, field.parsed_type.arrow)])
     for number in range(data.draw(st.integers(1, 5))):
-        path = data.draw(st.sampled_from(paths_in(wanted.fields[1].tree)))
-        change: Change = RenamePart("at", path, data.draw(st.sampled_from(["a", "b", f"n{number}"])))
+        path = data.draw(st.sampled_from(paths_in(wanted.fields[1].parsed_type)))
+        change: SchemaChange = RenameNestedField("at", path, data.draw(st.sampled_from(["a", "b", f"n{number}"])))
         if data.draw(st.booleans()):
-            change = DropPart("at", path)
+            change = DropNestedField("at", path)
         try:
-            after = apply(wanted, change)
+            after = apply_change(wanted, change)
         except InvalidArgument:
             continue
-        before, wanted = wanted.fields[1].tree, after
-        values = [by_hand(each, before, path, change.to if isinstance(change, RenamePart) else None) for each in values]
+        before, wanted = wanted.fields[1].parsed_type, after
+        values = [
+            by_hand(each, before, path, change.to if isinstance(change, RenameNestedField) else None) for each in values
+        ]
     cut = data.draw(st.integers(0, len(values)))
     for piece, expected in ((stored, values), (stored.slice(cut), values[cut:])):
-        found = brought(piece, field.stored[0], wanted.fields[1])
-        assert found.type == wanted.fields[1].tree.arrow
+        found = to_field_type(piece, field.stored_columns[0], wanted.fields[1])
+        assert found.type == wanted.fields[1].parsed_type.arrow
         found.validate(full=True)
         assert found.to_pylist() == expected

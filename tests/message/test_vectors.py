@@ -16,7 +16,7 @@ from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
-from millrace.rpc.wire import NotTaken, ack_from_bytes
+from millrace.rpc.wire import NotAccepted, ack_from_bytes
 from tests.message import vectors
 from tests.message.samples import entries
 
@@ -77,5 +77,5 @@ def test_each_failed_append_says_what_it_is(published: dict[str, Any]) -> None:
         frame = bytes.fromhex(vector["hex"])
         assert frame[0] == vector["status"]
         assert (json.loads(frame[25:]) if frame[25:] else None) == vector["error"]
-        with pytest.raises((NotTaken, EntryTooLarge)):
+        with pytest.raises((NotAccepted, EntryTooLarge)):
             ack_from_bytes(frame)

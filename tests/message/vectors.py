@@ -25,7 +25,7 @@ from millrace.message.types import BEHAVIOUR
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
 from millrace.message.wire.layout import COLUMNS, VERSION
-from millrace.rpc.wire import NotTaken, failure_to_bytes
+from millrace.rpc.wire import NotAccepted, failure_to_bytes
 from tests.message.samples import HEADER, entries
 from tests.message.wire.test_hostile import WRONG
 
@@ -123,7 +123,7 @@ def decoded(value: bytes) -> list[dict[str, Any]]:
 
 
 FAILURES: Final = [
-    (NotTaken(), 3, None),
+    (NotAccepted(), 3, None),
     (
         EntryTooLarge("an entry has at most 16 bytes"),
         2,

@@ -80,14 +80,14 @@ class RealTime(Rig):
 
 def memory(folder: Path, kept: int) -> Rig:
     clock = Hand()
-    return Rig(MemoryStore(clock, kept=kept), clock)
+    return Rig(MemoryStore(clock, retained_revisions=kept), clock)
 
 
 def sqlite(folder: Path, kept: int) -> Rig:
     clock = Hand()
 
     def opened() -> MetaStore:
-        return SqlStore.in_file(folder / "meta.db", clock, kept=kept)
+        return SqlStore.in_file(folder / "meta.db", clock, retained_revisions=kept)
 
     return Rig(opened(), clock, opened)
 
@@ -98,7 +98,7 @@ def mariadb(folder: Path, kept: int) -> Rig:
     url = f"mariadb://{server.address}/{new_database(server)}"
 
     def opened() -> MetaStore:
-        return SqlStore(url, clock, kept=kept, **server.credentials._asdict())
+        return SqlStore(url, clock, retained_revisions=kept, **server.credentials._asdict())
 
     return Rig(opened(), clock, opened)
 
@@ -120,7 +120,7 @@ def etcd(folder: Path, kept: int) -> Rig:
     address = EtcdAddress((f"http://{server.address}",), f"{uuid.uuid4().hex}/")
 
     def opened() -> MetaStore:
-        return EtcdStore(address, kept=kept)
+        return EtcdStore(address, retained_revisions=kept)
 
     return RealTime(opened(), Hand(), opened, lease_seconds=3.0)
 

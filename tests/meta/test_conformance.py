@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import InvalidArgument, LeaseNotFound, RevisionCompacted
-from millrace.meta.store import MAX_CHANGES, MAX_KEY, MAX_VALUE, Delete, Entry, Event, Is, MetaStore, Put
+from millrace.meta.store import MAX_CHANGES, MAX_KEY, MAX_VALUE, Delete, Entry, Event, MetaStore, Put, RevisionEquals
 from tests.meta.stores import STORES, Rig
 
 
@@ -47,11 +47,13 @@ def test_an_entry_knows_when_it_was_made_and_when_it_was_written_last(store: Met
 
 def test_a_commit_is_all_or_nothing_and_takes_one_revision(store: MetaStore) -> None:
     before = put(store, "seen", b"x")
-    revision = store.commit([Put("a", b"1"), Put("b", b"2"), Delete("seen")], when=[Is("seen", before), Is("a", 0)])
+    revision = store.commit(
+        [Put("a", b"1"), Put("b", b"2"), Delete("seen")], when=[RevisionEquals("seen", before), RevisionEquals("a", 0)]
+    )
     assert revision == before + 1
     assert [(entry.key, entry.modified) for entry in store.list("").entries] == [("a", revision), ("b", revision)]
-    for condition in (Is("a", before), Is("a", 0), Is("nowhere", revision)):
-        assert store.commit([Put("a", b"9"), Delete("b")], when=[Is("b", revision), condition]) is None
+    for condition in (RevisionEquals("a", before), RevisionEquals("a", 0), RevisionEquals("nowhere", revision)):
+        assert store.commit([Put("a", b"9"), Delete("b")], when=[RevisionEquals("b", revision), condition]) is None
     assert store.list("").revision == revision
     assert keys(store) == ["a", "b"]
 
@@ -60,7 +62,7 @@ def test_a_key_that_came_back_is_not_the_one_that_was_read(store: MetaStore) -> 
     first = put(store, "a", b"1")
     store.commit([Delete("a")])
     put(store, "a", b"1")
-    assert store.commit([Put("a", b"2")], when=[Is("a", first)]) is None
+    assert store.commit([Put("a", b"2")], when=[RevisionEquals("a", first)]) is None
 
 
 def test_of_writers_that_read_the_same_one_gets_through(rig: Rig) -> None:
@@ -76,7 +78,7 @@ def test_of_writers_that_read_the_same_one_gets_through(rig: Rig) -> None:
                     entry = store.get("count")
                     assert entry is not None
                     more = str(int(entry.value) + 1).encode()
-                    if store.commit([Put("count", more)], when=[Is("count", entry.modified)]) is not None:
+                    if store.commit([Put("count", more)], when=[RevisionEquals("count", entry.modified)]) is not None:
                         break
         except BaseException as error:
             failures.append(error)
@@ -243,12 +245,12 @@ def test_a_lease_of_no_sense_is_refused(store: MetaStore, seconds: float) -> Non
         ([Put("a", bytes(MAX_VALUE + 1))], []),
         ([Put(f"k{number}", bytes(MAX_VALUE)) for number in range(3)], []),
         ([Put(f"k{number}", b"") for number in range(MAX_CHANGES + 1)], []),
-        ([Put("a", b"")], [Is("", 0)]),
+        ([Put("a", b"")], [RevisionEquals("", 0)]),
     ],
     ids=lambda case: repr(case)[:20],
 )
 def test_a_commit_of_no_sense_is_refused_before_anything_is_done(
-    store: MetaStore, then: list[Put | Delete], when: list[Is]
+    store: MetaStore, then: list[Put | Delete], when: list[RevisionEquals]
 ) -> None:
     begin = store.list("").revision
     with pytest.raises(InvalidArgument):

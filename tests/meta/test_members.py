@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
-from millrace.brokers.broker import free_ports
+from millrace.brokers.server import free_ports
 from millrace.meta.etcd import EtcdAddress, EtcdStore
 from millrace.meta.store import Put
 

@@ -12,25 +12,25 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidSettings, LeaseNotFound, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
 from millrace.base.settings import Settings
-from millrace.brokers.broker import Broker
 from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.mariadb import DATABASE, MariaDbServer
-from millrace.coord.channels.record import CHANNELS, ChannelRecord, Owner, State
-from millrace.coord.discovery import Discovery
-from millrace.meta.databases import mariadb, prepare, transaction
-from millrace.meta.opening import OpenStore, open_meta_store
-from millrace.meta.store import Is, Put
-from millrace.rpc.assignments import Assignments
+from millrace.brokers.server import LocalServer
+from millrace.coord.assignment_source import MetaStoreAssignmentSource
+from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord, Owner
+from millrace.meta.factory import ClosableMetaStore, open_meta_store
+from millrace.meta.sql_engine import mariadb_engine, transaction, upgrade_exclusively
+from millrace.meta.store import Put, RevisionEquals
+from millrace.rpc.assignments import AssignmentCache
 from tests import running_brokers
 from tests.meta.stores import new_database
 
 SECONDS = 30.0
 
 
-def opened(server: Broker, *, address: str = "", database: str = DATABASE) -> OpenStore:
+def opened(server: LocalServer, *, address: str = "", database: str = DATABASE) -> ClosableMetaStore:
     """The store on `server`, at another address where a proxy stands before it."""
     url = server.url.replace(server.address, address or server.address).replace(f"/{DATABASE}", f"/{database}")
     env = server.credentials.environment() if isinstance(server, MariaDbServer) else {}
@@ -38,7 +38,7 @@ def opened(server: Broker, *, address: str = "", database: str = DATABASE) -> Op
 
 
 @pytest.fixture(params=["etcd", "mariadb"])
-def running(request: pytest.FixtureRequest) -> tuple[Broker, str]:
+def running(request: pytest.FixtureRequest) -> tuple[LocalServer, str]:
     """The run's server, and a database of this test's own."""
     if request.param == "etcd":
         return running_brokers.etcd(), DATABASE
@@ -48,7 +48,7 @@ def running(request: pytest.FixtureRequest) -> tuple[Broker, str]:
 
 @pytest.mark.parametrize("kind", [EtcdServer, MariaDbServer])
 def test_a_server_that_was_killed_goes_on_with_all_that_it_acknowledged(
-    kind: Callable[..., Broker], tmp_path: Path
+    kind: Callable[..., LocalServer], tmp_path: Path
 ) -> None:
     with kind(tmp_path, settings=Settings()).start() as server, opened(server) as store:
         lease = store.grant(SECONDS)
@@ -69,16 +69,18 @@ def test_a_server_that_was_killed_goes_on_with_all_that_it_acknowledged(
                 return False
             return True
 
-        assert until(answers, deadline, every=0.05)  # the same store, not opened again
+        assert poll_until(answers, deadline, interval=0.05)  # the same store, not opened again
         assert [entry.modified for entry in store.list("").entries] == [revision, revision]
         assert store.changes("", after=revision).events == ()
-        assert store.commit([Put("b", b"2")], when=[Is("a", revision), Is("b", 0)]) == revision + 1
+        assert (
+            store.commit([Put("b", b"2")], when=[RevisionEquals("a", revision), RevisionEquals("b", 0)]) == revision + 1
+        )
 
 
 class Proxy:
     """Stands before a server. Once armed, it lets a request through that has `mark` in it, and cuts the line at its answer."""
 
-    def __init__(self, server: Broker, mark: bytes) -> None:
+    def __init__(self, server: LocalServer, mark: bytes) -> None:
         self._server, self._mark = server.port["client"], mark
         self.armed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -126,14 +128,14 @@ class Proxy:
 
 
 @pytest.fixture
-def proxy(running: tuple[Broker, str]) -> Iterator[Proxy]:
+def proxy(running: tuple[LocalServer, str]) -> Iterator[Proxy]:
     proxy = Proxy(running[0], b"/v3/kv/txn" if running[0].url.startswith("etcd") else b"COMMIT")
     yield proxy
     proxy.close()
 
 
 def test_a_commit_whose_answer_was_lost_is_ambiguous_and_reading_tells(
-    running: tuple[Broker, str], proxy: Proxy
+    running: tuple[LocalServer, str], proxy: Proxy
 ) -> None:
     server, database = running
     with opened(server, address=proxy.address, database=database) as store:
@@ -141,12 +143,12 @@ def test_a_commit_whose_answer_was_lost_is_ambiguous_and_reading_tells(
         assert first is not None
         proxy.armed.set()
         with pytest.raises(MetaAmbiguous, match="read before you repeat"):
-            store.commit([Put("lost", b"2")], when=[Is("lost", first)])
+            store.commit([Put("lost", b"2")], when=[RevisionEquals("lost", first)])
         proxy.armed.clear()
         entry = store.get("lost")
         assert entry is not None
         assert entry.value == b"2"  # it stands; who repeats it with his condition does nothing
-        assert store.commit([Put("lost", b"2")], when=[Is("lost", first)]) is None
+        assert store.commit([Put("lost", b"2")], when=[RevisionEquals("lost", first)]) is None
 
 
 def test_a_server_that_is_not_there_is_unavailable_and_nothing_was_done(tmp_path: Path) -> None:
@@ -173,14 +175,14 @@ def test_a_password_in_the_address_is_refused_and_not_shown(url: str) -> None:
 def test_a_follower_of_an_etcd_that_was_compacted_takes_everything_anew() -> None:
     server = running_brokers.etcd()
     with open_meta_store(f"{server.url}/compacted", time.monotonic, env={}) as store:
-        follower = Assignments(Discovery(store))
-        follower.step()
+        follower = AssignmentCache(MetaStoreAssignmentSource(store))
+        follower.refresh()
 
         def assign(pchannel: str, term: int) -> int:
             record = ChannelRecord(
-                pchannel, "append", State.ASSIGNED, term=term, owner=Owner(f"s{term}", "here:1", term)
+                pchannel, "append", AssignmentState.ASSIGNED, term=term, owner=Owner(f"s{term}", "here:1", term)
             )
-            revision = store.commit([Put(f"{CHANNELS}{pchannel}/append", record.encoded())])
+            revision = store.commit([Put(f"{CHANNEL_PREFIX}{pchannel}/append", record.encode())])
             assert revision is not None
             return revision
 
@@ -189,10 +191,10 @@ def test_a_follower_of_an_etcd_that_was_compacted_takes_everything_anew() -> Non
         newest = assign("b", 1)
         store.compact(newest)
         assign("b", 2)
-        follower.step()
+        follower.refresh()
         assert [(each.pchannel, each.term) for each in follower.known()] == [("a", 3), ("b", 2)]
         assign("a", 4)
-        follower.step()  # and goes on by changes
+        follower.refresh()  # and goes on by changes
         assert [(each.pchannel, each.term) for each in follower.known()] == [("a", 4), ("b", 2)]
 
 
@@ -276,10 +278,10 @@ def test_processes_that_open_a_new_database_at_once_make_its_tables_once() -> No
 def test_who_waits_to_make_the_tables_finds_what_the_one_before_has_made() -> None:
     server = running_brokers.mariadb()
     database = new_database(server)
-    engine = mariadb(f"mariadb://{server.address}/{database}", *server.credentials)
+    engine = mariadb_engine(f"mariadb://{server.address}/{database}", *server.credentials)
     try:
-        with transaction(engine, reads=True) as db:
-            prepare(db)
+        with transaction(engine, read_only=True) as db:
+            upgrade_exclusively(db)
             with opened(server, database=database) as store:  # the first one has not gone on yet
                 assert store.list("").revision == 0
     finally:
@@ -291,6 +293,6 @@ def test_a_lease_of_mariadb_ends_by_who_watches_it() -> None:
     with opened(server, database=new_database(server)) as store:
         lease = store.grant(0.3)
         store.commit([Put("node", b"", lease)])
-        assert until(lambda: store.get("node") is None, Deadline.after(SECONDS), every=0.05)
+        assert poll_until(lambda: store.get("node") is None, Deadline.after(SECONDS), interval=0.05)
         with pytest.raises(LeaseNotFound):
             store.renew(lease)

@@ -98,7 +98,7 @@ def test_tables_of_a_newer_build_are_left_alone(tmp_path: Path) -> None:
 def test_a_commit_that_another_process_keeps_from_its_turn_was_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.meta.databases.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("millrace.meta.sql_engine.BUSY_SECONDS", 0.05)
     with opened(tmp_path) as store:
         db = sqlite3.connect(tmp_path / "deep" / "meta.db", isolation_level=None)
         db.execute("begin immediate")

@@ -26,9 +26,9 @@ from millrace.msgstream.factory import (
     MemMsgStreamFactory,
     RmqMsgStreamFactory,
 )
+from millrace.msgstream.meta_registry import MetaStoreRegistry
 from millrace.msgstream.pack import MsgPack
 from millrace.msgstream.registry import REGISTRY
-from millrace.msgstream.stored_registry import StoredRegistry
 from millrace.rpc.remote_log import RemoteLogService
 from tests.msgstream.messages import append, consumed, ids, message
 
@@ -42,7 +42,7 @@ def of(request: pytest.FixtureRequest) -> Channels:
     if request.param == "log":
         return MsgChannels
     store = MemoryStore(lambda: 0.0)
-    return lambda service: MsgChannels(service, StoredRegistry(service, store))
+    return lambda service: MsgChannels(service, MetaStoreRegistry(service, store))
 
 
 def test_channels_are_created_with_owner_and_attributes_and_described(service: LogService, of: Channels) -> None:
@@ -149,17 +149,17 @@ def test_of_creations_that_broke_off_the_newest_names_are_kept(
 def test_the_log_of_the_registry_is_written_anew_and_its_begin_given_up(
     service: LogService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "FEWEST_EVENTS", 8)
+    monkeypatch.setattr(registry, "MIN_EVENTS", 8)
     channels = MsgChannels(service)
     kept = channels.create_channels(CreateChannelRequest(OWNER, 2, {"ttl": "1d"})).channel_names
-    with registry.opened(service) as log:
+    with registry.open_registry_log(service) as log:
         begin = log.describe().begin
     for _ in range(12):
         channels.destroy_channels(
             DestroyChannelRequest(channels.create_channels(CreateChannelRequest(OWNER, 1)).channel_names)
         )
-    with registry.opened(service) as log:
-        assert registry.Events.of(log).count <= 9
+    with registry.open_registry_log(service) as log:
+        assert registry.RegistryEvents.of(log).count <= 9
         assert log.describe().begin > begin
     assert [(each.channel_name, each.attributes) for each in channels.describe_channels().descriptions] == [
         (name, {"ttl": "1d"}) for name in kept

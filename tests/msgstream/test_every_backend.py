@@ -69,8 +69,8 @@ def kafka(folder: Path) -> KafkaMsgStreamFactory:
 
 def pulsar(folder: Path) -> PulsarMsgStreamFactory:
     broker = running_brokers.pulsar()
-    location = broker.base.partition("://")[2]
-    return PulsarMsgStreamFactory(f"{location}/{deployment_name(folder)}", settings={"admin": broker.admin})
+    location = broker.namespace_url.partition("://")[2]
+    return PulsarMsgStreamFactory(f"{location}/{deployment_name(folder)}", settings={"admin": broker.admin_url})
 
 
 @pytest.mark.parametrize("opened", [rocksmq, kafka, pytest.param(pulsar, marks=pytest.mark.slow)])

@@ -83,24 +83,24 @@ def test_a_channel_is_bounded_and_what_is_trimmed_or_refused_is_let_go() -> None
         assert isinstance(service, MemoryLogService)
         stream.as_producer(names)
         stream.broadcast(MsgPack(msgs=[message(1, each) for each in range(4)]))
-        assert len(service.handover) == 4
+        assert len(service.message_table) == 4
         with pytest.raises(BufferFull, match="trim what its groups are done with"):
             stream.produce(MsgPack(msgs=[message(9, 9, key=0)]))
-        assert len(service.handover) == 4, "what was refused is not kept"
+        assert len(service.message_table) == 4, "what was refused is not kept"
         stream.as_consumer(names, "g")
         while stream.consume(timeout=5.0).end_positions[1].log_id != LogId(0, 4):
             pass
         service.open(names[0]).truncate(LogId(0, 4))
-        assert len(service.handover) == 4, "the other channel has them still"
+        assert len(service.message_table) == 4, "the other channel has them still"
         service.open(names[1]).truncate(LogId(0, 2))
-        assert len(service.handover) == 2
+        assert len(service.message_table) == 2
         with pytest.raises(PositionTruncated) as caught:
             service.open(names[1]).read(LogId(0, 1))
         assert caught.value.earliest == (0, 2)
         with pytest.raises(InvalidArgument):
             service.open(names[1]).truncate(LogId(0, 9))
         service.drop(names[1])
-        assert len(service.handover) == 0
+        assert len(service.message_table) == 0
         stream.produce(MsgPack(msgs=[message(9, 9, key=0)]))
 
 

@@ -11,7 +11,7 @@ import crc32c
 import pyarrow as pa
 
 from millrace.message.builders import flush_all, insert, term_opening, time_tick
-from millrace.message.columns import Columns
+from millrace.message.columns import MessageColumns
 from millrace.message.wire.decode import decode_columns
 from millrace.message.wire.encode import encode_entry
 from millrace.message.wire.layout import CRC_START, PREFIX
@@ -55,7 +55,7 @@ def poison() -> bytes:
 def later_build() -> Iterator[None]:
     """The chain of this process is that of a later build: it reads `poison` as it reads `accepted`."""
 
-    def decode(entries: pa.RecordBatch) -> Columns:
+    def decode(entries: pa.RecordBatch) -> MessageColumns:
         values = [accepted() if value == poison() else value for value in entries.column("value").to_pylist()]
         read = pa.RecordBatch.from_arrays(
             [*entries.columns[:3], pa.array(values, pa.large_binary())], schema=entries.schema

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from millrace.log.protocol import LogService
+from millrace.node.ingest.ingester import IngestPlan
 from millrace.node.ingest.planner import LogPlanner
-from millrace.node.ingest.ranges import RangePlan
-from millrace.node.range.schedule import Schedule, Stalls
+from millrace.node.range_loop.schedule import RangeSchedule, StallBackoff
 from millrace.tables.wal.table import WalTable
 
 
 def log_schedule(
-    service: LogService, table: WalTable, *, parked: Path, stalls: Stalls | None = None
-) -> Schedule[RangePlan]:
+    service: LogService, table: WalTable, *, parked: Path, stalls: StallBackoff | None = None
+) -> RangeSchedule[IngestPlan]:
     """Of all PChannels of `service`; who closes it closes the service for itself."""
-    return Schedule(LogPlanner(lambda: service, table, parked=parked), parked=parked, stalls=stalls)
+    return RangeSchedule(LogPlanner(lambda: service, table, parked=parked), parked=parked, stalls=stalls)

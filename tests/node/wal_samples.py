@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from millrace.message.ids import LogId, compose_tick
-from millrace.node.ingest.ranges import RangeReport
-from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.node.ingest.ingester import IngestReport
+from millrace.node.ingest.wal_writer import WalRangeWriter
 from millrace.tables.wal.table import WalPosition
-from millrace.wal.chain import Outcome
+from millrace.wal.chain import ChainOutcome
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
@@ -62,22 +62,22 @@ def outcome(
     *,
     messages: Sequence[dict[str, Any]] = (),
     rejections: Sequence[dict[str, Any]] = (),
-) -> Outcome:
+) -> ChainOutcome:
     """What a chain would say that made these rows of the entries behind `base`."""
     state = (base.state or ChannelState.new(base.pchannel)).copy()
     rows = [*messages, *rejections]
     if messages:
         state.last_tick = messages[-1]["time_tick"]
     state.position = LogId(0, max(row["entry"] for row in rows) + 1)
-    return Outcome(messages=wal_rows(messages), rejections=wal_rows(rejections), state=state)
+    return ChainOutcome(messages=wal_rows(messages), rejections=wal_rows(rejections), state=state)
 
 
-def write_range(table: Path, base: WalPosition, made: Outcome) -> RangeReport:
+def write_range(table: Path, base: WalPosition, made: ChainOutcome) -> IngestReport:
     """One attempt at a range: files on disk and the report that a task would hand to the committer."""
-    writer = RangeWriter(table, base.pchannel)
+    writer = WalRangeWriter(table, base.pchannel)
     writer.add(made)
     actions = writer.finish(made.state, base)
-    return RangeReport(
+    return IngestReport(
         pchannel=base.pchannel,
         base_commits=base.commits,
         base_tick=base.last_tick,
@@ -89,6 +89,6 @@ def write_range(table: Path, base: WalPosition, made: Outcome) -> RangeReport:
     )
 
 
-def inserts(table: Path, base: WalPosition, *entries: int) -> RangeReport:
+def inserts(table: Path, base: WalPosition, *entries: int) -> IngestReport:
     """An attempt at a range that holds one insert for each of `entries`."""
     return write_range(table, base, outcome(base, messages=[message(entry) for entry in entries]))

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
 from millrace.node.flush import in_process as flusher_run
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 SCHEMA = CollectionSchema(
@@ -30,7 +30,7 @@ class World:
 
     settings: Settings
     client: Client
-    users: Collection
+    users: CollectionInfo
 
     def rows(self, start: int, stop: int, *, name: str = "n") -> Any:
         """Rows of ``users``."""
@@ -51,9 +51,9 @@ class World:
 
     def settle(self, *, flush: bool = True) -> None:
         """What the streaming node, and with `flush` the flusher, would do until nothing is left."""
-        catch_up(self.settings, self.client.log)
+        ingest_to_end(self.settings, self.client.log)
         if flush:
-            flusher_run.flush(self.settings)
+            flusher_run.flush_to_end(self.settings)
 
 
 def make_world(settings: Settings) -> World:

@@ -11,26 +11,26 @@ import pytest
 
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.coord.store import Store
+from millrace.coord.catalog_store import CatalogStore
 from millrace.message.ids import LogId, compose_tick
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.range.parking import Parked, park
+from millrace.node.range_loop.parking import Parked, park
 from millrace.observe import health
-from millrace.observe.health import Kept, findings, read_kept, state_of
+from millrace.observe.health import HealthInputs, findings, overall_state, read_health_inputs
 from millrace.observe.maintenance import running_operations
 from millrace.observe.models import HealthFinding, JobView, PChannelView
 from millrace.observe.observer import Observer
-from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
-from millrace.operations.quality.quarantine import release
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
+from millrace.operations.quality.quarantine import release_blocks
 from millrace.operations.quality.results import record_run
 from millrace.operations.registry import find_operation
 from millrace.rpc.clock import ClockView
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RunFolder
-from millrace.runtime.places import BEFORE, EXPECTED_START
+from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD
 from tests.coord.catalog_rig import add_collection, finish
 
 NOW = 1_800_000_000.0
@@ -52,14 +52,14 @@ def channel(*, wal: float = NOW, flushed: float = NOW, **more: object) -> PChann
     return PChannelView.model_validate({**known, **more})
 
 
-def kinds(jobs: list[JobView], channels: list[PChannelView], kept: Kept | None = None) -> list[str]:
-    return [each.kind for each in findings(jobs, channels, kept or Kept(), log_server=True, now=NOW)]
+def kinds(jobs: list[JobView], channels: list[PChannelView], kept: HealthInputs | None = None) -> list[str]:
+    return [each.kind for each in findings(jobs, channels, kept or HealthInputs(), log_server=True, now=NOW)]
 
 
 def test_where_nothing_is_wrong_nothing_is_said() -> None:
     jobs = [job("streaming-node", at=NOW - 9000), job(at=NOW - 9000)]
     assert kinds(jobs, [channel(wal=NOW - 9000, flushed=NOW - 9000)]) == [], "a job that rests is no fault"
-    assert state_of([], empty=False)[0] == "healthy"
+    assert overall_state([], empty=False)[0] == "healthy"
 
 
 def test_a_flusher_that_has_rows_and_brings_none_is_stalled_however_short_its_lag_is() -> None:
@@ -70,14 +70,16 @@ def test_a_flusher_that_has_rows_and_brings_none_is_stalled_however_short_its_la
 
 
 def test_a_change_that_does_not_end_is_said_until_it_ends() -> None:
-    assert kinds([], [], Kept(ddl=[("users", "add_field", NOW - 5)])) == []
-    assert kinds([], [], Kept(ddl=[("users", "add_field", NOW - 90)])) == ["ddl_stuck"]
-    assert kinds([], [], Kept(ddl=[("users", "add_field", 0.0)])) == ["ddl_stuck"], "begun by an earlier version"
+    assert kinds([], [], HealthInputs(running_ddl=[("users", "add_field", NOW - 5)])) == []
+    assert kinds([], [], HealthInputs(running_ddl=[("users", "add_field", NOW - 90)])) == ["ddl_stuck"]
+    assert kinds([], [], HealthInputs(running_ddl=[("users", "add_field", 0.0)])) == ["ddl_stuck"], (
+        "begun by an earlier version"
+    )
 
 
 def test_a_clock_that_is_held_and_log_time_that_is_ahead_are_said() -> None:
     def found(clock: ClockView | None, wal: float = NOW) -> list[HealthFinding]:
-        return findings([], [channel(wal=wal, flushed=wal)], Kept(), log_server=True, clock=clock, now=NOW)
+        return findings([], [channel(wal=wal, flushed=wal)], HealthInputs(), log_server=True, clock=clock, now=NOW)
 
     now_ms = int(NOW * 1000)
     assert found(ClockView(now_ms, now_ms, None, 300.0)) == []
@@ -88,16 +90,16 @@ def test_a_clock_that_is_held_and_log_time_that_is_ahead_are_said() -> None:
     [ahead] = found(None, wal=NOW + 90.0)
     assert (ahead.kind, ahead.subject) == ("clock", "dml_0")
     assert "90 s ahead" in ahead.words
-    assert state_of([ahead], empty=False)[0] == "degraded"
+    assert overall_state([ahead], empty=False)[0] == "degraded"
 
 
 def test_a_file_of_tokens_that_lets_nobody_in_is_said(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     file = TokenFile(tmp_path)
     file.add("shop", (Grant(Role.READ),))
-    assert kinds([], [], read_kept(settings)) == []
+    assert kinds([], [], read_health_inputs(settings)) == []
     file.path.chmod(0o644)
-    [found] = findings([], [], read_kept(settings), log_server=True, now=NOW)
+    [found] = findings([], [], read_health_inputs(settings), log_server=True, now=NOW)
     assert (found.kind, found.severity) == ("tokens_refused", "warning")
     assert "chmod 600" in found.words
 
@@ -113,7 +115,7 @@ def test_a_file_of_tokens_that_lets_nobody_in_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_the_newest_run_of_maintenance_says_whether_it_is_well(line: dict[str, object], wrong: bool) -> None:
-    found = kinds([], [], Kept(newest_runs={"checkpoint": line, "load_files": {"state": "failed"}}))
+    found = kinds([], [], HealthInputs(newest_runs={"checkpoint": line, "load_files": {"state": "failed"}}))
     assert found == (["maintenance_failed"] if wrong else [])
 
 
@@ -143,10 +145,10 @@ FAILED: dict[str, object] = {
 def test_a_failure_whose_retry_waits_does_not_degrade_the_whole(
     change: dict[str, object], active: set[str], kind: str
 ) -> None:
-    kept = Kept(newest_runs={"quality": {**FAILED, **change}}, active=active)
+    kept = HealthInputs(newest_runs={"quality": {**FAILED, **change}}, active_jobs=active)
     [found] = findings([], [], kept, log_server=True, now=NOW)
     assert (found.kind, found.run) == (kind, "run-1")
-    state, words = state_of([found], empty=False)
+    state, words = overall_state([found], empty=False)
     assert state == ("healthy" if kind == "maintenance_retry" else "degraded")
     assert "quality" in words
 
@@ -156,35 +158,37 @@ def test_a_run_that_waits_counts_as_a_retry(settings: Settings) -> None:
     held = folder.try_lock()
     assert held is not None
     replace_json(folder.params, {"job": "quality", "attempt": 2, "at": NOW, "params": {}})
-    launch_history.append(
+    launch_history.append_history(
         launch_history.history_path(settings, launch_history.OPERATIONS), {"job": "quality", **FAILED}
     )
     try:
-        assert read_kept(settings).active == {"quality"}
-        replace_json(folder.progress, {"words": "waiting", "figures": {BEFORE: 2, EXPECTED_START: NOW + 60}})
+        assert read_health_inputs(settings).active_jobs == {"quality"}
+        replace_json(folder.progress, {"words": "waiting", "figures": {JOBS_AHEAD: 2, EXPECTED_START: NOW + 60}})
         [row] = running_operations(settings)
     finally:
         os.close(held)
     assert (row.state, row.before, row.expected_start, row.report) == ("waiting", 2, NOW + 60, {})
-    assert read_kept(settings).active == set()
+    assert read_health_inputs(settings).active_jobs == set()
 
 
 def test_the_worst_makes_the_state_and_each_says_where_to_go() -> None:
-    kept = Kept(ddl=[("users", "add_field", 0.0)], blocks=["abc"], newest_runs={"backup": {"state": "failed"}})
+    kept = HealthInputs(
+        running_ddl=[("users", "add_field", 0.0)], blocks=["abc"], newest_runs={"backup": {"state": "failed"}}
+    )
     found = findings([job(state="stopped")], [channel(parked="no", lag_seconds=99.0)], kept, log_server=False, now=NOW)
     assert {each.kind for each in found} == {
         "parked", "job_stopped", "ddl_stuck", "quality_blocks", "maintenance_failed", "lagging", "log_stopped",
     }  # fmt: skip
-    assert state_of(found, empty=False)[0] == "parked"
-    assert state_of(found[1:], empty=False)[0] == "stopped"
-    assert state_of(found[2:], empty=False)[0] == "degraded"
-    assert [state_of([each], empty=False)[0] for each in found if each.kind == "lagging"] == ["lagging"]
+    assert overall_state(found, empty=False)[0] == "parked"
+    assert overall_state(found[1:], empty=False)[0] == "stopped"
+    assert overall_state(found[2:], empty=False)[0] == "degraded"
+    assert [overall_state([each], empty=False)[0] for each in found if each.kind == "lagging"] == ["lagging"]
     assert all(each.where for each in found)
 
 
 def test_the_pages_that_findings_name_are_there() -> None:
     docs = Path(__file__).resolve().parents[2]
-    for where in health.WHERE.values():
+    for where in health.REMEDIES.values():
         page, _, heading = where.partition("docs/")[2].partition("#")
         text = (docs / "docs" / page).read_text()
         assert not heading or f"## {heading.replace('-', ' ')}" in text.lower(), where
@@ -207,18 +211,18 @@ def look(settings: Settings) -> Iterator[Callable[[], Observer]]:
 def test_what_a_deployment_keeps_is_found_by_whoever_looks(
     settings: Settings, look: Callable[[], Observer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "DDL_SECONDS", 0.0)
-    store = Store(settings.data_dir / "coord" / "coord.db")
+    monkeypatch.setattr(health, "DDL_STUCK_SECONDS", 0.0)
+    store = CatalogStore(settings.data_dir / "coord" / "coord.db")
     broadcast = add_collection(store, "users", SCHEMA)
-    _reporter = Reporter(settings.run_path)
+    _reporter = ProcessRegistration(settings.run_path)
     for name in ("streaming-node", "flusher"):
         progress = {"pid": os.getpid(), "at": time.time(), "batches": 1, "rows": 1, "pchannels": {}}
         replace_json(settings.progress_path(name), progress)
     check = Check("ticks", "expect_column_values_to_be_between", {"column": "a"}, "ticks increase")
-    record_run(settings, "run", [TableOutcome("wal", {}, (Outcome(check, success=False, unexpected=1),))])
+    record_run(settings, "run", [TableCheckResult("wal", {}, (CheckResult(check, success=False, unexpected=1),))])
     path = launch_history.history_path(settings, launch_history.OPERATIONS)
     for state in ("finished", "failed", "stopped"):
-        launch_history.append(path, {"job": "compaction", "run_id": state, "state": state, "error": None})
+        launch_history.append_history(path, {"job": "compaction", "run_id": state, "state": state, "error": None})
     park(settings.parked_path, Parked("dml_0", "MALFORMED", "no such thing", LogId(0, 7), "2026-11-21T10:00:00Z"))
     overview = look().overview()
     assert {each.kind for each in overview.findings} >= {
@@ -229,7 +233,7 @@ def test_what_a_deployment_keeps_is_found_by_whoever_looks(
     assert 'millrace_health_findings{kind="ddl_stuck",severity="critical"} 1.0' in text
     finish(store, broadcast)
     store.close()
-    blocks = read_kept(settings).blocks
-    release(settings, list(blocks), by="a person")
-    launch_history.append(path, {"job": "compaction", "run_id": "again", "state": "finished", "error": None})
+    blocks = read_health_inputs(settings).blocks
+    release_blocks(settings, list(blocks), by="a person")
+    launch_history.append_history(path, {"job": "compaction", "run_id": "again", "state": "finished", "error": None})
     assert {each.kind for each in look().overview().findings} == {"parked", "log_stopped"}

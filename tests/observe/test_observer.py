@@ -16,18 +16,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import millrace
 from millrace.base.errors import CollectionNotFound, InvalidArgument, TickNotReached
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
 from millrace.client.consume.positions import FilePositions
 from millrace.message.ids import LogId
 from millrace.node.flush import in_process as flusher_run
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.range.parking import Parked, park, unpark
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.range_loop.parking import Parked, park, unpark
 from millrace.observe import exposition
 from millrace.observe.observer import Observer
-from millrace.observe.search import Query
+from millrace.observe.wal_search import WalQuery
 from millrace.runtime.launch import history as launch_history
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
@@ -65,7 +65,7 @@ def test_the_whole_is_stopped_healthy_parked_or_lagging(world: World) -> None:
     assert state() == "stopped"
     _run_jobs(world.settings, pid=os.getpid(), at=time.time())
     assert state() == "stopped", "the folder is a copy: this process reports to another one"
-    _reporter = Reporter(world.settings.run_path)
+    _reporter = ProcessRegistration(world.settings.run_path)
     assert state() == "healthy"
     _run_jobs(world.settings, pid=os.getpid(), at=psutil.Process().create_time() - 60)
     assert state() == "stopped", "another process had this id"
@@ -181,13 +181,13 @@ def test_one_endpoint_has_the_log_servers_the_jobs_and_the_read_models_metrics(w
     read = world.client.read("users", metrics=job)
     assert read.num_rows
     world.client.producer().insert(world.users, world.rows(7_000, 7_005))
-    catch_up(settings, world.client.log, metrics=job)
-    flusher_run.flush(settings, metrics=job)
-    _reporter = Reporter(settings.run_path)
+    ingest_to_end(settings, world.client.log, metrics=job)
+    flusher_run.flush_to_end(settings, metrics=job)
+    _reporter = ProcessRegistration(settings.run_path)
     _run_jobs(settings, pid=os.getpid(), at=time.time())
     beat = settings.run_path / "streaming.heartbeat.json"
     replace_json(beat, {"pid": os.getpid(), "at": time.time(), "queries": {}})
-    job.leave(beat.with_suffix(METRICS_SUFFIX))
+    job.write_textfile(beat.with_suffix(METRICS_SUFFIX))
     observer = Observer(settings)
     try:
         text, overview = observer.metrics(), observer.overview()
@@ -219,11 +219,11 @@ def test_a_groups_backlog_is_what_the_wal_holds_behind_its_position(world: World
     try:
         for place in (0, 1, len(ticks) // 2, len(ticks) - 1):
             positions.move("behind", {"dml_0": ticks[place]})
-            text = exposition.backlogs(world.settings, wal)
+            text = exposition.backlog_metrics(world.settings, wal)
             left = _sample(text, "consumer_backlog_messages", group="behind", pchannel="dml_0")
             assert left == len(ticks) - place - 1
         positions.move("new", {"dml_0": 0})
-        text = exposition.backlogs(world.settings, wal)
+        text = exposition.backlog_metrics(world.settings, wal)
         assert _sample(text, "consumer_backlog_messages", group="new", pchannel="dml_0") == len(ticks)
     finally:
         for group in ("behind", "new"):
@@ -234,7 +234,7 @@ def test_a_groups_backlog_is_what_the_wal_holds_behind_its_position(world: World
 def test_operations_are_told_from_their_history(world: World, observer: Observer) -> None:
     path = launch_history.history_path(world.settings, launch_history.OPERATIONS)
     for number in range(5):
-        launch_history.append(
+        launch_history.append_history(
             path,
             {
                 "run_id": f"run-{number}", "job": "compaction" if number % 2 else "checkpoint", "attempt": 1,
@@ -264,7 +264,7 @@ def test_nothing_is_made_by_looking(settings: Settings) -> None:
     observer = Observer(settings)
     assert observer.overview().state == "empty"
     assert observer.collections() == []
-    assert observer.rejections(Query("rejection")).items == []
+    assert observer.rejections(WalQuery("rejection")).items == []
     assert observer.checkpoints().checkpoints == []
     assert observer.maintenance().tables == []
     assert not observer.quality().present

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidStream
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.observe.observer import Observer
 from millrace.observe.streams import levels
 from millrace.streams.running.status import progress_name
-from millrace_airflow.ui.graph import picture
+from millrace_airflow.ui.streams import graph_layout
 
 TWO = """
 streams:
@@ -66,7 +66,7 @@ def test_any_graph_has_a_bounded_picture(pairs: list[tuple[int, int]]) -> None:
 
 
 def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> None:
-    _reporter = Reporter(declared.run_path)
+    _reporter = ProcessRegistration(declared.run_path)
     told = {
         "pid": os.getpid(),
         "at": time.time(),
@@ -93,7 +93,7 @@ def test_a_chain_of_streams_is_told_with_what_each_says(declared: Settings) -> N
     ]
     assert rows["three"].reads == ("collection:flights", "collection:weather")
     assert rows["three"].writes == ("collection:b", "delta:/lake/late")
-    drawn = picture(view)
+    drawn = graph_layout(view)
     assert len(drawn.lines) == sum(len(each.reads) + len(each.writes) for each in view.streams)
     assert len({(each.x, each.y) for each in drawn.boxes}) == len(drawn.boxes) == len(view.levels)
     metrics = Observer(declared).metrics().decode()

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DerivedTable, derived_uri
 from millrace.operations.backfill.run import BackfillReport, run
@@ -73,7 +73,7 @@ class Rig:
 
     settings: Settings
     client: Client
-    collection: Collection
+    collection: CollectionInfo
     spark: SparkSession
 
     def insert(self, ids: list[int], *, hours: int = 72, seed: int = 0) -> None:
@@ -96,8 +96,8 @@ class Rig:
 
     def catch_up(self) -> None:
         """Have the streaming node, and then the flusher, come as far as the log is."""
-        catch_up(self.settings, self.client.log)
-        flush(self.settings)
+        ingest_to_end(self.settings, self.client.log)
+        flush_to_end(self.settings)
 
     def params(self, start: int, end: int, *, table: str = "trips_hourly", **more: Any) -> BackfillParams:
         """Hours from START."""

@@ -15,29 +15,29 @@ import pyarrow as pa
 
 from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.switch_log import Switch
+from millrace.coord.switch_log import LogSwitch
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
-from millrace.node.append.server import committed_states
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.append.server import committed_state_loader
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.rpc.outcome import AppendResult
 from millrace.runtime.progress import Progress
-from millrace.tables.collections.staged import sync_staged
+from millrace.tables.collections.staged_files import sync_staged_files
 from millrace.tables.read.arrow import read_arrow
-from millrace.wal.definitions import Definitions
+from millrace.wal.definitions import PChannelDefinitions
 from tests.tables.staged_files import stage
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "string", True)), "id")
@@ -81,7 +81,7 @@ class World:
     def __init__(self, settings: Settings, model: Model | None = None) -> None:
         self.settings = settings
         self.log = open_deployment_log(settings.log_path, settings=LOG)
-        self.host = AppendHost(self.log, committed_states(Path(settings.wal_uri), self.log))
+        self.host = AppendHost(self.log, committed_state_loader(Path(settings.wal_uri), self.log))
         self.coordinator = Coordinator(settings, log=self.log, append=self)
         self.model = model or Model()
         self.epoch = 1
@@ -104,12 +104,12 @@ class World:
 
     def switch(self, to: str) -> None:
         """Let the log go on in another backend."""
-        Switch(self.settings.log_path, "", self.log, self, self.coordinator).run(to)
+        LogSwitch(self.settings.log_path, "", self.log, self, self.coordinator).run(to)
 
     def append_one(self, pchannel: str, entry: bytes) -> int:
         return self.host.append(pchannel, [entry], deadline=20.0).result().time_tick
 
-    def definitions(self, pchannel: str, collection_id: int | None) -> Definitions:
+    def definitions(self, pchannel: str, collection_id: int | None) -> PChannelDefinitions:
         return self.host.definitions(pchannel, collection_id, deadline=20.0)
 
     def describe(self, pchannel: str) -> dict[str, Any]:
@@ -118,7 +118,9 @@ class World:
     def append(self, vchannel: str, message: MutableMessage) -> AppendResult:
         return self.host.append(pchannel_of(vchannel), [encode_entry([message])], deadline=20.0).result()
 
-    def insert(self, collection: Collection, key: int, *, txn: int = 0, sequence: int | None = None) -> AppendResult:
+    def insert(
+        self, collection: CollectionInfo, key: int, *, txn: int = 0, sequence: int | None = None
+    ) -> AppendResult:
         """One row, sent by the producer with its next sequence, or once more with one that it had."""
         vchannel = home(collection, key)
         following = self.model.sequences.get(vchannel, -1) + 1 if sequence is None else sequence
@@ -153,9 +155,9 @@ class World:
                 model.rows[name] = {}
             return
         if kind in ("node", "flush", "checkpoint", "compact"):
-            catch_up(self.settings, self.log)
+            ingest_to_end(self.settings, self.log)
             if kind != "node":
-                flush(self.settings)
+                flush_to_end(self.settings)
             if kind == "checkpoint":
                 assert checkpoint(self.settings, self.log, CheckpointParams(), Progress()).ok
             if kind == "compact":
@@ -164,7 +166,7 @@ class World:
         collection = self.coordinator.collection(names[number % len(names)])
         self._change(kind, number, collection)
 
-    def _change(self, kind: str, number: int, collection: Collection) -> None:
+    def _change(self, kind: str, number: int, collection: CollectionInfo) -> None:
         model, rows = self.model, self.model.rows[collection.name]
         vchannel = collection.vchannels[number % 2]
         place = (collection.name, vchannel)
@@ -204,7 +206,7 @@ class World:
             case "field" | "partition":
                 self._ddl(kind, collection)
 
-    def _import(self, collection: Collection, vchannel: str, *, replace: bool) -> None:
+    def _import(self, collection: CollectionInfo, vchannel: str, *, replace: bool) -> None:
         """Two rows by a staged file; as DDL does, it ends what is open on the VChannel."""
         rows = self.model.rows[collection.name]
         keys = [self._key(collection, vchannel) for _ in range(2)]
@@ -212,7 +214,7 @@ class World:
         values += [pa.nulls(2, each.type) for each in list(collection.schema.arrow())[2:]]
         batch = pa.record_batch(values, schema=collection.schema.arrow())
         file = stage(self.settings.staged_path, f"load-{keys[0]}/0.parquet", batch)
-        sync_staged(self.settings.staged_path, [file])
+        sync_staged_files(self.settings.staged_path, [file])
         message = builders.import_files(
             f"load-{keys[0]}",
             [file],
@@ -228,11 +230,11 @@ class World:
             self.model.rows[collection.name] = rows = {k: v for k, v in rows.items() if home(collection, k) != vchannel}
         rows.update({key: text(key) for key in keys})
 
-    def _ddl(self, kind: str, collection: Collection) -> None:
+    def _ddl(self, kind: str, collection: CollectionInfo) -> None:
         """DDL ends what is open on the collection's VChannels."""
         if kind == "field" and len(collection.schema.fields) < 4:
             self.coordinator.alter(
-                collection.name, [Add(FieldSpec(f"f{len(collection.schema.fields)}", "int64", True))]
+                collection.name, [AddField(FieldSpec(f"f{len(collection.schema.fields)}", "int64", True))]
             )
         elif kind == "partition" and len(collection.partitions) < 3:
             self.coordinator.create_partition(collection.name, f"p{len(collection.partitions)}")
@@ -241,7 +243,7 @@ class World:
         for vchannel in collection.vchannels:
             self.model.open.pop((collection.name, vchannel), None)
 
-    def _key(self, collection: Collection, vchannel: str | None) -> int:
+    def _key(self, collection: CollectionInfo, vchannel: str | None) -> int:
         while True:
             self.model.keys += 1
             if vchannel is None or home(collection, self.model.keys) == vchannel:
@@ -276,12 +278,12 @@ def text(key: int) -> str:
     return f"row {key}"
 
 
-def home(collection: Collection, key: int) -> str:
+def home(collection: CollectionInfo, key: int) -> str:
     """The VChannel of a key."""
     return collection.vchannels[int(vchannel_index(pa.array([key]), len(collection.vchannels))[0])]
 
 
-def knows(world: World, collection: Collection, key: int, sequence: int) -> bool:
+def knows(world: World, collection: CollectionInfo, key: int, sequence: int) -> bool:
     """Whether the deployment answers a repeated insert as one that it has."""
     try:
         return world.insert(collection, key, sequence=sequence).duplicate

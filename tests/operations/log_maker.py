@@ -11,8 +11,8 @@ from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message import builders
 from millrace.message.model import MutableMessage
 from millrace.message.wire.encode import encode_entry
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.wal.chain import CHAIN_VERSION
 from tests.tables.wal_maker import Collection, WalMaker
 
@@ -41,7 +41,7 @@ class LogMaker(WalMaker):
             self.append(name, [builders.term_opening(term=1, chain_version=CHAIN_VERSION, config={})])
 
     def commit(self, pchannel: str | None = None) -> None:
-        catch_up(self.settings, self.log)
+        ingest_to_end(self.settings, self.log)
 
     def close(self) -> None:
         for log in self._logs.values():
@@ -75,7 +75,7 @@ class Things:
     def fill(self, entries: int = 3, *, rows: int = 2, size: int = 1000, delete: bool = True) -> None:
         """On each VChannel `entries` inserts of `rows` rows each, and a delete of one of them; committed one by one, flushed."""
         self.fill_wal(entries, rows=rows, size=size, delete=delete)
-        flush(self.settings)
+        flush_to_end(self.settings)
 
     def fill_wal(self, entries: int = 3, *, rows: int = 2, size: int = 1000, delete: bool = True) -> None:
         """As :meth:`fill`, but nothing is flushed."""

@@ -18,7 +18,7 @@ import pytest
 from millrace.base.errors import CollectionNotFound, InvalidArgument, MillraceError, TickNotReached
 from millrace.operations.backfill import run as module
 from millrace.operations.backfill.declaration import BackfillParams
-from millrace.operations.backfill.slices import recorded
+from millrace.operations.backfill.slices import recorded_slices
 from tests.operations.backfill_rig import START, Rig, running
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_a_range_is_rebuilt_in_slices_and_each_is_recorded(rig: Rig) -> None:
     whole = rig.rebuild(0, 48, table="trips_again", slice_hours=24 * 30)
     assert rig.rows() == rig.rows("trips_again")
     assert report.rows == whole.rows == len(rig.rows())
-    kept = recorded(rig.settings, table="trips_hourly").to_pylist()
+    kept = recorded_slices(rig.settings, table="trips_hourly").to_pylist()
     assert {(row["start"], row["rows"], row["digest"], row["at_tick"], row["run_id"]) for row in kept} == {
         (each.start, each.rows, each.digest, report.at, "first") for each in report.slices
     }
@@ -55,7 +55,7 @@ def test_a_range_is_rebuilt_in_slices_and_each_is_recorded(rig: Rig) -> None:
     dry = rig.rebuild(24, 96, dry_run=True)
     assert [each.outcome for each in dry.slices] == ["planned"] * 3
     assert (dry.slices[0].digest, dry.slices[2].digest) == (report.slices[1].digest, "0" * 16)
-    assert recorded(rig.settings, table="trips_hourly").num_rows == 2
+    assert recorded_slices(rig.settings, table="trips_hourly").num_rows == 2
 
 
 @pytest.mark.slow
@@ -145,10 +145,10 @@ def test_a_source_without_rows_gives_empty_slices(rig: Rig) -> None:
 def test_what_cannot_be_rebuilt_is_a_typed_error_and_nothing_is_written(
     rig: Rig, table: str, start: int, end: int, more: dict[str, Any], error: type[MillraceError]
 ) -> None:
-    before = recorded(rig.settings).num_rows
+    before = recorded_slices(rig.settings).num_rows
     with pytest.raises(error):
         rig.rebuild(start, end, table=table, **more)
-    assert recorded(rig.settings).num_rows == before
+    assert recorded_slices(rig.settings).num_rows == before
     assert not rig.exists(table) or rig.rows(table) == []
 
 
@@ -158,7 +158,7 @@ def test_a_job_that_is_killed_behind_a_commit_goes_on_and_writes_no_slice_twice(
     params = rig.params(0, 72, table="trips_killed", run_id="killed", parallel=1, at=rig.rebuild(0, 1, dry_run=True).at)
     killed = _job(rig, params, {"MILLRACE_TEST_FAILPOINTS": "backfill.written@2"})
     assert killed.returncode == -signal.SIGKILL
-    assert recorded(rig.settings, table="trips_killed").num_rows == 1
+    assert recorded_slices(rig.settings, table="trips_killed").num_rows == 1
     again = _job(rig, params, {})
     assert again.returncode == 0, again.stderr
     report = json.loads((rig.settings.data_dir / "result.json").read_text())["report"]

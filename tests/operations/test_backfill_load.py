@@ -15,19 +15,19 @@ from pyarrow import parquet as pq
 
 from millrace.base.errors import AppendRejected, CollectionNotFound, InvalidArgument, MillraceError
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
-from millrace.node.ingest.in_process import catch_up
-from millrace.operations.backfill import importing as module
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.operations.backfill import importer as module
 from millrace.operations.backfill.declaration import LoadParams
-from millrace.operations.backfill.importing import append_imports
+from millrace.operations.backfill.file_staging import stage_files
+from millrace.operations.backfill.importer import append_imports
 from millrace.operations.backfill.load import LoadReport, run
-from millrace.operations.backfill.staged import Manifest, staged_folder
-from millrace.operations.backfill.staging import stage
+from millrace.operations.backfill.staging_folder import StagingManifest, staged_folder
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.wal.versions import CHAIN_VERSION
@@ -48,7 +48,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture
-def things(client: Client) -> Collection:
+def things(client: Client) -> CollectionInfo:
     """A collection of the test's own."""
     name = f"things_{len(client.catalog.collections())}"
     return client.catalog.create_collection(name, SCHEMA, vchannels=2, partitions=("north", "south"))
@@ -60,20 +60,20 @@ def table(first: int, count: int) -> pa.Table:
     return pa.table({"id": ids, "place": places, "note": ["x" * 100 if number % 2 else None for number in ids]})
 
 
-def load(client: Client, things: Collection, *files: Path, **more: Any) -> LoadReport:
+def load(client: Client, things: CollectionInfo, *files: Path, **more: Any) -> LoadReport:
     given = {"collection": things.name, "files": [str(file) for file in files], "partition_by": "place", **more}
     return run(client.settings, LoadParams.parse(given), Progress())
 
 
-def ids(client: Client, things: Collection) -> list[int]:
+def ids(client: Client, things: CollectionInfo) -> list[int]:
     """What a reader sees now."""
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     found: list[int] = client.read(things.name)["id"].to_pylist()
     return sorted(found)
 
 
 def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
-    client: Client, things: Collection, tmp_path: Path
+    client: Client, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 50), tmp_path / "a.parquet")
     csv.write_csv(table(50, 50), tmp_path / "b.csv")
@@ -93,7 +93,7 @@ def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
 
 @pytest.mark.parametrize("when", ["before", "behind", "noted", "appended"])
 def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
-    client: Client, things: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    client: Client, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
     whole, left = AppendClient.append, [0]
@@ -110,7 +110,7 @@ def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
         come_by("import.behind")
         return outcome
 
-    monkeypatch.setattr(module, "ENTRY_BYTES", 1)  # each message an entry of its own
+    monkeypatch.setattr(module, "ENTRY_OVERHEAD_BYTES", 1)  # each message an entry of its own
     cuts = 0
     while True:
         left[0] = cuts
@@ -123,31 +123,31 @@ def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
             except Killed:
                 cuts += 1
                 if when == "behind":
-                    catch_up(client.settings, client.log)
+                    ingest_to_end(client.settings, client.log)
     assert cuts >= 2
     assert len(report.loaded) >= 4
     assert ids(client, things) == list(range(3000))
 
 
 def test_a_slice_is_visible_as_a_whole_and_its_files_are_of_one_partition_each(
-    client: Client, things: Collection, tmp_path: Path
+    client: Client, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL)
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     confirmed = {each.name: client.append.tick(each.name) for each in client.catalog.pchannels()}
     rows = read_arrow(client.settings, things.id, confirmed=confirmed, with_ticks=True)
     by_tick = {
         tick: rows.filter(pc.equal(rows["_time_tick"], tick)).num_rows for tick in set(rows["_time_tick"].to_pylist())
     }
     assert by_tick == {each.time_tick: each.rows for each in report.loaded}
-    manifest = Manifest.read(staged_folder(client.settings, report.import_id))
+    manifest = StagingManifest.read(staged_folder(client.settings, report.import_id))
     assert manifest is not None
     for each in manifest.slices:
         assert len({file["partition_id"] for file in each.files}) == len(each.files)
 
 
-def forget(client: Client, things: Collection, *, key: int) -> None:
+def forget(client: Client, things: CollectionInfo, *, key: int) -> None:
     """Have the chain forget every producer but the one that appends now."""
     for pchannel in client.catalog.pchannels():
         client.catalog.open_term(pchannel.name, config={"max_producers": 1})
@@ -157,11 +157,11 @@ def forget(client: Client, things: Collection, *, key: int) -> None:
 
 
 def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
-    client: Client, things: Collection, tmp_path: Path
+    client: Client, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet")
-    state = staged_folder(client.settings, report.import_id) / module.STATE
+    state = staged_folder(client.settings, report.import_id) / module.STATE_FILE
     noted = json.loads(state.read_text())
     state.write_text(json.dumps({**noted, "ticks": {}}))  # as if killed before it noted its end
     forget(client, things, key=1000)
@@ -171,7 +171,7 @@ def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
 
 
 def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
-    client: Client, things: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
     whole = AppendClient.append
@@ -180,7 +180,7 @@ def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
         whole(self, pchannel, entries, deadline=deadline)
         raise Killed
 
-    monkeypatch.setattr(module, "ENTRY_BYTES", 1)
+    monkeypatch.setattr(module, "ENTRY_OVERHEAD_BYTES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(AppendClient, "append", once)
         with pytest.raises(Killed):
@@ -193,13 +193,13 @@ def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
 
 
 def test_what_was_staged_is_checked_again_before_it_is_named(
-    client: Client, things: Collection, tmp_path: Path
+    client: Client, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     params = LoadParams.parse(
         {"collection": things.name, "files": [str(tmp_path / "rows.parquet")], "partition_by": "place"}
     )
-    manifest = stage(client.settings, params, things, Progress())
+    manifest = stage_files(client.settings, params, things, Progress())
     assert ids(client, things) == []
     first = client.settings.staged_path / manifest.slices[0].files[0]["path"]
     whole = first.read_bytes()
@@ -214,7 +214,7 @@ def test_what_was_staged_is_checked_again_before_it_is_named(
 
 
 def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
-    client: Client, things: Collection, tmp_path: Path
+    client: Client, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     channels = [each.name for each in client.catalog.pchannels()]
@@ -249,7 +249,7 @@ def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
 )
 def test_a_file_that_does_not_fit_is_a_typed_error_and_nothing_is_appended_or_kept(
     client: Client,
-    things: Collection,
+    things: CollectionInfo,
     tmp_path: Path,
     text: str,
     more: dict[str, Any],
@@ -266,7 +266,7 @@ def test_a_file_that_does_not_fit_is_a_typed_error_and_nothing_is_appended_or_ke
     assert set((client.settings.data_dir / "staged").glob("*")) == before
 
 
-def test_a_dry_run_checks_every_row_and_keeps_nothing(client: Client, things: Collection, tmp_path: Path) -> None:
+def test_a_dry_run_checks_every_row_and_keeps_nothing(client: Client, things: CollectionInfo, tmp_path: Path) -> None:
     pq.write_table(table(0, 30), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet", dry_run=True)
     assert (report.rows, report.loaded) == (30, [])
@@ -275,7 +275,7 @@ def test_a_dry_run_checks_every_row_and_keeps_nothing(client: Client, things: Co
 
 
 def test_a_load_sweeps_what_killed_ones_left_and_nothing_that_is_staged(
-    client: Client, things: Collection, tmp_path: Path
+    client: Client, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 30), tmp_path / "rows.parquet")
     before = load(client, things, tmp_path / "rows.parquet")
@@ -287,7 +287,7 @@ def test_a_load_sweeps_what_killed_ones_left_and_nothing_that_is_staged(
     pq.write_table(table(30, 30), tmp_path / "more.parquet")
     load(client, things, tmp_path / "more.parquet")
     assert not any(path.exists() for path in left)
-    assert Manifest.read(staged_folder(client.settings, before.import_id)) is not None
+    assert StagingManifest.read(staged_folder(client.settings, before.import_id)) is not None
 
 
 class Killed(BaseException):

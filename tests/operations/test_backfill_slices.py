@@ -16,12 +16,12 @@ from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights_hourly import TABLES
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DerivedTable, derived_table
-from millrace.operations.backfill.run import plan, shares
-from millrace.operations.backfill.slices import EPOCH, Slice, cut, record, recorded
+from millrace.operations.backfill.run import plan, split_evenly
+from millrace.operations.backfill.slices import EPOCH, TimeSlice, cut_range, record_slices, recorded_slices
 from millrace.runtime.progress import Progress
 from tests.operations.backfill_rig import SCHEMA as TRIPS
 
@@ -34,7 +34,7 @@ START = datetime(2013, 1, 1, tzinfo=UTC)
 def test_slices_cover_the_range_once_and_meet_on_the_grid(first: int, count: int, hours: int) -> None:
     start = START + timedelta(hours=first)
     end = start + timedelta(hours=count)
-    found = cut(start, end, hours=hours, table=HOURLY)
+    found = cut_range(start, end, hours=hours, table=HOURLY)
     assert (found[0].start, found[-1].end) == (start, end)
     for one, two in pairwise(found):
         assert one.end == two.start
@@ -44,8 +44,10 @@ def test_slices_cover_the_range_once_and_meet_on_the_grid(first: int, count: int
 
 def test_the_zone_that_a_bound_is_given_in_makes_no_difference() -> None:
     east = timezone(timedelta(hours=2))
-    given_east = cut(datetime(2013, 1, 1, 2, tzinfo=east), datetime(2013, 1, 2, 2, tzinfo=east), hours=24, table=HOURLY)
-    assert given_east == [Slice(START, START + timedelta(days=1))]
+    given_east = cut_range(
+        datetime(2013, 1, 1, 2, tzinfo=east), datetime(2013, 1, 2, 2, tzinfo=east), hours=24, table=HOURLY
+    )
+    assert given_east == [TimeSlice(START, START + timedelta(days=1))]
     assert given_east[0].whole_days
 
 
@@ -61,7 +63,7 @@ def test_the_zone_that_a_bound_is_given_in_makes_no_difference() -> None:
 )
 def test_a_range_that_cannot_be_cut_is_refused(start: datetime, end: datetime, hours: int, table: DerivedTable) -> None:
     with pytest.raises(InvalidArgument, match=r"whole|more than"):
-        cut(start, end, hours=hours, table=table)
+        cut_range(start, end, hours=hours, table=table)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +83,8 @@ def test_parameters_that_can_never_be_right_are_refused(change: dict[str, object
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_shares_hold_every_slice_once_and_are_as_equal_as_can_be(count: int, places: int) -> None:
-    slices = [Slice(START + timedelta(days=each), START + timedelta(days=each + 1)) for each in range(count)]
-    found = shares(slices, places)
+    slices = [TimeSlice(START + timedelta(days=each), START + timedelta(days=each + 1)) for each in range(count)]
+    found = split_evenly(slices, places)
     assert [each for share in found for each in share] == slices
     assert len(found) == min(count, places)
     assert not found or max(map(len, found)) - min(map(len, found)) <= 1
@@ -115,16 +117,16 @@ def test_tables_of_ones_own_are_found_by_the_setting(tmp_path_factory: pytest.Te
 
 
 def test_what_was_recorded_is_found_by_table_and_run(settings: Settings) -> None:
-    assert recorded(settings).num_rows == 0
+    assert recorded_slices(settings).num_rows == 0
     row = {
         "start": START, "end": START + timedelta(days=1), "at_tick": 5, "rows": 2, "digest": "0f", "definition": 1,
     }  # fmt: skip
-    record(settings, [{**row, "table": "a", "delta_version": 4, "run_id": "one"}])
-    record(settings, [{**row, "table": "a", "delta_version": 3, "run_id": "two"}])
-    record(settings, [{**row, "table": "b", "delta_version": 1, "run_id": "one"}])
-    assert recorded(settings, table="a")["delta_version"].to_pylist() == [3, 4]
-    assert recorded(settings, table="a", run_id="one")["start"].to_pylist() == [START]
-    assert recorded(settings).num_rows == 3
+    record_slices(settings, [{**row, "table": "a", "delta_version": 4, "run_id": "one"}])
+    record_slices(settings, [{**row, "table": "a", "delta_version": 3, "run_id": "two"}])
+    record_slices(settings, [{**row, "table": "b", "delta_version": 1, "run_id": "one"}])
+    assert recorded_slices(settings, table="a")["delta_version"].to_pylist() == [3, 4]
+    assert recorded_slices(settings, table="a", run_id="one")["start"].to_pylist() == [START]
+    assert recorded_slices(settings).num_rows == 3
 
 
 def test_the_plan_of_event_time_needs_no_session_and_its_runs_hold_its_slices(
@@ -140,8 +142,8 @@ def test_the_plan_of_event_time_needs_no_session_and_its_runs_hold_its_slices(
         stack.callback(client.append.service.shutdown)
         client.catalog.ensure_pchannels(1)
         client.catalog.create_collection("trips", TRIPS, vchannels=1)
-        catch_up(settings, client.log)
-        flush(settings)
+        ingest_to_end(settings, client.log)
+        flush_to_end(settings)
         asked = {"table": "trips_hourly", "start": START, "end": START + timedelta(days=5), "run_id": "r"}
         found = plan(settings, BackfillParams.parse(asked), Progress())
         with pytest.raises(AssertionError, match="a session was made"):

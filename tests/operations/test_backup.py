@@ -28,20 +28,20 @@ from millrace.log.generations.log import GenerationLog
 from millrace.log.generations.service import GenerationsService
 from millrace.message.ids import LogId
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.retention.removal import held_back
+from millrace.message.schema_changes import AddField
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.manifest import DATA, Manifest, backups
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, list_backups
+from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import BackupReport, backup
-from millrace.operations.backup.verify import verify
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.backup.verify import verify_backup
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
-from millrace.tables.collections.table import rows_uri
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
-from millrace.wal.digest import digest
+from millrace.wal.digest import digest_rows
 from tests.operations.backup_world import SCHEMA, STEPS, Model, World, home, knows, settings_in
 
 SOME = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), max_size=4)
@@ -78,24 +78,24 @@ def wal_digest(world: World, ends: dict[str, LogId]) -> dict[str, str]:
             for i, (p, e) in enumerate(zip(rows["pchannel"], rows["entry"], strict=True))
             if p.as_py() == name and e.as_py() < end.entry
         ]
-        found[name] = str(digest(rows.take(mine)))
+        found[name] = str(digest_rows(rows.take(mine)))
     return found
 
 
 def prove(source: World, target: Path, root: Path, model: Model) -> None:
     """Restore the newest backup into `target`; it must hold `model`, give the same WAL as its source, and go on."""
-    assert verify(root).ok
-    report = restore(settings_in(target), root)
-    (folder, manifest), *_ = backups(root)
+    assert verify_backup(root).ok
+    report = restore_backup(settings_in(target), root)
+    (folder, manifest), *_ = list_backups(root)
     ends = {name: LogId(0, int(each.end.partition(":")[2])) for name, each in manifest.channels.items()}
-    catch_up(source.settings, source.log)
+    ingest_to_end(source.settings, source.log)
     found = World.of(settings_in(target), model, epoch=source.epoch)
     try:
         if WalTable.exists(Path(found.settings.wal_uri)):
             restored = WalTable.open(Path(found.settings.wal_uri))
             assert report.ticks == {name: restored.last_tick(name) for name in manifest.channels}
         assert {name: found.log.open(name).describe().end for name in ends} == ends
-        catch_up(found.settings, found.log)
+        ingest_to_end(found.settings, found.log)
         assert wal_digest(found, ends) == wal_digest(source, ends)
         for name in model.rows:
             collection = found.coordinator.collection(name)
@@ -117,7 +117,7 @@ def prove(source: World, target: Path, root: Path, model: Model) -> None:
         assert all(each.ok for each in verify_collections(found.settings).values())
     finally:
         found.close()
-    assert verify(folder).ok, "what runs from a backup does not touch it"
+    assert verify_backup(folder).ok, "what runs from a backup does not touch it"
 
 
 # Without shrinking: an example takes about two seconds.
@@ -156,7 +156,7 @@ def test_whatever_goes_on_the_restored_deployment_holds_what_was_acknowledged_be
 def test_the_next_backup_links_what_the_one_before_has_and_old_ones_go(world: World, tmp_path: Path) -> None:
     root = tmp_path / "backups"
     planned = take(world, root, dry_run=True)
-    assert (planned.id, list(backups(root))) == ("", [])
+    assert (planned.id, list(list_backups(root))) == ("", [])
     first = take(world, root, keep=2)
     assert first.linked_files == 0
     again = take(world, root, keep=2)
@@ -165,8 +165,8 @@ def test_the_next_backup_links_what_the_one_before_has_and_old_ones_go(world: Wo
     third = take(world, root, keep=2, verify=True)
     assert third.dropped == (first.id,)
     assert third.verified
-    assert [manifest.id for _, manifest in backups(root)] == [third.id, again.id]
-    assert verify(root / again.id).ok, "what was dropped took nothing with it"
+    assert [manifest.id for _, manifest in list_backups(root)] == [third.id, again.id]
+    assert verify_backup(root / again.id).ok, "what was dropped took nothing with it"
     prove(world, tmp_path / "restored", root, world.model)
 
 
@@ -219,32 +219,32 @@ def test_a_file_that_is_gone_begins_the_backup_anew(world: World, tmp_path: Path
 def test_a_backup_that_was_changed_is_found_and_not_restored(world: World, tmp_path: Path) -> None:
     root = tmp_path / "backups"
     take(world, root)
-    (folder, manifest), *_ = backups(root)
+    (folder, manifest), *_ = list_backups(root)
     target = settings_in(tmp_path / "restored")
     names = sorted(manifest.files)
     for name in (next(n for n in names if n.endswith(".log")), next(n for n in names if n.endswith(".parquet"))):
-        path = folder / DATA / name
+        path = folder / DATA_FOLDER / name
         whole = path.read_bytes()
         path.unlink()  # the file may be the deployment's, too
         path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-        assert [words.split()[0] for words in verify(folder).problems] == [name]
+        assert [words.split()[0] for words in verify_backup(folder).problems] == [name]
         with pytest.raises(BackupDamaged, match="not as it was"):
-            restore(target, folder)
+            restore_backup(target, folder)
         path.unlink()
-        assert "does not read" in verify(folder).problems[0]
+        assert "does not read" in verify_backup(folder).problems[0]
         with pytest.raises(BackupDamaged, match="has no"):
-            restore(target, folder)
+            restore_backup(target, folder)
         path.write_bytes(whole)
-    assert verify(folder).ok
+    assert verify_backup(folder).ok
     text = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text(text.replace(manifest.id, manifest.id[:-1] + "x"))
     with pytest.raises(BackupDamaged):
-        restore(target, folder)
+        restore_backup(target, folder)
     (folder / "manifest.json").unlink()
     with pytest.raises(BackupNotFound):
-        restore(target, folder)
+        restore_backup(target, folder)
     with pytest.raises(BackupNotFound):
-        verify(root)
+        verify_backup(root)
     assert not target.data_dir.exists()
     assert [each.name for each in tmp_path.glob(".*")] == []
 
@@ -259,14 +259,14 @@ def test_what_cannot_be_right_is_refused(world: World, tmp_path: Path) -> None:
         BackupParams.parse({"to": "backups"})
     take(world, root)
     with pytest.raises(BackupRefused, match="is not empty"):
-        restore(world.settings, root)
+        restore_backup(world.settings, root)
     elsewhere = replace(settings_in(tmp_path / "restored"), log="kafka://127.0.0.1:9/millrace")
     with pytest.raises(BackupRefused, match="MILLRACE_LOG=rocksmq"):
-        restore(elsewhere, root)
+        restore_backup(elsewhere, root)
     with (
-        held_back(world.settings, deadline=1.0),
+        removals_blocked(world.settings, deadline=1.0),
         pytest.raises(BackupBusy),
-        held_back(world.settings, deadline=0.05),
+        removals_blocked(world.settings, deadline=0.05),
     ):
         pass
 
@@ -274,22 +274,22 @@ def test_what_cannot_be_right_is_refused(world: World, tmp_path: Path) -> None:
 def test_a_log_older_than_the_tables_is_told(world: World, tmp_path: Path) -> None:
     root = tmp_path / "backups"
     take(world, root)
-    (older, _), *_ = backups(root)
+    (older, _), *_ = list_backups(root)
     for number in range(4):
         world.step("insert", number)
     world.step("node", 0)
     take(world, root)
-    (newer, manifest), *_ = backups(root)
+    (newer, manifest), *_ = list_backups(root)
     files = {name: stored for name, stored in manifest.files.items() if not name.startswith("log/")}
-    files |= {name: stored for name, stored in Manifest.read(older).files.items() if name.startswith("log/")}
+    files |= {name: stored for name, stored in BackupManifest.read(older).files.items() if name.startswith("log/")}
     for name in files:
         if name.startswith("log/"):
-            (newer / DATA / name).unlink(missing_ok=True)
-            (newer / DATA / name).write_bytes((older / DATA / name).read_bytes())
+            (newer / DATA_FOLDER / name).unlink(missing_ok=True)
+            (newer / DATA_FOLDER / name).write_bytes((older / DATA_FOLDER / name).read_bytes())
     replace(manifest, files=files).write(newer)
-    assert verify(newer).ok
+    assert verify_backup(newer).ok
     with pytest.raises(LogRegressed):
-        restore(settings_in(tmp_path / "restored"), newer)
+        restore_backup(settings_in(tmp_path / "restored"), newer)
     assert not (tmp_path / "restored").exists()
 
 
@@ -306,36 +306,38 @@ def test_a_log_that_was_switched_is_restored_where_it_lies(world: World, tmp_pat
         restored.close()
         return
     world.close()  # the log has one owner
-    restore(settings_in(tmp_path / "restored"), root)
+    restore_backup(settings_in(tmp_path / "restored"), root)
     again = World.of(world.settings, world.model, epoch=world.epoch)
     again.step("insert", 2)
     again.close()
     with pytest.raises(BackupRefused, match="went on since the backup"):
-        restore(settings_in(tmp_path / "late"), root)
+        restore_backup(settings_in(tmp_path / "late"), root)
 
 
 def restore_and_open(source: World, target: Path, root: Path) -> World:
-    restore(settings_in(target), root)
+    restore_backup(settings_in(target), root)
     return World.of(settings_in(target), source.model, epoch=source.epoch)
 
 
 def test_a_manifest_says_what_the_backup_holds(world: World, tmp_path: Path) -> None:
     take(world, tmp_path / "backups")
-    (folder, manifest), *_ = backups(tmp_path / "backups")
+    (folder, manifest), *_ = list_backups(tmp_path / "backups")
     assert {"wal", "checkpoints", "collections/1", "deletes/1"} <= set(manifest.tables)
     for part in manifest.channels.values():
         assert part.tick >= part.flushed_tick > 0
         assert part.begin <= part.position <= part.end
     document = json.loads((folder / "manifest.json").read_text())
     assert document["version"] == 1
-    on_disk = {str(path.relative_to(folder / DATA)) for path in (folder / DATA).rglob("*") if path.is_file()}
+    on_disk = {
+        str(path.relative_to(folder / DATA_FOLDER)) for path in (folder / DATA_FOLDER).rglob("*") if path.is_file()
+    }
     assert on_disk == set(manifest.files)
 
 
 def test_coordinator_and_log_are_of_one_moment(world: World, tmp_path: Path) -> None:
     def ddl() -> None:
         world.coordinator.create_collection("late", SCHEMA, vchannels=2)
-        world.coordinator.alter("c1", [Add(FieldSpec("late", "int64", True))])
+        world.coordinator.alter("c1", [AddField(FieldSpec("late", "int64", True))])
 
     late = threading.Thread(target=ddl)
     waited: list[bool] = []
@@ -382,7 +384,7 @@ def test_what_loads_and_restores_have_noted_is_not_newer_than_the_log(world: Wor
                 path.write_text("sent behind it")
 
     take(world, tmp_path / "backups", seam=note)
-    restore(settings_in(tmp_path / "restored"), tmp_path / "backups")
+    restore_backup(settings_in(tmp_path / "restored"), tmp_path / "backups")
     for path in notes:
         copied = tmp_path / "restored" / path.relative_to(world.settings.data_dir)
         assert copied.read_text() == "sent before"

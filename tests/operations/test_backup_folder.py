@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.data_folder import strange
-from millrace.base.digests import sha256_of
+from millrace.base.data_folder import unknown_entries
+from millrace.base.digests import sha256_file
 from millrace.base.errors import BackupBusy, BackupRefused, InvalidArgument
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.deployment import FILE as DEPLOYMENT
-from millrace.operations.backup.deployment import deployment_id
-from millrace.operations.backup.files import alone
-from millrace.operations.backup.manifest import FILE, MARKER, Manifest, backups, drop
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.deployment_id import DEPLOYMENT_FILE as DEPLOYMENT
+from millrace.operations.backup.deployment_id import ensure_deployment_id
+from millrace.operations.backup.files import exclusive_lock
+from millrace.operations.backup.manifest import MANIFEST_FILE, MARKER_FILE, BackupManifest, list_backups, remove_backup
+from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import BackupReport, backup
-from millrace.operations.backup.verify import verify
+from millrace.operations.backup.verify import verify_backup
 from millrace.runtime.progress import Progress
 from tests.operations.backup_world import World, settings_in
 
@@ -36,7 +36,7 @@ def take(world: World, root: Path, **params: object) -> BackupReport:
 
 def tree(folder: Path) -> dict[str, str]:
     """Every file below `folder`, with its digest."""
-    return {str(each.relative_to(folder)): sha256_of(each) for each in folder.rglob("*") if each.is_file()}
+    return {str(each.relative_to(folder)): sha256_file(each) for each in folder.rglob("*") if each.is_file()}
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def other(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def of_an_older_version(folder: Path) -> Manifest:
+def of_an_older_version(folder: Path) -> BackupManifest:
     """Make the backup in `folder` what a version that knew no deployments wrote."""
-    manifest = Manifest.read(folder)
-    (folder / MARKER).unlink()
-    document = json.loads((folder / FILE).read_text())
+    manifest = BackupManifest.read(folder)
+    (folder / MARKER_FILE).unlink()
+    document = json.loads((folder / MANIFEST_FILE).read_text())
     del document["body"]["deployment"]
     document["sha256"] = hashlib.sha256(json.dumps(document["body"], sort_keys=True).encode()).hexdigest()
-    (folder / FILE).write_text(json.dumps(document))
+    (folder / MANIFEST_FILE).write_text(json.dumps(document))
     return manifest
 
 
@@ -76,16 +76,18 @@ def test_nothing_is_removed_that_is_not_this_deployments_own(world: World, other
         "backup-home": None,
         "backup-20261122": None,
         killed + "0000": None,  # an older version's
-        killed + "0001": {"id": killed + "0001", "deployment": deployment_id(other.settings)},
-        killed + "0002": {"id": mine.id, "deployment": deployment_id(world.settings)},  # copied from mine
+        killed + "0001": {"id": killed + "0001", "deployment": ensure_deployment_id(other.settings)},
+        killed + "0002": {"id": mine.id, "deployment": ensure_deployment_id(world.settings)},  # copied from mine
     }.items():
         (root / name / "data").mkdir(parents=True)
         (root / name / "photo.jpg").write_bytes(b"not Millrace's")
         (root / name / "data" / "photo.jpg").write_bytes(b"nor this")
         if marker is not None:
-            (root / name / MARKER).write_text(json.dumps(marker))
+            (root / name / MARKER_FILE).write_text(json.dumps(marker))
     elsewhere.mkdir()
-    (elsewhere / MARKER).write_text(json.dumps({"id": killed + "0003", "deployment": deployment_id(world.settings)}))
+    (elsewhere / MARKER_FILE).write_text(
+        json.dumps({"id": killed + "0003", "deployment": ensure_deployment_id(world.settings)})
+    )
     (root / (killed + "0003")).symlink_to(elsewhere)
     (root / "notes.txt").write_text("mine")
     before = tree(root)
@@ -95,8 +97,8 @@ def test_nothing_is_removed_that_is_not_this_deployments_own(world: World, other
     gone = set(before) - set(tree(root))
     assert {name.partition("/")[0] for name in gone} == {mine.id}
     assert tree(elsewhere), "nor is a link followed"
-    assert [manifest.id for _, manifest in backups(root)] == [found.id, theirs.id]
-    assert verify(root / theirs.id).ok
+    assert [manifest.id for _, manifest in list_backups(root)] == [found.id, theirs.id]
+    assert verify_backup(root / theirs.id).ok
 
 
 def test_each_deployment_keeps_its_own_number_and_links_its_own_files(
@@ -116,24 +118,24 @@ def test_each_deployment_keeps_its_own_number_and_links_its_own_files(
 def test_a_backup_of_an_older_version_is_restored_and_never_removed(world: World, tmp_path: Path) -> None:
     root = tmp_path / "backups"
     take(world, root)
-    ((folder, _),) = backups(root)
+    ((folder, _),) = list_backups(root)
     old = of_an_older_version(folder)
-    assert verify(root).ok
+    assert verify_backup(root).ok
     for _ in range(2):
         take(world, root, keep=1)
-    assert old.id in [manifest.id for _, manifest in backups(root)]
-    restore(settings_in(tmp_path / "restored"), root / old.id)
+    assert old.id in [manifest.id for _, manifest in list_backups(root)]
+    restore_backup(settings_in(tmp_path / "restored"), root / old.id)
 
 
 def test_a_dropped_backup_keeps_what_somebody_else_put_beside_it(world: World, tmp_path: Path) -> None:
     root = tmp_path / "backups"
     take(world, root)
-    ((folder, _),) = backups(root)
+    ((folder, _),) = list_backups(root)
     (folder / "why.txt").write_text("before the upgrade")
-    drop(folder)
+    remove_backup(folder)
     assert tree(root) == {
-        f"{folder.name}/why.txt": sha256_of(folder / "why.txt"),
-        ".backups.lock": sha256_of(root / ".backups.lock"),
+        f"{folder.name}/why.txt": sha256_file(folder / "why.txt"),
+        ".backups.lock": sha256_file(root / ".backups.lock"),
     }
 
 
@@ -143,13 +145,13 @@ def test_what_is_restored_is_another_deployment_and_leaves_the_first_ones_backup
     root = tmp_path / "backups"
     first = take(world, root)
     settings = settings_in(tmp_path / "restored")
-    restore(settings, root)
+    restore_backup(settings, root)
     assert json.loads((settings.data_dir / DEPLOYMENT).read_text()) == {
-        "id": deployment_id(settings),
-        "deployment": deployment_id(world.settings),
+        "id": ensure_deployment_id(settings),
+        "deployment": ensure_deployment_id(world.settings),
         "backup": first.id,
     }
-    assert deployment_id(settings) != deployment_id(world.settings)
+    assert ensure_deployment_id(settings) != ensure_deployment_id(world.settings)
     restored = World.of(settings, world.model, epoch=world.epoch)
     try:
         assert take(restored, root, keep=1).dropped == ()
@@ -161,12 +163,12 @@ def test_what_is_restored_is_another_deployment_and_leaves_the_first_ones_backup
 def test_a_deployment_has_one_id_whoever_asks_first(tmp_path: Path) -> None:
     settings = settings_in(tmp_path / "data")
     with ThreadPoolExecutor(8) as threads:
-        found = set(threads.map(lambda _: deployment_id(settings), range(32)))
+        found = set(threads.map(lambda _: ensure_deployment_id(settings), range(32)))
     assert len(found) == 1
     assert os.listdir(settings.data_dir) == [DEPLOYMENT]
     (settings.data_dir / DEPLOYMENT).write_text('{"id": 7}')
     with pytest.raises(InvalidArgument, match="put it back"):
-        deployment_id(settings)
+        ensure_deployment_id(settings)
 
 
 def test_a_restore_leaves_a_folder_that_is_in_its_way(world: World, tmp_path: Path) -> None:
@@ -176,28 +178,28 @@ def test_a_restore_leaves_a_folder_that_is_in_its_way(world: World, tmp_path: Pa
     draft.mkdir()
     (draft / "photo.jpg").write_bytes(b"not Millrace's")
     with pytest.raises(BackupRefused, match="in the way"):
-        restore(target, root)
+        restore_backup(target, root)
     assert (draft / "photo.jpg").exists()
     (draft / "photo.jpg").rename(tmp_path / "photo.jpg")
     draft.rmdir()
     draft.symlink_to(root)
     with pytest.raises(BackupRefused, match="in the way"):
-        restore(target, root)
+        restore_backup(target, root)
     draft.unlink()
     draft.mkdir()
-    with alone(draft / "restore.lock", busy="mine"), pytest.raises(BackupBusy, match="another restore"):
-        restore(target, root)
-    restore(target, root)
+    with exclusive_lock(draft / "restore.lock", busy="mine"), pytest.raises(BackupBusy, match="another restore"):
+        restore_backup(target, root)
+    restore_backup(target, root)
     assert not draft.exists()
 
 
 def test_everything_in_a_data_folder_is_known_and_what_is_not_is_told(world: World) -> None:
     for kind in ("checkpoint", "compact"):
         world.step(kind, 0)
-    deployment_id(world.settings)
-    assert strange(world.settings.data_dir) == []
+    ensure_deployment_id(world.settings)
+    assert unknown_entries(world.settings.data_dir) == []
     (world.settings.data_dir / "thesis").mkdir()
-    assert strange(world.settings.data_dir) == ["thesis"]
+    assert unknown_entries(world.settings.data_dir) == ["thesis"]
 
 
 def test_make_clean_data_removes_no_folder_that_holds_something_else(tmp_path: Path) -> None:

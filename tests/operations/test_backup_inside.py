@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.base.digests import sha256_of
+from millrace.base.digests import sha256_file
 from millrace.base.errors import BackupDamaged, BackupRefused
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.inside import open_inside, outward, stays_inside
-from millrace.operations.backup.manifest import DATA, Manifest, Stored, backups
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, StoredFile, list_backups
+from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import backup
-from millrace.operations.backup.verify import verify
+from millrace.operations.backup.safe_paths import is_safe_path, open_beneath, unsafe_references
+from millrace.operations.backup.verify import verify_backup
 from millrace.runtime.progress import Progress
 from tests.operations.backup_world import World, settings_in
 
@@ -51,7 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         world.step(kind, 0)
     backup(world.settings, world.log, BackupParams(to=str(folder / "backups")), Progress())
     world.close()
-    ((found, _),) = backups(folder / "backups")
+    ((found, _),) = list_backups(folder / "backups")
     return found
 
 
@@ -66,23 +66,23 @@ def refused(folder: Path, tmp_path: Path, match: str) -> None:
     target, before = tmp_path / "to" / "restored", sorted(tmp_path.rglob("*"))
     target.parent.mkdir()
     with pytest.raises(BackupDamaged, match=match):
-        restore(settings_in(target), folder)
+        restore_backup(settings_in(target), folder)
     target.parent.rmdir()
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, *IN_NO_BACKUP])
 def test_a_file_or_table_with_a_name_that_leads_elsewhere_is_refused(name: str, changed: Path, tmp_path: Path) -> None:
-    manifest = Manifest.read(changed)
+    manifest = BackupManifest.read(changed)
     (tmp_path / "secret").write_text("x")
-    stored = Stored(1, sha256_of(tmp_path / "secret"))
+    stored = StoredFile(1, sha256_file(tmp_path / "secret"))
     for forged in (
         replace(manifest, files={**manifest.files, name: stored}),
         replace(manifest, tables={**manifest.tables, name: 0}),
     ):
         forged.write(changed)
         with pytest.raises(BackupDamaged, match="no place that a backup has"):
-            verify(changed)
+            verify_backup(changed)
         refused(changed, tmp_path, "no place that a backup has")
 
 
@@ -101,14 +101,16 @@ def as_pipe(path: Path, elsewhere: Path) -> None:
 def test_what_is_a_link_or_no_file_is_refused_although_its_bytes_fit(
     what: str, change: Callable[[Path, Path], None], changed: Path, tmp_path: Path
 ) -> None:
-    name = next(name for name in sorted(Manifest.read(changed).files) if name.endswith(".parquet"))
-    place = {"file": changed / DATA / name, "folder": (changed / DATA / name).parent}.get(what, changed / what)
+    name = next(name for name in sorted(BackupManifest.read(changed).files) if name.endswith(".parquet"))
+    place = {"file": changed / DATA_FOLDER / name, "folder": (changed / DATA_FOLDER / name).parent}.get(
+        what, changed / what
+    )
     change(place, tmp_path / "elsewhere")
     if what == "manifest.json":
         with pytest.raises(BackupDamaged, match="does not read"):
-            verify(changed)
+            verify_backup(changed)
     else:
-        assert any("does not read" in words for words in verify(changed).problems)
+        assert any("does not read" in words for words in verify_backup(changed).problems)
     refused(changed, tmp_path, "does not read")
 
 
@@ -131,20 +133,20 @@ def test_a_folder_that_becomes_a_link_on_the_way_is_not_followed(tmp_path: Path)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "open", swap)
-        with open_inside(tmp_path / "backup", "log/f") as file:
+        with open_beneath(tmp_path / "backup", "log/f") as file:
             assert file.read() == b"log"
     assert opened == ["log"]
     with pytest.raises(OSError):
-        open_inside(tmp_path / "backup", "log/f")
+        open_beneath(tmp_path / "backup", "log/f")
 
 
 def write_again(folder: Path, name: str, data: bytes) -> None:
     """Give a file of the backup other bytes, and the manifest the digest that fits."""
-    path = folder / DATA / name
+    path = folder / DATA_FOLDER / name
     path.unlink()
     path.write_bytes(data)
-    manifest = Manifest.read(folder)
-    replace(manifest, files={**manifest.files, name: Stored(len(data), sha256_of(path))}).write(folder)
+    manifest = BackupManifest.read(folder)
+    replace(manifest, files={**manifest.files, name: StoredFile(len(data), sha256_file(path))}).write(folder)
 
 
 ADD = {"partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
@@ -169,11 +171,11 @@ ADD = {"partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": Tr
 def test_a_delta_log_that_names_a_file_elsewhere_is_refused(
     action: dict[str, Any], changed: Path, tmp_path: Path
 ) -> None:
-    entries = [name for name in Manifest.read(changed).files if "collections/1/_delta_log/" in name]
+    entries = [name for name in BackupManifest.read(changed).files if "collections/1/_delta_log/" in name]
     name = max(each for each in entries if each.endswith(".json"))
-    whole = (changed / DATA / name).read_bytes()
+    whole = (changed / DATA_FOLDER / name).read_bytes()
     write_again(changed, name, whole.rstrip() + b"\n" + json.dumps(action).encode())
-    (problem,) = verify(changed).problems
+    (problem,) = verify_backup(changed).problems
     assert problem.startswith(name)
     refused(changed, tmp_path, "outside of its table")
 
@@ -186,24 +188,24 @@ def test_a_delta_checkpoint_that_names_a_file_elsewhere_is_found(kind: str, path
     columns = {kind: [None, {"path": "part-0.parquet"}, {"path": path}, None]}
     pq.write_table(pa.table(columns), file)
     name = str(file.relative_to(tmp_path))
-    assert path in next(outward([name], lambda each: open_inside(tmp_path, each)))
+    assert path in next(unsafe_references([name], lambda each: open_beneath(tmp_path, each)))
     pq.write_table(pa.table({kind: columns[kind][:2]}), file)
-    assert list(outward([name], lambda each: open_inside(tmp_path, each))) == []
+    assert list(unsafe_references([name], lambda each: open_beneath(tmp_path, each))) == []
     file.write_bytes(b"no Parquet")
-    assert "does not read" in next(outward([name], lambda each: open_inside(tmp_path, each)))
+    assert "does not read" in next(unsafe_references([name], lambda each: open_beneath(tmp_path, each)))
 
 
 def test_a_log_elsewhere_that_is_not_there_is_not_made(changed: Path, tmp_path: Path) -> None:
     name, place = "log/generations.json", tmp_path / "made"
-    from millrace.log.generations.listing import Generation, GenerationFile, Generations
+    from millrace.log.generations.generation_file import Generation, GenerationFile, Generations
 
-    made = GenerationFile(changed / DATA / "log", "rocksmq")
+    made = GenerationFile(changed / DATA_FOLDER / "log", "rocksmq")
     made.change(lambda found: Generations((*found.items, Generation(f"rocksmq://{place}"))))
-    manifest = Manifest.read(changed)
-    path = changed / DATA / name
-    replace(manifest, files={**manifest.files, name: Stored(path.stat().st_size, sha256_of(path))}).write(changed)
+    manifest = BackupManifest.read(changed)
+    path = changed / DATA_FOLDER / name
+    replace(manifest, files={**manifest.files, name: StoredFile(path.stat().st_size, sha256_file(path))}).write(changed)
     with pytest.raises(BackupRefused, match="there is none"):
-        restore(settings_in(tmp_path / "restored"), changed)
+        restore_backup(settings_in(tmp_path / "restored"), changed)
     assert not place.exists()
 
 
@@ -213,4 +215,4 @@ def test_plain_names_are_names() -> None:
         "staged/.trims/dml_0-1.json",
         "wal/p=..a/%2E/ü.parquet",
     ):
-        assert stays_inside(name)
+        assert is_safe_path(name)

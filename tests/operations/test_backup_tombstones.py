@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from millrace.message.ids import LogId
-from millrace.message.tombstones import checksum
-from millrace.node.append.tombstones import Tombstones
-from millrace.node.ingest.in_process import catch_up
+from millrace.message.tombstones import entry_sha256
+from millrace.node.append.tombstones import TombstonePlacer
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import backup
-from millrace.operations.verify.run import verify_channel
+from millrace.operations.verification import verify_channel
 from millrace.runtime.progress import Progress
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -26,8 +26,8 @@ def replace_entry(world: World, pchannel: str) -> LogId:
     """Have the PChannel park, and replace the entry."""
     with closing(world.log.open(pchannel)) as log:
         (entry,) = log.append([poison()])
-    tombstones = Tombstones(world.host, world.log, Path(world.settings.wal_uri))
-    tombstones.place(pchannel, entry, sha256=checksum(poison()), author="ada", reason="INC-1")
+    tombstones = TombstonePlacer(world.host, world.log, Path(world.settings.wal_uri))
+    tombstones.place(pchannel, entry, sha256=entry_sha256(poison()), author="ada", reason="INC-1")
     world.host.restart(pchannel)
     return entry
 
@@ -55,12 +55,12 @@ def test_what_is_restored_judges_the_entry_as_its_source_did(tmp_path: Path, swi
         source.step("insert", 1)
     assert {name: seen(source, name, entry) for name, entry in entries.items()} == values
     backup(source.settings, source.log, BackupParams.parse({"to": str(tmp_path / "backups")}), Progress())
-    catch_up(source.settings, source.log)
+    ingest_to_end(source.settings, source.log)
 
-    restore(settings_in(tmp_path / "restored"), tmp_path / "backups")
+    restore_backup(settings_in(tmp_path / "restored"), tmp_path / "backups")
     restored = World.of(settings_in(tmp_path / "restored"), source.model, epoch=source.epoch)
     assert {name: seen(restored, name, entry) for name, entry in entries.items()} == values
-    catch_up(restored.settings, restored.log)
+    ingest_to_end(restored.settings, restored.log)
     tables = [WalTable.open(Path(each.settings.wal_uri)) for each in (source, restored)]
     for name in entries:
         one, other = (table.position(name) for table in tables)

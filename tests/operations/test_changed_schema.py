@@ -12,14 +12,14 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.base.errors import TickTooOld
-from millrace.observe.sample import sample
+from millrace.observe.row_sample import sample_rows
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.run import restore
-from millrace.operations.verify.run import verify_collections
+from millrace.operations.verification import verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.testing import Deployment, deployment
@@ -57,7 +57,7 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     restored = RestoreParams(collection="kept_up", into="again", at=str(first))
     assert restore(here, restored, progress).rows == 8
     assert by_id(db.collection("again").read()) == [row(number) for number in range(8)]
-    shown = sample(here, made.id, "kept_up", at=None, limit=20)
+    shown = sample_rows(here, made.id, "kept_up", at=None, limit=20)
     assert shown.columns[3:] == [each.name for each in made.schema.fields]
     assert sorted(int(each[3]) for each in shown.rows) == [each["key"] for each in wanted]
     compact(here, CompactionParams(collections=("kept_up",), fold="never", min_files=2), history=MAX_TICK)

@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 
 from millrace.message.ids import EARLIEST, LogId
 from millrace.node.retention.truncation import truncate_log
-from millrace.operations.checkpoint import durable, store
+from millrace.operations.checkpoint import recovery_checkpoints, table_sync
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import CheckpointReport, checkpoint
-from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.results import record_run
 from millrace.runtime.progress import Progress
 from millrace.tables.wal.table import WalTable
@@ -34,11 +34,11 @@ def test_a_checkpoint_holds_the_state_of_the_wal_and_the_log_begins_behind_it(th
     planned = take(things, dry_run=True)
     assert planned.ok
     assert begin(things) == EARLIEST, "a dry run changes nothing"
-    assert store.newest(things.settings) == {}
+    assert recovery_checkpoints.newest(things.settings) == {}
     report = take(things)
     for channel, freed, before in zip(report.channels, report.truncated, planned.truncated, strict=True):
         assert (channel.written, channel.by_log, channel.verified_by) == (True, True, "replayed")
-        found = store.newest(things.settings)[channel.pchannel]
+        found = recovery_checkpoints.newest(things.settings)[channel.pchannel]
         position = WalTable.open(Path(things.settings.wal_uri)).position(channel.pchannel)
         assert (found.state_bytes, found.totals) == (position.state_bytes, position.totals)
         assert begin(things, channel.pchannel) == found.state.last_entry
@@ -54,7 +54,7 @@ def test_the_next_checkpoint_is_replayed_from_the_one_before(things: Things) -> 
     for before, channel in zip(first.channels, take(things).channels, strict=True):
         assert channel.by_log, "the log was kept from the checkpoint before on"
         assert channel.replayed_from == before.position
-        earlier, later = store.history(things.settings, channel.pchannel)
+        earlier, later = recovery_checkpoints.history(things.settings, channel.pchannel)
         assert channel.replayed_rows == later.totals.digest.rows - earlier.totals.digest.rows
 
 
@@ -75,7 +75,7 @@ def test_a_wal_that_holds_other_rows_than_the_log_gives_gets_no_checkpoint_and_k
     problems = {channel.pchannel: channel.problem for channel in report.channels}
     assert "stores" in problems["p0"]
     assert problems["p1"] == ""
-    assert store.newest(things.settings).keys() == {"p1"}
+    assert recovery_checkpoints.newest(things.settings).keys() == {"p1"}
     assert begin(things) == EARLIEST
     assert begin(things, "p1") > EARLIEST, "the others go on"
 
@@ -109,7 +109,9 @@ def test_a_log_that_was_cut_by_hand_is_made_up_for_by_the_rows_of_the_wal(things
 def test_a_standing_block_of_quality_keeps_the_log_as_it_is(things: Things) -> None:
     things.fill(3)
     check = Check("ticks-increase", "expect_column_values_to_be_between", {"column": "tick_step"}, "ticks increase")
-    record_run(things.settings, "run", [TableOutcome("wal", {}, (Outcome(check, success=False, unexpected=1),))])
+    record_run(
+        things.settings, "run", [TableCheckResult("wal", {}, (CheckResult(check, success=False, unexpected=1),))]
+    )
     report = take(things)
     assert report.channels[0].written, "a checkpoint removes nothing, so it is written all the same"
     assert len(report.blocked) == 1
@@ -117,14 +119,14 @@ def test_a_standing_block_of_quality_keeps_the_log_as_it_is(things: Things) -> N
 
 
 def test_only_the_newest_checkpoints_stay(things: Things, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "KEPT", 2)
+    monkeypatch.setattr(recovery_checkpoints, "RETAINED_CHECKPOINTS", 2)
     for _ in range(4):
         things.fill(1)
         take(things)
-    kept = store.history(things.settings, "p0")
+    kept = recovery_checkpoints.history(things.settings, "p0")
     assert len(kept) == 2
     assert kept[0].commits < kept[1].commits
-    assert kept[1] == store.newest(things.settings)["p0"]
+    assert kept[1] == recovery_checkpoints.newest(things.settings)["p0"]
 
 
 def test_what_a_checkpoint_costs_does_not_grow_with_the_wal(things: Things) -> None:
@@ -137,10 +139,10 @@ def test_what_a_checkpoint_costs_does_not_grow_with_the_wal(things: Things) -> N
 
 def test_the_tables_are_synced_once(things: Things) -> None:
     things.fill(2)
-    assert durable.sync_tables(things.settings) > 10
-    assert durable.sync_tables(things.settings) == 0
+    assert table_sync.sync_tables(things.settings) > 10
+    assert table_sync.sync_tables(things.settings) == 0
     things.fill(1)
-    assert 0 < durable.sync_tables(things.settings) < 40
+    assert 0 < table_sync.sync_tables(things.settings) < 40
 
 
 def _alter_the_terms(path: Path) -> None:

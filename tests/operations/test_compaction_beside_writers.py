@@ -19,13 +19,13 @@ import millrace
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.report import CompactionReport
 from millrace.operations.compaction.run import compact
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import FOLDED_APP, deletes_uri, rows_uri
 from millrace.tables.collections.flush_tables import read_segments
-from millrace.tables.collections.table import FOLDED, deletes_uri, rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.crash.test_flusher_crash_points import Deployment, die, stopping_at
 from tests.crash.test_flusher_crash_points import _Died as Died
@@ -52,7 +52,7 @@ class Filled(Deployment):
                 collection.append(vchannel, builders.manual_flush(vchannel=vchannel, collection_id=1, term=1))
             maker.commit()
             if number < 3:
-                flush(settings)
+                flush_to_end(settings)
         assert not maker.rejected
         self.settings = settings
         self.reachable = min(maker.last_tick(name) for name in maker.pchannels)
@@ -78,7 +78,7 @@ def left_to_fold(settings: Settings) -> int:
     """Deletes that are folded in and there nevertheless."""
     table = DeltaTable(str(Path(rows_uri(settings, 1))))
     deletes = DeltaTable(str(Path(deletes_uri(settings, 1)))).to_pyarrow_dataset().to_table()
-    return deletes.filter(pc.less_equal(deletes["_time_tick"], table.transaction_version(FOLDED) or 0)).num_rows
+    return deletes.filter(pc.less_equal(deletes["_time_tick"], table.transaction_version(FOLDED_APP) or 0)).num_rows
 
 
 def test_what_is_compacted_is_smaller_and_reads_the_same(filled: Filled, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_compaction_that_dies_at_any_point_is_made_good_by_the_next(filled: Fi
         with pytest.raises(Died):
             compact(settings, PARAMS, seam=stopping_at(number, die))
         assert rows(settings) == before, f"read after {name}"
-        flush(settings)
+        flush_to_end(settings)
         compact(settings, PARAMS)
         assert rows(settings) == before, f"died at {name} ({number})"
         accounted_for(settings)
@@ -140,7 +140,7 @@ def test_a_flusher_at_any_point_of_a_compaction_is_not_held_up_and_not_undone(fi
     for number, name in enumerate(places(filled, tmp_path / "names")):
         settings = filled.copy(tmp_path / str(number))
         before = rows(settings)
-        report = compact(settings, PARAMS, seam=stopping_at(number, partial(flush, settings)))
+        report = compact(settings, PARAMS, seam=stopping_at(number, partial(flush_to_end, settings)))
         assert not report.collections[0].rows.given_up, f"flusher at {name} ({number})"
         assert rows(settings) == before, f"flusher at {name} ({number})"
         assert accounted_for(settings).folded > 0
@@ -150,11 +150,11 @@ def test_a_flusher_at_any_point_of_a_compaction_is_not_held_up_and_not_undone(fi
 @pytest.mark.slow
 def test_a_compaction_at_any_point_of_a_flush_fences_no_flusher(filled: Filled, tmp_path: Path) -> None:
     names: list[str] = []
-    flush(filled.copy(tmp_path / "names"), seam=names.append)
+    flush_to_end(filled.copy(tmp_path / "names"), seam=names.append)
     for number, name in enumerate(names):
         settings = filled.copy(tmp_path / str(number))
         before = rows(settings)
-        reached = flush(settings, seam=stopping_at(number, partial(compact, settings, PARAMS)))
+        reached = flush_to_end(settings, seam=stopping_at(number, partial(compact, settings, PARAMS)))
         assert set(reached) == {"p0", "p1"}, f"compaction at {name} ({number})"
         assert rows(settings) == before, f"compaction at {name} ({number})"
         accounted_for(settings)
@@ -170,7 +170,7 @@ def test_of_two_compactions_at_once_one_gives_up_and_leaves_no_file(filled: Fill
         assert rows(settings) == before, f"another compaction at {name} ({number})"
         accounted_for(settings)
         table = DeltaTable(str(Path(rows_uri(settings, 1))))
-        assert table.transaction_version(FOLDED)
+        assert table.transaction_version(FOLDED_APP)
         named = {Path(uri).name for version in range(table.version() + 1) for uri in files_at(settings, version)}
         there = {file.name for file in Path(rows_uri(settings, 1)).glob("_date=*/*.parquet")}
         # Where a commit was on its way already, its files are left for VACUUM: they might have been named.

@@ -10,14 +10,14 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.operations.compaction import commits
-from millrace.operations.compaction.commits import Replacer, raise_base, replace_groups
-from millrace.operations.compaction.files import Group, live_files
-from millrace.operations.compaction.report import TableWork
-from millrace.operations.compaction.rewrite import Job, Rewritten, rewrite_here
-from millrace.storage.commit import Part, commit_fenced
-from millrace.storage.files import FileSink
-from millrace.storage.table import Table, create_table, table_at
-from millrace.tables.collections.table import base_tick
+from millrace.operations.compaction.commits import RewriteCommitter, raise_base_tick, rewrite_and_commit
+from millrace.operations.compaction.files import FileGroup, live_files
+from millrace.operations.compaction.report import TableCompaction
+from millrace.operations.compaction.rewrite import RewriteJob, RewriteResult, rewrite_in_process
+from millrace.storage.commit import CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
+from millrace.storage.table import TableHandle, create_table, table_at
+from millrace.tables.collections.data_tables import earliest_readable_tick
 
 COLUMNS = pa.schema([pa.field("id", pa.int64())])
 JOB_ORDER = ("id",)
@@ -31,13 +31,13 @@ def path(tmp_path: Path) -> Path:
     for number in range(6):
         sink = FileSink.at(path, COLUMNS, ())
         sink.write(pa.table({"id": [number]}, schema=COLUMNS), {"part": str(number % 3)})
-        commit_fenced(table, [Part(sink.finish())])
+        commit_fenced(table, [CommitPart(sink.finish())])
     return path
 
 
-def groups(table: Table, path: Path) -> list[Group]:
+def groups(table: TableHandle, path: Path) -> list[FileGroup]:
     files = live_files(table)
-    return [Group((files[place], files[place + 1])) for place in (0, 2, 4)]
+    return [FileGroup((files[place], files[place + 1])) for place in (0, 2, 4)]
 
 
 def ids(path: Path) -> list[int]:
@@ -48,19 +48,19 @@ def test_a_compaction_that_another_one_overtook_stops_there_and_leaves_no_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commits, "COMMIT_GROUPS", 1)
-    job = Job(path, COLUMNS, sort=JOB_ORDER, stats=())
+    job = RewriteJob(path, COLUMNS, sort=JOB_ORDER, stats=())
     ours = table_at(path)
     first, second, third = groups(ours, path)
-    worked: list[Group] = []
+    worked: list[FileGroup] = []
 
-    def mapper(job: Job, chosen: Sequence[Group]) -> Iterable[Rewritten]:
+    def mapper(job: RewriteJob, chosen: Sequence[FileGroup]) -> Iterable[RewriteResult]:
         worked.extend(chosen)
         if chosen[0] == second:  # meanwhile another compaction takes the third group
-            assert Replacer.of(table_at(path)).replace(list(rewrite_here(job, [third])))
-        return rewrite_here(job, chosen)
+            assert RewriteCommitter.of(table_at(path)).commit(list(rewrite_in_process(job, [third])))
+        return rewrite_in_process(job, chosen)
 
-    replacer = Replacer.of(ours)
-    work = replace_groups(replacer, job, [first, second, third], mapper, TableWork())
+    replacer = RewriteCommitter.of(ours)
+    work = rewrite_and_commit(replacer, job, [first, second, third], mapper, TableCompaction())
     assert replacer.superseded
     assert worked == [first, second], "nothing is rewritten that cannot go through any more"
     assert (work.files_removed, work.files_added, len(work.given_up)) == (2, 1, 2)
@@ -76,20 +76,20 @@ def _files(path: Path, version: int) -> list[str]:
 
 def test_a_base_tick_never_goes_back(path: Path) -> None:
     table = table_at(path)
-    assert raise_base(table, 10) == 10
+    assert raise_base_tick(table, 10) == 10
     version = table.version
-    assert raise_base(table, 9) == raise_base(table, 10) == 10
-    assert (base_tick(table_at(path)), table.version) == (10, version)
+    assert raise_base_tick(table, 9) == raise_base_tick(table, 10) == 10
+    assert (earliest_readable_tick(table_at(path)), table.version) == (10, version)
 
 
 @pytest.mark.parametrize(("other", "left"), [(20, 20), (8, 10), (10, 10)])
 def test_a_base_tick_does_not_go_back_behind_another_that_comes_in_between(path: Path, other: int, left: int) -> None:
-    raise_base(table_at(path), 5)
+    raise_base_tick(table_at(path), 5)
     between = [other]
 
     def seam(name: str) -> None:
         if name == "commit.checked" and between:
-            raise_base(table_at(path), between.pop())
+            raise_base_tick(table_at(path), between.pop())
 
-    assert raise_base(table_at(path), 10, seam=seam) == left
-    assert base_tick(table_at(path)) == left
+    assert raise_base_tick(table_at(path), 10, seam=seam) == left
+    assert earliest_readable_tick(table_at(path)) == left

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import TickTooOld
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
-from millrace.operations.verify.run import CollectionReport, verify_collections
+from millrace.operations.verification import CollectionVerification, verify_collections
 from millrace.storage.table import open_table
-from millrace.tables.collections.table import base_tick, rows_uri
+from millrace.tables.collections.data_tables import earliest_readable_tick, rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.tables.read.test_at_tick import ACROSS, ALL, IMPORTS, PARTITIONS, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
@@ -63,11 +63,11 @@ def rows_at(settings: Settings, tick: int | None = None) -> Counter[tuple[Any, .
     return Counter((row["id"], row["body"], row.get(ADDED.name)) for row in rows)
 
 
-def accounted_for(settings: Settings) -> CollectionReport:
+def accounted_for(settings: Settings) -> CollectionVerification:
     """Once all is flushed, the collection holds every row of the WAL that a read can see, and no other."""
-    flush(settings)
+    flush_to_end(settings)
     reports = verify_collections(settings)
-    report = reports.get(1, CollectionReport(1))
+    report = reports.get(1, CollectionVerification(1))
     assert report.ok, report
     return report
 
@@ -96,7 +96,7 @@ def test_a_read_at_a_kept_tick_finds_what_the_model_says_and_an_earlier_one_is_r
             if operation[0] == "wal_commit":
                 maker.commit()
             elif operation[0] == "flush":
-                flush(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
+                flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
             elif operation[0] == "compact":
                 history = ticks[(len(ticks) - 1) * operation[1] // 100]
                 kept = max(kept, history)
@@ -104,7 +104,7 @@ def test_a_read_at_a_kept_tick_finds_what_the_model_says_and_an_earlier_one_is_r
             else:
                 do(collection, operation, number)
         tick_everywhere(maker)
-        base = base_tick(open_table(Path(rows_uri(settings, 1))))
+        base = earliest_readable_tick(open_table(Path(rows_uri(settings, 1))))
         assert base <= kept
         created = max(
             m["time_tick"] for name in maker.pchannels for m in maker.accepted[name] if m["type"] == "CREATE_COLLECTION"

@@ -19,21 +19,21 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add, apply
-from millrace.node.flush.definition import Flush
-from millrace.node.flush.in_process import flush
-from millrace.node.range.query import start_query
+from millrace.message.schema_changes import AddField, apply_change
+from millrace.node.flush.definition import FlushLoop
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.range_loop.query import start_query
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import LiveFile, live_files, merge_groups
 from millrace.operations.compaction.need import need
 from millrace.operations.compaction.run import compact, run
 from millrace.operations.compaction.vacuum import vacuum_table
-from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run
 from millrace.runtime.progress import Progress
 from millrace.storage.table import table_at
-from millrace.tables.collections.table import deletes_uri, rows_uri
+from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.operations.test_compaction_beside_writers import Filled, filled, rows
 from tests.operations.test_compaction_keeps_reads import accounted_for
@@ -54,13 +54,13 @@ def test_spark_tasks_compact_between_and_beside_the_flushers_batches(
 ) -> None:
     settings = filled.copy(tmp_path)
     before = rows(settings)
-    query = start_query(spark, Flush(settings), metrics=Metrics(), available_now=True)
-    report = run(settings, PARAMS, NOW, sessions=lambda: nullcontext(spark), small_bytes=0)
+    query = start_query(spark, FlushLoop(settings), metrics=Metrics(), available_now=True)
+    report = run(settings, PARAMS, NOW, session_factory=lambda: nullcontext(spark), max_bytes_without_spark=0)
     query.awaitTermination(120)
     assert query.exception() is None
     assert report.collections[0].rows.rows_removed > 0
     assert rows(settings) == before
-    run(settings, PARAMS, NOW, sessions=lambda: nullcontext(spark), small_bytes=0)
+    run(settings, PARAMS, NOW, session_factory=lambda: nullcontext(spark), max_bytes_without_spark=0)
     assert rows(settings) == before
     accounted_for(settings)
 
@@ -73,14 +73,19 @@ def test_a_collection_is_z_ordered_by_a_column_and_reads_the_same(
     settings = filled.copy(tmp_path)
     before = rows(settings)
     params = PARAMS.model_copy(update={"collections": ("things",), "zorder_by": ("body",), "files": False})
-    report = run(settings, params, NOW, sessions=lambda: nullcontext(spark))
+    report = run(settings, params, NOW, session_factory=lambda: nullcontext(spark))
     assert report.collections[0].zordered
-    flush(settings)
+    flush_to_end(settings)
     compact(settings, PARAMS)
     assert rows(settings) == before
     accounted_for(settings)
     with pytest.raises(InvalidArgument, match="body"):
-        run(settings, params.model_copy(update={"zorder_by": ("colour",)}), NOW, sessions=lambda: nullcontext(spark))
+        run(
+            settings,
+            params.model_copy(update={"zorder_by": ("colour",)}),
+            NOW,
+            session_factory=lambda: nullcontext(spark),
+        )
 
 
 def test_little_is_compacted_without_a_session(filled: Filled, tmp_path: Path) -> None:
@@ -90,11 +95,11 @@ def test_little_is_compacted_without_a_session(filled: Filled, tmp_path: Path) -
     def sessions() -> NoReturn:
         raise AssertionError("a session was made")
 
-    report = run(settings, PARAMS, NOW, sessions=sessions)
+    report = run(settings, PARAMS, NOW, session_factory=sessions)
     assert report.collections[0].rows.rows_removed > 0
     assert rows(settings) == before
     with pytest.raises(AssertionError, match="a session was made"):
-        run(filled.copy(tmp_path / "again"), PARAMS, NOW, sessions=sessions, small_bytes=0)
+        run(filled.copy(tmp_path / "again"), PARAMS, NOW, session_factory=sessions, max_bytes_without_spark=0)
 
 
 def test_rows_of_a_merged_file_lie_in_the_order_of_key_and_tick(filled: Filled, tmp_path: Path) -> None:
@@ -137,17 +142,18 @@ def test_lists_and_added_fields_survive(settings: Settings) -> None:
     for number, value in enumerate(values):
         collection.append(vchannel, collection.insert({"id": [f"{number}"], "tags": [value]}, vchannel=vchannel))
         maker.commit()
-        flush(settings)
+        flush_to_end(settings)
     added = FieldSpec("extra", "timestamp", True)
     collection.append(
-        vchannel, builders.schema_change([Add(added)], vchannel=vchannel, collection_id=1, schema_version=2, term=1)
+        vchannel,
+        builders.schema_change([AddField(added)], vchannel=vchannel, collection_id=1, schema_version=2, term=1),
     )
-    collection.schema, collection.schema_version = apply(schema, Add(added)), 2
+    collection.schema, collection.schema_version = apply_change(schema, AddField(added)), 2
     late: dict[str, list[object]] = {"id": ["3"], "tags": [["b"]], "extra": [datetime(2025, 1, 1, tzinfo=UTC)]}
     collection.append(vchannel, collection.insert(late, vchannel=vchannel))
     maker.commit()
     assert not maker.rejected
-    flush(settings)
+    flush_to_end(settings)
     before = read_arrow(settings, 1).sort_by("id")
     assert compact(settings, PARAMS).collections[0].rows.files_removed == 4
     assert read_arrow(settings, 1).sort_by("id").equals(before)
@@ -184,7 +190,7 @@ def test_vacuum_leaves_what_is_live_young_or_not_committed_yet(filled: Filled, t
 def test_vacuum_waits_while_a_critical_expectation_stands_failed(filled: Filled, tmp_path: Path) -> None:
     settings = filled.copy(tmp_path)
     check = Check("ticks", "expect_column_values_to_be_unique", {"column": "time_tick"}, "ticks are unique")
-    wrong = TableOutcome("wal", {"p0": TickRange(0, 9)}, (Outcome(check, success=False, unexpected=1),))
+    wrong = TableCheckResult("wal", {"p0": TickRange(0, 9)}, (CheckResult(check, success=False, unexpected=1),))
     record_run(settings, "a run", [wrong])
     with pytest.raises(QualityBlocked, match="VACUUM"):
         compact(settings, PARAMS.model_copy(update={"vacuum": True}))

@@ -152,7 +152,7 @@ def test_a_job_that_nobody_declares_is_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidArgument, match=r"jobs are backfill, .*compaction, flusher, .*streaming_node"):
         find_job("compact")
     with pytest.raises(InvalidArgument, match="parameters but its own"):
-        Operation(name="wrong", summary="Wrong.", params=OperationParams, run="a:b", of_the_run=("nothing",))
+        Operation(name="wrong", summary="Wrong.", params=OperationParams, run="a:b", set_by_dag=("nothing",))
 
 
 def test_a_package_registers_an_operation_and_one_that_does_not_load_stops_no_other(

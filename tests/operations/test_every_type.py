@@ -15,11 +15,11 @@ import pytest
 from pyarrow import parquet
 
 from millrace.client.schemas import schema as schema_of
-from millrace.observe.sample import sample
+from millrace.observe.row_sample import sample_rows
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.load import run as load_files
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.restore import restore as restore_backup
+from millrace.operations.backup.restore import restore_backup as restore_backup
 from millrace.operations.backup.run import backup
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
@@ -27,7 +27,7 @@ from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.run import restore
-from millrace.operations.verify.run import verify_collections
+from millrace.operations.verification import verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import MAX_TICK
@@ -81,7 +81,7 @@ def test_operations_keep_every_type_as_it_was_written(db: Deployment, tmp_path: 
     files = LoadParams(collection="every", files=[str(tmp_path / "more.parquet")])
     assert load_files(here, files, Progress()).rows == 6
     db.settle()
-    then = db.client.now(made.definition.pchannels)
+    then = db.client.current_tick(made.definition.pchannels)
     assert by_lot(made.read(at=then)).equals(rows(*range(12)))
 
     made.delete(rows(4, 5, 6).select(list(KEY)))
@@ -108,11 +108,11 @@ def test_operations_keep_every_type_as_it_was_written(db: Deployment, tmp_path: 
     assert proved.ok, proved
     assert proved.trimmed, "each PChannel has a base"
     assert by_lot(made.read()).equals(wanted)
-    assert len(sample(here, made.id, "every", at=None, limit=20).rows) == 9
+    assert len(sample_rows(here, made.id, "every", at=None, limit=20).rows) == 9
 
     restore(
         db.settings,
-        RestoreParams(collection="again", in_place=True, at=str(db.client.now(made.definition.pchannels))),
+        RestoreParams(collection="again", in_place=True, at=str(db.client.current_tick(made.definition.pchannels))),
         Progress(),
     )
     db.settle()

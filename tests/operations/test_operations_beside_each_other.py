@@ -25,10 +25,10 @@ from millrace.operations.backup.run import backup
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.operations.compaction.run import compact
-from millrace.operations.quality.pinned import pin
 from millrace.operations.quality.results import record_run
+from millrace.operations.quality.snapshot import take_snapshot
 from millrace.operations.recovery.diagnose import diagnose
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -111,14 +111,14 @@ def a_verification(world: World) -> None:
     for name in wal.pchannels():
         assert verify_channel(snapshot, wal, world.log, name).ok
     for report in verify_collections(world.settings).values():
-        assert report.holds, report
+        assert report.matches_flushed, report
 
 
 def a_look_of_quality(world: World) -> None:
     """What its suites hold against each other: no checkpoint ahead of the WAL, what was flushed is in the pinned tables."""
-    pinned = pin(world.settings)
+    pinned = take_snapshot(world.settings)
     assert pinned is not None
-    assert all(tick <= pinned.wal.reached[name] for name, tick in pinned.flushed.items())
+    assert all(tick <= pinned.wal.committed_ticks[name] for name, tick in pinned.flushed_ticks.items())
     assert pinned.checkpoints.keys() <= pinned.wal.table.positions(pinned.wal.table.pchannels()).keys()
 
 

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from millrace.base.errors import InvalidArgument, InvalidSuite, QualityBlocked
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.quality import collection_frames, results
-from millrace.operations.quality.declaration import QualityParams, moment
-from millrace.operations.quality.docs import keep_newest, write_index
-from millrace.operations.quality.gate import blocked, require_open
-from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
-from millrace.operations.quality.quarantine import quarantined, record, release, slices
-from millrace.operations.quality.ranges import TickRange, choose, covers
-from millrace.operations.quality.results import history, read_state, record_run
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
+from millrace.operations.quality.data_docs import remove_old_runs, write_index
+from millrace.operations.quality.declaration import QualityParams, first_tick_at
+from millrace.operations.quality.gate import blocked, require_unblocked
+from millrace.operations.quality.quarantine import quarantined, read_slices, record, release_blocks
+from millrace.operations.quality.ranges import TickRange, choose_ranges, covers
+from millrace.operations.quality.results import read_results, read_state, record_run
 from millrace.operations.quality.run import _frames
-from millrace.operations.quality.state import Block, QualityState, after_release, after_run
+from millrace.operations.quality.state import Block, QualityState, apply_release, apply_run
 from millrace.operations.quality.user_suites import parse_suite
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
@@ -38,30 +38,30 @@ TICKS = Check("ticks", "expect_column_values_to_be_between", {"column": "tick_st
 SANE = Check("sane", "expect_column_values_to_not_be_null", {"column": "a"}, "a is there", "warning")
 
 
-def looked(after: int, up_to: int, *, ok: bool, table: str = "wal", collection_id: int = 0) -> TableOutcome:
-    outcome = Outcome(TICKS, success=ok, unexpected=0 if ok else 3, sample=() if ok else ("7",))
-    return TableOutcome(table, {"p": TickRange(after, up_to)}, (outcome, Outcome(SANE, False)), collection_id)
+def looked(after: int, up_to: int, *, ok: bool, table: str = "wal", collection_id: int = 0) -> TableCheckResult:
+    outcome = CheckResult(TICKS, success=ok, unexpected=0 if ok else 3, sample=() if ok else ("7",))
+    return TableCheckResult(table, {"p": TickRange(after, up_to)}, (outcome, CheckResult(SANE, False)), collection_id)
 
 
 def test_a_failure_stands_until_a_check_over_its_whole_range_passes(settings: Settings) -> None:
     record_run(settings, "first", [looked(0, 100, ok=True)])
-    assert read_state(settings).checked_of("wal") == {"p": 100}
+    assert read_state(settings).checked_ticks("wal") == {"p": 100}
     record_run(settings, "second", [looked(100, 200, ok=False)])
     (block,) = blocked(settings)
     assert (block.run_id, block.expectation, block.unexpected) == ("second", "ticks", 3)
-    assert read_state(settings).checked_of("wal") == {"p": 100}, "what failed is looked at again"
+    assert read_state(settings).checked_ticks("wal") == {"p": 100}, "what failed is looked at again"
     with pytest.raises(QualityBlocked, match=f"truncation is refused .*{block.id}") as caught:
-        require_open(settings, what="truncation")
+        require_unblocked(settings, what="truncation")
     assert caught.value.blocks == (block.id,)
     record_run(settings, "elsewhere", [looked(150, 300, ok=True)])
     assert [each.id for each in blocked(settings)] == [block.id]
     record_run(settings, "mended", [looked(100, 300, ok=True)])
     assert blocked(settings) == []
-    assert read_state(settings).checked_of("wal") == {"p": 300}
-    rows = history(settings)
+    assert read_state(settings).checked_ticks("wal") == {"p": 300}
+    rows = read_results(settings)
     assert rows.num_rows == 8
     assert rows["run_id"][0].as_py() == "mended"
-    assert history(settings, run_id="second", failed_only=True).num_rows == 2
+    assert read_results(settings, run_id="second", failed_only=True).num_rows == 2
 
 
 def test_a_slice_is_quarantined_once_and_released_by_a_person(settings: Settings) -> None:
@@ -72,16 +72,16 @@ def test_a_slice_is_quarantined_once_and_released_by_a_person(settings: Settings
     (one,) = quarantined(settings, 4)
     assert one.ranges == {"p": TickRange(0, 50)}
     with pytest.raises(InvalidArgument, match="nonsense: no such block"):
-        release(settings, ["nonsense"], by="somebody")
-    release(settings, [one.id], by="somebody", note="known defect of the source")
+        release_blocks(settings, ["nonsense"], by="somebody")
+    release_blocks(settings, [one.id], by="somebody", note="known defect of the source")
     assert quarantined(settings) == []
-    assert [(each.status, each.by, each.note) for each in slices(settings)] == [
+    assert [(each.status, each.by, each.note) for each in read_slices(settings)] == [
         ("released", "somebody", "known defect of the source")
     ]
     assert [each.table for each in blocked(settings)] == ["wal"]
-    assert read_state(settings).checked_of("collections/4") == {"p": 50}
-    release(settings, [one.id], by="somebody")
-    assert len(slices(settings)) == 1
+    assert read_state(settings).checked_ticks("collections/4") == {"p": 50}
+    release_blocks(settings, [one.id], by="somebody")
+    assert len(read_slices(settings)) == 1
 
 
 class Died(BaseException):
@@ -96,9 +96,9 @@ def test_a_release_that_died_leaves_the_block_and_is_completed_by_the_next(setti
             raise Died
 
     with pytest.raises(Died):
-        release(settings, [state.blocks[0].id], by="somebody", seam=dies)
+        release_blocks(settings, [state.blocks[0].id], by="somebody", seam=dies)
     assert len(blocked(settings)) == 1
-    release(settings, [state.blocks[0].id], by="somebody")
+    release_blocks(settings, [state.blocks[0].id], by="somebody")
     assert blocked(settings) == []
 
 
@@ -113,18 +113,18 @@ def test_of_two_runs_at_once_neither_loses_what_the_other_found(settings: Settin
     record_run(settings, "run", [looked(10, 20, ok=False)], seam=another_run)
     assert {(each.run_id, each.table) for each in blocked(settings)} == {("other", "segments"), ("run", "wal")}
     assert read_state(settings).revision == 3
-    assert history(settings).num_rows == 6
+    assert read_results(settings).num_rows == 6
 
 
 def test_the_files_of_many_runs_are_joined(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "COMPACT_REVISIONS", 4)
     for number in range(8):
         record_run(settings, f"run{number}", [looked(number, number + 1, ok=True)])
-    table = results.open_table(Path(results.results_uri(settings)))
+    table = results.open_table(Path(results.quality_results_uri(settings)))
     assert table is not None
     assert len(table.file_uris()) <= 3
-    assert history(settings).num_rows == 16
-    assert read_state(settings).checked_of("wal") == {"p": 8}
+    assert read_results(settings).num_rows == 16
+    assert read_state(settings).checked_ticks("wal") == {"p": 8}
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5), st.booleans()), max_size=12)
@@ -136,14 +136,14 @@ def test_no_tick_counts_as_checked_that_only_a_failed_run_looked_at(
 ) -> None:
     state, accepted = QualityState(), set()
     for number, (after, length, ok) in enumerate(runs):
-        state = after_run(state, str(number), number, [looked(after, after + length, ok=ok)])
+        state = apply_run(state, str(number), number, [looked(after, after + length, ok=ok)])
         if ok:
             accepted |= set(range(after + 1, after + length + 1))
         mine = [block.id for block in state.blocks if block.run_id == str(number)]
         if number in released and mine:
-            state = after_release(state, mine)
+            state = apply_release(state, mine)
             accepted |= set(range(after + 1, after + length + 1))
-    assert set(range(1, state.checked_of("wal").get("p", 0) + 1)) <= accepted
+    assert set(range(1, state.checked_ticks("wal").get("p", 0) + 1)) <= accepted
     assert QualityState.from_text(state.to_json()) == state
     standing = {block.run_id for block in state.blocks}
     for number, (after, length, ok) in enumerate(runs):
@@ -154,19 +154,19 @@ def test_no_tick_counts_as_checked_that_only_a_failed_run_looked_at(
 
 def test_a_range_begins_behind_what_was_checked_unless_it_is_given() -> None:
     reached = {"a": 100, "b": 40}
-    assert choose(reached, {"a": 60}) == {"a": TickRange(60, 100), "b": TickRange(0, 40)}
-    assert choose(reached, {"a": 60}, start=10, end=51) == {"a": TickRange(9, 50), "b": TickRange(9, 40)}
-    assert choose(reached, {}, start=90)["b"].empty
+    assert choose_ranges(reached, {"a": 60}) == {"a": TickRange(60, 100), "b": TickRange(0, 40)}
+    assert choose_ranges(reached, {"a": 60}, start=10, end=51) == {"a": TickRange(9, 50), "b": TickRange(9, 40)}
+    assert choose_ranges(reached, {}, start=90)["b"].empty
     assert covers({"a": TickRange(0, 100)}, {"a": TickRange(10, 100)})
     assert not covers({"a": TickRange(0, 100)}, {"a": TickRange(10, 100), "b": TickRange(0, 1)})
 
 
 def test_a_moment_is_a_tick_or_a_timestamp_in_utc_where_it_names_no_zone() -> None:
-    assert moment("") is None
-    assert moment("17") == 17
-    assert moment("1970-01-01T00:00:01Z") == 1000 << 18
-    assert moment("1970-01-01T01:00:01+01:00") == 1000 << 18
-    assert moment("1970-01-01T00:00:01") == 1000 << 18
+    assert first_tick_at("") is None
+    assert first_tick_at("17") == 17
+    assert first_tick_at("1970-01-01T00:00:01Z") == 1000 << 18
+    assert first_tick_at("1970-01-01T01:00:01+01:00") == 1000 << 18
+    assert first_tick_at("1970-01-01T00:00:01") == 1000 << 18
     with pytest.raises(InvalidArgument, match="neither a time tick"):
         QualityParams.parse({"start": "yesterday"})
 
@@ -219,10 +219,10 @@ def test_the_pages_of_the_newest_runs_stay(tmp_path: Path) -> None:
             page = tmp_path / "validations" / table / f"202601{day:02d}T000000Z-abcdef" / "x" / "page.html"
             page.parent.mkdir(parents=True)
             page.write_text("page")
-    assert keep_newest(tmp_path, runs=2) == 3
+    assert remove_old_runs(tmp_path, runs=2) == 3
     left = {path.parent.parent.name for path in tmp_path.rglob("page.html")}
     assert left == {"20260104T000000Z-abcdef", "20260105T000000Z-abcdef"}
-    assert keep_newest(tmp_path / "nothing") == 0
+    assert remove_old_runs(tmp_path / "nothing") == 0
 
 
 def test_the_index_links_every_result_the_newest_run_first(tmp_path: Path) -> None:
@@ -258,15 +258,15 @@ def test_a_collection_without_new_rows_is_passed_over_without_spark(
         for pchannel in maker.pchannels:
             maker.append(pchannel, [builders.flush_all(term=1)])
         maker.commit()
-        flush(settings)
+        flush_to_end(settings)
 
     made: list[int] = []
     monkeypatch.setattr(collection_frames, "visible_rows", lambda _spark, _settings, stored, *_: made.append(stored))
 
-    def chosen(state: QualityState | None = None) -> tuple[int, list[TableOutcome]]:
+    def chosen(state: QualityState | None = None) -> tuple[int, list[TableCheckResult]]:
         """How many collections Spark would check, and those that need no check; they are recorded as a run does."""
         made.clear()
-        empty: list[TableOutcome] = []
+        empty: list[TableCheckResult] = []
         params = QualityParams(tables=("collections",))
         found = _frames(cast("SparkSession", None), settings, params, state or read_state(settings), empty)
         list(found)
@@ -275,12 +275,12 @@ def test_a_collection_without_new_rows_is_passed_over_without_spark(
 
     write()
     assert chosen() == (1, [])
-    record_run(settings, "run", [TableOutcome("collections/1", _reached(settings), (Outcome(SANE, True),), 1)])
+    record_run(settings, "run", [TableCheckResult("collections/1", _reached(settings), (CheckResult(SANE, True),), 1)])
     assert chosen() == (0, []), "nothing came"
     rest()
     count, empty = chosen()
-    assert (count, [each.table for each in empty], empty[0].outcomes) == (0, ["collections/1"], ())
-    assert read_state(settings).checked_of("collections/1") == {
+    assert (count, [each.table for each in empty], empty[0].results) == (0, ["collections/1"], ())
+    assert read_state(settings).checked_ticks("collections/1") == {
         name: each.up_to for name, each in _reached(settings).items()
     }
     assert chosen() == (0, []), "it counts as checked"

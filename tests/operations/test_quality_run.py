@@ -17,11 +17,11 @@ from deltalake import DeltaTable, write_deltalake
 from millrace.base.errors import InvalidSuite, QualityBlocked
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.quality.declaration import QualityParams
-from millrace.operations.quality.gate import blocked, require_open
-from millrace.operations.quality.quarantine import quarantined, release
-from millrace.operations.quality.results import history
+from millrace.operations.quality.gate import blocked, require_unblocked
+from millrace.operations.quality.quarantine import quarantined, release_blocks
+from millrace.operations.quality.results import read_results
 from millrace.operations.quality.run import QualityReport, run
 from millrace.runtime.progress import Progress
 from tests.tables.wal_maker import Collection, WalMaker
@@ -54,7 +54,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     for pchannel in maker.pchannels:
         maker.append(pchannel, [builders.flush_all(term=1)])
     maker.commit()
-    flush(settings)
+    flush_to_end(settings)
     return settings
 
 
@@ -84,7 +84,7 @@ def test_a_sound_deployment_passes_and_is_not_read_twice(copy: Settings, check: 
     again = check(copy, tables=["wal", "collections"])
     assert again.passed
     assert set(again.tables) == {"wal/rejections", "wal/channels"}, "what is not new is left out"
-    assert history(copy, run_id=first.run_id).num_rows == first.expectations
+    assert read_results(copy, run_id=first.run_id).num_rows == first.expectations
     assert blocked(copy) == []
 
 
@@ -95,7 +95,7 @@ class Beside(Progress):
         super().__init__()
         self._write = write
 
-    def say(self, words: str, *, done: float | None = None, **figures: float | int | str) -> None:
+    def update(self, words: str, *, done: float | None = None, **figures: float | int | str) -> None:
         self._write()
 
 
@@ -116,7 +116,7 @@ def test_what_is_written_and_flushed_beside_a_run_is_no_fault(tmp_path: Path, sp
         for pchannel in maker.pchannels:
             maker.append(pchannel, [builders.flush_all(term=1)])
         maker.commit()
-        flush(settings)
+        flush_to_end(settings)
 
     write()
     report = run(spark, settings, QualityParams.parse({"data_docs": False}), Beside(write))
@@ -136,13 +136,13 @@ def test_a_tick_that_stands_twice_is_found_blocks_removal_and_is_looked_at_again
     assert found["wal", "ticks-increase"].unexpected == 1
     assert json.loads(found["wal", "ids-unique"].sample[0])["pchannel"] == "p0"
     with pytest.raises(QualityBlocked) as caught:
-        require_open(copy, what="truncation")
+        require_unblocked(copy, what="truncation")
     assert set(caught.value.blocks) == set(report.blocks)
     assert check(copy, tables=["wal"]).tables["wal"]["rows"] == report.tables["wal"]["rows"], (
         "the range is not passed by"
     )
-    release(copy, [block.id for block in blocked(copy)], by="a person", note="known")
-    require_open(copy, what="truncation")
+    release_blocks(copy, [block.id for block in blocked(copy)], by="a person", note="known")
+    require_unblocked(copy, what="truncation")
     assert "wal" not in check(copy, tables=["wal"]).tables, "what a person accepted counts as checked"
 
 
@@ -198,7 +198,7 @@ def test_a_row_that_is_gone_from_a_data_file_fails_rows_as_stored(
     assert [(each.expectation, each.unexpected) for each in report.failed] == [("rows-as-stored", 1)]
     assert not report.passed
     with pytest.raises(QualityBlocked):
-        require_open(copy, what="truncation")
+        require_unblocked(copy, what="truncation")
 
 
 def _lose_a_row(file: Path) -> None:

@@ -22,23 +22,23 @@ from deltalake import DeltaTable, write_deltalake
 from millrace.base.errors import CollectionExists, CollectionNotFound
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
-from millrace.catalog.records import catalog_path, known_collections
+from millrace.catalog.collection import CollectionInfo
+from millrace.catalog.sqlite_file import catalog_path, read_collections
 from millrace.client.client import Client
-from millrace.commands.parts.command_line import DOES_NOT_HOLD
-from millrace.coord.store import Store
+from millrace.commands.parts.command_line import EXIT_VERIFICATION_FAILED
+from millrace.coord.catalog_store import CatalogStore
 from millrace.message import builders
 from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.range.parking import Parked, park, parked_names
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.range_loop.parking import Parked, park, parked_names
 from millrace.node.retention.truncation import truncate_log
 from millrace.operations.checkpoint.declaration import CheckpointParams
+from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri
 from millrace.operations.checkpoint.run import checkpoint
-from millrace.operations.checkpoint.store import checkpoints_uri
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.recovery import catalog_repair
@@ -66,13 +66,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made.catalog.create_collection("c", SCHEMA)
         for first in (0, 20, 40):
             insert(made, range(first, first + 20))
-            catch_up(settings, made.log)
-            flush(settings)
+            ingest_to_end(settings, made.log)
+            flush_to_end(settings)
         made.producer().delete(made.collection("c"), pa.array(range(10)))
-        catch_up(settings, made.log)
-        flush(settings)
+        ingest_to_end(settings, made.log)
+        flush_to_end(settings)
         insert(made, [60])
-        catch_up(settings, made.log)
+        ingest_to_end(settings, made.log)
         made.append.service.shutdown()
     return folder
 
@@ -196,8 +196,8 @@ def test_a_fault_is_found_rehearsed_repaired_and_every_row_is_there_once(client:
     assert keys(client) == expected
     insert(client, [100])
     client.producer().delete(client.collection("c"), pa.array([11]))
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     assert keys(client) == [key for key in expected if key != 11] + [100], "the flow goes on behind the repair"
     assert recover(client, "diagnose").healthy
 
@@ -259,7 +259,7 @@ def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: 
 
 
 def test_a_job_that_rests_is_no_fault_where_time_ticks_alone_or_fresh_rows_wait(client: Client) -> None:
-    flush(client.settings)
+    flush_to_end(client.settings)
     silent(client)
     for _ in range(3):
         client.append.tick(P)
@@ -284,7 +284,7 @@ def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeyp
     [vchannel] = [name for name in collection.vchannels if name in state.vchannels][:1]
     begin = builders.begin_txn(7, vchannel=vchannel, collection_id=collection.id, term=state.term, keepalive_ms=500)
     client.append.append(P, [encode_entry([begin])])
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     over = time.time() + 1
     while time.time() < over:  # the lease runs by the clock
         time.sleep(0.1)
@@ -292,22 +292,22 @@ def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeyp
     assert (found(report), report.healthy) == (["txn_stuck"], True)
 
 
-def more_collections(client: Client) -> list[Collection]:
+def more_collections(client: Client) -> list[CollectionInfo]:
     """DDL of every kind on two PChannels, some of it behind the checkpoint; the catalog as it was then, dropped collections included."""
     settings, catalog = client.settings, client.catalog
     catalog.ensure_pchannels(2)
     for name in ("d", "gone", "made-again"):
         catalog.create_collection(name, SCHEMA, vchannels=3)
     catalog.create_partition("d", "p1")
-    catch_up(settings, client.log)
-    flush(settings)
+    ingest_to_end(settings, client.log)
+    flush_to_end(settings)
     catalog.drop_collection("gone")
     catalog.drop_collection("made-again")
     catalog.create_collection("made-again", SCHEMA)
-    catalog.alter("d", [Add(FieldSpec("age", "int64", True))])
+    catalog.alter("d", [AddField(FieldSpec("age", "int64", True))])
     catalog.create_partition("d", "p2")
     catalog.drop_partition("d", "p1")
-    return [replace(each, next_partition=0) for each in known_collections(settings.data_dir, dropped=True)]
+    return [replace(each, next_partition=0) for each in read_collections(settings.data_dir, dropped=True)]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
 ) -> None:
     settings = client.settings
     before = more_collections(client)
-    epoch = Store(catalog_path(settings.data_dir)).next_epoch(7)
+    epoch = CatalogStore(catalog_path(settings.data_dir)).next_epoch(7)
     terms = {name: client.append.describe(name)["term"] for name in (P, "dml_1")}
     if server != "runs":
         client.append.service.shutdown()
@@ -332,25 +332,25 @@ def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
     said = json.loads(cli.run("verify", "--json").stdout)
     assert not said["holds"]
     assert {each["collection"] for each in said["catalog"]} >= {"c", "d", "made-again"}
-    assert cli.run("verify").exit_code == cli.run("operations", "recovery").exit_code == DOES_NOT_HOLD
+    assert cli.run("verify").exit_code == cli.run("operations", "recovery").exit_code == EXIT_VERIFICATION_FAILED
     rehearsal = recover(client, "rehearse")
     assert rehearsal.healthy, rehearsal.repairs
     assert recover(client, "diagnose").healthy is False, "a rehearsal changes nothing"
     report = recover(client, "repair")
     assert report.healthy, report.repairs
     assert "digest" in report.repairs[0].words
-    assert [replace(each, next_partition=0) for each in known_collections(settings.data_dir, dropped=True)] == before
+    assert [replace(each, next_partition=0) for each in read_collections(settings.data_dir, dropped=True)] == before
     assert cli.run("operations", "recovery").exit_code == 0
     insert(client, [70])
     client.catalog.create_collection("new", SCHEMA)
     with pytest.raises(CollectionExists):
         client.catalog.create_collection("d", SCHEMA)
-    with Store(catalog_path(settings.data_dir)) as store:
+    with CatalogStore(catalog_path(settings.data_dir)) as store:
         assert store.next_epoch(7) > epoch
         assert store.collection("new").id > max(each.id for each in before)
         assert {name: store.term(name) >= term for name, term in terms.items()} == {P: True, "dml_1": True}
-    catch_up(settings, client.log)
-    flush(settings)
+    ingest_to_end(settings, client.log)
+    flush_to_end(settings)
     assert json.loads(cli.run("verify", "--json").stdout)["holds"]
 
 
@@ -363,7 +363,7 @@ def test_a_catalog_is_not_made_from_a_chain_that_the_wal_contradicts(
     report = recover(client, "repair")
     assert not report.healthy
     assert "repair the WAL first" in report.repairs[0].words
-    assert not known_collections(client.settings.data_dir)
+    assert not read_collections(client.settings.data_dir)
 
 
 def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(client: Client) -> None:
@@ -374,8 +374,8 @@ def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(cli
         "load", [file], vchannel=collection.vchannels[0], collection_id=collection.id, term=1
     )
     client.append.append(P, [encode_entry([loaded])]).result()
-    catch_up(settings, client.log)
-    flush(settings)
+    ingest_to_end(settings, client.log)
+    flush_to_end(settings)
     assert recover(client, "diagnose", depth="full").healthy
     path = settings.staged_path / "load/0.parquet"
     data = path.read_bytes()
@@ -394,8 +394,8 @@ def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(cli
 def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_do(client: Client) -> None:
     for start in range(1000, 1020):  # enough for the log to give up whole files
         client.producer().insert(client.collection("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     assert any(each.freed_bytes for each in truncate_log(client.settings, client.log))
     live(Path(client.settings.wal_uri), "kind=message")[0].unlink()
     report = recover(client, "repair")
@@ -408,13 +408,13 @@ def checkpointed(client: Client) -> list[Path]:
     """A log that reaches back to its checkpoint alone, and rows behind that; the WAL's files with those."""
     for start in range(1000, 1020):  # enough for the log to give up whole files
         client.producer().insert(client.collection("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     done = checkpoint(client.settings, client.log, CheckpointParams(), Progress())
     assert [each.freed_bytes > 0 for each in done.truncated] == [True]
     before = set(live(Path(client.settings.wal_uri), "kind=message"))
     insert(client, [2000, 2001])
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     return [path for path in live(Path(client.settings.wal_uri), "kind=message") if path not in before]
 
 
@@ -446,19 +446,19 @@ def test_a_lost_state_row_is_computed_again_from_the_checkpoint_and_the_log_behi
     again = WalTable.open(Path(client.settings.wal_uri)).position(P)
     assert (again.state_bytes, again.totals) == (position.state_bytes, position.totals)
     insert(client, [3000])
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     assert keys(client) == [*expected, 3000]
 
 
 @pytest.mark.parametrize("harm", [remove, pytest.param(cut, marks=pytest.mark.slow)])
 def test_a_damaged_checkpoint_is_found_given_up_and_written_anew(client: Client, harm: Callable[[Path], None]) -> None:
     checkpointed(client)
-    [file] = live(Path(checkpoints_uri(client.settings)))
+    [file] = live(Path(recovery_checkpoints_uri(client.settings)))
     harm(file)
     report = recover(client, "repair")
     assert (found(report), report.healthy) == (["table_file_damaged"], True), report.repairs
     assert checkpoint(client.settings, client.log, CheckpointParams(), Progress()).ok
-    assert len(live(Path(checkpoints_uri(client.settings)))) == 1
+    assert len(live(Path(recovery_checkpoints_uri(client.settings)))) == 1
     assert recover(client, "diagnose").healthy
 
 
@@ -492,7 +492,7 @@ def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: C
 
 def test_a_collection_whose_deletes_were_folded_in_is_made_again_and_folds_again(client: Client) -> None:
     params = CompactionParams(min_files=2, fold="always", keep_history_hours=0, vacuum=False)
-    flush(client.settings)
+    flush_to_end(client.settings)
     compact(client.settings, params)
     expected = keys(client)
     live(Path(client.settings.collections_uri(1)))[0].unlink()
@@ -502,7 +502,7 @@ def test_a_collection_whose_deletes_were_folded_in_is_made_again_and_folds_again
         compact(client.settings, params)
         assert keys(client) == expected, "no deleted row came back with the repair"
     insert(client, [200])
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     assert keys(client) == [*expected, 200]
     assert recover(client, "diagnose").healthy

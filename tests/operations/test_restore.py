@@ -19,11 +19,11 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.message.schema_changes import AddField
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.restore.declaration import RestoreParams
-from millrace.operations.restore.run import RestoreReport, run
+from millrace.operations.restore.run import CollectionRestoreReport, run
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
@@ -52,8 +52,8 @@ def write(client: Client, *keys: int) -> None:
 
 def settle(client: Client) -> int:
     """Everything flushed; a tick behind all of it."""
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     return max(client.append.tick(name) for name in client.log.names())
 
 
@@ -61,10 +61,10 @@ def content(client: Client, name: str, at: int | None = None) -> Rows:
     return sorted((row["id"], row["name"]) for row in client.read(name, at=at).to_pylist())
 
 
-Engine = Callable[[Settings, RestoreParams], RestoreReport]
+Engine = Callable[[Settings, RestoreParams], CollectionRestoreReport]
 
 
-def with_arrow(settings: Settings, params: RestoreParams) -> RestoreReport:
+def with_arrow(settings: Settings, params: RestoreParams) -> CollectionRestoreReport:
     """A few rows without a JVM, as they are restored."""
 
     def none_needed() -> AbstractContextManager[SparkSession]:
@@ -77,14 +77,14 @@ def with_arrow(settings: Settings, params: RestoreParams) -> RestoreReport:
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Without a JVM; and the same with Spark, as if the rows were many. For tests in which rows are brought over."""
 
-    def with_spark(settings: Settings, params: RestoreParams) -> RestoreReport:
+    def with_spark(settings: Settings, params: RestoreParams) -> CollectionRestoreReport:
         spark: SparkSession = request.getfixturevalue("spark")
         return run(settings, params, Progress(), sessions=lambda: nullcontext(spark), small_bytes=-1)
 
     return with_arrow if request.param == "arrow" else with_spark
 
 
-def restore(client: Client, engine: Engine, **params: object) -> RestoreReport:
+def restore(client: Client, engine: Engine, **params: object) -> CollectionRestoreReport:
     return engine(client.settings, RestoreParams.parse({"collection": "c", "into": "restored", **params}))
 
 
@@ -176,7 +176,7 @@ def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, 
     before = content(client, "c", tick)
     client.producer().delete(client.collection("c"), pa.array(range(20)))
     write(client, *range(100, 130))
-    client.catalog.alter("c", [Add(FieldSpec("later", "int64", True))])
+    client.catalog.alter("c", [AddField(FieldSpec("later", "int64", True))])
     client.catalog.drop_partition("c", "odd")
     spoilt_tick = settle(client)
     spoilt = content(client, "c", spoilt_tick)

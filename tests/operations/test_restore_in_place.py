@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.operations.backfill import importing
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.operations.backfill import importer
 from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams
-from millrace.operations.verify.run import verify_collections
+from millrace.operations.verification import verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.plan import plan_read
@@ -37,13 +37,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture
-def things(client: Client) -> Collection:
+def things(client: Client) -> CollectionInfo:
     """Three VChannels; the keys 1 to 3 leave one of them without rows, or not, as it falls out."""
     name = f"things_{len(client.catalog.collections())}"
     return client.catalog.create_collection(name, SCHEMA, vchannels=3, partitions=["even", "odd"])
 
 
-def write(client: Client, things: Collection, *keys: int) -> None:
+def write(client: Client, things: CollectionInfo, *keys: int) -> None:
     for name, odd in (("even", 0), ("odd", 1)):
         chosen = [key for key in keys if key % 2 == odd]
         if chosen:
@@ -51,46 +51,46 @@ def write(client: Client, things: Collection, *keys: int) -> None:
 
 
 def ticks(client: Client) -> dict[str, int]:
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     return {name: client.append.tick(name) for name in client.log.names()}
 
 
-def content(client: Client, things: Collection, *, at: int | None = None) -> list[tuple[int, str]]:
+def content(client: Client, things: CollectionInfo, *, at: int | None = None) -> list[tuple[int, str]]:
     confirmed = ticks(client)
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     rows = read_arrow(client.settings, things.id, at=at, confirmed=confirmed, with_ticks=True).to_pylist()
     return sorted((row["id"], row["_partition"]) for row in rows)
 
 
-def once(client: Client, things: Collection, tick: int, run_id: str = "run") -> in_place.Replaced:
+def once(client: Client, things: CollectionInfo, tick: int, run_id: str = "run") -> in_place.ReplaceResult:
     """What the job does, but for reading with Spark and for comparing."""
     params = RestoreParams.parse({"collection": things.name, "in_place": True, "at": str(tick), "run_id": run_id})
     source = client.collection(things.name)
-    done = in_place.known(client, source, params)
+    done = in_place.finished_restore(client, source, params)
     if done is not None:
         return done
     plan = plan_read(client.settings, source.id, at=tick, confirmed=ticks(client))
     rows = read_arrow(client.settings, source.id, at=tick, with_ticks=True, confirmed=ticks(client))
     parts = [rows.slice(start, 4) for start in range(0, rows.num_rows, 4)]
-    replaced = in_place.replace(client, source, params, plan, parts, Progress())
-    in_place.finish(client, source, replaced)
+    replaced = in_place.replace_rows(client, source, params, plan, parts, Progress())
+    in_place.record_done(client, source, replaced)
     return replaced
 
 
 @pytest.mark.parametrize("place", ["restore.recorded", "import.noted", "import.appended"])
 def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
-    client: Client, things: Collection, place: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, things: CollectionInfo, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, things, *range(1, 4))
     wanted = content(client, things)
     tick = max(ticks(client).values())
     client.producer().delete(things, pa.array([1, 2]))
     write(client, things, *range(10, 30))
-    flush(client.settings)
+    flush_to_end(client.settings)
     cuts, replaced = 0, None
     while replaced is None:
         with monkeypatch.context() as patch:
-            for module in (importing, in_place):
+            for module in (importer, in_place):
                 patch.setattr(module, "hit", dying_at(place, cuts))
             try:
                 replaced = once(client, things, tick)
@@ -112,7 +112,7 @@ def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
         for rows in snapshot.messages(name, types=["IMPORT"])
     ]
     assert sum(mine) == 2 * 3, "one for each VChannel and run"
-    flush(client.settings)
+    flush_to_end(client.settings)
     report = verify_collections(client.settings)[things.id]
     assert report.ok, report
 

@@ -9,9 +9,9 @@ import pytest
 from millrace.base.errors import CheckViolated
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.client.nested_changes import resolved
-from millrace.client.schemas import changes, schema
-from millrace.operations.restore.rules import split_rules
+from millrace.client.nested_changes import resolve_paths
+from millrace.client.schemas import alter_changes, schema
+from millrace.operations.restore.schema_rules import split_rules
 from tests.operations.test_restore import restore, settle, with_arrow
 
 RULED = schema(
@@ -29,13 +29,13 @@ def client(settings: Settings) -> Iterator[Client]:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", RULED)
         made.producer().insert("c", [{"id": 1, "n": 500}, {"id": 2}])
-        made.catalog.alter("c", resolved(LATER, lambda: made.collection("c").schema))
+        made.catalog.alter("c", resolve_paths(LATER, lambda: made.collection("c").schema))
         made.producer().insert("c", [{"id": 3, "m": 7}])
         yield made
         made.append.service.shutdown()
 
 
-LATER = changes(
+LATER = alter_changes(
     rename={"n": "m"},
     widen={"m": "int64"},
     add={"thrice": "int64?", "mark": "string?"},

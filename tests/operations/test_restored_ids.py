@@ -13,7 +13,7 @@ from millrace.base.errors import LogUnavailable
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.sender import SpoolSender
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import backup
 from millrace.rpc.outcome import AppendOutcome
 from millrace.runtime.progress import Progress
@@ -29,7 +29,7 @@ def lives(tmp_path: Path) -> Iterator[tuple[World, World]]:
     first = World(settings_in(tmp_path / "first"))
     first.coordinator.next_epoch(OWN)
     backup(first.settings, first.log, BackupParams(to=str(tmp_path / "backups")), Progress())
-    restore(settings_in(tmp_path / "second"), tmp_path / "backups")
+    restore_backup(settings_in(tmp_path / "second"), tmp_path / "backups")
     second = World(settings_in(tmp_path / "second"), Model())
     yield first, second
     first.close()
@@ -81,7 +81,7 @@ def test_what_is_restored_twice_of_one_backup_gives_nothing_twice(
     later = time.time() + 60
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: later)
-        restore(settings_in(tmp_path / "third"), tmp_path / "backups")
+        restore_backup(settings_in(tmp_path / "third"), tmp_path / "backups")
     third = World(settings_in(tmp_path / "third"), Model())
     try:
         given = {lives[1].coordinator.next_epoch(OWN) for _ in range(50)}

@@ -13,18 +13,18 @@ from pyarrow import parquet as pq
 
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
-from millrace.client.produce.files.kinds import InputFormat
-from millrace.client.produce.files.reading import read_batches
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.produce.files.formats import InputFormat
+from millrace.client.produce.files.reader import read_batches
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.operations.backfill import staging
+from millrace.operations.backfill import file_staging
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.run import folder_of
+from millrace.operations.backup.run import backup_folder
 from millrace.runtime.progress import Progress
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("place", "string", True)), "id")
-THINGS = Collection(1, "things", "active", ("dml_0_1v0",), (SCHEMA,), {"_default": 1}, 2)
+THINGS = CollectionInfo(1, "things", "active", ("dml_0_1v0",), (SCHEMA,), {"_default": 1}, 2)
 SECRET = "hunter2"
 
 
@@ -43,7 +43,7 @@ def inbox(settings: Settings) -> Path:
 
 def staged(settings: Settings, *files: object) -> int:
     params = LoadParams.parse({"collection": "things", "files": [str(each) for each in files], "dry_run": True})
-    return staging.stage(settings, params, THINGS, Progress()).rows
+    return file_staging.stage_files(settings, params, THINGS, Progress()).rows
 
 
 @pytest.mark.usefixtures("launched")
@@ -93,14 +93,14 @@ def test_a_link_that_takes_a_files_place_behind_the_look_is_not_followed(
     outside, place = tmp_path / "outside", inbox / "2013" if what == "folder" else inbox / "2013" / "a.csv"
     outside.mkdir()
     (outside / "a.csv").write_text("id\n7\n8\n")
-    opened: Callable[[Path, str], object] = staging.open_inside
+    opened: Callable[[Path, str], object] = file_staging.open_beneath
 
     def swapped(root: Path, name: str) -> object:
         place.rename(tmp_path / "gone")
         place.symlink_to(outside if what == "folder" else outside / "a.csv")
         return opened(root, name)
 
-    monkeypatch.setattr(staging, "open_inside", swapped)
+    monkeypatch.setattr(file_staging, "open_beneath", swapped)
     with pytest.raises(InvalidArgument, match="is no file in a folder"):
         staged(settings, inbox / "2013" / "a.csv")
 
@@ -111,13 +111,13 @@ def test_a_backup_goes_where_the_settings_say(settings: Settings, tmp_path: Path
     root.mkdir()
     link.symlink_to(tmp_path)
     with pytest.raises(InvalidArgument, match="none yet"):
-        folder_of(settings, BackupParams(to=str(root)))
+        backup_folder(settings, BackupParams(to=str(root)))
     given = replace(settings, backup_dir=str(root), backup_roots=str(more))
     for to in ("", root, root / "daily", more / "x"):
-        assert folder_of(given, BackupParams(to=str(to))) == Path(to or root)
+        assert backup_folder(given, BackupParams(to=str(to))) == Path(to or root)
     for to in (tmp_path, tmp_path / "elsewhere", f"{root}/../elsewhere", link / "elsewhere", f"{root}2"):
         with pytest.raises(InvalidArgument, match="backup_roots"):
-            folder_of(given, BackupParams(to=str(to)))
+            backup_folder(given, BackupParams(to=str(to)))
 
 
 def test_folders_in_a_setting_are_absolute() -> None:
@@ -143,7 +143,7 @@ def test_no_error_of_a_load_has_anything_of_the_file(name: str, text: str, setti
     (tmp_path / name).write_text(text)
     params = {"collection": "things", "files": [str(tmp_path / name)], "partition_by": "place", "dry_run": True}
     with pytest.raises(InvalidArgument) as told:
-        staging.stage(settings, LoadParams.parse(params), THINGS, Progress())
+        file_staging.stage_files(settings, LoadParams.parse(params), THINGS, Progress())
     assert SECRET not in str(told.value)
     assert re.search(rf"{name}: (line \d+|the )", str(told.value)), "but where it is"
 

@@ -8,8 +8,8 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.message.bodies import ImportFile
-from millrace.node.flush.in_process import flush
-from millrace.operations.checkpoint.staged_trim import NOTES
+from millrace.node.flush.in_process import flush_to_end
+from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
 from millrace.operations.recovery.table_repair import rebuild_collection
 from millrace.runtime.progress import Progress
 from tests.operations.log_maker import Things
@@ -49,7 +49,7 @@ def test_the_files_of_trimmed_imports_go_and_no_other(things: Things, short: Set
     assert here(first) == [False, False]
     assert (short.staged_path / waiting["path"]).exists(), "no message names it: it may be about to be named"
     assert [path.name for path in (short.staged_path / "first").iterdir()] == ["manifest.json"]
-    assert list((short.staged_path / NOTES).iterdir()) == []
+    assert list((short.staged_path / TRIM_NOTES_FOLDER).iterdir()) == []
     assert contents(short) == before
     sound(things, short)
 
@@ -95,14 +95,14 @@ def test_a_trim_that_dies_anywhere_keeps_what_is_needed_and_the_next_removes_the
     take(things, short)
     assert here(files) == [False, False]
     assert (short.staged_path / fresh["path"]).exists()
-    assert list((short.staged_path / NOTES).iterdir()) == []
+    assert list((short.staged_path / TRIM_NOTES_FOLDER).iterdir()) == []
     assert contents(short) == before
     sound(things, short)
 
 
 def test_a_damaged_file_keeps_its_pchannel_from_a_base_and_the_others_go_on(things: Things, short: Settings) -> None:
     files = load(things, "load")
-    flush(short)
+    flush_to_end(short)
     whole = files[0].read_bytes()
     files[0].write_bytes(whole[:-1])
     report = take(things, short)

@@ -14,14 +14,14 @@ from millrace.base.settings import Settings
 from millrace.client.consume.scan import scan
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
-from millrace.message.schema_changes import Add
-from millrace.node.flush.in_process import flush
+from millrace.message.schema_changes import AddField
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import CheckpointReport, checkpoint
-from millrace.operations.compaction.vacuum import vacuum_places
-from millrace.operations.quality.outcome import TableOutcome
+from millrace.operations.compaction.vacuum import tables_to_vacuum
+from millrace.operations.quality.checks import TableCheckResult
 from millrace.operations.quality.results import record_run
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.rpc.tail import Evicted
 from millrace.runtime.progress import Progress
 from millrace.tables.collections.bases import read_bases
@@ -31,7 +31,7 @@ from millrace.tables.wal.reader import FIRST_ID, WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.tables.wal.trims import trimmed_totals
 from millrace.wal.scanner import All
-from millrace.wal.visible.changes import Position
+from millrace.wal.visible.changes import ChangePosition
 from tests.operations.log_maker import Things
 from tests.tables.collections.test_changes import fold, rows_of
 
@@ -158,7 +158,7 @@ def test_changes_of_what_was_trimmed_are_refused_and_begin_behind_a_snapshot(thi
     confirmed, names = confirmed_tick(short), ("p0", "p1")
     snapshot = read_arrow(short, 1, at=confirmed, with_ticks=True).to_pylist()
     things.fill(2)
-    behind = [row for name in names for row in rows_of(table_changes(short, 1, name, after=Position(confirmed)))]
+    behind = [row for name in names for row in rows_of(table_changes(short, 1, name, after=ChangePosition(confirmed)))]
     assert behind
     followed = fold(
         [*({**row, "_change": "insert", "extra": None} for row in snapshot), *behind], confirmed_tick(short)
@@ -192,7 +192,7 @@ def test_a_base_spans_a_schema_change(things: Things, short: Settings) -> None:
     take(things, short)
     field = FieldSpec("extra", "int64", True)
     for vchannel in things.collection.vchannels:
-        change = builders.schema_change([Add(field)], vchannel=vchannel, collection_id=1, schema_version=2, term=1)
+        change = builders.schema_change([AddField(field)], vchannel=vchannel, collection_id=1, schema_version=2, term=1)
         things.collection.append(vchannel, change)
     things.fill(2)
     assert take(things, short).ok
@@ -261,16 +261,16 @@ def test_a_commit_in_between_is_seen_and_the_trim_made_anew(things: Things, shor
             things.maker.commit()
 
     assert take(things, short, another_commits).ok
-    flush(short)
+    flush_to_end(short)
     assert {row["body"] for row in contents(short)} >= {"late"}
     sound(things, short)
 
 
 def test_vacuum_forgets_no_table_of_the_installation(things: Things, short: Settings) -> None:
     things.fill(4)
-    record_run(short, "a run", [TableOutcome("wal", {}, ())])
+    record_run(short, "a run", [TableCheckResult("wal", {}, ())])
     take(things, short)
     there = {log.parent for log in short.data_dir.rglob("_delta_log")}
     names = {path.relative_to(short.data_dir).as_posix() for path in there}
     assert {"wal", "bases", "wal_trims", "recovery_checkpoints", "quality/results"} <= names
-    assert {str(path) for path in there} <= set(vacuum_places(short, None).values())
+    assert {str(path) for path in there} <= set(tables_to_vacuum(short, None).values())

@@ -11,11 +11,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from millrace.message import builders
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
-from millrace.operations.checkpoint.staged_trim import named_files
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.checkpoint.staged_trim import imported_files
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
@@ -86,7 +86,7 @@ class Story:
             self.load(vchannel, replace=kind == "replace")
         elif kind == "flush":
             self.things.maker.commit()
-            flush(self.settings)
+            flush_to_end(self.settings)
         elif kind == "checkpoint":
             self.things.maker.commit()
             assert checkpoint(self.settings, self.things.log, CheckpointParams(), Progress()).ok
@@ -126,7 +126,7 @@ class Story:
             path
             for name in wal.pchannels()
             for messages in snapshot.messages(name, types=["IMPORT"])
-            for path in named_files(messages)
+            for path in imported_files(messages)
         }
         assert {path.name for path in self.settings.staged_path.glob("*.parquet")} == needed
         for report in verify_collections(self.settings).values():

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from millrace.base.metrics import Metrics
-from millrace.node.range.query import start_query
+from millrace.node.range_loop.query import start_query
 from millrace.pipelines.model.status import State
 from millrace.pipelines.worker.definition import PipelineRun
 from millrace.pipelines.worker.positions import positions_of

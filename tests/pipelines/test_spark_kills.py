@@ -18,7 +18,7 @@ from millrace.pipelines.model.status import State, pipeline_folder
 from millrace.pipelines.worker.logs import FILE
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.supervision import read_status
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 from tests.pipelines.worker.flights import Flights
 from tests.pipelines.worker.test_kills import _check, _records
 
@@ -31,12 +31,12 @@ class Driver:
         self._file = folder / "pipeline.json"
         self._file.write_text(json.dumps(flights.declared))
 
-    def start(self, *more: str) -> Job:
+    def start(self, *more: str) -> ChildProcess:
         command = [sys.executable, str(ROOT.parent / "jobs" / "pipeline.py"), "--declaration", str(self._file), *more]
-        return Job(command, log_file=self._folder / "spark.log", env=self._flights.settings.environment())
+        return ChildProcess(command, log_file=self._folder / "spark.log", env=self._flights.settings.environment())
 
 
-def _workers(job: Job) -> list[psutil.Process]:
+def _workers(job: ChildProcess) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(job.pid).children(recursive=True):
         try:
@@ -64,7 +64,7 @@ def test_spark_s_driver_and_workers_die_and_nothing_is_lost_or_doubled(tmp_path:
     def position() -> int:
         return sum(place.position for place in positions_of(flights.settings, flights.id).values())
 
-    def reach(offsets: int, job: Job, seconds: float = 200) -> None:
+    def reach(offsets: int, job: ChildProcess, seconds: float = 200) -> None:
         deadline = time.monotonic() + seconds
         while position() < offsets:
             assert job.running(), job.tail()

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from millrace.base.errors import CommitFenced, TickTooOld
 from millrace.base.settings import Settings
-from millrace.runtime.launch.history import FAILURES, history_path, read
+from millrace.runtime.launch.history import FAILURES, history_path, read_history
 from millrace_airflow import listener
 from millrace_airflow.alerts import deadline_missed
 from millrace_airflow.defaults import FaultClassPolicy, millrace_dag
@@ -67,7 +67,7 @@ def test_a_dag_has_owner_tags_docs_and_an_alert() -> None:
 
 def test_a_late_run_is_recorded(here: Settings) -> None:
     asyncio.run(deadline_missed(dag_id="some", seconds=60.0, context={"dag_run": {"dag_run_id": "r1"}}))
-    (line,) = read(history_path(here, FAILURES))
+    (line,) = read_history(history_path(here, FAILURES))
     assert (line["kind"], line["dag_id"], line["run_id"]) == ("deadline", "some", "r1")
 
 
@@ -81,6 +81,6 @@ def failed_task(tags: set[str]) -> Any:
 def test_a_failed_task_of_ours_is_recorded_and_one_of_others_is_not(here: Settings) -> None:
     listener.on_task_instance_failed("running", failed_task({"theirs"}), ValueError("no matter"))
     listener.on_task_instance_failed("running", failed_task({"millrace"}), JobLost("gone", code="JOB_LOST"))
-    (line,) = read(history_path(here, FAILURES))
+    (line,) = read_history(history_path(here, FAILURES))
     assert (line["task_id"], line["try_number"]) == ("t", 2)
     assert line["error"] == {"code": "JOB_LOST", "message": "gone"}

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from pydantic import Field
 
 from millrace.base.errors import InvalidArgument
-from millrace.coord.store import Store
+from millrace.coord.catalog_store import CatalogStore
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.operations.operation import OperationParams
 from millrace.operations.restore.declaration import RestoreParams
@@ -114,7 +114,7 @@ def test_collections_and_derived_tables_are_suggested_and_what_comes_later_can_b
     monkeypatch.setenv("MILLRACE_DATA", str(tmp_path))
     assert form(Choosing)["collection"].schema["examples"] == []
     assert not list(tmp_path.iterdir()), "a form makes nothing"
-    store = Store(tmp_path / "coord" / "coord.db")
+    store = CatalogStore(tmp_path / "coord" / "coord.db")
     schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
     for name in ("users", "orders"):
         finish(store, add_collection(store, name, schema))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millrace.access.grants import MACHINE
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.deadline import Deadline
 from millrace.base.settings import Settings
 from millrace.pipelines.api.management import Management
@@ -36,8 +36,8 @@ def management(settings: Settings) -> Iterator[Management]:
 def test_each_that_is_declared_so_has_a_dag_with_its_run_id_and_the_others_have_none(
     settings: Settings, management: Management
 ) -> None:
-    management.create(MACHINE, "flights", {**KEPT, "description": "Of 2013."})
-    management.create(MACHINE, "planes", DECLARED)
+    management.create(LOCAL_ADMIN, "flights", {**KEPT, "description": "Of 2013."})
+    management.create(LOCAL_ADMIN, "planes", DECLARED)
     dags = pipeline_dags(replace(settings, pipeline_config="/etc/pipelines.yaml"))
     assert list(dags) == ["pipeline_flights"]
     [task] = dags["pipeline_flights"].tasks
@@ -46,7 +46,7 @@ def test_each_that_is_declared_so_has_a_dag_with_its_run_id_and_the_others_have_
     assert task.arguments == ["--declaration", file, "--config", "/etc/pipelines.yaml"]
     assert "Of 2013." in str(dags["pipeline_flights"].doc_md)
     assert "hunter2" not in str(dags["pipeline_flights"].doc_md) + str(task.arguments)
-    management.delete(MACHINE, "flights")
+    management.delete(LOCAL_ADMIN, "flights")
     assert pipeline_dags(settings) == {}
 
 
@@ -58,17 +58,17 @@ def test_where_no_pipeline_was_ever_kept_nothing_is_made(settings: Settings) -> 
 def test_the_service_starts_no_worker_beside_the_dags_and_stops_the_one_that_runs(
     settings: Settings, management: Management
 ) -> None:
-    management.create(MACHINE, "flights", KEPT)
-    management.resume(MACHINE, "flights")
+    management.create(LOCAL_ADMIN, "flights", KEPT)
+    management.resume(LOCAL_ADMIN, "flights")
     management.tend()
     assert not management.deployment.running("flights")
     management.deployment.start("flights")  # as its DAG does
-    management.pause(MACHINE, "flights")
+    management.pause(LOCAL_ADMIN, "flights")
     assert json.loads((settings.data_dir / "pipelines" / "flights" / "wanted.json").read_text())["paused"] is True
-    management.stop(MACHINE, "flights")
+    management.stop(LOCAL_ADMIN, "flights")
     assert not management.deployment.running("flights")
-    management.resume(MACHINE, "flights")
-    management.update(MACHINE, "flights", DECLARED, version=1)
+    management.resume(LOCAL_ADMIN, "flights")
+    management.update(LOCAL_ADMIN, "flights", DECLARED, version=1)
     assert management.deployment.running("flights"), "now it is the service's"
     assert pipeline_dags(settings) == {}
 
@@ -92,12 +92,12 @@ def test_a_worker_that_somebody_stopped_is_started_when_it_is_to_run_again(
     started: list[int] = []
     monkeypatch.setattr(StreamingJobOperator, "_start", lambda *_, **__: started.append(watch.waits))
     monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
-    management.create(MACHINE, "flights", KEPT)
+    management.create(LOCAL_ADMIN, "flights", KEPT)
     task = PipelineOperator(task_id="supervise", pipeline="flights", job_run_id="x", app_name="x", watch_for=60)
-    watch = Watch(lambda: management.resume(MACHINE, "flights"))
+    watch = Watch(lambda: management.resume(LOCAL_ADMIN, "flights"))
     task._start(watch, None, until=Deadline.after(60))  # type: ignore[arg-type]
     assert started == [3]
-    management.stop(MACHINE, "flights")
+    management.stop(LOCAL_ADMIN, "flights")
     watch = Watch(lambda: None)
     task._start(watch, None, until=Deadline.after(60), paused=lambda: watch.waits == 2)  # type: ignore[arg-type]
     task._start(watch, None, until=Deadline.after(0))  # type: ignore[arg-type]

@@ -35,11 +35,11 @@ def app(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
 
 
 def test_the_log_of_a_job_is_shown_to_readers_alone(app: FastAPI) -> None:
-    from millrace_airflow.ui.access import reader
+    from millrace_airflow.ui.access import require_reader
 
     client = TestClient(app, raise_server_exceptions=False)
     assert client.get("/one/log").status_code in {401, 403}
-    app.dependency_overrides[reader] = lambda: None
+    app.dependency_overrides[require_reader] = lambda: None
     assert client.get("/one/log").text == "first\nlast\n"
     assert client.get("/one/log?lines=1").text == "last\n"
     assert client.get("/two/log").status_code == 404

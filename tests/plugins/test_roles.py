@@ -14,7 +14,7 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from millrace.access.grants import Role
 from millrace.pipelines.deploy.airflow import dag_id as pipeline_dag
 from millrace.streams.running.status import dag_id
-from millrace_airflow.roles import AIRFLOW, DAGS, RolesAuthManager
+from millrace_airflow.roles import AIRFLOW_ROLES, DAG_ROLES, RolesAuthManager
 from millrace_airflow.standalone import Standalone
 from tests.airflow_home import ROOT
 
@@ -32,7 +32,7 @@ def may(
 
 
 def test_every_dag_of_ours_has_its_role() -> None:
-    assert set(DAGS) | {"streams", "pipelines"} == {
+    assert set(DAG_ROLES) | {"streams", "pipelines"} == {
         path.stem for path in (ROOT / "dags").glob("*.py")
     }  # a DAG a declared stream
 
@@ -46,7 +46,7 @@ def test_a_declared_streams_dag_is_started_by_who_may_operate_alone() -> None:
                 ], (method, entity)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(DAGS))
+@pytest.mark.parametrize("name", sorted(DAG_ROLES))
 def test_a_dag_is_changed_by_who_may_start_it_in_any_way(name: str) -> None:
     user_may = name in {"backfill", "backfill_range", "quality"}
     for method in CHANGES:
@@ -59,8 +59,8 @@ def test_a_dag_is_changed_by_who_may_start_it_in_any_way(name: str) -> None:
 
 
 def test_airflows_roles_are_those_of_the_project_in_order() -> None:
-    assert [AIRFLOW[role] for role in Role] == sorted(AIRFLOW.values(), key=lambda role: role.order)
-    assert set(AIRFLOW.values()) == set(SimpleAuthManagerRole)
+    assert [AIRFLOW_ROLES[role] for role in Role] == sorted(AIRFLOW_ROLES.values(), key=lambda role: role.order)
+    assert set(AIRFLOW_ROLES.values()) == set(SimpleAuthManagerRole)
 
 
 def test_what_names_no_dag_needs_op_and_dags_of_yours_are_as_airflow_has_them() -> None:

@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace_airflow.macros import moment_of, tick_of, ticks_between
 from millrace_airflow.sensors import FreshnessSensor, LagSensor, SegmentSensor, TimeTickSensor
 from millrace_airflow.triggers import ConditionTrigger
@@ -33,8 +33,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             collection = client.catalog.create_collection("c", SCHEMA)
             client.producer().insert(collection, pa.table({"id": list(range(9))}))
             client.catalog.flush("c")
-            catch_up(settings, client.log)
-            flush(settings)
+            ingest_to_end(settings, client.log)
+            flush_to_end(settings)
             yield client
         finally:
             client.append.service.shutdown()
@@ -81,7 +81,7 @@ def test_the_lag_is_what_the_log_has_and_the_wal_lacks(here: Settings, deploymen
             break
     else:
         pytest.fail("the lag was never seen")
-    catch_up(here, deployment.log)
+    ingest_to_end(here, deployment.log)
     assert run(LagSensor(task_id="t", seconds=0.01))["lag_seconds"] == {"dml_0": 0.0}
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from millrace_airflow import standalone
-from millrace_airflow.sqlite import write_ahead
+from millrace_airflow.sqlite import enable_wal_mode
 
 
 class Component:
@@ -100,7 +100,7 @@ def test_a_sqlite_database_takes_a_write_while_another_process_reads(tmp_path: P
     with sqlite3.connect(path) as writer:
         writer.execute("CREATE TABLE run (id INTEGER)")
         writer.executemany("INSERT INTO run VALUES (?)", [(1,), (2,)])
-    write_ahead(f"sqlite:///{path}")
+    enable_wal_mode(f"sqlite:///{path}")
     reader = sqlite3.connect(path, timeout=0.0)
     writer = sqlite3.connect(path, timeout=0.0)
     try:
@@ -115,4 +115,4 @@ def test_a_sqlite_database_takes_a_write_while_another_process_reads(tmp_path: P
 
 
 def test_another_database_is_left_as_it_is() -> None:
-    write_ahead("postgresql+psycopg2://nobody@localhost:1/none")
+    enable_wal_mode("postgresql+psycopg2://nobody@localhost:1/none")

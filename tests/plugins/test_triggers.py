@@ -18,7 +18,7 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace_airflow import conditions
-from millrace_airflow.conditions import Answer
+from millrace_airflow.conditions import ConditionResult
 from millrace_airflow.triggers import ConditionTrigger, JobTrigger, SegmentsFlushedTrigger
 from tests.airflow_home import ROOT
 
@@ -93,13 +93,13 @@ def test_killing_the_task_stops_the_job(launcher: Launcher, tmp_path: Path) -> N
 
 
 def test_a_condition_is_waited_for_over_what_may_pass(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[Answer | Exception] = [
+    answers: list[ConditionResult | Exception] = [
         LogUnavailable("away"),
-        Answer(False, "not yet"),
-        Answer(True, "now", {"n": 1}),
+        ConditionResult(False, "not yet"),
+        ConditionResult(True, "now", {"n": 1}),
     ]
 
-    def look(settings: Settings) -> Answer:
+    def look(settings: Settings) -> ConditionResult:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -111,7 +111,7 @@ def test_a_condition_is_waited_for_over_what_may_pass(here: Settings, monkeypatc
 
 
 def test_a_condition_that_can_never_hold_ends_the_wait(here: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(settings: Settings) -> Answer:
+    def look(settings: Settings) -> ConditionResult:
         raise TickTooOld("gone")
 
     monkeypatch.setitem(conditions._CONDITIONS, "test", look)

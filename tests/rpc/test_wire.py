@@ -13,15 +13,15 @@ from millrace.base import errors
 from millrace.message.ids import LogId, LogIds
 from millrace.rpc.wire import (
     MAX_ERROR_TEXT,
-    NotTaken,
+    NotAccepted,
     ack_from_bytes,
     ack_to_bytes,
     error_from_bytes,
     error_to_bytes,
     failure_to_bytes,
     from_json,
+    is_valid_batch,
     log_id,
-    sound,
     to_json,
 )
 from tests.rpc.tampering import HOSTILE, tampered
@@ -106,8 +106,8 @@ def test_an_error_that_cannot_be_read_is_still_an_error(data: bytes) -> None:
 def test_a_failed_append_raises_its_error_and_an_untaken_one_says_so() -> None:
     with pytest.raises(errors.EntryTooLarge, match="split"):
         ack_from_bytes(failure_to_bytes(errors.EntryTooLarge("split it")))
-    with pytest.raises(NotTaken):
-        ack_from_bytes(failure_to_bytes(NotTaken()))
+    with pytest.raises(NotAccepted):
+        ack_from_bytes(failure_to_bytes(NotAccepted()))
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"[1]", b"1", b"{", b'"x"'])
@@ -124,12 +124,12 @@ def test_a_position_of_another_form_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("how", HOSTILE)
 def test_a_batch_whose_offsets_lead_elsewhere_is_not_sound(how: str) -> None:
-    assert not sound(tampered([b"right", b"right"], HOSTILE[how]))
+    assert not is_valid_batch(tampered([b"right", b"right"], HOSTILE[how]))
 
 
 def test_a_batch_that_holds_what_it_says_is_sound() -> None:
     plain = tampered([b"right", b"right"], [0, 5, 10])
-    assert sound(plain)
-    assert sound(plain.slice(1))
-    assert sound(pa.record_batch({"value": pa.array([None, b""], pa.large_binary())}))
-    assert sound(pa.record_batch({"value": pa.array([], pa.large_binary())}))
+    assert is_valid_batch(plain)
+    assert is_valid_batch(plain.slice(1))
+    assert is_valid_batch(pa.record_batch({"value": pa.array([None, b""], pa.large_binary())}))
+    assert is_valid_batch(pa.record_batch({"value": pa.array([], pa.large_binary())}))

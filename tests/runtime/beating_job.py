@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 
@@ -18,7 +18,7 @@ def main() -> None:
     """Beat twenty times a second."""
     result = Path(sys.argv[sys.argv.index("--result") + 1])
     settings = Settings.load()
-    _reporter = Reporter(settings.run_path)
+    _reporter = ProcessRegistration(settings.run_path)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     fault = settings.run_path / "fail"

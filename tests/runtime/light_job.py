@@ -39,7 +39,7 @@ def work(settings: Settings, params: LightParams, progress: Progress) -> LightRe
     if params.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    progress.say("at work", done=0.5, rows=7)
+    progress.update("at work", done=0.5, rows=7)
     while params.wait_for is not None and not params.wait_for.exists():
         time.sleep(0.01)
     if params.fail is not None:

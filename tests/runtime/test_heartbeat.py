@@ -14,8 +14,8 @@ from millrace.base.errors import TickTooOld
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
-from millrace.runtime.heartbeat import EVERY_SECONDS, Heartbeat, heartbeat_path
-from millrace.runtime.job import describe
+from millrace.runtime.heartbeat import INTERVAL_SECONDS, Heartbeat, heartbeat_path
+from millrace.runtime.job import error_json
 
 TICK = 1_795_000_000_000 << 18
 
@@ -101,7 +101,7 @@ def test_a_query_in_one_micro_batch_is_busy_and_one_that_waits_is_not(rig: Rig) 
 def test_it_is_written_now_and_then_and_for_the_launcher_too(rig: Rig) -> None:
     rig.later(0)
     written = heartbeat_path(rig.settings, "job").stat().st_mtime_ns
-    rig.later(EVERY_SECONDS / 2)
+    rig.later(INTERVAL_SECONDS / 2)
     assert heartbeat_path(rig.settings, "job").stat().st_mtime_ns == written
     assert json.loads(rig.progress.read_text())["words"] == "streaming-node: Processing"
 
@@ -111,20 +111,20 @@ def test_an_error_of_ours_is_found_in_what_the_jvm_says() -> None:
         "[STREAM_FAILED] Query terminated with exception: An exception was raised by the Python Proxy.\n"
         '  File "committer.py", line 3\nmillrace.errors.WalGap: rows of dml_0 are missing\n\tat py4j.Protocol'
     )
-    found = describe(RuntimeError(text))
+    found = error_json(RuntimeError(text))
     assert found == {"code": "WAL_GAP", "message": "rows of dml_0 are missing", "retriable": False}
 
 
 def test_an_error_of_ours_says_itself_and_any_other_may_be_tried_again() -> None:
-    assert describe(TickTooOld("gone")) == {"code": "TICK_TOO_OLD", "message": "gone", "retriable": False}
-    assert describe(OSError("no space")) == {"code": "OSError", "message": "no space", "retriable": True}
+    assert error_json(TickTooOld("gone")) == {"code": "TICK_TOO_OLD", "message": "gone", "retriable": False}
+    assert error_json(OSError("no space")) == {"code": "OSError", "message": "no space", "retriable": True}
 
 
 def test_a_jobs_metrics_lie_beside_its_heartbeat(settings: Settings, tmp_path: Path) -> None:
     rig = Rig(settings, tmp_path)
     for commits in (1.0, 3.0):
         rig.metrics.wal_commit_conflict_total.inc(commits)
-        rig.later(EVERY_SECONDS)
+        rig.later(INTERVAL_SECONDS)
         left = heartbeat_path(settings, "job").with_suffix(METRICS_SUFFIX).read_text()
         assert f"millrace_wal_commit_conflict_total {rig.metrics.wal_commit_conflict_total._value.get()}" in left
 
@@ -135,7 +135,7 @@ def test_what_spark_raised_is_told_without_the_jvms_names() -> None:
         "\tat org.apache.spark.scheduler.DAGScheduler.failJob(DAGScheduler.scala:2672)\n"
         "Caused by: java.io.IOException: No space left on device\n\t... 13 more\n"
     )
-    assert describe(RuntimeError(text))["message"] == "Job aborted due to stage failure\nNo space left on device"
+    assert error_json(RuntimeError(text))["message"] == "Job aborted due to stage failure\nNo space left on device"
 
 
 def test_no_java_object_is_named_in_words(settings: Settings, tmp_path: Path) -> None:

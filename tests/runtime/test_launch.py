@@ -16,14 +16,14 @@ import pytest
 
 from millrace.base.errors import InvalidArgument, RunNotFound
 from millrace.base.files import replace_json
-from millrace.base.process import Seen, is_alive, look, this_process
+from millrace.base.process import ProcessInfo, current_process, find_process, is_alive
 from millrace.base.settings import Settings
 from millrace.runtime.launch.command import environment_of
 from millrace.runtime.launch.folder import RunFolder, read_json
-from millrace.runtime.launch.history import OPERATIONS, append, history_path, read
+from millrace.runtime.launch.history import OPERATIONS, append_history, history_path, read_history
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.runtime.launch.process import processes_of
-from millrace.runtime.places import BEFORE
+from millrace.runtime.spark_slots import JOBS_AHEAD
 from tests.waiting import until
 
 
@@ -49,8 +49,8 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def started(pid: int) -> Seen:
-    found = look(pid)
+def started(pid: int) -> ProcessInfo:
+    found = find_process(pid)
     assert found is not None
     return found
 
@@ -83,7 +83,7 @@ def test_a_job_runs_to_its_report_and_into_the_history(launcher: Launcher, setti
     assert status.progress is not None
     assert status.progress["figures"] == {"rows": 7}
     launcher.poll("one")  # an end is told once, however often it is looked at
-    lines = read(history_path(settings, OPERATIONS))
+    lines = read_history(history_path(settings, OPERATIONS))
     assert [(line["run_id"], line["state"], line["report"]) for line in lines] == [
         ("one", "finished", {"said": "hello", "number": 1})
     ]
@@ -225,11 +225,11 @@ def test_a_lost_run_says_what_it_was_at(launcher: Launcher, gate: Path, settings
 def test_a_job_that_waits_in_turn_is_told_from_one_at_work(launcher: Launcher, gate: Path, settings: Settings) -> None:
     launcher.start("one", "light", params={"wait_for": str(gate)})
     until(lambda: at_work(launcher, "one"))
-    assert not launcher.poll("one").waits
-    replace_json(RunFolder(settings, "one").progress, {"words": "waiting for a place", "figures": {BEFORE: 1}})
-    assert launcher.poll("one").waits
+    assert not launcher.poll("one").waiting
+    replace_json(RunFolder(settings, "one").progress, {"words": "waiting for a place", "figures": {JOBS_AHEAD: 1}})
+    assert launcher.poll("one").waiting
     gate.touch()
-    assert not launcher.wait("one", deadline=30).waits
+    assert not launcher.wait("one", deadline=30).waiting
 
 
 def test_stop_kills_what_hears_no_sigterm_and_its_children(launcher: Launcher, gate: Path, settings: Settings) -> None:
@@ -267,7 +267,7 @@ def test_a_result_that_nobody_took_is_handed_out_again_and_a_taken_one_is_not(la
     launcher.wait("one", deadline=30)
     again = launcher.start("one", "light", params={"write": "second"})
     assert (again.state, again.report) == (RunState.FINISHED, {"said": "first", "number": 1})
-    launcher.collect("one")
+    launcher.mark_collected("one")
     assert launcher.start("one", "light", params={"write": "second"}).attempt == 2
     assert launcher.wait("one", deadline=30).report == {"said": "second", "number": 1}
 
@@ -277,7 +277,7 @@ def test_a_reused_process_id_is_another_process(launcher: Launcher, settings: Se
     launcher.wait("one", deadline=30)
     identity = read_json(RunFolder(settings, "one").identity)
     assert identity is not None
-    assert is_alive(os.getpid(), this_process().start)
+    assert is_alive(os.getpid(), current_process().start)
     assert not is_alive(os.getpid(), identity["start"])
 
 
@@ -337,6 +337,6 @@ def test_a_running_jobs_log_is_put_aside_before_it_fills_the_disk(
 def test_the_history_is_bounded_and_read_from_its_newest_line(tmp_path: Path) -> None:
     path = tmp_path / "operations.jsonl"
     for number in range(100):
-        append(path, {"number": number}, max_bytes=400)
+        append_history(path, {"number": number}, max_bytes=400)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 900
-    assert [line["number"] for line in read(path, limit=3)] == [99, 98, 97]
+    assert [line["number"] for line in read_history(path, limit=3)] == [99, 98, 97]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.runtime.queries import started
+from millrace.runtime.queries import start_with_retries
 
 LATE = "[PYTHON_DATA_SOURCE_ERROR] Failed to plan: Python worker failed to connect back."
 
@@ -27,19 +27,19 @@ class Starts:
 
 def test_a_worker_that_came_up_too_late_is_asked_for_again() -> None:
     start = Starts(RuntimeError(LATE), RuntimeError(LATE))
-    assert started(start) == "a query"
+    assert start_with_retries(start) == "a query"
     assert start.calls == 3
 
 
 def test_a_start_that_never_succeeds_ends_with_its_error() -> None:
     start = Starts(*[RuntimeError(LATE)] * 100)
     with pytest.raises(RuntimeError, match="connect back"):
-        started(start)
+        start_with_retries(start)
     assert 1 < start.calls < 10
 
 
 def test_any_other_error_is_raised_at_once() -> None:
     start = Starts(RuntimeError("no such table"))
     with pytest.raises(RuntimeError, match="no such table"):
-        started(start)
+        start_with_retries(start)
     assert start.calls == 1

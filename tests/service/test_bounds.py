@@ -14,23 +14,23 @@ import pytest
 from fastapi import APIRouter, HTTPException
 from starlette.types import Message
 
-from millrace.access.calls import Need, Over
-from millrace.access.grants import MACHINE, Role
+from millrace.access.grants import LOCAL_ADMIN, Role
+from millrace.access.permissions import Requirement, Scope
 from millrace.base.settings import Settings
 from millrace.log.server.connections import ConnectionLimits
-from millrace.service.application import Part, application
-from millrace.service.bodies import BoundedBodies
+from millrace.service.application import RouteGroup, build_app
+from millrace.service.bodies import BodyLimit
 from millrace.service.server import serving
 from tests.waiting import until
 
 OWN = "own"
-CALLS = {"echo": Need((Role.READ,), Over.ANYTHING, words="give it back")}
+CALLS = {"echo": Requirement((Role.READ,), Scope.ANYTHING, description="give it back")}
 
 
 async def _door(request: Any, credentials: Any) -> Any:
     if credentials is None or credentials.credentials != OWN:
         raise HTTPException(401, "Send a token.")
-    return MACHINE
+    return LOCAL_ADMIN
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def app() -> Any:
     def echo(body: dict[str, Any]) -> dict[str, Any]:
         return body
 
-    return application([Part(router, CALLS)], _door)
+    return build_app([RouteGroup(router, CALLS)], _door)
 
 
 @pytest.fixture
 def place(app: Any, settings: Settings) -> Iterator[tuple[str, int]]:
-    limits = ConnectionLimits(connections=12, unknown_seconds=0.5)
+    limits = ConnectionLimits(connections=12, unauthenticated_seconds=0.5)
     with serving(app, settings, limits) as address:
         host, _, port = address.removeprefix("http://").partition(":")
         yield host, int(port)
@@ -136,5 +136,5 @@ def test_a_body_that_does_not_come_is_an_error_even_of_somebody_known() -> None:
         "query_string": b"",
         "headers": [(b"content-length", b"2"), (b"authorization", f"Bearer {OWN}".encode())],
     }
-    asyncio.run(asyncio.wait_for(BoundedBodies(reads, _door, seconds=0.05)(scope, receive, send), 20))
+    asyncio.run(asyncio.wait_for(BodyLimit(reads, _door, seconds=0.05)(scope, receive, send), 20))
     assert (b"connection", b"close") in sent[0]["headers"]

@@ -16,24 +16,24 @@ from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.catalog.records import catalog_path
+from millrace.catalog.sqlite_file import catalog_path
+from millrace.coord.assignment_source import MetaStoreAssignmentSource
+from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.channels.record import ChannelRecord
 from millrace.coord.clock import SystemClock
-from millrace.coord.control import wanted
-from millrace.coord.discovery import Discovery
-from millrace.coord.opening import open_store
+from millrace.coord.control import read_control_state
 from millrace.coord.session import INGEST
-from millrace.coord.store import Store
+from millrace.coord.store_factory import open_cluster_store
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.store import MetaStore, Put
-from millrace.observe.cluster import ClusterLook
+from millrace.observe.cluster import ClusterReader
 from millrace.observe.observer import Observer
-from millrace.rpc.assignments import Assignment, Update
-from millrace.service import watch as watching
-from millrace.service.access import token_door
-from millrace.service.application import application, parts
+from millrace.rpc.assignments import Assignment, AssignmentUpdate
+from millrace.service import assignment_watch as watching
+from millrace.service.application import build_app, core_routes
+from millrace.service.assignment_watch import AssignmentWatch, sse_event
+from millrace.service.authentication import token_authenticator
 from millrace.service.server import serving
-from millrace.service.watch import Watch, text_of
 from tests.coord.catalog_rig import add_collection, finish
 from tests.coord.cluster_rig import write_cluster
 
@@ -43,7 +43,7 @@ SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 
 @pytest.fixture
 def store(settings: Settings) -> Iterator[MetaStore]:
-    with open_store(settings, SystemClock()) as store:
+    with open_cluster_store(settings, SystemClock()) as store:
         write_cluster(store)
         yield store
 
@@ -51,8 +51,8 @@ def store(settings: Settings) -> Iterator[MetaStore]:
 @pytest.fixture
 def app(settings: Settings) -> Iterator[Any]:
     observer = Observer(settings)
-    with ClusterLook(settings, SystemClock()) as look:
-        yield application(parts(observer, look), token_door([OWN], TokenFile(settings.data_dir)))
+    with ClusterReader(settings, SystemClock()) as look:
+        yield build_app(core_routes(observer, look), token_authenticator([OWN], TokenFile(settings.data_dir)))
     observer.close()
 
 
@@ -100,7 +100,7 @@ def test_a_reader_reads_and_an_operator_drains_and_freezes(
         assert ask(client, path, operates, "POST")[0] == 405
     assert ask(client, "nodes/n1/drain", operates, "PUT")[1]["draining"] == ["n1"]
     assert ask(client, "balance/freeze", operates, "PUT")[1]["frozen"] is True
-    assert wanted(store).drains == {"n1"}
+    assert read_control_state(store).drains == {"n1"}
     assert ask(client, "nodes/n1/drain", operates, "DELETE")[1]["draining"] == []
     assert ask(client, "balance/freeze", operates, "DELETE")[1]["frozen"] is False
     assert ask(client, "nodes/n9/drain", operates, "PUT") == (
@@ -129,11 +129,11 @@ def test_channels_have_their_moves(client: TestClient, store: MetaStore) -> None
 
 def test_broadcasts_are_told_with_who_has_them_without_a_cluster_too(client: TestClient, settings: Settings) -> None:
     assert ask(client, "broadcasts")[1] == []
-    with Store(catalog_path(settings.data_dir)) as catalog:
+    with CatalogStore(catalog_path(settings.data_dir)) as catalog:
         finish(catalog, add_collection(catalog, "users", SCHEMA))
         waits = add_collection(catalog, "orders", SCHEMA, vchannels=2)
         catalog.broadcasts.acknowledge(waits.id, {"dml_0_2v1": 7})
-        catalog.broadcasts.note(waits.id, "LOG_UNAVAILABLE: dml_0 is away")
+        catalog.broadcasts.note_reason(waits.id, "LOG_UNAVAILABLE: dml_0 is away")
     second, first = ask(client, "broadcasts")[1]
     assert [(each["collection"], each["state"]) for each in (first, second)] == [
         ("users", "done"),
@@ -167,17 +167,17 @@ def test_the_description_names_every_route(app: Any, client: TestClient) -> None
 
 def move(store: MetaStore, pchannel: str, to: str) -> None:
     found = store.get(ChannelRecord(pchannel, INGEST).key)
-    record = ChannelRecord(pchannel, INGEST) if found is None else ChannelRecord.decoded(found.value, found.modified)
-    store.commit([Put(record.key, record.assigning(to, f"grpc://{to}", "drain").assigned().encoded())])
+    record = ChannelRecord(pchannel, INGEST) if found is None else ChannelRecord.decode(found.value, found.modified)
+    store.commit([Put(record.key, record.begin_assignment(to, f"grpc://{to}", "drain").complete_assignment().encode())])
 
 
-def addresses(update: Update) -> dict[str, str]:
+def addresses(update: AssignmentUpdate) -> dict[str, str]:
     return {each.pchannel: each.address for each in update.assignments}
 
 
 def test_a_follower_hears_everything_and_then_what_changes(store: MetaStore) -> None:
     async def follow() -> None:
-        watch = Watch(lambda: Discovery(store))
+        watch = AssignmentWatch(lambda: MetaStoreAssignmentSource(store))
         first = await watch.first(None)
         assert first.whole
         assert addresses(first) == {"dml_0": "grpc://127.0.0.1:1", "dml_1": ""}
@@ -205,10 +205,10 @@ def test_a_follower_hears_everything_and_then_what_changes(store: MetaStore) -> 
 def test_a_follower_that_came_between_misses_nothing_and_a_quiet_one_hears_the_version(
     store: MetaStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(watching, "KEEPALIVE_SECONDS", 0.3)
 
     async def follow() -> None:
-        watch = Watch(lambda: Discovery(store))
+        watch = AssignmentWatch(lambda: MetaStoreAssignmentSource(store))
         early = await watch.first(None)
         move(store, "dml_1", "n1")
         now = watch.follow(await watch.first(None))
@@ -228,7 +228,7 @@ def test_a_follower_that_came_between_misses_nothing_and_a_quiet_one_hears_the_v
 
 
 def test_an_event_has_its_version_as_its_id() -> None:
-    text = text_of(Update(7, False, (Assignment("dml_0", "ingest", 2, "n1@3", "grpc://h:1"),)))
+    text = sse_event(AssignmentUpdate(7, False, (Assignment("dml_0", "ingest", 2, "n1@3", "grpc://h:1"),)))
     assert text.startswith("event: assignments\nid: 7\ndata: {")
     assert text.endswith("}\n\n")
 

@@ -10,22 +10,22 @@ from typing import Any
 
 from millrace.base.errors import AppendRejected, MillraceError, NodeUnreachable, NotLeader
 from millrace.catalog.collection import pchannel_of
-from millrace.coord.balancer.balancer import Balancer, Guards, Stats
+from millrace.coord.assignment_source import MetaStoreAssignmentSource
+from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.broadcast.broadcaster import Broadcaster
-from millrace.coord.broadcast.callbacks import Kind, Kinds
-from millrace.coord.broadcast.kept import Kept
-from millrace.coord.broadcast.keys import CLUSTER, ResourceKey, complete
-from millrace.coord.broadcast.task import Draft, Task, keys_of
+from millrace.coord.broadcast.callbacks import BroadcastCallbacks, CallbackRegistry
+from millrace.coord.broadcast.keys import CLUSTER, ResourceKey, normalize_keys
+from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
+from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
 from millrace.coord.channels.record import Owner
-from millrace.coord.database import Database
-from millrace.coord.discovery import Discovery
-from millrace.coord.hosting import Held, Hosting
+from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.coord.leadership import Leadership
+from millrace.coord.role_manager import HeldRole, RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session
 from millrace.meta.memory import MemoryStore
-from millrace.node.cluster.owned import Owned
-from millrace.rpc.assignments import Assignment, Assignments
+from millrace.node.cluster.owned_channels import OwnedChannels
+from millrace.rpc.assignments import Assignment, AssignmentCache
 from millrace.wal.reasons import Reason
 from tests.sim.log import BROADCAST, OPENING, ROW, Log
 from tests.sim.store import RemoteLedger, RemoteStore, StoreHealth
@@ -39,7 +39,7 @@ KEPT = 12
 DRIFT = 0.01
 """How far a process's clock may run from the world's."""
 PCHANNELS = ["dml_0", "dml_1", "dml_2"]
-GUARDS = Guards(min_interval=4.0, max_moves=2, refused_for=2.0, patience=4.0)
+GUARDS = RebalanceLimits(min_interval=4.0, max_moves=2, refusal_seconds=2.0, eviction_seconds=4.0)
 
 
 class Cluster:
@@ -76,7 +76,7 @@ class Cluster:
         for other in self.nodes:
             if other is node or not other.process.alive:
                 continue
-            for held in other.hosting.held():
+            for held in other.hosting.held_roles():
                 if (held.pchannel, held.role) == (pchannel, role):
                     raise Broken(f"{node.name} acts for {pchannel} ({role}) in {term}, {other.name} can in {held.term}")
 
@@ -90,22 +90,24 @@ class Catalog:
     """The coordinators' file, with a catalog that knows which broadcasts had their effect, and in which order."""
 
     def __init__(self, world: World) -> None:
-        self.database = Database(":memory:")
-        self.database.rows(
+        self.database = CoordinatorDb(":memory:")
+        self.database.execute(
             "create table effect (place integer primary key, task integer, request text, collection integer)"
         )
-        self.kept = Kept(self.database, kept=KEPT, wall=lambda: WALL + world.now)
-        self.kinds = Kinds({"ddl": Kind(lambda task, seen: None, self._effect, lambda task: None)})
+        self.kept = SqliteLedger(self.database, max_closed=KEPT, wall=lambda: WALL + world.now)
+        self.kinds = CallbackRegistry(
+            {"ddl": BroadcastCallbacks(lambda task, seen: None, self._effect, lambda task: None)}
+        )
 
-    def _effect(self, task: Task) -> None:
-        if task.waiting:
-            raise Broken(f"broadcast {task.id} has its effect, and {task.waiting} do not have it")
+    def _effect(self, task: BroadcastTask) -> None:
+        if task.pending_targets:
+            raise Broken(f"broadcast {task.id} has its effect, and {task.pending_targets} do not have it")
         values = (task.id, task.request, task.collection_id)
-        self.database.rows("insert into effect (task, request, collection) values (?, ?, ?)", values)
+        self.database.execute("insert into effect (task, request, collection) values (?, ?, ?)", values)
 
     def effects(self) -> list[tuple[int, str, int]]:
         """(task, request, collection), in the order in which they were made."""
-        return self.database.rows("select task, request, collection from effect order by place")
+        return self.database.execute("select task, request, collection from effect order by place")
 
 
 class Node:
@@ -127,8 +129,8 @@ class Node:
             on_end=lambda: self.hosting.end(),
             seconds=SESSION,
         )
-        self.hosting = Hosting(self.session, self, together=partial(cluster.network.together, self.process))
-        self.owned = Owned(
+        self.hosting = RoleManager(self.session, self, run_all=partial(cluster.network.together, self.process))
+        self.owned = OwnedChannels(
             lambda planned: None,
             held=self.session.held,
             drain_seconds=SESSION / 4,
@@ -209,8 +211,8 @@ class Node:
                         if self.session.held(session):  # else it may end late, and the table fences it
                             self.cluster.acts(self, held.pchannel, INGEST, held.term)
 
-    def _ingests(self) -> list[Held]:
-        return [each for each in self.hosting.held() if each.role == INGEST]
+    def _ingests(self) -> list[HeldRole]:
+        return [each for each in self.hosting.held_roles() if each.role == INGEST]
 
 
 class Changed:
@@ -244,7 +246,7 @@ class Coordinator:
         self.store = cluster.remote(self.process)
         self.leadership = Leadership(self.store, self.clock, self.name, seconds=SESSION)
         together = partial(cluster.network.together, self.process)
-        self.broadcaster = Broadcaster(cluster.ledger(self.process), self, cluster.catalog.kinds, together=together)
+        self.broadcaster = Broadcaster(cluster.ledger(self.process), self, cluster.catalog.kinds, run_all=together)
         self.balancer: Balancer | None = None
         cluster.world.spawn(self.process, self._campaign, cluster.world.random.random() * 0.2)
         cluster.world.spawn(self.process, self._lead, 0.2)
@@ -270,9 +272,9 @@ class Coordinator:
             self,
             vchannel_fair,
             pchannels=lambda: PCHANNELS,
-            together=together,
-            stats=lambda: {"dml_0": Stats(vchannels=2), "dml_1": Stats(vchannels=1)},
-            guards=GUARDS,
+            run_all=together,
+            stats=lambda: {"dml_0": ChannelStats(vchannels=2), "dml_1": ChannelStats(vchannels=1)},
+            limits=GUARDS,
             session_seconds=SESSION,
         )
         ended = []
@@ -302,12 +304,12 @@ class Coordinator:
     def remove(self, owner: Owner, pchannel: str, role: str) -> None:
         self._order(owner, lambda hosting: hosting.remove(owner.session, pchannel, role, owner.term))
 
-    def _order(self, owner: Owner, call: Callable[[Hosting], None]) -> None:
+    def _order(self, owner: Owner, call: Callable[[RoleManager], None]) -> None:
         node = self.cluster.at(owner.address)
         assert node is not None
         self.cluster.network.call(self.process, node.process, lambda: call(node.hosting))
 
-    def send(self, task: Task, target: str) -> int:
+    def send(self, task: BroadcastTask, target: str) -> int:
         """The broadcaster's (the protocol Sending)."""
         if self.cluster.world.random.random() < 0.1 and self.cluster.network.loss:
             raise NodeUnreachable("lost on the way")
@@ -317,7 +319,7 @@ class Coordinator:
             raise AppendRejected(f"{target} refuses {task.id}", reason=Reason.NO_EFFECT)
         return tick
 
-    def refused(self, error: MillraceError) -> bool:
+    def is_permanent(self, error: MillraceError) -> bool:
         return isinstance(error, AppendRejected)
 
 
@@ -342,7 +344,7 @@ class Client:
         self.name = name
         self.process = cluster.process(name)
         self.clock = Clock(cluster.world, self.process)
-        self.assignments = Assignments(Discovery(cluster.remote(self.process)))
+        self.assignments = AssignmentCache(MetaStoreAssignmentSource(cluster.remote(self.process)))
         self.produces = True
         self._rows = 0
         self._requests = 0
@@ -360,7 +362,7 @@ class Client:
     def _ask(self) -> None:
         """Also by who was refused, at the same time: answers come in any order."""
         try:
-            self.assignments.step()
+            self.assignments.refresh()
         except MillraceError:
             pass
         if self.assignments.version < self._version:
@@ -391,7 +393,7 @@ class Client:
                         pass
                     except MillraceError:
                         self._refused.add((pchannel, assignment.term))
-                        self.assignments.stale(assignment)
+                        self.assignments.mark_stale(assignment)
                         self._ask()
                 self.clock.sleep(0.2)
 
@@ -404,7 +406,7 @@ class Client:
             self._requests += 1
             name = f"{self.name}-{self._requests}"
             collection = random.choice((1, 2))
-            keys = keys_of(collection) if random.random() < 0.8 else complete([ResourceKey(CLUSTER)])
+            keys = collection_keys(collection) if random.random() < 0.8 else normalize_keys([ResourceKey(CLUSTER)])
             targets = tuple(f"{pchannel}_{collection}v0" for pchannel in random.sample(PCHANNELS, 2))
             refused_by = random.choice(targets) if random.random() < 0.1 else ""
             request = Request(collection, keys, targets, refused_by, patient=random.random() < 0.7)
@@ -426,10 +428,10 @@ class Client:
                     break
                 self.clock.sleep(0.3)
 
-    def _submit(self, coordinator: Coordinator, name: str, request: Request) -> Task:
+    def _submit(self, coordinator: Coordinator, name: str, request: Request) -> BroadcastTask:
         deadline = coordinator.clock.monotonic() + 0.7
         change = {"refused_by": request.refused_by}
-        draft = Draft("ddl", request.collection, change, request.targets, request.keys, name)
+        draft = BroadcastDraft("ddl", request.collection, change, request.targets, request.keys, name)
         return coordinator.broadcaster.submit(
-            lambda: draft, request=name, late=lambda: coordinator.clock.monotonic() > deadline
+            lambda: draft, request=name, expired=lambda: coordinator.clock.monotonic() > deadline
         )

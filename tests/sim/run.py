@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from millrace.catalog.collection import pchannel_of
-from millrace.coord.broadcast.keys import conflict
+from millrace.coord.broadcast.keys import keys_conflict
 from millrace.coord.broadcast.task import TaskState
-from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
-from millrace.coord.control import DRAINS
+from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord
+from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.session import ROLES
 from millrace.meta.store import Delete, Put
 from tests.sim.cluster import GUARDS, KEPT, PCHANNELS, Cluster, Request
@@ -107,8 +107,8 @@ def inject(cluster: Cluster) -> None:
         cut = {(each.name, some.name) for each in cluster.coordinators}
         world.faults[kind] += 1
         network.cut |= cut
-        world.later(until + GUARDS.patience, lambda: network.cut.difference_update(cut))
-        drain(cluster, some.name, until + GUARDS.patience)
+        world.later(until + GUARDS.eviction_seconds, lambda: network.cut.difference_update(cut))
+        drain(cluster, some.name, until + GUARDS.eviction_seconds)
     elif kind in ("drop", "duplicate", "delay"):
         network.loss, network.doubling = (0.2 if kind == "drop" else 0.0), (0.4 if kind == "duplicate" else 0.0)
         network.delay = 0.15 if kind == "delay" else 0.004
@@ -134,8 +134,8 @@ def inject(cluster: Cluster) -> None:
 
 
 def drain(cluster: Cluster, name: str, seconds: float) -> None:
-    cluster.memory.commit([Put(DRAINS + name, b"")])
-    cluster.world.later(seconds, lambda: cluster.memory.commit([Delete(DRAINS + name)]))
+    cluster.memory.commit([Put(DRAIN_PREFIX + name, b"")])
+    cluster.world.later(seconds, lambda: cluster.memory.commit([Delete(DRAIN_PREFIX + name)]))
 
 
 def _quiet(cluster: Cluster) -> None:
@@ -153,7 +153,7 @@ def calm(cluster: Cluster) -> None:
         if not some.process.alive:
             some.process.alive = False
     for name in [node.name for node in cluster.nodes]:
-        cluster.memory.commit([Delete(DRAINS + name)])
+        cluster.memory.commit([Delete(DRAIN_PREFIX + name)])
 
 
 def settle(cluster: Cluster) -> None:
@@ -180,7 +180,7 @@ def settle(cluster: Cluster) -> None:
 
 
 def records(cluster: Cluster) -> list[ChannelRecord]:
-    return [ChannelRecord.decoded(entry.value, entry.modified) for entry in cluster.memory.list(CHANNELS).entries]
+    return [ChannelRecord.decode(entry.value, entry.modified) for entry in cluster.memory.list(CHANNEL_PREFIX).entries]
 
 
 def unsettled(cluster: Cluster) -> str:
@@ -189,7 +189,7 @@ def unsettled(cluster: Cluster) -> str:
     if len(there) != len(PCHANNELS) * len(ROLES):
         return f"{len(there)} records"
     for record in there:
-        if record.state is not State.ASSIGNED or record.owner is None or record.history:
+        if record.state is not AssignmentState.ASSIGNED or record.owner is None or record.history:
             return f"{record}"
         node = cluster.at(record.owner.address)
         assert node is not None
@@ -209,9 +209,9 @@ def unsettled(cluster: Cluster) -> str:
             return f"{role} is {load}"
     if open_requests := [name for name, each in cluster.requests.items() if each.patient and not each.outcome]:
         return f"requests {open_requests}"
-    if left := cluster.catalog.kept.open():
+    if left := cluster.catalog.kept.open_tasks():
         return f"broadcasts {left}"
-    if len(cluster.catalog.kept.shown(limit=1_000)) > KEPT:
+    if len(cluster.catalog.kept.list_recent(limit=1_000)) > KEPT:
         return "closed broadcasts are not collected"
     if any(cluster.log.committed[name] != len(channel.entries) for name, channel in cluster.log.channels.items()):
         return BEHIND
@@ -244,7 +244,7 @@ def check_broadcasts(cluster: Cluster) -> None:
         if done != sorted(set(done)):
             raise Broken(f"effects of collection {key} are doubled, or out of order: {done}")
     had = {request: task for task, request, _ in effects}
-    closed = {each.task.request: each.task.state for each in cluster.catalog.kept.shown(limit=1_000)}
+    closed = {each.task.request: each.task.state for each in cluster.catalog.kept.list_recent(limit=1_000)}
     ids: dict[int, Request] = {}
     for name, request in cluster.requests.items():
         if len(names[name]) > 1 or (name in had and names[name] != {had[name]}):
@@ -264,5 +264,7 @@ def check_broadcasts(cluster: Cluster) -> None:
     for number, one in enumerate(order):
         for other in order[number + 1 :]:
             both = set(placed.get(one, ())) & set(placed.get(other, ()))
-            if conflict(ids[one].keys, ids[other].keys) and any(placed[one][at] > placed[other][at] for at in both):
+            if keys_conflict(ids[one].keys, ids[other].keys) and any(
+                placed[one][at] > placed[other][at] for at in both
+            ):
                 raise Broken(f"broadcasts {one} and {other} conflict and came in another order")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.base.errors import MetaAmbiguous, MetaUnavailable
-from millrace.coord.broadcast.kept import Kept
-from millrace.coord.broadcast.task import Draft, Task
+from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
+from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import Change, Changes, Entry, Is, Listing
+from millrace.meta.store import Entry, EventBatch, Listing, Mutation, RevisionEquals
 from tests.sim.world import Broken, Network, Process, World
 
 STORE = "store"
@@ -95,33 +95,39 @@ class Remote:
 class RemoteLedger(Remote):
     """The protocol Ledger, for one process: the real one of a file, each of whose transactions is somewhere else."""
 
-    def __init__(self, world: World, network: Network, health: StoreHealth, process: Process, kept: Kept) -> None:
+    def __init__(
+        self, world: World, network: Network, health: StoreHealth, process: Process, kept: SqliteLedger
+    ) -> None:
         super().__init__(world, network, health, process)
         self._kept = kept
 
-    def keep(self, draft: Draft, check: Callable[[Task, Any], None]) -> Task | tuple[Task, ...]:
-        return self._write(lambda: self._kept.keep(draft, check))
+    def add(
+        self, draft: BroadcastDraft, check: Callable[[BroadcastTask, Any], None]
+    ) -> BroadcastTask | tuple[BroadcastTask, ...]:
+        return self._write(lambda: self._kept.add(draft, check))
 
-    def task(self, number: int) -> Task | None:
+    def task(self, number: int) -> BroadcastTask | None:
         return self._read(lambda: self._kept.task(number))
 
-    def requested(self, request: str) -> Task | None:
-        return self._read(lambda: self._kept.requested(request))
+    def find_request(self, request: str) -> BroadcastTask | None:
+        return self._read(lambda: self._kept.find_request(request))
 
-    def open(self) -> list[Task]:
-        return self._read(self._kept.open)
+    def open_tasks(self) -> list[BroadcastTask]:
+        return self._read(self._kept.open_tasks)
 
     def acknowledge(self, number: int, ticks: Mapping[str, int]) -> None:
         self._write(lambda: self._kept.acknowledge(number, ticks))
 
-    def finish(self, number: int, acked: Callable[[Task], None]) -> Task | None:
+    def finish(self, number: int, acked: Callable[[BroadcastTask], None]) -> BroadcastTask | None:
         return self._write(lambda: self._kept.finish(number, acked))
 
-    def abandon(self, number: int, words: str, refused: Callable[[Task], Draft | None]) -> Task | None:
+    def abandon(
+        self, number: int, words: str, refused: Callable[[BroadcastTask], BroadcastDraft | None]
+    ) -> BroadcastTask | None:
         return self._write(lambda: self._kept.abandon(number, words, refused))
 
-    def note(self, number: int, words: str) -> None:
-        self._write(lambda: self._kept.note(number, words))
+    def note_reason(self, number: int, words: str) -> None:
+        self._write(lambda: self._kept.note_reason(number, words))
 
 
 class RemoteStore(Remote):
@@ -133,10 +139,10 @@ class RemoteStore(Remote):
     def list(self, prefix: str, *, revision: int | None = None) -> Listing:
         return self._read(lambda: self.health.store.list(prefix, revision=revision))
 
-    def changes(self, prefix: str, *, after: int) -> Changes:
+    def changes(self, prefix: str, *, after: int) -> EventBatch:
         return self._read(lambda: self.health.store.changes(prefix, after=after))
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         return self._write(lambda: self.health.store.commit(then, when=when))
 
     def grant(self, seconds: float) -> int:

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from millrace.storage.local import LocalStore
-from millrace.storage.store import Sink, TableStore
+from millrace.storage.store import OutputFile, TableStore
 
 Fault = Literal["none", "fails", "times out", "lost answer", "lands late", "lands at the end"]
 
@@ -59,7 +59,7 @@ class FaultyStore:
     def create(self, **options: Any) -> None:
         self.inner.create(**options)
 
-    def put(self, name: str) -> Sink:
+    def put(self, name: str) -> OutputFile:
         return self.inner.put(name)
 
     def read(self, name: str) -> bytes | None:

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument, MillraceError
-from millrace.storage.commit import AppMove, Part, commit_fenced, set_properties
-from millrace.storage.files import FileSink
-from millrace.storage.table import Table, create_table, table_at
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced, set_properties
+from millrace.storage.file_sink import FileSink
+from millrace.storage.table import TableHandle, create_table, table_at
 from tests.storage.faulty import Attempt, Fault, FaultyStore
 
 SCHEMA = pa.schema([("row", pa.int64()), ("app", pa.string())])
@@ -34,12 +34,12 @@ class World:
         create_table(self.folder, SCHEMA, partition_by=[])
         self._rows = 0
 
-    def part(self, app: str, base: int, *, removes: tuple[str, ...] = ()) -> Part:
+    def part(self, app: str, base: int, *, removes: tuple[str, ...] = ()) -> CommitPart:
         """One more row of `app`, planned from the version `base`."""
         self._rows += 1
         sink = FileSink.at(self.folder, SCHEMA, ("row",))
         sink.write(pa.table({"row": [self._rows], "app": [app]}, SCHEMA), {})
-        return Part(sink.finish(), removes, {} if app == "neither" else {app: AppMove(base, base + 1)})
+        return CommitPart(sink.finish(), removes, {} if app == "neither" else {app: AppTransaction(base, base + 1)})
 
     def another(self, what: str) -> None:
         """Another writer, without trouble of its own."""
@@ -48,9 +48,9 @@ class World:
             live = list(table.live_files())
             sink = FileSink.at(self.folder, SCHEMA, ("row",))
             sink.write(table.dataset().to_table().cast(SCHEMA), {})
-            commit_fenced(table, [Part(sink.finish(), live)], data_change=False).require()
+            commit_fenced(table, [CommitPart(sink.finish(), live)], data_change=False).raise_if_fenced()
         else:
-            commit_fenced(table, [self.part(what, table.app_version(what))]).require()
+            commit_fenced(table, [self.part(what, table.app_version(what))]).raise_if_fenced()
 
     def check(self) -> dict[int, str]:
         """The rows of the table; each app id has as many as its version says, and each live file is there."""
@@ -63,7 +63,7 @@ class World:
         return dict(zip(numbers, apps, strict=True))
 
 
-def number(part: Part) -> int:
+def number(part: CommitPart) -> int:
     return int(part.adds[0].stats.partition('"row": ')[2].partition("}")[0])
 
 
@@ -95,7 +95,7 @@ def test_whatever_befalls_a_commit_each_part_is_in_the_table_once_or_not_at_all(
             for before, fault, behind, reading in script
         ],
     )
-    table = Table(store, store.delta())
+    table = TableHandle(store, store.delta())
     if stale:
         world.another("b")
     bases = {app: table_at(world.folder).app_version(app) for app in APPS}
@@ -108,7 +108,7 @@ def test_whatever_befalls_a_commit_each_part_is_in_the_table_once_or_not_at_all(
     found = world.check()
     for place, part in enumerate(parts):
         there = (world.folder / part.adds[0].path).exists()
-        if fenced is None or (place in fenced and fenced[place].may_stand):
+        if fenced is None or (place in fenced and fenced[place].may_be_committed):
             assert there, "the files of a commit that may stand stay"
         elif place in fenced:
             assert number(part) not in found
@@ -121,10 +121,12 @@ def test_a_part_whose_app_id_moved_stays_out_and_the_others_go_in(tmp_path: Path
     world = World(tmp_path)
     world.another("a")
     outcome = commit_fenced(table_at(world.folder), [world.part("a", 0), world.part("b", 0)])
-    assert {place: (fence.moved, fence.may_stand) for place, fence in outcome.fenced.items()} == {0: (("a",), False)}
+    assert {place: (fence.conflicts, fence.may_be_committed) for place, fence in outcome.fenced.items()} == {
+        0: (("a",), False)
+    }
     assert sorted(world.check().values()) == ["a", "b"]
     with pytest.raises(CommitFenced, match="a moved"):
-        outcome.require()
+        outcome.raise_if_fenced()
 
 
 def test_a_part_that_takes_away_what_is_gone_stays_out(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_a_part_that_takes_away_what_is_gone_stays_out(tmp_path: Path) -> None:
     (gone,) = table_at(world.folder).live_files()
     world.another("rewrite")
     outcome = commit_fenced(table_at(world.folder), [world.part("b", 0, removes=(gone,))])
-    assert outcome.fenced[0].moved == (gone,)
+    assert outcome.fenced[0].conflicts == (gone,)
     world.check()
 
 
@@ -156,9 +158,11 @@ def test_a_handle_that_is_the_newest_looks_for_nothing_newer_before_it_commits(t
 def test_two_parts_may_move_an_app_id_alike_and_not_otherwise(tmp_path: Path) -> None:
     world = World(tmp_path)
     table = table_at(world.folder)
-    assert not commit_fenced(table, [Part(moves={"a": AppMove(0, 1)}), world.part("a", 0)]).fenced
+    assert not commit_fenced(
+        table, [CommitPart(app_transactions={"a": AppTransaction(0, 1)}), world.part("a", 0)]
+    ).fenced
     with pytest.raises(InvalidArgument):
-        commit_fenced(table, [world.part("a", 1), Part(moves={"a": AppMove(0, 1)})])
+        commit_fenced(table, [world.part("a", 1), CommitPart(app_transactions={"a": AppTransaction(0, 1)})])
 
 
 def test_a_store_that_never_answers_costs_the_deadline_and_the_files_stay(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ def test_a_store_that_never_answers_costs_the_deadline_and_the_files_stay(tmp_pa
     store = FaultyStore(world.folder, [Attempt(fault="times out") for _ in range(10)])
     part = world.part("a", 0)
     with pytest.raises(DeadlineExceeded):
-        commit_fenced(Table(store, store.delta()), [part], deadline=0.0)
+        commit_fenced(TableHandle(store, store.delta()), [part], deadline=0.0)
     assert (store.attempts, (world.folder / part.adds[0].path).exists()) == (1, True)
 
 
@@ -174,7 +178,7 @@ def test_others_who_are_always_first_cost_the_deadline(tmp_path: Path) -> None:
     world = World(tmp_path)
     store = FaultyStore(world.folder, [Attempt(before=lambda: world.another("b")) for _ in range(3)])
     with pytest.raises(DeadlineExceeded):
-        commit_fenced(Table(store, store.delta()), [world.part("a", 0)], deadline=0.0)
+        commit_fenced(TableHandle(store, store.delta()), [world.part("a", 0)], deadline=0.0)
     assert sorted(world.check().values()) == ["b"]
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import backup
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
@@ -21,9 +21,9 @@ from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.recovery.diagnose import diagnose
 from millrace.operations.recovery.table_repair import rebuild_collection
-from millrace.operations.verify.run import verify_collections
+from millrace.operations.verification import verify_collections
 from millrace.runtime.progress import Progress
-from millrace.storage.store import GROUP, _kind, store_at
+from millrace.storage.store import ENTRY_POINT_GROUP, _kind, store_at
 from millrace.tables.read.arrow import read_arrow
 from tests.operations.log_maker import Things
 from tests.storage.shelf import SCHEME, Shelf
@@ -56,7 +56,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     metadata = tmp_path / "site" / "shelves-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shelves\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nshelf = shelves:KIND\n")
+    (metadata / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\nshelf = shelves:KIND\n")
     (tmp_path / "site" / "shelves.py").write_text(INSTALLED)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "shelves", raising=False)
@@ -100,7 +100,7 @@ def test_a_deployment_whose_tables_lie_elsewhere_does_all_it_does(things: Things
     things.fill_wal(
         2
     )  # a read sees what both channels have reached: of the last round perhaps one channel's rows alone
-    flush(things.settings)
+    flush_to_end(things.settings)
     assert len(set(rows(things.settings)) - set(before)) >= 2
     assert strays(things) == set()
     assert shelf.calls["put"] > 20
@@ -113,7 +113,7 @@ def test_a_backup_of_tables_elsewhere_is_restored_into_a_folder(things: Things, 
     backup(things.settings, things.log, BackupParams.parse({"to": str(tmp_path / "backups")}), Progress())
     things.log.close()
     target = Settings(data_dir=tmp_path / "restored")
-    restore(target, tmp_path / "backups")
+    restore_backup(target, tmp_path / "backups")
     assert rows(target) == before
     assert (tmp_path / "restored" / "wal").is_dir()
 

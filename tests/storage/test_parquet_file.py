@@ -19,7 +19,7 @@ from millrace.base import files
 from millrace.base.errors import TableDamaged
 from millrace.storage import local
 from millrace.storage.local import LocalStore
-from millrace.storage.parquet_file import MAX_STAT_CHARACTERS, ParquetFile, read_file, read_kept, read_rows
+from millrace.storage.parquet_file import MAX_STAT_CHARACTERS, ParquetFileWriter, read_file, read_filtered, read_rows
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 
@@ -29,7 +29,7 @@ def rows(*numbers: int) -> pa.Table:
 
 
 def test_what_was_written_is_read_back_and_described(tmp_path: Path) -> None:
-    file = ParquetFile(LocalStore(tmp_path), "a=1/b=2/file.parquet", SCHEMA, options={"compression": "snappy"})
+    file = ParquetFileWriter(LocalStore(tmp_path), "a=1/b=2/file.parquet", SCHEMA, options={"compression": "snappy"})
     file.write(rows(5, 3))
     file.write(rows(9, 4, 8).to_batches()[0], row_group_size=2)
     made = file.close({"a": "1", "b": "2"}, ["n", "absent"])
@@ -56,7 +56,7 @@ def test_rows_that_are_kept_by_one_column_come_with_the_others(
         store = LocalStore(Path(folder))
         names: list[str] = []
         for number, groups in enumerate(contents):
-            file = ParquetFile(store, f"{number}.parquet", SCHEMA, options={})
+            file = ParquetFileWriter(store, f"{number}.parquet", SCHEMA, options={})
             for group in groups:
                 file.write(rows(*group))
             names.append(file.close({}, []).path)
@@ -65,14 +65,17 @@ def test_rows_that_are_kept_by_one_column_come_with_the_others(
             assert looked.column_names == ["n"]
             return np.isin(looked["n"].to_numpy(), [*wanted])
 
-        found = read_kept(store, names, SCHEMA, columns=["name", "n"], looked_at=["n"], kept=kept)
+        found = read_filtered(store, names, SCHEMA, columns=["name", "n"], filter_columns=["n"], keep=kept)
         expected = [n for groups in contents for group in groups for n in group if n in wanted]
         assert found.select(["n", "name"]).equals(rows(*expected))
-        assert read_kept(store, names, SCHEMA, columns=[], looked_at=["n"], kept=kept)["n"].to_pylist() == expected
+        assert (
+            read_filtered(store, names, SCHEMA, columns=[], filter_columns=["n"], keep=kept)["n"].to_pylist()
+            == expected
+        )
 
 
 def test_of_a_row_group_without_a_row_that_is_kept_the_other_columns_are_not_read(tmp_path: Path) -> None:
-    file = ParquetFile(
+    file = ParquetFileWriter(
         LocalStore(tmp_path), "file.parquet", SCHEMA, options={"compression": "none", "use_dictionary": False}
     )
     file.write(rows(1111, 2222))
@@ -83,13 +86,13 @@ def test_of_a_row_group_without_a_row_that_is_kept_the_other_columns_are_not_rea
     path.write_bytes(path.read_bytes().replace(page, page[:-1] + b"3"))
 
     def read(number: int) -> list[str]:
-        found = read_kept(
+        found = read_filtered(
             LocalStore(tmp_path),
             [path.name],
             SCHEMA,
             columns=SCHEMA.names,
-            looked_at=["n"],
-            kept=lambda looked: looked["n"].to_numpy() == number,
+            filter_columns=["n"],
+            keep=lambda looked: looked["n"].to_numpy() == number,
         )
         return found["name"].to_pylist()
 
@@ -99,7 +102,7 @@ def test_of_a_row_group_without_a_row_that_is_kept_the_other_columns_are_not_rea
 
 
 def test_no_flipped_byte_of_a_page_gives_other_rows(tmp_path: Path) -> None:
-    file = ParquetFile(
+    file = ParquetFileWriter(
         LocalStore(tmp_path), "file.parquet", SCHEMA, options={"compression": "none", "use_dictionary": False}
     )
     file.write(rows(*range(1_000_000, 1_000_050)))
@@ -126,14 +129,14 @@ def test_a_file_that_is_missing_is_told_apart_from_one_that_does_not_read(tmp_pa
 
 
 def test_a_column_without_statistics_has_no_bounds(tmp_path: Path) -> None:
-    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={"write_statistics": ["name"]})
+    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", SCHEMA, options={"write_statistics": ["name"]})
     file.write(rows(1))
     made = json.loads(file.close({}, ["n", "name"]).stats)
     assert (made["minValues"], made["maxValues"]) == ({"name": "1"}, {"name": "1"})
 
 
 def test_bounds_stand_there_unescaped_for_delta_rs_reads_escaped_pairs_of_surrogates_as_others(tmp_path: Path) -> None:
-    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
     file.write(pa.table({"n": [1], "name": ["\U00020bb7"]}, schema=SCHEMA))
     assert '"\U00020bb7"' in file.close({}, ["name"]).stats
 
@@ -145,7 +148,7 @@ def test_days_and_moments_beyond_pythons_years_have_no_bounds_and_are_written(
     whole = pa.int32() if pa.types.is_date(kind) else pa.int64()
     most = (1 << (whole.bit_width - 1)) - 1
     rows = pa.table({"n": [1, 2], "at": pa.array([-most - 1, most], whole).cast(kind)})
-    file = ParquetFile(LocalStore(tmp_path), "file.parquet", rows.schema, options={})
+    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", rows.schema, options={})
     file.write(rows)
     assert list(json.loads(file.close({}, ["n", "at"]).stats)["minValues"]) == ["n"]
     assert read_file(LocalStore(tmp_path), "file.parquet").equals(rows)
@@ -154,7 +157,7 @@ def test_days_and_moments_beyond_pythons_years_have_no_bounds_and_are_written(
 def test_bounds_of_moments_are_milliseconds_outwards_and_moments_without_a_zone_have_none(tmp_path: Path) -> None:
     whole = pa.array([-1, 1_500_001], pa.int64())
     rows = pa.table({"at": whole.cast(pa.timestamp("us", "UTC")), "wall": whole.cast(pa.timestamp("us"))})
-    file = ParquetFile(LocalStore(tmp_path), "file.parquet", rows.schema, options={})
+    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", rows.schema, options={})
     file.write(rows)
     made = json.loads(file.close({}, ["at", "wall"]).stats)
     assert made["minValues"] == {"at": "1969-12-31T23:59:59.999Z"}
@@ -163,7 +166,7 @@ def test_bounds_of_moments_are_milliseconds_outwards_and_moments_without_a_zone_
 
 
 def test_a_long_string_has_no_bounds_for_a_cut_maximum_would_prune_what_is_there(tmp_path: Path) -> None:
-    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
     file.write(pa.table({"n": [1], "name": ["x" * (MAX_STAT_CHARACTERS + 1)]}, schema=SCHEMA))
     made = json.loads(file.close({}, ["n", "name"]).stats)
     assert (made["minValues"], made["maxValues"]) == ({"n": 1}, {"n": 1})
@@ -176,7 +179,7 @@ def test_the_file_and_each_new_folder_are_durable_in_the_folder_above(
     real = files.sync
     for module in (local, files):
         monkeypatch.setattr(module, "sync", lambda path: (synced.append(path), real(path)))
-    file = ParquetFile(LocalStore(tmp_path), "a/b/file.parquet", SCHEMA, options={})
+    file = ParquetFileWriter(LocalStore(tmp_path), "a/b/file.parquet", SCHEMA, options={})
     assert synced == [tmp_path, tmp_path / "a"]
     file.write(rows(1))
     file.close({}, [])
@@ -184,7 +187,7 @@ def test_the_file_and_each_new_folder_are_durable_in_the_folder_above(
 
 
 def test_a_discarded_file_is_gone_even_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+    file = ParquetFileWriter(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
     file.write(rows(1))
 
     def full(*_: object) -> int:
@@ -200,4 +203,4 @@ def test_a_discarded_file_is_gone_even_where_the_disk_is_full(tmp_path: Path, mo
 def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "file.parquet").touch()
     with pytest.raises(FileExistsError):
-        ParquetFile(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})
+        ParquetFileWriter(LocalStore(tmp_path), "file.parquet", SCHEMA, options={})

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.base.failpoint import VARIABLE
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.delta_log import commit_file, last_checkpoint_version, log_files_of_version, trim_log
+from millrace.storage.file_sink import FileSink
 from millrace.storage.local import LocalStore
-from millrace.storage.log import entry_name, last_checkpoint, parts_of, trim
 from millrace.storage.table import create_table, table_at
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -60,12 +60,12 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("keep, first", [(0, 8), (3, 8), (4, 4), (7, 4), (8, 0), (100, 0)])
 def test_what_lies_before_a_checkpoint_that_enough_versions_follow_goes(path: Path, keep: int, first: int) -> None:
-    removed = trim(LocalStore(path), keep=keep)
+    removed = trim_log(LocalStore(path), keep=keep)
     assert versions(path) == list(range(first, 12))
     assert removed >= first
-    assert last_checkpoint(LocalStore(path)) == 8
+    assert last_checkpoint_version(LocalStore(path)) == 8
     assert numbers(DeltaTable(str(path))) == list(range(12))
-    assert trim(LocalStore(path), keep=keep) == 0
+    assert trim_log(LocalStore(path), keep=keep) == 0
 
 
 def test_a_copy_of_a_version_reads_whatever_checkpoint_is_made_while_it_is_copied(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_copy_of_a_version_reads_whatever_checkpoint_is_made_while_it_is_copie
         write_deltalake(path, pa.table({"id": [number]}), mode="append")
     store, copy = LocalStore(path), LocalStore(tmp_path / "copy")
     DeltaTable(path).create_checkpoint()
-    parts = parts_of(store, 3)
+    parts = log_files_of_version(store, 3)
     assert any(name.endswith(".parquet") for name in parts)
     write_deltalake(path, pa.table({"id": [4]}), mode="append")
     DeltaTable(path).create_checkpoint()  # by another node, between the look and the copy
@@ -86,9 +86,9 @@ def test_a_copy_of_a_version_reads_whatever_checkpoint_is_made_while_it_is_copie
 
 def test_a_table_without_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
     add(tmp_path / "table", *range(5))
-    assert trim(LocalStore(tmp_path / "table"), keep=0) == 0
+    assert trim_log(LocalStore(tmp_path / "table"), keep=0) == 0
     assert versions(tmp_path / "table") == [0, 1, 2, 3, 4]
-    assert last_checkpoint(LocalStore(tmp_path / "table")) == 0
+    assert last_checkpoint_version(LocalStore(tmp_path / "table")) == 0
 
 
 def test_an_apps_version_is_that_of_the_handles_version_however_often_it_is_asked_for(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_an_apps_version_is_that_of_the_handles_version_however_often_it_is_aske
         assert handle.app_version("a") == before
         handle.refresh()
         assert handle.app_version("a") == number
-    commit_fenced(handle, [Part(moves={"b": AppMove(0, 7)})]).require()
+    commit_fenced(handle, [CommitPart(app_transactions={"b": AppTransaction(0, 7)})]).raise_if_fenced()
     assert [handle.app_version(app) for app in ("a", "b")] == [4, 7]
     handle.reopen()
     assert [handle.app_version(app) for app in ("a", "b")] == [4, 7]
@@ -121,7 +121,7 @@ def test_a_handle_at_any_version_goes_on_with_the_newest_rows_and_app_versions(
             handle = table_at(path)
         if number in (4, 8):
             DeltaTable(str(path)).create_checkpoint()
-    trim(LocalStore(path), keep=keep)
+    trim_log(LocalStore(path), keep=keep)
     add(path, *range(12, 12 + later))
     handle.refresh()
     assert handle.version == 11 + later
@@ -132,23 +132,23 @@ def test_a_handle_at_any_version_goes_on_with_the_newest_rows_and_app_versions(
 def test_nothing_is_removed_while_somebody_commits(path: Path) -> None:
     store, oldest = LocalStore(path), table_at(path, version=0)
     with store.lease(), LocalStore(path).lease():
-        assert trim(LocalStore(path), keep=0) == 0
-    assert oldest.stands()
-    assert trim(LocalStore(path), keep=0) > 0
-    assert not oldest.stands()
+        assert trim_log(LocalStore(path), keep=0) == 0
+    assert oldest.version_exists()
+    assert trim_log(LocalStore(path), keep=0) > 0
+    assert not oldest.version_exists()
 
 
 def test_a_writer_that_slept_while_its_version_was_trimmed_writes_no_lost_commit(path: Path) -> None:
     asleep = table_at(path)
     add(path, *range(12, 20))
     DeltaTable(str(path)).create_checkpoint()
-    trim(LocalStore(path), keep=0)
-    assert LocalStore(path).size(entry_name(asleep.version + 1)) is None, (
+    trim_log(LocalStore(path), keep=0)
+    assert LocalStore(path).size(commit_file(asleep.version + 1)) is None, (
         "its next version's name is free again: the trap"
     )
     sink = FileSink.at(path, SCHEMA, ("n",))
     sink.write(pa.table({"n": [20]}), {})
-    outcome = commit_fenced(asleep, [Part(sink.finish(), moves={"a": AppMove(19, 20)})])
+    outcome = commit_fenced(asleep, [CommitPart(sink.finish(), app_transactions={"a": AppTransaction(19, 20)})])
     assert (outcome.version, outcome.fenced) == (20, {})
     assert numbers(DeltaTable(str(path))) == list(range(21))
 
@@ -156,7 +156,7 @@ def test_a_writer_that_slept_while_its_version_was_trimmed_writes_no_lost_commit
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_a_clean_up_that_is_killed_leaves_a_log_without_gaps(path: Path, at: int) -> None:
     code = (
-        "from millrace.storage.local import LocalStore; from millrace.storage.log import trim; "
+        "from millrace.storage.local import LocalStore; from millrace.storage.delta_log import trim; "
         f"trim(LocalStore({str(path)!r}), keep=0)"
     )
     environment = {**os.environ, VARIABLE: f"trim.removed@{at}", "PYTHONPATH": str(ROOT / "include")}
@@ -166,7 +166,7 @@ def test_a_clean_up_that_is_killed_leaves_a_log_without_gaps(path: Path, at: int
     assert left == list(range(left[0], 12))
     assert left[0] > 0
     assert numbers(DeltaTable(str(path))) == list(range(12))
-    trim(LocalStore(path), keep=0)
+    trim_log(LocalStore(path), keep=0)
     assert versions(path) == [8, 9, 10, 11]
 
 
@@ -176,7 +176,7 @@ def test_a_filter_on_a_column_without_bounds_in_the_log_finds_its_rows(tmp_path:
     sink = FileSink(table.store, schema.remove(2), ("n",))
     for part, word in (("a", "one"), ("b", "two")):
         sink.write(pa.table({"n": [1], "word": [word]}, schema.remove(2)), {"part": part})
-    commit_fenced(table, [Part(sink.finish())])
+    commit_fenced(table, [CommitPart(sink.finish())])
     rows = table.dataset()
     assert rows.to_table(filter=pc.field("word") == "two")["part"].to_pylist() == ["b"]
     assert duckdb.sql("select word from rows where part = 'a' and word = 'one'").fetchall() == [("one",)]

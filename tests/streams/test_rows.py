@@ -25,7 +25,7 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
 from millrace.message.schema import CollectionSchema
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
 from millrace.streams import rows as streamed
 from millrace.streams.rows import Place, RowsOf, RowsPlanner, SnapshotPart, Stretch, Task, rows_of
@@ -45,7 +45,7 @@ def rows_source(maker: WalMaker, schema: CollectionSchema | None = None, **optio
     """The source of the collection 1 of a maker, in the newest schema that its checkpoints know."""
     if schema is None:
         checkpoints = read_checkpoints(open_table(maker.settings.checkpoints_uri)).values()
-        infos = [info for each in checkpoints for info in each.catalog.of_collection(1).values()]
+        infos = [info for each in checkpoints for info in each.catalog.collection_vchannels(1).values()]
         schema = newest_schema(infos) if infos else SCHEMA
     return RowsOf(
         settings=maker.settings, collection_id=1, name="c", pchannels=maker.pchannels, schema=schema, **options
@@ -94,7 +94,7 @@ def test_a_stream_a_batch_and_a_snapshot_with_what_follows_are_the_changes(
             for name in maker.pchannels:
                 assert _in_fields(of(found, name)) == _in_fields(every[name]), "the stream"
             # Begun anew at any place by another planner, after everything was flushed: the very same rows.
-            flush(maker.settings)
+            flush_to_end(maker.settings)
             parts = list(itertools.pairwise(places))
             for start, end in parts[:: max(1, len(parts) // 3)]:
                 again = read(source, RowsPlanner(source).tasks(start, end))
@@ -116,7 +116,7 @@ def test_a_stream_a_batch_and_a_snapshot_with_what_follows_are_the_changes(
 
 
 def _newest(maker: WalMaker) -> CollectionSchema:
-    flush(maker.settings)
+    flush_to_end(maker.settings)
     return rows_source(maker).schema
 
 
@@ -147,7 +147,7 @@ def test_a_snapshot_cut_at_any_ticks_has_each_row_once(settings: Settings, flush
         settings, ("insert", [0, 1, 2], 1, 0), ("delete", [0], 1, 0), ("insert", [3, 4], 1, 0), ("insert", [5], 2, 0)
     )
     if flushed:
-        flush(settings)
+        flush_to_end(settings)
     source = rows_source(maker, SCHEMA)
     tick = min(maker.last_tick(name) for name in maker.pchannels)
     whole = read(source, [SnapshotPart(tick, 0, tick)])
@@ -180,7 +180,7 @@ def test_each_vchannel_has_its_own_rows_and_all_of_them_those_of_the_collection(
     ]  # fmt: skip
     maker = written(settings, operations, dropped=False)
     if flushed:
-        flush(settings)
+        flush_to_end(settings)
     whole = rows_source(maker, SCHEMA)
     every, _ = drained(whole, Place.behind(whole))
     vchannels = sorted({row["_vchannel"] for row in every})

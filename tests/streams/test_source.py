@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 
 import millrace.spark as face
 from millrace.base.errors import InvalidArgument, TickNotReached
-from millrace.runtime.job import describe
+from millrace.runtime.job import error_json
 from millrace.streams import source
 from millrace.streams.reader import RowsSource
 from millrace.streams.rows import Place, RowsOf, RowsPlanner, rows_of
@@ -147,5 +147,5 @@ def test_what_a_stream_cannot_give_stops_it_with_a_typed_error(
     db.settle()
     with pytest.raises(StreamingQueryException) as raised:
         run(face.stream(spark, "deleted", kinds="inserts", settings=db.settings), tmp_path / "checkpoint")
-    assert describe(raised.value)["code"] == "CHANGES_REFUSED"
-    assert "read all kinds of changes" in describe(raised.value)["message"]
+    assert error_json(raised.value)["code"] == "CHANGES_REFUSED"
+    assert "read all kinds of changes" in error_json(raised.value)["message"]

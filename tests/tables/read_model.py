@@ -15,7 +15,7 @@ from millrace.message import builders
 from millrace.message.bodies import parse_body
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add, apply
+from millrace.message.schema_changes import AddField, apply_change
 from millrace.message.types import DML, MessageType
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 
@@ -87,13 +87,13 @@ def do(collection: Collection, operation: tuple[Any, ...], number: int) -> None:
             collection.append(vchannel, builders.manual_flush(**place))
         case _:
             collection.changed.add(vchannel)
-            collection.append(vchannel, builders.schema_change([Add(ADDED)], schema_version=2, **place))
+            collection.append(vchannel, builders.schema_change([AddField(ADDED)], schema_version=2, **place))
 
 
 def _rows(collection: Collection, vchannel: str, keys: list[int], number: int) -> dict[str, list[object]]:
     """Rows of `keys`, of the schema that the VChannel has, which the collection's messages are of from here on."""
     newer = vchannel in collection.changed
-    collection.schema = apply(SCHEMA, Add(ADDED)) if newer else SCHEMA
+    collection.schema = apply_change(SCHEMA, AddField(ADDED)) if newer else SCHEMA
     collection.schema_version = 2 if newer else 1
     rows: dict[str, list[object]] = {"id": list(keys), "body": [f"{number}:{key}" for key in keys]}
     return rows | ({ADDED.name: [number] * len(keys)} if newer else {})
@@ -148,7 +148,7 @@ def visible(
 
 def expected(maker: WalMaker, tick: int, base: CollectionSchema) -> Counter[tuple[Any, ...]]:
     """The rows of a maker's only collection at `tick`."""
-    schemas = [base, apply(base, Add(ADDED))]
+    schemas = [base, apply_change(base, AddField(ADDED))]
     staged = maker.settings.staged_path
     return Counter(row for name in maker.pchannels for row in visible(maker.accepted[name], tick, schemas, staged))
 

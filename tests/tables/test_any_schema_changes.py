@@ -17,7 +17,7 @@ from millrace.client.database import Collection
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.storage.table import open_table
-from millrace.tables.collections.table import base_tick
+from millrace.tables.collections.data_tables import earliest_readable_tick
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.testing import Deployment, deployment
 from tests.laws.profile import examples
@@ -216,7 +216,7 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
             known.append(older(made))
     if data.draw(st.booleans()):
         db.settle()
-    base = base_tick(open_table(db.settings.collections_uri(made.id)))
+    base = earliest_readable_tick(open_table(db.settings.collections_uri(made.id)))
     model.expected = [each for each in model.expected if each[0] >= base]
     for tick, rows in model.expected:
         found = by_id(made.read(at=tick))
@@ -228,7 +228,7 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
 
 def _fold_scan(made: Collection) -> None:
     """A scan in the schema of now, taken one change after the other, is what is read now."""
-    end = made.database.client.now(made.definition.pchannels)
+    end = made.database.client.current_tick(made.definition.pchannels)
     rows: dict[int, dict[str, Any]] = {}
     for change in made.scan(until=end, schema="current"):
         assert change.rows.schema == (made.schema.arrow() if change.kind == "insert" else made.schema.key_arrow())

@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from millrace.base.predicate.language import condition
-from millrace.client.produce.files.kinds import InputFormat
-from millrace.client.produce.files.reading import read_batches
+from millrace.base.predicate.language import parse_condition
+from millrace.client.produce.files.formats import InputFormat
+from millrace.client.produce.files.reader import read_batches
 from millrace.client.schemas import schema as schema_of
-from millrace.commands.parts.rows_out import write_json_lines
+from millrace.commands.parts.row_writers import write_json_lines
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.storage.table import table_at
-from millrace.tables.collections.table import rows_uri
-from millrace.tables.read.pruning import may_hold
+from millrace.tables.collections.data_tables import rows_uri
+from millrace.tables.read.pruning import may_match
 from millrace.testing import Deployment, deployment
 from tests.message.samples import column, types, values_of
 
@@ -163,7 +163,7 @@ def test_files_are_left_out_by_a_key_that_is_a_moment_and_no_row_with_them(db: D
             wanted = [value for value in micros if holds(value, each)]
             found = made.read(where=f"at {op} '{text}'", order_by="at")["at"].cast(pa.int64()).to_pylist()
             assert found == wanted, (op, each)
-        kept = may_hold(actions, made.schema.arrow(), [condition(f"at = '{text}'")])
+        kept = may_match(actions, made.schema.arrow(), [parse_condition(f"at = '{text}'")])
         assert 1 <= sum(kept.to_pylist()) <= 6, "those within a millisecond or two"
 
 
@@ -177,7 +177,9 @@ def test_a_file_that_another_writer_made_is_not_left_out_for_what_its_bounds_cut
     for op in ("=", ">=", ">"):
         for micro, holds in ((1_500, True), (1_999, True), (3_000, False)):
             where = f"at {op} '1970-01-01T00:00:00.{micro:06}Z'"
-            assert may_hold(actions, pa.schema([("at", at.type)]), [condition(where)]).to_pylist() == [holds], where
+            assert may_match(actions, pa.schema([("at", at.type)]), [parse_condition(where)]).to_pylist() == [holds], (
+                where
+            )
 
 
 SCHEMAS = st.lists(types(), min_size=1, max_size=4)
@@ -209,7 +211,7 @@ def test_rows_of_any_types_come_back(db: Deployment, data: st.DataObject) -> Non
 def test_json_lines_that_are_written_read_back(data: st.DataObject) -> None:
     fields = [FieldSpec("id", "int64", False), FieldSpec("f", data.draw(types()).text, True)]
     # A map with a key twice is no JSON object, and a float may be none.
-    kind, wanted = fields[1].tree, CollectionSchema(tuple(fields), "id")
+    kind, wanted = fields[1].parsed_type, CollectionSchema(tuple(fields), "id")
     values = data.draw(st.lists(st.one_of(st.none(), values_of(kind)), min_size=1, max_size=4))
     written = pa.Table.from_arrays(
         [pa.array(range(len(values)), pa.int64()), column(kind, values)], schema=wanted.arrow()

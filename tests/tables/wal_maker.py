@@ -18,9 +18,9 @@ from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangeReport
-from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestReport
+from millrace.node.ingest.wal_writer import WalRangeWriter
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import CHAIN_VERSION, Chain
 from millrace.wal.state import ChannelState
@@ -41,7 +41,7 @@ class WalMaker:
         self.entries = dict.fromkeys(pchannels, 0)
         self.ms = START_MS
         self._table = WalTable.create(Path(settings.wal_uri))
-        self._committer = Committer(self._table)
+        self._committer = WalCommitter(self._table)
         self.rejected: list[dict[str, object]] = []
         self.accepted: dict[str, list[dict[str, Any]]] = {name: [] for name in pchannels}
         """Every message row that was committed, as the chain gave it."""
@@ -82,13 +82,13 @@ class WalMaker:
         self.rejected.extend(outcome.rejections.select(["reason", "detail", "type"]).to_pylist())
         self._table.refresh()
         base = self._table.position(name)
-        writer = RangeWriter(Path(self.settings.wal_uri), name)
+        writer = WalRangeWriter(Path(self.settings.wal_uri), name)
         writer.add(outcome)
         if writer.rows == 0:
             writer.abort()
             return
         actions = writer.finish(outcome.state, base)
-        report = RangeReport(
+        report = IngestReport(
             pchannel=name,
             base_commits=base.commits,
             base_tick=base.last_tick,

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from millrace.base.errors import WalGap
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
-from millrace.wal.scanner import Filter, ImmutableTxn, Scanner, TickAbove, TickFrom, Types, VChannels, messages
+from millrace.wal.scanner import (
+    Filter,
+    ImmutableTxn,
+    Scanner,
+    TickAboveFilter,
+    TickFromFilter,
+    TypeFilter,
+    VChannelFilter,
+    visible_units,
+)
 from tests.node.wal_samples import wal_rows
 
 VCHANNELS = ("p0_1v0", "p0_1v1")
@@ -106,7 +115,7 @@ def scanned(scanner: Scanner, rows: list[dict[str, Any]], cuts: list[int]) -> li
     bounds = [0, *sorted({cut for cut in cuts if 0 < cut < len(rows)}), len(rows)]
     units = []
     for start, stop in pairwise(bounds):
-        for delivered in messages(scanner.push(wal_rows(rows[start:stop]))):
+        for delivered in visible_units(scanner.push(wal_rows(rows[start:stop]))):
             if isinstance(delivered, ImmutableTxn):
                 types = {MessageType(each.type).name for each in (delivered.commit, *delivered.bodies)}
                 bodies = tuple(body.time_tick for body in delivered.bodies)
@@ -134,14 +143,14 @@ def test_filters_hold_a_transaction_against_its_commit_and_deliver_it_whole(
     names = data.draw(st.sets(st.sampled_from(VCHANNELS)))
     kinds = data.draw(st.sets(st.sampled_from(["INSERT", "DELETE", "COMMIT_TXN", "TIME_TICK"]), min_size=1))
     tick = data.draw(st.integers(999, 1000 + 3 * len(history.rows)))
-    bound = data.draw(st.sampled_from([TickAbove(tick), TickFrom(tick)]))
-    filters: list[Filter] = [VChannels(names), Types({MessageType[kind] for kind in kinds}), bound]
+    bound = data.draw(st.sampled_from([TickAboveFilter(tick), TickFromFilter(tick)]))
+    filters: list[Filter] = [VChannelFilter(names), TypeFilter({MessageType[kind] for kind in kinds}), bound]
     expected = [
         unit
         for unit in history.units
         if unit.vchannel in {"", *names}
         and unit.types & kinds
-        and (unit.tick > tick if isinstance(bound, TickAbove) else unit.tick >= tick)
+        and (unit.tick > tick if isinstance(bound, TickAboveFilter) else unit.tick >= tick)
     ]
     assert scanned(Scanner(filters=filters), history.rows, cuts) == expected
 
@@ -166,7 +175,7 @@ def test_rows_that_come_twice_are_an_error_and_never_delivered_twice(history: Hi
 def test_a_delivered_message_has_what_was_appended_and_what_the_chain_stamped() -> None:
     history = History()
     history.plain("INSERT", VCHANNELS[0])
-    (message,) = messages(Scanner().push(pa.Table.from_batches([wal_rows(history.rows)])))
+    (message,) = visible_units(Scanner().push(pa.Table.from_batches([wal_rows(history.rows)])))
     assert (message.id, message.time_tick, message.vchannel) == (MessageId(0, 500, 0, 0), 1000, VCHANNELS[0])
     assert not isinstance(message, ImmutableTxn)
     assert (message.type, message.payload, message.rows) == (MessageType.INSERT, b"0", 1)

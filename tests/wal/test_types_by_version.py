@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from millrace.message import builders
-from millrace.message.field_types import FIRST_TYPES
+from millrace.message.field_types import TYPES_BEFORE_V4
 from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
+from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
-from millrace.wal.versions import CHAIN_VERSIONS, TABLES
+from millrace.wal.versions import CHAIN_VERSIONS, VERSION_4
 from tests.laws.parts import Row
 from tests.laws.real import run
 from tests.laws.scribe import PCHANNEL, START_MS, Written
@@ -40,7 +40,7 @@ def create(*fields: FieldSpec) -> object:
 
 def add(kind: str) -> object:
     return builders.schema_change(
-        [Add(FieldSpec("x", kind, True))], vchannel=HERE, collection_id=1, schema_version=2, term=1
+        [AddField(FieldSpec("x", kind, True))], vchannel=HERE, collection_id=1, schema_version=2, term=1
     )
 
 
@@ -49,13 +49,15 @@ def test_a_type_that_a_version_does_not_know_is_no_body_there(version: int) -> N
     for kind in NEW:
         (created,) = judged(version, create(FieldSpec("x", kind, True)))
         _, added = judged(version, create(), add(kind))
-        wanted = None if version >= TABLES else "MALFORMED"
+        wanted = None if version >= VERSION_4 else "MALFORMED"
         assert (created["reason"], added["reason"]) == (wanted, wanted)
         if wanted:
-            assert created["detail"] == f"field 'x': unknown type {kind!r}; one of {', '.join(FIRST_TYPES)}"
+            assert created["detail"] == f"field 'x': unknown type {kind!r}; one of {', '.join(TYPES_BEFORE_V4)}"
 
 
 def test_the_types_of_the_first_versions_are_taken_by_all() -> None:
     for version in CHAIN_VERSIONS:
-        (created,) = judged(version, create(*(FieldSpec(f"f{n}", kind, True) for n, kind in enumerate(FIRST_TYPES))))
+        (created,) = judged(
+            version, create(*(FieldSpec(f"f{n}", kind, True) for n, kind in enumerate(TYPES_BEFORE_V4)))
+        )
         assert created["reason"] is None

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-LEAST_TESTS = 200
+MIN_TESTS = 200
 """A run of fewer is a run of which something was left out."""
 
 
-def wrong(report: Path, sonar: str) -> list[str]:
+def problems(report: Path, sonar: str) -> list[str]:
     """What keeps it from being good, in words."""
     suites = ElementTree.parse(report).getroot().iter("testsuite")
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
@@ -24,15 +24,15 @@ def wrong(report: Path, sonar: str) -> list[str]:
         for name in counts:
             counts[name] += int(suite.get(name, 0))
     found = [f"{counts[name]} {name}" for name in ("failures", "errors", "skipped") if counts[name]]
-    if counts["tests"] < LEAST_TESTS:
-        found.append(f"{counts['tests']} tests ran, and there are {LEAST_TESTS} at least")
+    if counts["tests"] < MIN_TESTS:
+        found.append(f"{counts['tests']} tests ran, and there are {MIN_TESTS} at least")
     if sonar and not sonar.startswith("$(") and sonar != "OK":
         found.append(f"SonarQube's gate is {sonar}")
     return found
 
 
 def main() -> int:
-    found = wrong(Path(sys.argv[1]), os.environ.get("SONAR_STATUS", ""))
+    found = problems(Path(sys.argv[1]), os.environ.get("SONAR_STATUS", ""))
     sys.stdout.write("\n".join(found or ["the quality gate is passed"]) + "\n")
     return 1 if found else 0
 

@@ -1,7 +1,7 @@
 """Who may do what: a principal has roles, each over resources that patterns name. The one model of the project.
 
 Pure values: where principals come from (files of tokens, Airflow's users) and what a service's calls need is declared elsewhere
-(:mod:`millrace.access.token_file`, :mod:`millrace.access.calls`), by this model and no other. What no grant allows is refused.
+(:mod:`millrace.access.token_file`, :mod:`millrace.access.permissions`), by this model and no other. What no grant allows is refused.
 
 A resource is a kind and a name: ``collection:users``, ``pchannel:dml_0``, ``vchannel:dml_0_7v1``. A pattern is the same with
 ``*``, ``?`` and ``[...]`` in the name as in a shell; without a kind it is a collection's, and ``*`` alone is the whole deployment.
@@ -37,7 +37,7 @@ class Role(StrEnum):
     """Everything: what destroys, and what goes past the chain's doors."""
 
     @property
-    def held(self) -> frozenset[Role]:
+    def implied_roles(self) -> frozenset[Role]:
         """The roles that it includes."""
         return _HELD[self]
 
@@ -50,7 +50,7 @@ _HELD: Final = {
 }
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     """What a resource is. A PChannel stands for its VChannels too, a collection for its own."""
 
     COLLECTION = "collection"
@@ -65,7 +65,7 @@ class Kind(StrEnum):
 class Resource(NamedTuple):
     """One thing by its name."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
 
     def __str__(self) -> str:
@@ -77,19 +77,21 @@ class Grant:
     """A role over what the patterns `on` name. Raises InvalidArgument for what is no pattern."""
 
     role: Role
-    on: tuple[str, ...] = (EVERYTHING,)
+    patterns: tuple[str, ...] = (EVERYTHING,)
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.on) <= MAX_PATTERNS:
-            raise InvalidArgument(f"a grant has 1 to {MAX_PATTERNS} patterns of what it is for, not {len(self.on)}")
-        object.__setattr__(self, "on", tuple(_pattern(text) for text in self.on))
+        if not 1 <= len(self.patterns) <= MAX_PATTERNS:
+            raise InvalidArgument(
+                f"a grant has 1 to {MAX_PATTERNS} patterns of what it is for, not {len(self.patterns)}"
+            )
+        object.__setattr__(self, "patterns", tuple(_pattern(text) for text in self.patterns))
 
     def covers(self, resource: Resource) -> bool:
         """Whether it is for that resource."""
         return any(
             text == EVERYTHING
             or (text.startswith(f"{resource.kind}:") and fnmatchcase(resource.name, text.partition(":")[2]))
-            for text in self.on
+            for text in self.patterns
         )
 
 
@@ -105,18 +107,18 @@ class Principal:
         """Somebody who may do everything."""
         return cls(name, (Grant(Role.ADMIN),))
 
-    def has(self, roles: Iterable[Role], resources: Sequence[Resource] | None = None) -> bool:
+    def has_role(self, roles: Iterable[Role], resources: Sequence[Resource] | None = None) -> bool:
         """Whether one of `roles` is granted over one of `resources` (None: over anything at all; none: over everything)."""
         wanted = frozenset(roles)
         return any(
-            not wanted.isdisjoint(grant.role.held)
-            and (resources is None or EVERYTHING in grant.on or any(map(grant.covers, resources)))
+            not wanted.isdisjoint(grant.role.implied_roles)
+            and (resources is None or EVERYTHING in grant.patterns or any(map(grant.covers, resources)))
             for grant in self.grants
         )
 
-    def require(self, roles: Sequence[Role], resources: Sequence[Resource] | None, what: str) -> None:
+    def require_role(self, roles: Sequence[Role], resources: Sequence[Resource] | None, what: str) -> None:
         """:meth:`has`, or PermissionDenied that says what is missing for `what`."""
-        if self.has(roles, resources):
+        if self.has_role(roles, resources):
             return
         where, on = ("on anything" if resources is None else "on the whole deployment"), ""
         if resources:
@@ -138,11 +140,11 @@ class Caller:
     principal: Principal
     key: str = ""
     """Tells callers of one principal apart that came in by different things."""
-    live: Callable[[], bool] = field(default=_forever, compare=False)
+    is_valid: Callable[[], bool] = field(default=_forever, compare=False)
 
-    def require_live(self) -> None:
+    def require_valid(self) -> None:
         """Raises PermissionDenied once its token was revoked or ran out."""
-        if not self.live():
+        if not self.is_valid():
             raise PermissionDenied(
                 f"the token of {self.principal.name!r} was revoked or ran out: ask whoever runs the deployment for another"
             )
@@ -154,8 +156,8 @@ def _pattern(text: str) -> str:
         return text
     kind, colon, name = text.partition(":")
     if not colon:
-        kind, name = Kind.COLLECTION, text
-    if kind not in Kind.__members__.values() or not name or len(name) > _LONGEST or not name.isprintable():
+        kind, name = ResourceKind.COLLECTION, text
+    if kind not in ResourceKind.__members__.values() or not name or len(name) > _LONGEST or not name.isprintable():
         raise InvalidArgument(
             f"{text[:80]!r} is no pattern of resources: write * for everything, NAME or collection:NAME for collections,"
             f" pchannel:NAME, vchannel:NAME, group:NAME or pipeline:NAME, with *, ? and [...] in the name (at most {_LONGEST} characters)"
@@ -163,5 +165,5 @@ def _pattern(text: str) -> str:
     return f"{kind}:{name}"
 
 
-MACHINE: Final = Caller(Principal.admin("machine"))
+LOCAL_ADMIN: Final = Caller(Principal.admin("machine"))
 """Whoever has the machine's own tokens: those of ``server.json`` and of the environment."""

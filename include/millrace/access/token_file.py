@@ -29,7 +29,7 @@ from typing import Any, Final
 from millrace.access.grants import Caller, Grant, Principal, Role
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogBusy, MillraceError, TokenFileRefused
-from millrace.base.file_lock import held
+from millrace.base.file_lock import exclusive_lock
 from millrace.base.files import make_folder, replace_file
 
 FOLDER: Final = "access"
@@ -37,7 +37,7 @@ FILE: Final = "tokens.json"
 LOCK: Final = "tokens.lock"
 MAX_TOKENS: Final = 256
 MAX_BYTES: Final = 4 << 20
-FRESH_SECONDS: Final = 0.5
+CACHE_SECONDS: Final = 0.5
 """For so long a connection goes on by what was read of the file before."""
 LOCK_SECONDS: Final = 10.0
 
@@ -62,7 +62,7 @@ class Token:
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.principal.name,
-            "grants": [{"role": str(grant.role), "on": list(grant.on)} for grant in self.principal.grants],
+            "grants": [{"role": str(grant.role), "on": list(grant.patterns)} for grant in self.principal.grants],
             "sha256": self.sha256,
             "created": self.created,
             "expires": self.expires,
@@ -98,7 +98,7 @@ class TokenFile:
 
     # --- who comes in ----------------------------------------------------------------------------------------------------------
 
-    def caller(self, token: str) -> Caller | None:
+    def authenticate(self, token: str) -> Caller | None:
         """Whose token it is, as the file says now; None where it is nobody's. Raises TokenFileRefused."""
         self._look()
         if self._refused is not None:
@@ -111,7 +111,7 @@ class TokenFile:
         return Caller(found[0].principal, digest, partial(self._live, found[0]))
 
     def _live(self, token: Token) -> bool:
-        if time.monotonic() - self._looked > FRESH_SECONDS:
+        if time.monotonic() - self._looked > CACHE_SECONDS:
             self._look()
         return self._tokens.get(token.sha256) == token and not token.expired(self._clock())
 
@@ -224,7 +224,7 @@ class TokenFile:
         """What is in the file, which nobody else changes inside."""
         make_folder(self.folder, 0o700)
         busy = LogBusy(f"another process changes {self.path}: try again")
-        with held(self.folder / LOCK, deadline=Deadline.after(LOCK_SECONDS), busy=busy):
+        with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(LOCK_SECONDS), busy=busy):
             for draft in self.folder.glob(f".{FILE}.*"):
                 draft.unlink(missing_ok=True)  # of a process that was killed while it had the lock
             yield self.tokens()

@@ -10,12 +10,12 @@ import uuid
 from contextvars import ContextVar
 from typing import Final
 
-HEADER: Final = "x-request-id"
-REQUEST: Final[ContextVar[str]] = ContextVar("request", default="")
+REQUEST_ID_HEADER: Final = "x-request-id"
+REQUEST_ID: Final[ContextVar[str]] = ContextVar("request", default="")
 """Of the request that is being answered here; "" outside of any."""
 _TAKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def request_id(given: str) -> str:
+def accept_request_id(given: str) -> str:
     """`given` where it can be one, else a new one."""
     return given if _TAKEN.fullmatch(given) else uuid.uuid4().hex[:16]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-NAMES: Final = frozenset(
+KNOWN_ENTRIES: Final = frozenset(
     {
         "access",
         "airflow",
@@ -47,7 +47,7 @@ _LONGEST: Final = 200
 """Bytes of a file's name that come from a name in the data; the file system takes 255."""
 
 
-def as_file_name(name: str) -> str:
+def encode_file_name(name: str) -> str:
     """The name of a collection, say, as one part of a path: it leads nowhere, and plain names stay as they are."""
     plain = name.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     data = plain.encode("utf-8", "backslashreplace")
@@ -56,7 +56,7 @@ def as_file_name(name: str) -> str:
     return data[:_LONGEST].decode("utf-8", "ignore") + hashlib.sha256(data).hexdigest()[:16]
 
 
-def check_place(folder: Path, where: str) -> None:
+def check_data_folder(folder: Path, where: str) -> None:
     """Raise InvalidSettings if `folder`, which `where` named, cannot be a data folder.
 
     Its name is not UTF-8 (the tables' names are URIs, the records JSON) or is longer than the file system takes, or something
@@ -84,25 +84,25 @@ def check_place(folder: Path, where: str) -> None:
 def require_deployment(folder: Path) -> None:
     """Refuse a folder that a typing error may have named: a new deployment there would hide the one that was meant.
 
-    An empty folder is fine: somebody made it. Raises InvalidArgument, and what :func:`check_place` raises.
+    An empty folder is fine: somebody made it. Raises InvalidArgument, and what :func:`check_data_folder` raises.
     """
     from millrace.base.errors import InvalidArgument  # not where `make clean-data` runs this
 
-    check_place(folder, "the data folder")
+    check_data_folder(folder, "the data folder")
     advice = "correct the path, or make a deployment there with millrace.connect(path, create=True)"
     if not folder.exists():
         raise InvalidArgument(f"there is no deployment at {folder}: {advice}")
     held = {path.name for path in folder.iterdir()}
-    if held and not held & NAMES:
+    if held and not held & KNOWN_ENTRIES:
         raise InvalidArgument(f"{folder} is no deployment, it holds {', '.join(sorted(held)[:3])}: {advice}")
 
 
-def private() -> None:
+def restrict_umask() -> None:
     """For entry points: what this process makes, and what the processes make that it starts, is its user's alone."""
     os.umask(0o077)
 
 
-def claim(folder: Path) -> None:
+def prepare_data_folder(folder: Path) -> None:
     """Make the data folder, for its user alone; one that others can read is closed to them, and a line says so.
 
     Raises InvalidSettings if the folder cannot be made, UnsafeDataFolder where others can write to it: what is in there may not be
@@ -111,7 +111,7 @@ def claim(folder: Path) -> None:
     from millrace.base.errors import InvalidSettings, UnsafeDataFolder  # not where `make clean-data` runs this
     from millrace.base.files import make_folder
 
-    check_place(folder, "the data folder")
+    check_data_folder(folder, "the data folder")
     try:
         make_folder(folder, 0o700)
     except OSError as error:
@@ -130,9 +130,9 @@ def claim(folder: Path) -> None:
         logging.getLogger(__name__).warning("%s could be read by others (mode %o): closed to them (700)", folder, mode)
 
 
-def strange(folder: Path) -> list[str]:
+def unknown_entries(folder: Path) -> list[str]:
     """What lies in `folder` and is not Millrace's, by name."""
-    return sorted(path.name for path in folder.iterdir() if path.name not in NAMES)
+    return sorted(path.name for path in folder.iterdir() if path.name not in KNOWN_ENTRIES)
 
 
 def main() -> int:
@@ -141,7 +141,7 @@ def main() -> int:
     if not folder.is_dir():
         sys.stderr.write(f"{folder} is no folder.\n")
         return 1
-    found = strange(folder)
+    found = unknown_entries(folder)
     if found:
         sys.stderr.write(
             f"{folder} holds {', '.join(found[:5])}, which is not Millrace's: remove it yourself, or name another folder"

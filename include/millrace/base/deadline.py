@@ -41,24 +41,24 @@ class Deadline:
         """A wait without an end."""
         return cls(math.inf)
 
-    def later(self, seconds: float) -> Self:
+    def extended(self, seconds: float) -> Self:
         """The same wait with `seconds` more: for who answers to somebody that keeps this one."""
         return type(self)(self.at + seconds, self.clock, self.sleep)
 
-    def over(self) -> bool:
+    def expired(self) -> bool:
         """Whether it has come."""
         return self.clock() >= self.at
 
-    def left(self, *, least: float = 0.0, most: float = math.inf) -> float:
+    def remaining(self, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
         """Seconds until it comes, 0 once it has; never below `least` (a call that must be tried) nor above `most`."""
         left = self.at - self.clock()
-        if left > most:
-            left = most
-        return left if left > least else least
+        if left > maximum:
+            left = maximum
+        return left if left > minimum else minimum
 
-    def wait(self, waiter: Waiter, *, most: float = math.inf) -> bool:
+    def wait(self, waiter: Waiter, *, maximum: float = math.inf) -> bool:
         """Wait on a condition or an event until it is told, for `most` seconds at a time; what its own wait says."""
-        left = self.left(most=most)
+        left = self.remaining(maximum=maximum)
         return waiter.wait(None if left == math.inf else left)
 
     def pause(self, seconds: float) -> bool:
@@ -70,8 +70,8 @@ class Deadline:
         return True
 
 
-def until(look: Callable[[], _T], deadline: Deadline, *, every: float) -> _T:
+def poll_until(look: Callable[[], _T], deadline: Deadline, *, interval: float) -> _T:
     """Look every `every` seconds until something is seen: the first true answer, or the one at the deadline, which is not."""
-    while not (found := look()) and deadline.pause(every):
+    while not (found := look()) and deadline.pause(interval):
         pass
     return found

@@ -9,7 +9,7 @@ from millrace.base.errors import InvalidSettings
 T = TypeVar("T")
 
 
-def registered(group: str, kind: type[T]) -> list[T]:
+def load_entry_points(group: str, kind: type[T]) -> list[T]:
     """The objects that installed packages register in `group`.
 
     Looks through the installed packages' metadata (some ten milliseconds), so ask where nothing nearer is found. Raises

@@ -57,7 +57,7 @@ class FileRefused(MillraceError):
     """The operating system refuses a file or folder: a right is missing, the disk is full or read-only, a name is too long."""
 
     @classmethod
-    def of(cls, error: OSError) -> FileRefused:
+    def from_os_error(cls, error: OSError) -> FileRefused:
         """The same in a sentence."""
         named = [repr(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
         return cls(

@@ -26,14 +26,14 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
 """By extra the modules that it is for; of an extra that takes another one in, its own alone."""
 
 
-def not_installed(error: ModuleNotFoundError) -> InvalidSettings | None:
+def missing_extra_error(error: ModuleNotFoundError) -> InvalidSettings | None:
     """What to say of a library that an import lacks; None where no extra brings it."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return None if extra is None else _told(module, extra)
 
 
-def need(*extras: str) -> None:
+def require_extras(*extras: str) -> None:
     """Before a program is started that imports what `extras` bring. Raises InvalidSettings where a module of one is missing."""
     for extra in extras:
         for module in EXTRAS[extra]:

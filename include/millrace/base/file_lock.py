@@ -1,7 +1,7 @@
 """Locks that prove something about the process that holds them: that it is alone at work, or that a file speaks of it.
 
 A process id in a file proves nothing: `cp -a` of a data folder copies it while the process lives on. The kernel's lock on an open
-file is not copied. So what a process says of itself (:class:`HeldFile`) counts only while it holds that very file.
+file is not copied. So what a process says of itself (:class:`LockedFile`) counts only while it holds that very file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, Final
 from millrace.base.deadline import Deadline
 from millrace.base.errors import LogBusy, MillraceError
 from millrace.base.files import make_folder
-from millrace.base.process import look, this_process, wrote
+from millrace.base.process import current_process, find_process, is_writer_alive
 
 _POLL: Final = 0.01
 
 
 @contextmanager
-def held(path: Path, *, deadline: Deadline, busy: MillraceError | None = None) -> Iterator[None]:
+def exclusive_lock(path: Path, *, deadline: Deadline, busy: MillraceError | None = None) -> Iterator[None]:
     """Hold an exclusive lock on `path`; the kernel releases it with the process. Raises `busy` (LogBusy) at `deadline`."""
     with path.open("ab") as file:
         while True:
@@ -38,7 +38,7 @@ def held(path: Path, *, deadline: Deadline, busy: MillraceError | None = None) -
         yield
 
 
-class HeldFile:
+class LockedFile:
     """A file of JSON that a process publishes about itself and holds locked until it closes it or ends, however it ends."""
 
     def __init__(self, path: Path, value: Any) -> None:
@@ -58,8 +58,8 @@ class HeldFile:
         """Release the lock; the file stays. Idempotent."""
 
 
-def read_held(path: Path) -> tuple[bytes, bool]:
-    """The bytes of a :class:`HeldFile` and whether a process holds it. Raises OSError where there is no such file."""
+def read_locked_file(path: Path) -> tuple[bytes, bool]:
+    """The bytes of a :class:`LockedFile` and whether a process holds it. Raises OSError where there is no such file."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(file, os.fstat(file).st_size)
@@ -72,10 +72,10 @@ def read_held(path: Path) -> tuple[bytes, bool]:
         os.close(file)
 
 
-def is_held(path: Path) -> bool:
-    """Whether a process holds the lock file `path` (:func:`held`) now."""
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file `path` (:func:`exclusive_lock`) now."""
     try:
-        return read_held(path)[1]
+        return read_locked_file(path)[1]
     except OSError:
         return False
 
@@ -84,26 +84,26 @@ PROCESSES: Final = "processes"
 """The folder, in a data folder's ``run``, of the processes that report there."""
 
 
-class Reporter:
+class ProcessRegistration:
     """This process as one that writes reports (heartbeats, progress) below the folder `run`, while the object lives."""
 
     def __init__(self, run: Path) -> None:
         folder = run / PROCESSES
         make_folder(folder)
         for path in folder.iterdir():  # what killed processes left behind
-            if (pid := path.name.partition(".")[0]).isdigit() and look(int(pid)) is None:
+            if (pid := path.name.partition(".")[0]).isdigit() and find_process(int(pid)) is None:
                 path.unlink(missing_ok=True)
-        me = this_process()
-        self._file = HeldFile(folder / f"{me.pid}.{secrets.token_hex(4)}", {"pid": me.pid})
+        me = current_process()
+        self._file = LockedFile(folder / f"{me.pid}.{secrets.token_hex(4)}", {"pid": me.pid})
         weakref.finalize(self, self._file.path.unlink, missing_ok=True)
 
 
-def reported(run: Path, pid: int, at: float) -> bool:
+def is_report_live(run: Path, pid: int, at: float) -> bool:
     """Whether the process lives that wrote a report below `run` at `at` (wall clock) under `pid`; of a copied folder it does not."""
-    if not wrote(pid, at):
+    if not is_writer_alive(pid, at):
         return False
     for path in (run / PROCESSES).glob(f"{pid}.*"):
         with suppress(FileNotFoundError):
-            if read_held(path)[1]:
+            if read_locked_file(path)[1]:
                 return True
     return False

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from millrace.base.entry_points import registered
+from millrace.base.entry_points import load_entry_points
 from millrace.base.errors import InvalidSettings
 
 GROUP: Final = "millrace.log_backends"
@@ -28,13 +28,13 @@ class LogBackend:
 
     scheme: str
     opener: str
-    """``module:function``, an :data:`millrace.log.registry.Opener`."""
+    """``module:function``, an :data:`millrace.log.registry.BackendOpener`."""
     form: str
     """What its URL looks like, in words."""
     local: bool = False
     """It lies in files of this host that one process alone may open: everybody else asks the log's server."""
     looker: str = ""
-    """Of a local one: ``module:function``, a :data:`millrace.log.registry.Looker`."""
+    """Of a local one: ``module:function``, a :data:`millrace.log.registry.ReadOnlyOpener`."""
     fences: bool = False
     """Of two writers at once the log lets one append; without it the chain's terms alone decide between them."""
     retains: bool = False
@@ -50,7 +50,7 @@ BUILT_IN: Final = (
         opener="millrace.log.rocksmq.service:open_location",
         form=EMBEDDED,
         local=True,
-        looker="millrace.log.rocksmq.looking:LookedRocksMQ",
+        looker="millrace.log.rocksmq.read_only:ReadOnlyRocksMQ",
         fences=True,
         retains=True,
     ),
@@ -68,28 +68,28 @@ def find_backend(url: str) -> LogBackend | None:
     """The backend of a log's URL, or of a bare scheme ("": the embedded one); None where there is no such."""
     scheme = url.partition("://")[0] or EMBEDDED
     built_in = next((each for each in BUILT_IN if each.scheme == scheme), None)
-    return built_in or next((each for each in registered(GROUP, LogBackend) if each.scheme == scheme), None)
+    return built_in or next((each for each in load_entry_points(GROUP, LogBackend) if each.scheme == scheme), None)
 
 
 def backend_of(url: str) -> LogBackend:
     """As :func:`find_backend`. Raises InvalidSettings that names those there are."""
     found = find_backend(url)
     if found is None:
-        known = sorted(each.scheme for each in (*BUILT_IN, *registered(GROUP, LogBackend)))
+        known = sorted(each.scheme for each in (*BUILT_IN, *load_entry_points(GROUP, LogBackend)))
         raise InvalidSettings(f"no log backend {url.partition('://')[0]!r}; known are {', '.join(known)}")
     return found
 
 
-def in_own_folder(url: str) -> bool:
+def is_in_data_folder(url: str) -> bool:
     """Whether a log's URL is that of the log in the deployment's own folder: no place, and a backend that needs none."""
     return "://" not in url and backend_of(url).local
 
 
-def check_setting(url: str, where: str) -> None:
+def check_log_url(url: str, where: str) -> None:
     """Raises InvalidSettings where the setting `log` cannot be `url`: a local log lies in the data folder, any other has a URL."""
     found = find_backend(url) if url else None
     if found is None or not (url == found.scheme if found.local else re.fullmatch(r"[^:]+://\S+", url)):
-        forms = [each.form for each in (*BUILT_IN, *registered(GROUP, LogBackend))]
+        forms = [each.form for each in (*BUILT_IN, *load_entry_points(GROUP, LogBackend))]
         raise InvalidSettings(
             f"{where} = {url!r}: allowed is {', '.join(forms[:-1])} or {forms[-1]}, with ?option=value&..."
         )

@@ -26,160 +26,178 @@ SIZES: Final = (256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 41
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One metric family as it is exposed."""
 
     kind: Kind
-    words: str
+    description: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = FAST
 
 
-FAMILIES: Final[dict[str, Family]] = {
+FAMILIES: Final[dict[str, MetricFamily]] = {
     # Write: producer -> log -> chain -> wal.
-    "wal_append_message_bytes": Family("histogram", "Payload bytes of an appended message.", ("pchannel",), SIZES),
-    "wal_append_message_total": Family(
+    "wal_append_message_bytes": MetricFamily(
+        "histogram", "Payload bytes of an appended message.", ("pchannel",), SIZES
+    ),
+    "wal_append_message_total": MetricFamily(
         "counter", "Messages appended, by how it ended.", ("pchannel", "type", "status")
     ),
-    "wal_append_message_duration_seconds": Family("histogram", "From append to its result.", ("pchannel",)),
-    "wal_append_retry_total": Family("counter", "Attempts of an append after its first.", ("pchannel",)),
-    "wal_impls_append_message_duration_seconds": Family("histogram", "Of an append, the log's part.", ("pchannel",)),
-    "wal_impls_append_bytes_total": Family("counter", "Bytes of entries the log acknowledged.", ("pchannel",)),
-    "wal_interceptor_duration_seconds": Family(
+    "wal_append_message_duration_seconds": MetricFamily("histogram", "From append to its result.", ("pchannel",)),
+    "wal_append_retry_total": MetricFamily("counter", "Attempts of an append after its first.", ("pchannel",)),
+    "wal_impls_append_message_duration_seconds": MetricFamily(
+        "histogram", "Of an append, the log's part.", ("pchannel",)
+    ),
+    "wal_impls_append_bytes_total": MetricFamily("counter", "Bytes of entries the log acknowledged.", ("pchannel",)),
+    "wal_interceptor_duration_seconds": MetricFamily(
         "histogram", "An interceptor's work on one run of messages.", ("pchannel", "interceptor")
     ),
-    "wal_rejected_message_total": Family("counter", "Messages the chain rejected.", ("pchannel", "reason")),
-    "wal_last_allocated_time_tick": Family("gauge", "The last time tick that was given.", ("pchannel",)),
-    "wal_last_confirmed_time_tick": Family(
+    "wal_rejected_message_total": MetricFamily("counter", "Messages the chain rejected.", ("pchannel", "reason")),
+    "wal_last_allocated_time_tick": MetricFamily("gauge", "The last time tick that was given.", ("pchannel",)),
+    "wal_last_confirmed_time_tick": MetricFamily(
         "gauge", "What becomes visible later began behind it: the oldest open transaction holds it back.", ("pchannel",)
     ),
-    "wal_committed_time_tick": Family("gauge", "Everything up to here is in the wal table.", ("pchannel",)),
-    "wal_time_tick_delay_seconds": Family(
+    "wal_committed_time_tick": MetricFamily("gauge", "Everything up to here is in the wal table.", ("pchannel",)),
+    "wal_time_tick_delay_seconds": MetricFamily(
         "histogram", "From the log's stamp of an entry to its decision; one value a run of the chain.", ("pchannel",)
     ),
-    "wal_mvcc_update_total": Family("counter", "Moves of the tick up to which reads are confirmed.", ("pchannel",)),
-    "wal_unconfirmed_messages": Family(
+    "wal_mvcc_update_total": MetricFamily(
+        "counter", "Moves of the tick up to which reads are confirmed.", ("pchannel",)
+    ),
+    "wal_unconfirmed_messages": MetricFamily(
         "gauge", "Messages that were appended through this host and are not judged yet.", ("pchannel",)
     ),
-    "wal_sync_time_tick_total": Family("counter", "Time ticks appended to the log, by why.", ("pchannel", "reason")),
-    "wal_inflight_txn": Family("gauge", "Transactions that are open.", ("pchannel",)),
-    "wal_txn_duration_seconds": Family("histogram", "From begin to end, in log time.", ("pchannel", "state"), SLOW),
-    "wal_growing_segment_rows_total": Family("gauge", "Rows in growing segments.", ("pchannel",)),
-    "wal_growing_segment_bytes": Family("gauge", "Payload bytes in growing segments.", ("pchannel",)),
-    "wal_segment_assign_flushed_segment_total": Family(
+    "wal_sync_time_tick_total": MetricFamily(
+        "counter", "Time ticks appended to the log, by why.", ("pchannel", "reason")
+    ),
+    "wal_inflight_txn": MetricFamily("gauge", "Transactions that are open.", ("pchannel",)),
+    "wal_txn_duration_seconds": MetricFamily(
+        "histogram", "From begin to end, in log time.", ("pchannel", "state"), SLOW
+    ),
+    "wal_growing_segment_rows_total": MetricFamily("gauge", "Rows in growing segments.", ("pchannel",)),
+    "wal_growing_segment_bytes": MetricFamily("gauge", "Payload bytes in growing segments.", ("pchannel",)),
+    "wal_segment_assign_flushed_segment_total": MetricFamily(
         "counter", "Segments flushed, by seal policy.", ("pchannel", "policy")
     ),
-    "wal_commit_duration_seconds": Family("histogram", "One commit to the wal table.", ("pchannel",), SLOW),
-    "wal_commit_part_duration_seconds": Family(
+    "wal_commit_duration_seconds": MetricFamily("histogram", "One commit to the wal table.", ("pchannel",), SLOW),
+    "wal_commit_part_duration_seconds": MetricFamily(
         "histogram", "Parts of a micro-batch: read, decode, chain, write, commit.", ("part",)
     ),
-    "wal_commit_conflict_total": Family("counter", "Commits that had to be tried again.", ()),
-    "wal_commit_fenced_total": Family("counter", "Ranges dropped for another committer's.", ("pchannel",)),
-    "wal_committed_bytes_total": Family("counter", "Bytes of Parquet committed to the wal table.", ("pchannel",)),
-    "wal_committed_rows_total": Family("counter", "Rows committed to the wal table.", ("pchannel", "kind")),
-    "wal_lag_seconds": Family("gauge", "Age of the oldest log entry not in the wal table.", ("pchannel",)),
-    "log_stored_bytes": Family("gauge", "Bytes of entries that the log holds.", ("pchannel",)),
-    "log_refused_entries_total": Family(
+    "wal_commit_conflict_total": MetricFamily("counter", "Commits that had to be tried again.", ()),
+    "wal_commit_fenced_total": MetricFamily("counter", "Ranges dropped for another committer's.", ("pchannel",)),
+    "wal_committed_bytes_total": MetricFamily("counter", "Bytes of Parquet committed to the wal table.", ("pchannel",)),
+    "wal_committed_rows_total": MetricFamily("counter", "Rows committed to the wal table.", ("pchannel", "kind")),
+    "wal_lag_seconds": MetricFamily("gauge", "Age of the oldest log entry not in the wal table.", ("pchannel",)),
+    "log_stored_bytes": MetricFamily("gauge", "Bytes of entries that the log holds.", ("pchannel",)),
+    "log_refused_entries_total": MetricFamily(
         "counter", "Entries of appends that the log's server refused for their framing.", ("pchannel",)
     ),
-    "log_clock_ahead_seconds": Family(
+    "log_clock_ahead_seconds": MetricFamily(
         "gauge", "Stamps of the embedded log less the wall clock; below 0 while a leap of it is not believed.", ()
     ),
-    "log_clock_held": Family("gauge", "1 while a leap ahead of the wall clock is not believed.", ()),
-    "log_time_ahead_seconds": Family("gauge", "How far log time is ahead of the wall clock.", ("pchannel",)),
-    "log_denied_calls_total": Family(
+    "log_clock_held": MetricFamily("gauge", "1 while a leap ahead of the wall clock is not believed.", ()),
+    "log_time_ahead_seconds": MetricFamily("gauge", "How far log time is ahead of the wall clock.", ("pchannel",)),
+    "log_denied_calls_total": MetricFamily(
         "counter", "Calls and appends that their token does not allow, by call (docs/access.md).", ("call",)
     ),
-    "wal_parked": Family("gauge", "1 where an entry that cannot be processed holds the PChannel.", ("pchannel",)),
-    "health_findings": Family("gauge", "What is not as it should be now, by kind.", ("severity", "kind")),
-    "wal_rate_limit_state": Family("gauge", "1 for the mode that flow control is in.", ("mode",)),
-    "wal_rate_limit_bytes_per_second": Family("gauge", "Rate that appends are held to; -1 where none binds.", ()),
-    "wal_rate_limit_reading": Family("gauge", "What flow control decides by.", ("watermark",)),
-    "wal_rate_limit_delayed": Family("gauge", "Appends that flow control let wait since the host started.", ()),
-    "wal_rate_limit_refused": Family("gauge", "Appends that flow control refused since the host started.", ()),
+    "wal_parked": MetricFamily("gauge", "1 where an entry that cannot be processed holds the PChannel.", ("pchannel",)),
+    "health_findings": MetricFamily("gauge", "What is not as it should be now, by kind.", ("severity", "kind")),
+    "wal_rate_limit_state": MetricFamily("gauge", "1 for the mode that flow control is in.", ("mode",)),
+    "wal_rate_limit_bytes_per_second": MetricFamily("gauge", "Rate that appends are held to; -1 where none binds.", ()),
+    "wal_rate_limit_reading": MetricFamily("gauge", "What flow control decides by.", ("watermark",)),
+    "wal_rate_limit_delayed": MetricFamily("gauge", "Appends that flow control let wait since the host started.", ()),
+    "wal_rate_limit_refused": MetricFamily("gauge", "Appends that flow control refused since the host started.", ()),
     # Clients: producers with a spool, consumers.
-    "producer_spool_bytes": Family("gauge", "Bytes in a producer's spool.", ()),
-    "producer_spool_entries": Family("gauge", "Entries in a producer's spool that the log has not taken.", ()),
-    "producer_spool_oldest_seconds": Family("gauge", "Age of the oldest entry in a producer's spool.", ()),
-    "producer_spool_refused_total": Family("counter", "Appends refused because the spool was full.", ()),
-    "consumer_lag_seconds": Family("gauge", "Age of the newest unit that a consumer delivered.", ("group", "pchannel")),
-    "consumer_unacknowledged": Family("gauge", "Units delivered and not acknowledged.", ("group", "pchannel")),
-    "consumer_delivery_delay_seconds": Family(
+    "producer_spool_bytes": MetricFamily("gauge", "Bytes in a producer's spool.", ()),
+    "producer_spool_entries": MetricFamily("gauge", "Entries in a producer's spool that the log has not taken.", ()),
+    "producer_spool_oldest_seconds": MetricFamily("gauge", "Age of the oldest entry in a producer's spool.", ()),
+    "producer_spool_refused_total": MetricFamily("counter", "Appends refused because the spool was full.", ()),
+    "consumer_lag_seconds": MetricFamily(
+        "gauge", "Age of the newest unit that a consumer delivered.", ("group", "pchannel")
+    ),
+    "consumer_unacknowledged": MetricFamily("gauge", "Units delivered and not acknowledged.", ("group", "pchannel")),
+    "consumer_delivery_delay_seconds": MetricFamily(
         "histogram", "From the log's stamp of a unit to its delivery.", ("group", "pchannel"), SLOW
     ),
-    "consumer_backlog_messages": Family(
+    "consumer_backlog_messages": MetricFamily(
         "gauge", "Messages in the wal table behind a group's position.", ("group", "pchannel")
     ),
     # Read: scanners and reads at a time tick.
-    "wal_scanner_total": Family("gauge", "Scanners that are open.", ("pchannel",)),
-    "wal_scan_delay_seconds": Family(
+    "wal_scanner_total": MetricFamily("gauge", "Scanners that are open.", ("pchannel",)),
+    "wal_scan_delay_seconds": MetricFamily(
         "histogram", "Age of the newest message when a scan delivers it; one value a delivery.", ("pchannel",), SLOW
     ),
-    "wal_scan_message_total": Family("counter", "Messages delivered by scanners.", ("pchannel", "type")),
-    "wal_scan_message_bytes_total": Family("counter", "Payload bytes delivered by scanners.", ("pchannel",)),
-    "wal_scan_pass_message_total": Family("counter", "Messages a scanner's filters left out.", ("pchannel",)),
-    "wal_scan_time_tick_violation_message_total": Family(
+    "wal_scan_message_total": MetricFamily("counter", "Messages delivered by scanners.", ("pchannel", "type")),
+    "wal_scan_message_bytes_total": MetricFamily("counter", "Payload bytes delivered by scanners.", ("pchannel",)),
+    "wal_scan_pass_message_total": MetricFamily("counter", "Messages a scanner's filters left out.", ("pchannel",)),
+    "wal_scan_time_tick_violation_message_total": MetricFamily(
         "counter", "Messages out of time-tick order; any is a defect.", ("pchannel",)
     ),
-    "wal_scanner_txn_buf_bytes": Family("gauge", "Bytes of transactions that scanners assemble.", ("pchannel",)),
-    "stream_rows_total": Family(
+    "wal_scanner_txn_buf_bytes": MetricFamily("gauge", "Bytes of transactions that scanners assemble.", ("pchannel",)),
+    "stream_rows_total": MetricFamily(
         "counter",
         "Rows of a declared stream: in, out (to its sink), rejected (dead letters), late (dropped).",
         ("stream", "outcome"),
     ),
-    "stream_batches_total": Family("counter", "Micro-batches of a declared stream.", ("stream",)),
-    "stream_lag_seconds": Family(
+    "stream_batches_total": MetricFamily("counter", "Micro-batches of a declared stream.", ("stream",)),
+    "stream_lag_seconds": MetricFamily(
         "gauge", "How far a declared stream is behind the wal table, in log time.", ("stream",)
     ),
-    "stream_watermark_seconds": Family("gauge", "The watermark of a declared stream, in Unix seconds.", ("stream",)),
-    "stream_state_rows": Family("gauge", "Rows that the operators of a declared stream keep as state.", ("stream",)),
-    "stream_state_bytes": Family("gauge", "Memory that this state takes.", ("stream",)),
-    "stream_running": Family(
+    "stream_watermark_seconds": MetricFamily(
+        "gauge", "The watermark of a declared stream, in Unix seconds.", ("stream",)
+    ),
+    "stream_state_rows": MetricFamily(
+        "gauge", "Rows that the operators of a declared stream keep as state.", ("stream",)
+    ),
+    "stream_state_bytes": MetricFamily("gauge", "Memory that this state takes.", ("stream",)),
+    "stream_running": MetricFamily(
         "gauge", "Whether a declared stream runs (1), by the files that all of them leave.", ("stream",)
     ),
-    "stream_operated_total": Family(
+    "stream_operated_total": MetricFamily(
         "counter",
         "Rows that the operator of a declared stream was given: taken + late + rejected are all. Beside that: partly_late, corrected, evicted.",
         ("stream", "outcome"),
     ),
-    "read_duration_seconds": Family("histogram", "A client's read at a time tick, its wait included.", (), SLOW),
+    "read_duration_seconds": MetricFamily("histogram", "A client's read at a time tick, its wait included.", (), SLOW),
     # Sync: flusher, checkpoints, recovery.
-    "flusher_time_tick": Family("gauge", "Everything up to here is in its collection.", ("vchannel",)),
-    "flusher_lag_seconds": Family("gauge", "How far the flusher is behind the wal.", ("vchannel",)),
-    "flusher_rows_total": Family("counter", "Rows written to collections.", ("vchannel",)),
-    "flusher_commit_duration_seconds": Family("histogram", "One commit of the flusher.", ("table",), SLOW),
-    "recovery_persisted_time_tick": Family("gauge", "The time tick of the last checkpoint.", ("pchannel",)),
-    "recovery_duration_seconds": Family("histogram", "From start to the end of the replay.", ("pchannel",), SLOW),
-    "recovery_replayed_message_total": Family("counter", "Messages replayed after a checkpoint.", ("pchannel",)),
-    "truncated_bytes_total": Family("counter", "Log bytes given up behind the checkpoints.", ("pchannel",)),
+    "flusher_time_tick": MetricFamily("gauge", "Everything up to here is in its collection.", ("vchannel",)),
+    "flusher_lag_seconds": MetricFamily("gauge", "How far the flusher is behind the wal.", ("vchannel",)),
+    "flusher_rows_total": MetricFamily("counter", "Rows written to collections.", ("vchannel",)),
+    "flusher_commit_duration_seconds": MetricFamily("histogram", "One commit of the flusher.", ("table",), SLOW),
+    "recovery_persisted_time_tick": MetricFamily("gauge", "The time tick of the last checkpoint.", ("pchannel",)),
+    "recovery_duration_seconds": MetricFamily("histogram", "From start to the end of the replay.", ("pchannel",), SLOW),
+    "recovery_replayed_message_total": MetricFamily("counter", "Messages replayed after a checkpoint.", ("pchannel",)),
+    "truncated_bytes_total": MetricFamily("counter", "Log bytes given up behind the checkpoints.", ("pchannel",)),
     # Pipelines: topics -> transform -> sink.
-    "pipeline_records_total": Family(
+    "pipeline_records_total": MetricFamily(
         "counter", "Records of a pipeline, by what became of them.", ("pipeline", "task", "outcome")
     ),
-    "pipeline_lag_records": Family("gauge", "Records behind a task's position.", ("pipeline", "task")),
-    "pipeline_latency_seconds": Family(
+    "pipeline_lag_records": MetricFamily("gauge", "Records behind a task's position.", ("pipeline", "task")),
+    "pipeline_latency_seconds": MetricFamily(
         "histogram", "From a record's timestamp to its acknowledgement by the sink.", ("pipeline", "task"), SLOW
     ),
-    "pipeline_bulks_total": Family("counter", "Bulk requests to a pipeline's sink.", ("pipeline", "task")),
-    "pipeline_retries_total": Family("counter", "Documents that were sent to the sink again.", ("pipeline", "task")),
-    "pipeline_failures_total": Family(
+    "pipeline_bulks_total": MetricFamily("counter", "Bulk requests to a pipeline's sink.", ("pipeline", "task")),
+    "pipeline_retries_total": MetricFamily(
+        "counter", "Documents that were sent to the sink again.", ("pipeline", "task")
+    ),
+    "pipeline_failures_total": MetricFamily(
         "counter", "Ranges of a task that failed, by error.", ("pipeline", "task", "code")
     ),
-    "pipeline_cpu_seconds_total": Family("counter", "CPU time of a pipeline's worker.", ("pipeline",)),
-    "pipeline_memory_bytes": Family("gauge", "Memory of a pipeline's worker.", ("pipeline",)),
-    "pipeline_task_cpu_seconds_total": Family(
+    "pipeline_cpu_seconds_total": MetricFamily("counter", "CPU time of a pipeline's worker.", ("pipeline",)),
+    "pipeline_memory_bytes": MetricFamily("gauge", "Memory of a pipeline's worker.", ("pipeline",)),
+    "pipeline_task_cpu_seconds_total": MetricFamily(
         "counter", "CPU time of a task's ranges, its bulks with them.", ("pipeline", "task")
     ),
-    "pipeline_task_range_bytes": Family(
+    "pipeline_task_range_bytes": MetricFamily(
         "gauge", "Bytes of records that a task's newest range held in memory.", ("pipeline", "task")
     ),
-    "pipeline_failed_tasks": Family("gauge", "Tasks that stand failed, until they are recovered.", ("pipeline",)),
-    "pipeline_running": Family(
+    "pipeline_failed_tasks": MetricFamily("gauge", "Tasks that stand failed, until they are recovered.", ("pipeline",)),
+    "pipeline_running": MetricFamily(
         "gauge", "1 for each pipeline that is to run and has a worker, 0 where it has none.", ("pipeline",)
     ),
     # What is where.
-    "pchannel_info": Family("gauge", "1 for each PChannel this process serves.", ("pchannel", "term", "role")),
-    "vchannel_total": Family("gauge", "VChannels on the PChannel.", ("pchannel",)),
+    "pchannel_info": MetricFamily("gauge", "1 for each PChannel this process serves.", ("pchannel", "term", "role")),
+    "vchannel_total": MetricFamily("gauge", "VChannels on the PChannel.", ("pchannel",)),
 }
 """Families by name, without the namespace."""
 
@@ -293,7 +311,7 @@ class Metrics:
         """All values now, in the Prometheus text format."""
         return generate_latest(self.registry)
 
-    def leave(self, path: Path) -> None:
+    def write_textfile(self, path: Path) -> None:
         """Write :meth:`render` to a file, replaced whole."""
         write_to_textfile(str(path), self.registry)
 
@@ -317,10 +335,10 @@ class Metrics:
     def _arguments(name: str, kind: Kind) -> tuple[str, tuple[str, ...]]:
         family = FAMILIES[name]
         assert family.kind == kind, f"{name} is a {family.kind}"
-        return family.words, family.labels
+        return family.description, family.labels
 
 
-def observe_all(histogram: Histogram, values: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> None:
+def observe_many(histogram: Histogram, values: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> None:
     """As ``histogram.observe`` of each value, at the cost of one: for what comes by the thousand."""
     bounds: Any = histogram._upper_bounds
     for place, count in enumerate(np.bincount(np.searchsorted(bounds, values), minlength=len(bounds)).tolist()):

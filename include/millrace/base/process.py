@@ -14,35 +14,35 @@ PROC: Final = Path("/proc")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
-class Seen(NamedTuple):
+class ProcessInfo(NamedTuple):
     """A living process as it was seen. `started` counts clock ticks since boot: with the id it names one process for good."""
 
     pid: int
-    started: int
+    start_ticks: int
     parent: int
     session: int
 
     @property
-    def since_boot(self) -> float:
+    def seconds_since_boot(self) -> float:
         """When it started, in seconds since boot."""
-        return self.started / _TICKS
+        return self.start_ticks / _TICKS
 
     @property
     def start(self) -> str:
         """When it started, in words that name this boot: for records that outlive it."""
-        return f"{(PROC / 'sys/kernel/random/boot_id').read_text().strip()}:{self.started}"
+        return f"{(PROC / 'sys/kernel/random/boot_id').read_text().strip()}:{self.start_ticks}"
 
     def alive(self) -> bool:
         """Whether that very process still runs; a zombie does not."""
-        found = look(self.pid)
-        return found is not None and found.started == self.started
+        found = find_process(self.pid)
+        return found is not None and found.start_ticks == self.start_ticks
 
-    def lived_at(self, at: float) -> bool:
+    def started_before(self, at: float) -> bool:
         """Whether it began before the wall clock said `at`: whoever wrote then under this id is this very process."""
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.since_boot) <= at
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.seconds_since_boot) <= at
 
 
-def look(pid: int) -> Seen | None:
+def find_process(pid: int) -> ProcessInfo | None:
     """The process with this id; None where there is none, or a zombie.
 
     One whose first thread has ended is shown as a zombie while others still end: it has its locks and connections until they have.
@@ -55,19 +55,19 @@ def look(pid: int) -> Seen | None:
     fields = text[text.rindex(")") + 2 :].split()
     if fields[0] in "ZX" and int(fields[17]) <= 1:
         return None
-    return Seen(pid=pid, started=int(fields[19]), parent=int(fields[1]), session=int(fields[3]))
+    return ProcessInfo(pid=pid, start_ticks=int(fields[19]), parent=int(fields[1]), session=int(fields[3]))
 
 
-def this_process() -> Seen:
+def current_process() -> ProcessInfo:
     """The process that asks."""
-    me = look(os.getpid())
+    me = find_process(os.getpid())
     assert me is not None, "it lives"
     return me
 
 
-def look_at_all() -> dict[int, Seen]:
+def all_processes() -> dict[int, ProcessInfo]:
     """Every living process of this machine, by id."""
-    found = (look(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
+    found = (find_process(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
     return {each.pid: each for each in found if each is not None}
 
 
@@ -82,12 +82,12 @@ def has_open_files(pid: int) -> bool:
 
 
 def is_alive(pid: int, start: str | None) -> bool:
-    """Whether the process that was `pid` at `start` (:attr:`Seen.start`) still runs."""
-    found = look(pid)
+    """Whether the process that was `pid` at `start` (:attr:`ProcessInfo.start`) still runs."""
+    found = find_process(pid)
     return found is not None and found.start == start
 
 
-def wrote(pid: int, at: float) -> bool:
+def is_writer_alive(pid: int, at: float) -> bool:
     """Whether the process lives that wrote at `at` (wall clock) under `pid`."""
-    found = look(pid)
-    return found is not None and found.lived_at(at)
+    found = find_process(pid)
+    return found is not None and found.started_before(at)

@@ -22,11 +22,11 @@ _TRIES: Final = 5
 class ScratchFolder:
     """A new folder of this process; one that it moves elsewhere stays."""
 
-    def __init__(self, path: Path, *, like: str) -> None:
+    def __init__(self, path: Path, *, pattern: str) -> None:
         """Make `path`, with the parents it lacks; first remove those beside it whose names match `like` and that nobody holds."""
-        assert re.fullmatch(like, path.name), "else nobody would sweep it"
+        assert re.fullmatch(pattern, path.name), "else nobody would sweep it"
         self.path = path
-        sweep(path.parent, like=like)
+        sweep(path.parent, pattern=pattern)
         for _ in range(_TRIES):
             path.mkdir(parents=True)
             held = _held(path)
@@ -44,12 +44,12 @@ class ScratchFolder:
             os.close(descriptor)
 
 
-def sweep(parent: Path, *, like: str) -> int:
+def sweep(parent: Path, *, pattern: str) -> int:
     """Remove the folders in `parent` whose names match `like` and that no process holds; how many."""
     found: list[tuple[float, Path]] = []
     with suppress(FileNotFoundError), os.scandir(parent) as entries:
         for entry in entries:
-            if re.fullmatch(like, entry.name) and entry.is_dir(follow_symlinks=False):
+            if re.fullmatch(pattern, entry.name) and entry.is_dir(follow_symlinks=False):
                 with suppress(FileNotFoundError):
                     found.append((entry.stat(follow_symlinks=False).st_mtime, parent / entry.name))
     swept = 0

@@ -12,22 +12,22 @@ from pathlib import Path
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
-from millrace.brokers.broker import Broker
 from millrace.brokers.kafka import KafkaBroker
-from millrace.brokers.kinds import KINDS, SINKS, STORES, broker
-from millrace.runtime.service import stop_at_signal
+from millrace.brokers.registry import LOG_BROKERS, META_STORES, SINK_SERVERS, create_server
+from millrace.brokers.server import LocalServer
+from millrace.runtime.process_setup import stop_on_signals
 
 
 def main() -> int:
     """Run one; 0 after a stop that was asked for, 1 where it could not start or ended by itself."""
     parser = argparse.ArgumentParser(prog="python -m millrace.brokers", description=__doc__.splitlines()[0])
-    parser.add_argument("broker", choices=sorted(KINDS | STORES | SINKS))
+    parser.add_argument("broker", choices=sorted(LOG_BROKERS | META_STORES | SINK_SERVERS))
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="where it keeps its data and ports")
     parser.add_argument("--sasl", action="store_true", help="(kafka) clients log in by SASL/PLAIN, generated password")
     options = parser.parse_args()
     if options.sasl and options.broker != "kafka":
         parser.error("--sasl is for kafka")
-    stop = stop_at_signal()
+    stop = stop_on_signals()
     try:
         with _chosen(options) as running:
             sys.stdout.write(f"{running.url}\n")
@@ -42,11 +42,11 @@ def main() -> int:
     return 0
 
 
-def _chosen(options: argparse.Namespace) -> Broker:
+def _chosen(options: argparse.Namespace) -> LocalServer:
     settings = Settings.load()
     if options.sasl:
         return KafkaBroker(options.data, settings=settings, sasl=True)
-    return broker(options.broker, options.data, settings=settings)
+    return create_server(options.broker, options.data, settings=settings)
 
 
 if __name__ == "__main__":

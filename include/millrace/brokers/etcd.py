@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millrace.base.settings import Settings
-from millrace.brokers.broker import Broker
-from millrace.brokers.programs import program
+from millrace.brokers.programs import find_program
+from millrace.brokers.server import LocalServer
 
 
-class EtcdServer(Broker):
+class EtcdServer(LocalServer):
     """An etcd of one member over the folder `data`."""
 
-    ports = ("client", "peer")
+    port_names = ("client", "peer")
     heap = ""
 
     def __init__(
@@ -50,7 +50,7 @@ class EtcdServer(Broker):
             connection.close()
 
     def prepare(self) -> list[str]:
-        client, peer = (f"http://127.0.0.1:{self.port[name]}" for name in self.ports)
+        client, peer = (f"http://127.0.0.1:{self.port[name]}" for name in self.port_names)
         flags = {
             "name": "one",
             "data-dir": str(self.data / "member"),
@@ -61,5 +61,5 @@ class EtcdServer(Broker):
             "initial-cluster": f"one={peer}",
             "log-level": "warn",
         } | self._properties
-        command = [program("etcd", "etcd"), *(f"--{name}={value}" for name, value in flags.items())]
+        command = [find_program("etcd", "etcd"), *(f"--{name}={value}" for name, value in flags.items())]
         return command if self._durable else [*command, "--unsafe-no-fsync"]

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.runtime.jars import Jar, exit_code, fetched
+from millrace.runtime.jars import Jar, exit_code, fetch_jars
 
 
 def read_lock(name: str) -> tuple[Jar, ...]:
@@ -30,13 +30,13 @@ def read_lock(name: str) -> tuple[Jar, ...]:
 def broker_jars(name: str, settings: Settings, *, deadline: float = 300) -> list[str]:
     """Paths of the jars of broker `name` ("kafka", ...); fetched first where the cache lacks one.
 
-    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetched` says.
+    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetch_jars` says.
     """
     jars = read_lock(name)
     # A lock that changed is another folder, so that an older checkout keeps its own.
     digest = hashlib.sha256("".join(jar.sha256 for jar in jars).encode()).hexdigest()[:12]
     folder = settings.cache_dir / "jars" / f"{name}-{digest}"
-    return fetched(jars, folder, what=f"the jars of {name}", ivy_settings=settings.ivy_settings, deadline=deadline)
+    return fetch_jars(jars, folder, what=f"the jars of {name}", ivy_settings=settings.ivy_settings, deadline=deadline)
 
 
 if __name__ == "__main__":

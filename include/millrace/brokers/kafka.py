@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.brokers.broker import Broker, java_command
 from millrace.brokers.jars import broker_jars
+from millrace.brokers.server import LocalServer, java_command
 
 USER: Final = "millrace"
 CLUSTER: Final = "bWlsbHJhY2UtYnJva2VyMQ"
@@ -28,7 +28,7 @@ _SECRET: Final = "password"
 _FORMAT_SECONDS: Final = 60.0
 
 
-class Credentials(NamedTuple):
+class KafkaCredentials(NamedTuple):
     """What a client of a broker with SASL needs."""
 
     username: str
@@ -39,10 +39,10 @@ class Credentials(NamedTuple):
         return {"MILLRACE_LOG_USERNAME": self.username, "MILLRACE_LOG_PASSWORD": self.password}
 
 
-class KafkaBroker(Broker):
+class KafkaBroker(LocalServer):
     """A Kafka of one node over the folder `data`."""
 
-    ports = ("client", "controller")
+    port_names = ("client", "controller")
 
     heap = "320m"
 
@@ -55,7 +55,7 @@ class KafkaBroker(Broker):
         properties: Mapping[str, str] | None = None,
         sasl: bool = False,
     ) -> None:
-        """`sasl`: clients log in by SASL/PLAIN; the rest as millrace.brokers.broker.Broker says."""
+        """`sasl`: clients log in by SASL/PLAIN; the rest as millrace.brokers.server.LocalServer says."""
         super().__init__(data, settings=settings, heap=heap, properties=properties)
         self._sasl = sasl
 
@@ -69,9 +69,9 @@ class KafkaBroker(Broker):
         return "?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN" if self._sasl else ""
 
     @property
-    def credentials(self) -> Credentials | None:
+    def credentials(self) -> KafkaCredentials | None:
         """What clients log in with; None where it asks for nothing."""
-        return Credentials(USER, self._password()) if self._sasl else None
+        return KafkaCredentials(USER, self._password()) if self._sasl else None
 
     def prepare(self) -> list[str]:
         jars = broker_jars("kafka", self._settings)
@@ -94,7 +94,7 @@ class KafkaBroker(Broker):
             )
 
     def _server_properties(self) -> dict[str, str]:
-        client, controller = (f"127.0.0.1:{self.port[name]}" for name in self.ports)
+        client, controller = (f"127.0.0.1:{self.port[name]}" for name in self.port_names)
         protocol = "SASL_PLAINTEXT" if self._sasl else "PLAINTEXT"
         found = {
             "process.roles": "broker,controller",

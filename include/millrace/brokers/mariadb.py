@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millrace.base.errors import InvalidSettings
-from millrace.brokers.broker import Broker
-from millrace.brokers.programs import program
+from millrace.brokers.programs import find_program
+from millrace.brokers.server import LocalServer
 
 USER: Final = "millrace"
 DATABASE: Final = "millrace"
@@ -24,7 +24,7 @@ _SECRET: Final = "password"
 _INSTALL_SECONDS: Final = 120.0
 
 
-class Login(NamedTuple):
+class MariaDbCredentials(NamedTuple):
     """What a client needs."""
 
     username: str
@@ -35,10 +35,10 @@ class Login(NamedTuple):
         return {"MILLRACE_META_USERNAME": self.username, "MILLRACE_META_PASSWORD": self.password}
 
 
-class MariaDbServer(Broker):
+class MariaDbServer(LocalServer):
     """A MariaDB over the folder `data`. `properties` are lines of its section [mysqld]."""
 
-    ports = ("client",)
+    port_names = ("client",)
     heap = ""
 
     @property
@@ -47,12 +47,12 @@ class MariaDbServer(Broker):
         return f"mariadb://{self.address}/{DATABASE}"
 
     @property
-    def credentials(self) -> Login:
+    def credentials(self) -> MariaDbCredentials:
         """The user that may do everything in the database, follow the binary log, and make databases."""
-        return Login(USER, self._password())
+        return MariaDbCredentials(USER, self._password())
 
     @property
-    def login(self) -> dict[str, str]:
+    def client_environment(self) -> dict[str, str]:
         return self.credentials.environment()
 
     @property
@@ -66,7 +66,7 @@ class MariaDbServer(Broker):
         return self.data / "temporary"
 
     def prepare(self) -> list[str]:
-        server, account = program("mariadb", "mariadbd"), pwd.getpwuid(os.geteuid()).pw_name
+        server, account = find_program("mariadb", "mariadbd"), pwd.getpwuid(os.geteuid()).pw_name
         folder = self.data / "tables"
         self._temporary.mkdir(mode=0o700, exist_ok=True)
         if not (folder / "mysql" / "db.frm").exists():
@@ -78,7 +78,7 @@ class MariaDbServer(Broker):
         return [server, f"--defaults-file={configuration}"]
 
     def _install(self, folder: Path, account: str) -> None:
-        command = [program("mariadb", "mariadb-install-db"), "--no-defaults", f"--user={account}"]
+        command = [find_program("mariadb", "mariadb-install-db"), "--no-defaults", f"--user={account}"]
         command += [f"--datadir={folder}", f"--tmpdir={self._temporary}", "--skip-test-db"]
         command += ["--auth-root-authentication-method=socket", f"--auth-root-socket-user={account}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False)

@@ -12,8 +12,8 @@ from importlib.resources import files
 from typing import Final
 
 from millrace.base.errors import InvalidSettings
-from millrace.brokers.broker import Broker, java_command
 from millrace.brokers.jars import broker_jars
+from millrace.brokers.server import LocalServer, java_command
 from millrace.runtime.java import find_java
 
 _PLUGINS: Final = "org.opensearch.transport.Netty4Plugin,org.opensearch.index.reindex.ReindexPlugin"
@@ -21,10 +21,10 @@ _SOURCE: Final = "OpenSearchNode.java"
 _LOOK_SECONDS: Final = 60.0
 
 
-class OpenSearchServer(Broker):
+class OpenSearchServer(LocalServer):
     """An OpenSearch of one node over the folder `data`."""
 
-    ports = ("client", "transport")
+    port_names = ("client", "transport")
 
     heap = "448m"
 

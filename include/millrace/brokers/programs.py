@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 from millrace.base.errors import InvalidSettings
-from millrace.runtime.debian import installer
+from millrace.runtime.debian import apt_installer
 
 PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "etcd": ("etcd-server",),
@@ -26,7 +26,7 @@ _SYSTEM: Final = "/usr/local/sbin:/usr/sbin:/sbin"
 """Where servers lie that a user's PATH may lack."""
 
 
-def program(server: str, name: str) -> str:
+def find_program(server: str, name: str) -> str:
     """Path of the program `name` of `server`. Raises InvalidSettings that says what to install."""
     found = _find(name)
     if found is None:
@@ -45,12 +45,12 @@ def _find(name: str) -> str | None:
 def install(servers: list[str]) -> None:
     """Install what is missing of `servers`; does nothing where all is there. Raises InvalidSettings."""
     missing = [server for server in servers if not all(map(_find, PROGRAMS[server]))]
-    if missing and (apt := installer()) is not None:
+    if missing and (apt := apt_installer()) is not None:
         apt.update()
         apt.install(*(package for server in missing for package in PACKAGES[server]))
     for server in missing:
         for name in PROGRAMS[server]:
-            program(server, name)
+            find_program(server, name)
 
 
 def main() -> int:

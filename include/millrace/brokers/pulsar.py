@@ -9,8 +9,8 @@ from __future__ import annotations
 import http.client
 from typing import Final
 
-from millrace.brokers.broker import Broker, java_command
 from millrace.brokers.jars import broker_jars
+from millrace.brokers.server import LocalServer, java_command
 from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 _MAIN: Final = "org.apache.pulsar.PulsarStandaloneStarter"
@@ -38,26 +38,26 @@ _LOGGING: Final = (
 _MESSAGE_ROOM: Final = 1 << 20
 
 
-class PulsarBroker(Broker):
+class PulsarBroker(LocalServer):
     """A Pulsar standalone over the folder `data`."""
 
-    ports = ("client", "admin")
+    port_names = ("client", "admin")
 
     heap = "384m"
 
     @property
-    def base(self) -> str:
+    def namespace_url(self) -> str:
         """The URL of its namespace for Millrace, to which a prefix may be added."""
         return f"pulsar://{self.address}/millrace/log"
 
     @property
-    def admin(self) -> str:
+    def admin_url(self) -> str:
         """The URL of its admin API."""
         return f"http://127.0.0.1:{self.port['admin']}"
 
     @property
     def url(self) -> str:
-        return f"{self.base}?admin={self.admin}&max_entry_bytes={DEFAULT_MAX_ENTRY_BYTES}"
+        return f"{self.namespace_url}?admin={self.admin_url}&max_entry_bytes={DEFAULT_MAX_ENTRY_BYTES}"
 
     def ready(self) -> bool:
         """Whether a message goes through it (its own health check sends one)."""

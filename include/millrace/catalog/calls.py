@@ -9,29 +9,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Unpack
 
-from millrace.access.calls import CATALOG, may_see, require
-from millrace.access.grants import Caller, Kind, Resource
+from millrace.access.grants import Caller, Resource, ResourceKind
+from millrace.access.permissions import CATALOG_PREFIX, authorize, may_see
 from millrace.base.errors import ChannelNotFound, InvalidArgument
-from millrace.catalog.collection import DEFAULT_PARTITION, Collection, PChannel
-from millrace.catalog.port import Catalog, CollectionOptions
+from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChannel
+from millrace.catalog.protocol import Catalog, CollectionOptions
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 if TYPE_CHECKING:  # a program that changes no schema does without
-    from millrace.message.schema_changes import Change
+    from millrace.message.schema_changes import SchemaChange
 
 Arguments = Mapping[str, Any]
 _NAMES: Final = ("name", "partition", "pchannel")
 _REQUEST: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 
 
-class Call(NamedTuple):
+class CatalogCall(NamedTuple):
     """What a call does, and whether it may be repeated: it changes nothing, does nothing a second time, or has a name by which it is
     done once."""
 
-    do: Callable[[Catalog, Arguments], dict[str, Any]]
-    reads: bool = False
+    handler: Callable[[Catalog, Arguments], dict[str, Any]]
+    read_only: bool = False
     idempotent: bool = False
-    named: bool = False
+    has_request_id: bool = False
 
 
 def _next_epoch(catalog: Catalog, given: Arguments) -> dict[str, Any]:
@@ -86,16 +86,16 @@ def _drop_partition(catalog: Catalog, given: Arguments) -> dict[str, Any]:
 
 
 def _add_field(catalog: Catalog, given: Arguments) -> dict[str, Any]:
-    from millrace.message.schema_changes import Add
+    from millrace.message.schema_changes import AddField
 
     # Clients of earlier builds know this change alone.
-    return {"version": catalog.alter(given["name"], [Add(FieldSpec.from_json(given["field"], declared=True))])}
+    return {"version": catalog.alter(given["name"], [AddField(FieldSpec.from_json(given["field"], declared=True))])}
 
 
 def _alter(catalog: Catalog, given: Arguments) -> dict[str, Any]:
-    from millrace.message.schema_changes import from_json
+    from millrace.message.schema_changes import change_from_json
 
-    changes = [from_json(each) for each in given["changes"]]
+    changes = [change_from_json(each) for each in given["changes"]]
     return {"version": catalog.alter(given["name"], changes, request=_request(given))}
 
 
@@ -110,21 +110,23 @@ def _request(given: Arguments) -> str:
     return request
 
 
-CALLS: Final = {
-    "pchannels": Call(lambda catalog, given: {"pchannels": [asdict(each) for each in catalog.pchannels()]}, reads=True),
-    "term": Call(lambda catalog, given: {"term": catalog.term(given["pchannel"])}, reads=True),
-    "collection": Call(lambda catalog, given: catalog.collection(given["name"]).to_json(), reads=True),
-    "collections": Call(_collections, reads=True),
-    "next_epoch": Call(_next_epoch, named=True),
-    "ensure_pchannels": Call(_ensure_pchannels, idempotent=True),
-    "open_term": Call(_open_term, named=True),
-    "create_collection": Call(_create, named=True),
-    "drop_collection": Call(_drop, named=True),
-    "create_partition": Call(_create_partition, named=True),
-    "drop_partition": Call(_drop_partition, named=True),
-    "add_field": Call(_add_field),
-    "alter": Call(_alter, named=True),
-    "flush": Call(_flush, named=True),
+CATALOG_CALLS: Final = {
+    "pchannels": CatalogCall(
+        lambda catalog, given: {"pchannels": [asdict(each) for each in catalog.pchannels()]}, read_only=True
+    ),
+    "term": CatalogCall(lambda catalog, given: {"term": catalog.term(given["pchannel"])}, read_only=True),
+    "collection": CatalogCall(lambda catalog, given: catalog.collection(given["name"]).to_json(), read_only=True),
+    "collections": CatalogCall(_collections, read_only=True),
+    "next_epoch": CatalogCall(_next_epoch, has_request_id=True),
+    "ensure_pchannels": CatalogCall(_ensure_pchannels, idempotent=True),
+    "open_term": CatalogCall(_open_term, has_request_id=True),
+    "create_collection": CatalogCall(_create, has_request_id=True),
+    "drop_collection": CatalogCall(_drop, has_request_id=True),
+    "create_partition": CatalogCall(_create_partition, has_request_id=True),
+    "drop_partition": CatalogCall(_drop_partition, has_request_id=True),
+    "add_field": CatalogCall(_add_field),
+    "alter": CatalogCall(_alter, has_request_id=True),
+    "flush": CatalogCall(_flush, has_request_id=True),
 }
 """What may be called."""
 
@@ -132,28 +134,32 @@ CALLS: Final = {
 def _shown(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
     """An answer without the collections that the caller has no role on."""
     if "collections" in answer:
-        seen = [each for each in answer["collections"] if may_see(caller, (Resource(Kind.COLLECTION, each["name"]),))]
+        seen = [
+            each
+            for each in answer["collections"]
+            if may_see(caller, (Resource(ResourceKind.COLLECTION, each["name"]),))
+        ]
         return answer | {"collections": seen}
     return answer
 
 
-def call(catalog: Catalog, name: str, arguments: Arguments, caller: Caller) -> dict[str, Any]:
+def dispatch(catalog: Catalog, name: str, arguments: Arguments, caller: Caller) -> dict[str, Any]:
     """Do one call. Raises InvalidArgument for an unknown one or arguments that are not its own, PermissionDenied, and what the
     call raises."""
-    found = CALLS.get(name)
+    found = CATALOG_CALLS.get(name)
     if found is None:
-        raise InvalidArgument(f"the coordinator knows no call {name!r}; it knows {', '.join(CALLS)}")
+        raise InvalidArgument(f"the coordinator knows no call {name!r}; it knows {', '.join(CATALOG_CALLS)}")
     wrong = [key for key in _NAMES if not isinstance(arguments.get(key, ""), str)]
     if wrong:
         raise InvalidArgument(f"{name}: {wrong[0]!r} is a name, as text")
-    require(caller, CATALOG + name, arguments)
+    authorize(caller, CATALOG_PREFIX + name, arguments)
     try:
-        return _shown(found.do(catalog, arguments), caller)
+        return _shown(found.handler(catalog, arguments), caller)
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise InvalidArgument(f"{name}: the arguments {dict(arguments)!r} are not its own ({error!r})") from error
 
 
-class Connection(Protocol):
+class CatalogConnection(Protocol):
     """A connection to the process that serves the log."""
 
     def catalog(self, call: str, arguments: Arguments, *, repeat: bool) -> dict[str, Any]:
@@ -161,10 +167,10 @@ class Connection(Protocol):
         ...
 
 
-class ServedCatalog:
+class RemoteCatalog:
     """The catalog of the deployment that a connection's server belongs to (the protocol Catalog)."""
 
-    def __init__(self, connection: Connection, *, pchannels: int | None = None) -> None:
+    def __init__(self, connection: CatalogConnection, *, pchannels: int | None = None) -> None:
         """`pchannels`: how many a deployment without any is given by its first collection; None: as its server's settings say."""
         self._connection = connection
         self._pchannels = pchannels
@@ -178,11 +184,11 @@ class ServedCatalog:
     def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
         return int(self._call("next_epoch", producer_id=producer_id, held=held, request=request)["epoch"])
 
-    def collections(self, *, dropped: bool = False) -> list[Collection]:
-        return [Collection.from_json(each) for each in self._call("collections", dropped=dropped)["collections"]]
+    def collections(self, *, dropped: bool = False) -> list[CollectionInfo]:
+        return [CollectionInfo.from_json(each) for each in self._call("collections", dropped=dropped)["collections"]]
 
-    def collection(self, name: str) -> Collection:
-        return Collection.from_json(self._call("collection", name=name))
+    def collection(self, name: str) -> CollectionInfo:
+        return CollectionInfo.from_json(self._call("collection", name=name))
 
     def ensure_pchannels(self, count: int) -> list[PChannel]:
         return _pchannels(self._call("ensure_pchannels", count=count))
@@ -192,7 +198,7 @@ class ServedCatalog:
 
     def create_collection(
         self, name: str, schema: CollectionSchema, **options: Unpack[CollectionOptions]
-    ) -> Collection:
+    ) -> CollectionInfo:
         partitions = options.get("partitions", (DEFAULT_PARTITION,))
         if isinstance(partitions, str):
             raise InvalidArgument("a collection needs a list of partitions")
@@ -201,14 +207,14 @@ class ServedCatalog:
         made = self._call(
             "create_collection",
             name=name,
-            schema=schema.declared().to_json(),
+            schema=schema.as_declared().to_json(),
             vchannels=options.get("vchannels", 1),
             partitions=list(partitions),
             exist_ok=options.get("exist_ok", False),
             restored=options.get("restored", False),
             request=options.get("request", ""),
         )
-        return Collection.from_json(made)
+        return CollectionInfo.from_json(made)
 
     def drop_collection(self, name: str, *, request: str = "") -> None:
         self._call("drop_collection", name=name, request=request)
@@ -220,10 +226,10 @@ class ServedCatalog:
     def drop_partition(self, name: str, partition: str, *, request: str = "") -> None:
         self._call("drop_partition", name=name, partition=partition, request=request)
 
-    def alter(self, name: str, changes: Sequence[Change], *, request: str = "") -> int:
-        from millrace.message.schema_changes import to_json
+    def alter(self, name: str, changes: Sequence[SchemaChange], *, request: str = "") -> int:
+        from millrace.message.schema_changes import change_to_json
 
-        said = [to_json(each) for each in changes]
+        said = [change_to_json(each) for each in changes]
         return int(self._call("alter", name=name, changes=said, request=request)["version"])
 
     def flush(self, name: str, *, request: str = "") -> dict[str, int]:
@@ -231,10 +237,12 @@ class ServedCatalog:
         return {str(channel): int(tick) for channel, tick in ticks.items()}
 
     def _call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
-        found = CALLS[name]
-        if found.named and not arguments["request"]:
+        found = CATALOG_CALLS[name]
+        if found.has_request_id and not arguments["request"]:
             arguments["request"] = uuid.uuid4().hex
-        return self._connection.catalog(name, arguments, repeat=found.reads or found.idempotent or found.named)
+        return self._connection.catalog(
+            name, arguments, repeat=found.read_only or found.idempotent or found.has_request_id
+        )
 
 
 def _pchannels(answer: Mapping[str, Any]) -> list[PChannel]:

@@ -26,7 +26,7 @@ CollectionState: TypeAlias = Literal["creating", "active", "dropping", "dropped"
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class CollectionInfo:
     """A collection as the coordinator knows it."""
 
     id: int
@@ -67,11 +67,11 @@ class Collection:
             )
         return tuple(each for each in self.vchannels if named & {each, pchannel_of(each)})
 
-    def on(self, channels: Iterable[str]) -> Self:
+    def restricted_to(self, channels: Iterable[str]) -> Self:
         """The collection as far as it is on `channels`, whole where none is named. Raises InvalidArgument."""
         return replace(self, vchannels=self.vchannels_on(channels) or self.vchannels)
 
-    def known_as(self, found: Self) -> Self:
+    def require_same_id(self, found: Self) -> Self:
         """`found`, which the catalog has under this collection's name. Raises CollectionNotFound if it is another collection."""
         if found.id != self.id:
             raise CollectionNotFound(
@@ -111,9 +111,9 @@ def pchannel_of(vchannel: str) -> str:
     return vchannel.rpartition("_")[0]
 
 
-def as_views(chosen: Iterable[Collection]) -> list[Collection]:
+def require_distinct_sql_names(chosen: Iterable[CollectionInfo]) -> list[CollectionInfo]:
     """`chosen`, as views of an engine that takes names in any case for one. Raises InvalidArgument where two are one name there."""
-    found: dict[str, Collection] = {}
+    found: dict[str, CollectionInfo] = {}
     for each in chosen:
         other = found.setdefault(each.name.casefold(), each)
         if other.name != each.name:

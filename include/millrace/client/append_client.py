@@ -21,24 +21,24 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.base.closing import Closing
-from millrace.base.data_folder import claim
+from millrace.base.backoff import jittered
+from millrace.base.closeable import Closeable
+from millrace.base.data_folder import prepare_data_folder
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, NotSupportedRemotely, ServerFull
-from millrace.base.pauses import jittered
-from millrace.catalog.collection import Collection
-from millrace.client.placing import Places
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.channel_router import ChannelRouter
 from millrace.message.ids import LogId
 from millrace.message.tombstones import Tombstone
-from millrace.rpc.launch import LAUNCH, ServerLaunch
-from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, ExchangeStream, Link, lost
+from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Entries, as_values
+from millrace.rpc.launch import DEFAULT_LAUNCH, ServerLaunch
+from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, ExchangeStream, Link, call_error
 from millrace.rpc.outcome import AppendOutcome
-from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Entries, Pipeline, as_values
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection
-from millrace.rpc.tail import Evicted, Mvcc, Tailed, tailed_rows
+from millrace.rpc.tail import Evicted, Mvcc, TailBatch, from_wire_rows
 from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE, TIMEOUT, ack_from_bytes
-from millrace.wal.definitions import Definitions
+from millrace.wal.definitions import PChannelDefinitions
 
 TOMBSTONE_SECONDS: Final = 120.0
 """What replacing an entry may take: a commit to the ``wal`` table is part of it."""
@@ -52,12 +52,12 @@ _MARGIN: Final = 2.0
 """Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
 
 
-class AppendClient(Closing):
+class AppendClient(Closeable):
     """Appends, ticks and tails through the append host of one data folder. Thread-safe."""
 
     def __init__(self, service: RemoteLogService) -> None:
         self.service = service
-        self.places = Places(service)
+        self.router = ChannelRouter(service)
         """Where appends go: each PChannel's to whoever has it."""
         self._idle: dict[tuple[int, str], list[_Stream]] = {}
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class AppendClient(Closing):
         now: bool = True,
         deadline: float = DEFAULT_DEADLINE,
         idle_timeout: float | None = None,
-        launch: ServerLaunch = LAUNCH,
+        launch: ServerLaunch = DEFAULT_LAUNCH,
     ) -> Self:
         """The client of the log in `<data_dir>/log`; `start` lets it start the server as `launch` says, which must hold
         the append host. Without `now` the server is looked for by the first call that needs it.
@@ -81,7 +81,7 @@ class AppendClient(Closing):
         if idle_timeout is not None:
             launch = replace(launch, idle_timeout=idle_timeout)
         if start:
-            claim(Path(data_dir))
+            prepare_data_folder(Path(data_dir))
         folder = Path(data_dir) / "log"
         if not now:
             return cls(RemoteLogService(folder.absolute(), start=start, deadline=deadline, launch=launch))
@@ -107,9 +107,9 @@ class AppendClient(Closing):
         end = Deadline.after(self.service.deadline if deadline is None else deadline)
         for attempt in range(1, attempts + 1):
             try:
-                return self._append_once(pchannel, values, end.left(least=0.001))
+                return self._append_once(pchannel, values, end.remaining(minimum=0.001))
             except MillraceError as error:
-                if not error.retriable or attempt == attempts or end.left() <= retry_delay:
+                if not error.retriable or attempt == attempts or end.remaining() <= retry_delay:
                     raise
             threading.Event().wait(jittered(retry_delay))
         raise InvalidArgument(f"{attempts} attempts: give 1 or more")
@@ -121,7 +121,7 @@ class AppendClient(Closing):
         appends: int = PIPELINE_APPENDS,
         bytes: int = PIPELINE_BYTES,
         deadline: float | None = None,
-    ) -> Pipeline[AppendOutcome]:
+    ) -> AppendPipeline[AppendOutcome]:
         """Appends of one producer, in order, sent before the earlier ones are decided: at most `appends` or `bytes` of them.
 
         What failed as ambiguous the caller sends again, in order, with the same sequences. `deadline` bounds the wait for each
@@ -131,8 +131,8 @@ class AppendClient(Closing):
         def stream(link: Link) -> _Stream:
             return _Stream(link, pchannel, pipelined=True)
 
-        return Pipeline(
-            self.places.at(pchannel, deadline=deadline), stream, appends=appends, bytes=bytes, margin=_MARGIN
+        return AppendPipeline(
+            self.router.route(pchannel, deadline=deadline), stream, appends=appends, bytes=bytes, margin=_MARGIN
         )
 
     def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
@@ -140,7 +140,7 @@ class AppendClient(Closing):
         request = {"pchannel": pchannel, "deadline": deadline, "persist": persist}
         return int(self._act("tick", request, deadline)["tick"])
 
-    def tick_at_owner(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
+    def tick_on_owner(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
         """Have whoever takes the PChannel's appends append a time tick; returns when it is decided there. For the log's server.
 
         The call says that it is forwarded: who does not take the appends refuses it, and never forwards it again. Raises
@@ -149,9 +149,9 @@ class AppendClient(Closing):
         request = {"pchannel": pchannel, "deadline": deadline, "forwarded": True}
 
         def act(link: Link, deadline: Deadline) -> dict[str, Any]:
-            return link.act(f"{APPEND_ROLE}/tick", request, timeout=deadline.left(least=0.001) + _MARGIN)
+            return link.act(f"{APPEND_ROLE}/tick", request, timeout=deadline.remaining(minimum=0.001) + _MARGIN)
 
-        self.places.at(pchannel, deadline=deadline).sent_once(
+        self.router.route(pchannel, deadline=deadline).call_once(
             act, seconds=deadline, what=f"whether {pchannel} was ticked is unknown"
         )
 
@@ -169,10 +169,10 @@ class AppendClient(Closing):
 
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
-    ) -> Definitions:
+    ) -> PChannelDefinitions:
         """What the chain has of collections on a PChannel; see :meth:`millrace.node.append.host.AppendHost.definitions`."""
         request = {"pchannel": pchannel, "collection_id": collection_id, "deadline": deadline}
-        return Definitions.from_json(self._act("definitions", request, deadline))
+        return PChannelDefinitions.from_json(self._act("definitions", request, deadline))
 
     def metrics(self) -> str:
         """The host's metrics in the Prometheus text format."""
@@ -183,10 +183,10 @@ class AppendClient(Closing):
                     flight.Action(f"{APPEND_ROLE}/metrics", b""), link.options(self.service.deadline)
                 )
             except CONNECTION_FAILURES as error:
-                raise lost(error) from error
+                raise call_error(error) from error
             return str(found.body.to_pybytes().decode())
 
-        return self.service.repeated(call, seconds=self.service.deadline)
+        return self.service.call_with_retry(call, seconds=self.service.deadline)
 
     def flow(self) -> dict[str, Any]:
         """The state of the host's flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
@@ -204,31 +204,31 @@ class AppendClient(Closing):
             return link.act(f"{APPEND_ROLE}/catalog", request, timeout=seconds)
 
         if repeat:
-            return self.service.repeated(act, seconds=seconds)
-        return self.service.sent_once(act, seconds=seconds, what=f"whether {call} took effect is unknown")
+            return self.service.call_with_retry(act, seconds=seconds)
+        return self.service.call_once(act, seconds=seconds, what=f"whether {call} took effect is unknown")
 
     def restart(self, pchannel: str) -> None:
         """Have the host follow the PChannel anew, once what parked it is cured; and that of the node that takes its appends, if one does."""
         request, seconds = {"pchannel": pchannel}, self.service.deadline
         self._act("restart", request, seconds)
-        self.places.ask(anew=True)
-        if pchannel in self.places.known():
-            self.places.at(pchannel).sent_once(
+        self.router.refresh(anew=True)
+        if pchannel in self.router.known():
+            self.router.route(pchannel).call_once(
                 lambda link, deadline: link.act(f"{APPEND_ROLE}/restart", request, timeout=seconds + _MARGIN),
                 seconds=seconds,
                 what=f"whether the node that has {pchannel} follows it anew is unknown",
             )
 
-    def entry_that_parks(self, pchannel: str, entry: LogId) -> dict[str, Any]:
-        """What stands at `entry`, of which a tombstone may be made: see :meth:`millrace.node.append.tombstones.Tombstones.look`."""
+    def inspect_parked_entry(self, pchannel: str, entry: LogId) -> dict[str, Any]:
+        """What stands at `entry`, of which a tombstone may be made: see :meth:`millrace.node.append.tombstones.TombstonePlacer.look`."""
         return self._act("tombstone", {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
 
     def place_tombstone(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
-        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.Tombstones.place`."""
+        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.TombstonePlacer.place`."""
         request = {"pchannel": pchannel, "entry": list(entry), "sha256": sha256, "author": author, "reason": reason}
         return Tombstone.from_json(pchannel, self._act("tombstone", request, TOMBSTONE_SECONDS))
 
-    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted:
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
         """The messages behind `after_tick` from the host's buffer; waits up to `timeout` seconds (at most 10) for some."""
         request = {
             "extension": APPEND_ROLE,
@@ -237,47 +237,49 @@ class AppendClient(Closing):
             "timeout": timeout,
             "max_bytes": max_bytes,
         }
-        batches, metadata = self.service.repeated(
+        batches, metadata = self.service.call_with_retry(
             lambda link, deadline: link.get(request, timeout=timeout + self.service.deadline),
             seconds=self.service.deadline + timeout,
         )
         if "evicted" in metadata:
             return Evicted(int(metadata["evicted"]))
-        return Tailed([tailed_rows(batch) for batch in batches if batch.num_rows], int(metadata["confirmed"]))
+        return TailBatch([from_wire_rows(batch) for batch in batches if batch.num_rows], int(metadata["confirmed"]))
 
     def read(
-        self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
+        self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:
         """The selected rows of a collection at a tick, or as of now, from the server's tables, batch by batch as they come; the
         server waits up to `seconds` (at most 60) for them. Closed, or dropped, it ends the server's work. Raises what a read there
         raises, ServerFull, LogUnavailable."""
         request = self._reading(collection, at, seconds) | selection.to_json()
-        schema, parts = self.service.repeated(
+        schema, parts = self.service.call_with_retry(
             lambda link, deadline: link.parts(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
         )
         return pa.RecordBatchReader.from_batches(schema, _whole(parts, bool(selection.to_json())))
 
-    def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
+    def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         """How many rows :meth:`read` would give."""
         request = self._reading(collection, at, seconds) | {"where": where, "count": True}
-        _, metadata = self.service.repeated(
+        _, metadata = self.service.call_with_retry(
             lambda link, deadline: link.get(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
         )
         if "counted" not in metadata:
             raise NotSupportedRemotely(_OLDER)
         return int(metadata["counted"])
 
-    def _reading(self, collection: Collection, at: int | None, seconds: float) -> dict[str, Any]:
+    def _reading(self, collection: CollectionInfo, at: int | None, seconds: float) -> dict[str, Any]:
         return {"extension": APPEND_ROLE, "read": collection.name, "at": at, "deadline": seconds}
 
-    def history(self, pchannel: str, *, confirmed_at: int | None = None) -> dict[str, Any]:
-        """What the ``wal`` table has of a PChannel; see :meth:`millrace.node.append.history.Histories.describe`."""
+    def describe_wal(self, pchannel: str, *, confirmed_at: int | None = None) -> dict[str, Any]:
+        """What the ``wal`` table has of a PChannel; see :meth:`millrace.node.append.history_reads.HistoryReads.describe`."""
         request = {"pchannel": pchannel} | ({} if confirmed_at is None else {"confirmed_at": confirmed_at})
         return self._act("history", request, self.service.deadline)
 
-    def history_piece(self, pchannel: str, request: Mapping[str, Any]) -> tuple[list[pa.RecordBatch], list[int] | None]:
+    def read_wal_piece(
+        self, pchannel: str, request: Mapping[str, Any]
+    ) -> tuple[list[pa.RecordBatch], list[int] | None]:
         """A piece of a PChannel's messages in the ``wal`` table, and the message id of the next, None behind the last one; see
-        :meth:`millrace.node.append.history.Histories.stream`. Where the server is full, it is asked again until the deadline."""
+        :meth:`millrace.node.append.history_reads.HistoryReads.stream`. Where the server is full, it is asked again until the deadline."""
         ticket = {"extension": APPEND_ROLE, "history": pchannel, **request}
         until = Deadline.after(self.service.deadline)
 
@@ -289,13 +291,13 @@ class AppendClient(Closing):
 
         while True:
             try:
-                return self.service.repeated(piece, seconds=self.service.deadline)
+                return self.service.call_with_retry(piece, seconds=self.service.deadline)
             except ServerFull:
-                if until.over():
+                if until.expired():
                     raise
             threading.Event().wait(jittered(_FULL_PAUSE))
 
-    def imported(self, pchannel: str, tick: int) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    def read_import(self, pchannel: str, tick: int) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         """The rows of the Import at a tick, as they come, with what the server says of each batch; a stream that breaks is
         gone on with behind the rows that came. Raises LogUnavailable, and what reading the files there raises."""
         came = 0
@@ -319,21 +321,21 @@ class AppendClient(Closing):
                 reason = error
             except ServerFull as error:
                 reason = error
-            if until.over():
+            if until.expired():
                 raise LogUnavailable(f"the rows of an import broke off behind {came:,} of them: {reason}") from reason
             threading.Event().wait(jittered(_FULL_PAUSE))
 
-    def checkpointed(self, pchannel: str, collection_id: int) -> dict[str, Any]:
-        """What the newest checkpoint has of a collection; see :meth:`millrace.node.append.history.Histories.checkpointed`."""
+    def describe_checkpoint(self, pchannel: str, collection_id: int) -> dict[str, Any]:
+        """What the newest checkpoint has of a collection; see :meth:`millrace.node.append.history_reads.HistoryReads.checkpointed`."""
         request = {"pchannel": pchannel, "collection_id": collection_id}
         return self._act("checkpointed", request, self.service.deadline)
 
-    def group(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A call of a consumer group's holder; see :meth:`millrace.node.append.groups.Groups.answer`."""
+    def call_group(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A call of a consumer group's holder; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.answer`."""
         return self._act("group", dict(request), self.service.deadline)
 
     def drop_group(self, group: str) -> None:
-        """Forget a consumer group; see :meth:`millrace.node.append.groups.Groups.drop`."""
+        """Forget a consumer group; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.drop`."""
         self._act("drop_group", {"group": group}, self.service.deadline)
 
     def close(self) -> None:
@@ -343,11 +345,11 @@ class AppendClient(Closing):
         for streams in idle.values():
             for stream in streams:
                 stream.close()
-        self.places.close()
+        self.router.close()
         self.service.close()
 
     def _act(self, name: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        return self.service.repeated(
+        return self.service.call_with_retry(
             lambda link, deadline: link.act(f"{APPEND_ROLE}/{name}", request, timeout=seconds + _MARGIN),
             seconds=seconds,
         )
@@ -364,11 +366,11 @@ class AppendClient(Closing):
             keep = False
             try:
                 stream.send(values, deadline=deadline)
-                outcome = stream.receive(deadline=deadline.later(_MARGIN))
+                outcome = stream.receive(deadline=deadline.extended(_MARGIN))
                 keep = True
                 return outcome
             except MillraceError:
-                keep = not stream.over
+                keep = not stream.ended
                 raise
             finally:
                 if keep:
@@ -377,7 +379,7 @@ class AppendClient(Closing):
                 else:
                     stream.close()
 
-        return self.places.at(pchannel).sent_once(
+        return self.router.route(pchannel).call_once(
             call, seconds=seconds, what=f"whether this append to {pchannel} is in the log is unknown"
         )
 
@@ -398,8 +400,8 @@ class _Stream(ExchangeStream):
 
     def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None:
         """Send one append that the server may wait for until `deadline`. Raises ConnectionLost."""
-        seconds = TIMEOUT.pack(deadline.left(least=0.001))
-        self.request(values, seconds, deadline=deadline.later(_MARGIN))
+        seconds = TIMEOUT.pack(deadline.remaining(minimum=0.001))
+        self.request(values, seconds, deadline=deadline.extended(_MARGIN))
 
     def receive(self, *, deadline: Deadline) -> AppendOutcome:
         """The next answer. Raises what that append raised, NotTaken or ConnectionLost."""

@@ -20,28 +20,28 @@ from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import CollectionNotFound, InvalidSettings, LogUnavailable
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.catalog.calls import ServedCatalog
-from millrace.catalog.collection import Collection
-from millrace.catalog.port import Catalog
+from millrace.catalog.calls import RemoteCatalog
+from millrace.catalog.collection import CollectionInfo
+from millrace.catalog.protocol import Catalog
 from millrace.client.append_client import AppendClient
-from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, Groups
-from millrace.client.consume.delivery import SchemaOf
-from millrace.client.consume.scan import Histories, UntakenLog
+from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, GroupPositions
+from millrace.client.consume.delivery import SchemaMode
+from millrace.client.consume.scan import UncommittedReader, WalOpener
 from millrace.client.produce.producer import Producer
+from millrace.client.remote_tables import RemoteTables
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected, SpoolSender
-from millrace.client.tables_served import TablesServed
 from millrace.log.protocol import LogService
-from millrace.message.bodies import Imports
+from millrace.message.bodies import ImportSource
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.rpc.selection import ReadOptions, Selecting, Selection
+from millrace.rpc.selection import ReadOptions, Selection, SelectionOptions
 from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
 from millrace.wal.scanner import DeliverPolicy, Filter
 
@@ -50,48 +50,48 @@ if TYPE_CHECKING:  # what a producer and a consumer do without
 
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
-    from millrace.client.produce.resuming import Stood
-    from millrace.wal.visible.changes import Position, Start
+    from millrace.client.produce.producer_recovery import AppliedMessage
+    from millrace.wal.visible.changes import ChangePosition, ChangeStart
 
 
 class Tables(Protocol):
     """Where a client's reads come from."""
 
-    def histories(self, channels: Sequence[str]) -> Histories:
+    def wal_opener(self, channels: Sequence[str]) -> WalOpener:
         """Who opens the newest version of the ``wal`` table for a reader of these channels."""
         ...
 
-    def untaken(self) -> UntakenLog | None:
+    def uncommitted(self) -> UncommittedReader | None:
         """What the log has after the ``wal`` table, for one reader; None where the log cannot be read."""
         ...
 
-    def imports(self) -> Imports:
+    def imports(self) -> ImportSource:
         """Where the rows of Import messages are found."""
         ...
 
-    def start(self, pchannel: str, collection_id: int, after: Position) -> Start:
+    def changes_start(self, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
         """Where a reader of a collection's changes behind `after` begins on a PChannel, and what it has to know there."""
         ...
 
-    def groups(self) -> Groups:
+    def group_positions(self) -> GroupPositions:
         """Where consumer groups stand; the caller closes it."""
         ...
 
-    def read(self, collection: Collection, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
+    def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
         """The rows of a collection at a tick; without one, all that was decided before the call. Waits up to `seconds` for it."""
         ...
 
     def stream(
-        self, collection: Collection, *, at: int | None, seconds: float, selection: Selection
+        self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:
         """The same, batch by batch."""
         ...
 
-    def dataset(self, collection: Collection, *, at: int | None, seconds: float) -> CollectionDataset:
+    def dataset(self, collection: CollectionInfo, *, at: int | None, seconds: float) -> CollectionDataset:
         """The same as a dataset, pinned."""
         ...
 
-    def count(self, collection: Collection, *, at: int | None, seconds: float, where: str | None) -> int:
+    def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         """How many there are."""
         ...
 
@@ -100,7 +100,7 @@ class Tables(Protocol):
         ...
 
 
-class Client(Closing):
+class Client(Closeable):
     """A connection to a deployment's server. Thread-safe."""
 
     def __init__(self, settings: Settings, append: AppendClient, *, here: bool = True) -> None:
@@ -108,11 +108,11 @@ class Client(Closing):
         self.settings = settings
         self.append = append
         self.log: LogService = append.service
-        self.catalog: Catalog = ServedCatalog(append, pchannels=settings.pchannels if here else None)
+        self.catalog: Catalog = RemoteCatalog(append, pchannels=settings.pchannels if here else None)
         self._here = here
         self._producers: list[Producer] = []
         self._consumers: list[Consumer | ChangeStream] = []
-        self._definitions: dict[int, Collection] = {}
+        self._definitions: dict[int, CollectionInfo] = {}
 
     @classmethod
     def connect(cls, settings: Settings | None = None, *, start: bool = True, now: bool = True) -> Self:
@@ -161,7 +161,7 @@ class Client(Closing):
             for consumer in self._consumers:
                 closing.callback(consumer.close)
 
-    def collection(self, name: str) -> Collection:
+    def collection(self, name: str) -> CollectionInfo:
         """The definition of a collection. Raises CollectionNotFound.
 
         While the server is away: as the data folder has it, if that is here, so that a producer with a spool can begin.
@@ -171,19 +171,19 @@ class Client(Closing):
         except LogUnavailable:
             if not self._here:
                 raise
-            from millrace.catalog.records import known_collections
+            from millrace.catalog.sqlite_file import read_collections
 
-            for each in known_collections(self.settings.data_dir):
+            for each in read_collections(self.settings.data_dir):
                 if each.name == name and each.state == "active":
                     return each
             raise
 
-    def newest(self, source: str | Collection) -> Collection:
+    def current_definition(self, source: str | CollectionInfo) -> CollectionInfo:
         """The definition as it is now of the collection of that name, or of that very collection. Raises CollectionNotFound, also
         where `source` was dropped and another collection has its name."""
         if isinstance(source, str):
             return self.collection(source)
-        return source.known_as(self.collection(source.name))
+        return source.require_same_id(self.collection(source.name))
 
     def producer(
         self,
@@ -197,7 +197,7 @@ class Client(Closing):
     ) -> Producer:
         """A new idempotent producer, closed with the client. With a folder `spool`, rows are kept there (at most `spool_bytes`)
         while the log cannot be reached; `on_rejected` hears what the chain rejects of them. Raises SpoolBusy."""
-        sender = SpoolSender.wanted(
+        sender = SpoolSender.for_producer(
             spool, self.settings, max_bytes=spool_bytes, on_rejected=on_rejected, metrics=metrics
         )
         producer = Producer(
@@ -216,13 +216,13 @@ class Client(Closing):
 
     def consumer(
         self,
-        source: str | Collection | Sequence[str],
+        source: str | CollectionInfo | Sequence[str],
         *,
         group: str | None = None,
         policy: DeliverPolicy | None = None,
         filters: Sequence[Filter] = (),
         until_tick: int | None = None,
-        schema: SchemaOf = "written",
+        schema: SchemaMode = "written",
         metrics: Metrics | None = None,
         commit_interval: float = COMMIT_INTERVAL,
     ) -> Consumer:
@@ -237,12 +237,12 @@ class Client(Closing):
             self._definitions = {}  # whoever asks next hears of the newest
         if isinstance(source, str):
             source = self.collection(source)
-        channels = source.vchannels if isinstance(source, Collection) else source
-        positions = None if group is None else self._tables.groups()
+        channels = source.vchannels if isinstance(source, CollectionInfo) else source
+        positions = None if group is None else self._tables.group_positions()
         try:
             made = Consumer(
                 channels,
-                wal=self._tables.histories(channels),
+                wal=self._tables.wal_opener(channels),
                 tail=self.append,
                 group=group,
                 positions=positions,
@@ -254,7 +254,7 @@ class Client(Closing):
                 schema=schema,
                 metrics=metrics,
                 commit_interval=commit_interval,
-                log=self._tables.untaken(),
+                log=self._tables.uncommitted(),
                 patience=self.settings.read_deadline,
             )
         except BaseException:
@@ -271,7 +271,7 @@ class Client(Closing):
 
     def changes(
         self,
-        source: str | Collection,
+        source: str | CollectionInfo,
         *,
         channels: Iterable[str] = (),
         after: Moment | Mapping[str, Sequence[int]] | None = None,
@@ -287,17 +287,17 @@ class Client(Closing):
         VChannels of it or PChannels; of all where none is named.
         Raises CollectionNotFound, InvalidArgument; a poll raises PositionTruncated where the WAL has been trimmed behind `after`.
         """
-        from millrace.client.consume.changes import ChangeStream, Sources
+        from millrace.client.consume.changes import ChangeSources, ChangeStream
 
         collection = self.collection(source) if isinstance(source, str) else source
-        collection = collection.on(channels)
+        collection = collection.restricted_to(channels)
         tables = self._tables
-        sources = Sources(
-            tables.histories(collection.vchannels),
+        sources = ChangeSources(
+            tables.wal_opener(collection.vchannels),
             self.append,
             tables.imports(),
-            tables.start,
-            tables.untaken(),
+            tables.changes_start,
+            tables.uncommitted(),
             self.settings.read_deadline,
         )
         made = ChangeStream(collection, sources, after=after, until_tick=until_tick, schema=schema, metrics=metrics)
@@ -307,12 +307,12 @@ class Client(Closing):
     @cached_property
     def _tables(self) -> Tables:
         if not self._here:
-            return TablesServed(self.append)
-        from millrace.client.tables_here import TablesHere
+            return RemoteTables(self.append)
+        from millrace.client.local_tables import LocalTables
 
-        return TablesHere(self.settings, self.append)
+        return LocalTables(self.settings, self.append)
 
-    def _definition(self, collection_id: int, version: int) -> Collection:
+    def _definition(self, collection_id: int, version: int) -> CollectionInfo:
         """A collection that has a schema version, a dropped one too. Raises CollectionNotFound."""
         found = self._definitions.get(collection_id)
         if found is None or found.schema_version < version:
@@ -326,26 +326,26 @@ class Client(Closing):
         """Close it with this client, unless its user does: who opens many, one after another, has none of them held here."""
         self._consumers = [*(each for each in self._consumers if not each.closed), made]
 
-    def now(self, pchannels: Iterable[str]) -> int:
+    def current_tick(self, pchannels: Iterable[str]) -> int:
         """A tick behind every append to these PChannels that was answered."""
         return max(self.append.tick(name) for name in pchannels)
 
-    def _stood(self, pchannel: str, producer_id: int, after: int) -> Iterable[Stood]:
-        """What a producer has in the WAL behind a tick, all of it up to now (millrace.client.produce.resuming.Standing)."""
-        from millrace.client.tables_here import stood
+    def _stood(self, pchannel: str, producer_id: int, after: int) -> Iterable[AppliedMessage]:
+        """What a producer has in the WAL behind a tick, all of it up to now (millrace.client.produce.producer_recovery.AppliedLookup)."""
+        from millrace.client.local_tables import applied_messages
 
-        return stood(self.settings, self.append, pchannel, producer_id, after)
+        return applied_messages(self.settings, self.append, pchannel, producer_id, after)
 
-    def _read_for(self, collection: Collection, at: int | None) -> tuple[int, pa.Table]:
+    def _read_for(self, collection: CollectionInfo, at: int | None) -> tuple[int, pa.Table]:
         """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""
         if at is None:
-            at = self.now(collection.pchannels)
+            at = self.current_tick(collection.pchannels)
         return at, self.read(collection, at=at)
 
     def read(
-        self, source: str | Collection, *, metrics: Metrics | None = None, **options: Unpack[ReadOptions]
+        self, source: str | CollectionInfo, *, metrics: Metrics | None = None, **options: Unpack[ReadOptions]
     ) -> pa.Table:
-        """The rows of a collection (or the one of that name), as :meth:`millrace.client.database.Collection.read` has it; `deadline` is ``read_deadline`` by default.
+        """The rows of a collection (or the one of that name), as :meth:`millrace.client.database.CollectionInfo.read` has it; `deadline` is ``read_deadline`` by default.
 
         Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
         back. No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument;
@@ -353,22 +353,22 @@ class Client(Closing):
         """
         began = time.perf_counter()
         tick, seconds, selection = self._asked(**options)
-        rows = self._tables.read(self.newest(source), at=tick, seconds=seconds, selection=selection)
+        rows = self._tables.read(self.current_definition(source), at=tick, seconds=seconds, selection=selection)
         if metrics is not None:
             metrics.read_duration_seconds.observe(time.perf_counter() - began)
         return rows
 
-    def stream(self, source: str | Collection, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
+    def stream(self, source: str | CollectionInfo, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
         """:meth:`read`, batch by batch, in bounded memory: of collections that are larger than it."""
         tick, seconds, selection = self._asked(**options)
-        return self._tables.stream(self.newest(source), at=tick, seconds=seconds, selection=selection)
+        return self._tables.stream(self.current_definition(source), at=tick, seconds=seconds, selection=selection)
 
     def dataset(
-        self, source: str | Collection, *, at: Moment | None = None, deadline: float | None = None
+        self, source: str | CollectionInfo, *, at: Moment | None = None, deadline: float | None = None
     ) -> CollectionDataset:
         """:meth:`read` as a dataset of pyarrow, pinned to its tick; what is asked of it later is read then."""
         tick, seconds, _ = self._asked(at=at, deadline=deadline)
-        return self._tables.dataset(self.newest(source), at=tick, seconds=seconds)
+        return self._tables.dataset(self.current_definition(source), at=tick, seconds=seconds)
 
     def table(self, name: str) -> ds.Dataset:
         """One of the deployment's own Delta tables, as :meth:`millrace.client.database.Database.table` has it."""
@@ -376,7 +376,7 @@ class Client(Closing):
 
     def count(
         self,
-        source: str | Collection,
+        source: str | CollectionInfo,
         *,
         at: Moment | None = None,
         where: str | None = None,
@@ -384,10 +384,10 @@ class Client(Closing):
     ) -> int:
         """How many rows :meth:`read` would give. Reads none where the tables' logs say it and nothing hides one."""
         tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
-        return self._tables.count(self.newest(source), at=tick, seconds=seconds, where=selection.where)
+        return self._tables.count(self.current_definition(source), at=tick, seconds=seconds, where=selection.where)
 
     def _asked(
-        self, *, at: Moment | None = None, deadline: float | None = None, **selected: Unpack[Selecting]
+        self, *, at: Moment | None = None, deadline: float | None = None, **selected: Unpack[SelectionOptions]
     ) -> tuple[int | None, float, Selection]:
         """The tick, the seconds to wait and the selection. Raises InvalidArgument."""
         seconds = self.settings.read_deadline if deadline is None else deadline

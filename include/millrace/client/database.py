@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Any, Unpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.data_folder import require_deployment
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
-from millrace.catalog.collection import DEFAULT_PARTITION, as_views
-from millrace.catalog.collection import Collection as Definition
+from millrace.catalog.collection import DEFAULT_PARTITION, require_distinct_sql_names
+from millrace.catalog.collection import CollectionInfo as Definition
 from millrace.client.client import Client
 from millrace.client.consume.consumer import Consumer
-from millrace.client.consume.delivery import Change, SchemaOf
+from millrace.client.consume.delivery import Change, SchemaMode
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
 from millrace.client.produce.written import Deleted, Written
-from millrace.client.schemas import SchemaSource, changes, schema
+from millrace.client.schemas import SchemaSource, alter_changes, schema
 from millrace.client.spool.queue import DEFAULT_BYTES
 from millrace.client.spool.sender import OnRejected
-from millrace.message.calendar import require_calendar_of
+from millrace.message.datetime_range import check_datetime_columns
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import OnDuplicate
-from millrace.rpc.selection import Names, ReadOptions
+from millrace.rpc.selection import ColumnNames, ReadOptions
 from millrace.wal.scanner import DeliverPolicy
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def connect(
     return Database(Client.connect(found, start=start))
 
 
-class Database(Closing):
+class Database(Closeable):
     """A deployment and its collections. Thread-safe. Made by :func:`connect`."""
 
     def __init__(self, client: Client) -> None:
@@ -174,9 +174,11 @@ class Database(Closing):
         """Give a DuckDB connection a view of each collection (or of those in `names`) under its name, all at one tick, which is
         returned: `at`, or now. A query reads the columns and row groups that it needs, with deletes applied; attach again for
         newer rows. Raises as :meth:`Collection.read`, and InvalidArgument for names that differ by case alone."""
-        chosen = as_views(self.client.collection(name) for name in (self.collections() if names is None else names))
+        chosen = require_distinct_sql_names(
+            self.client.collection(name) for name in (self.collections() if names is None else names)
+        )
         if at is None:
-            tick = self.client.now({name for each in chosen for name in each.pchannels}) if chosen else 0
+            tick = self.client.current_tick({name for each in chosen for name in each.pchannels}) if chosen else 0
         else:
             tick = resolve_tick(at)
         for each in chosen:
@@ -221,7 +223,7 @@ class Database(Closing):
         *,
         group: str | None = None,
         start: DeliverPolicy | None = None,
-        schema: SchemaOf = "written",
+        schema: SchemaMode = "written",
     ) -> Consumer:
         """A consumer of a collection by name, or of channels; see :meth:`Collection.consume`."""
         return self.client.consumer(names, group=group, policy=start, schema=schema)
@@ -264,7 +266,7 @@ class Collection:
     def refresh(self) -> Collection:
         """Ask for the definition anew: somebody else may have changed it. Raises CollectionNotFound, also if it was dropped
         and another has its name."""
-        self.definition = self.database.client.newest(self.definition)
+        self.definition = self.database.client.current_definition(self.definition)
         return self
 
     # --- writing ----------------------------------------------------------------------------------------------------------
@@ -333,10 +335,10 @@ class Collection:
         self,
         *,
         at: Moment | None = None,
-        columns: Names | None = None,
+        columns: ColumnNames | None = None,
         where: str | None = None,
         limit: int | None = None,
-        order_by: Names | None = None,
+        order_by: ColumnNames | None = None,
         deadline: float | None = None,
     ) -> pa.Table:
         """The rows at `at` (a time tick, a datetime, ISO 8601 text); without one everything that was decided before the call.
@@ -373,7 +375,7 @@ class Collection:
         """:meth:`read` as a Polars DataFrame. Raises InvalidSettings where Polars is not installed, InvalidArgument for days and moments
         beyond the years 1 to 9999."""
         rows = self.read(**options)
-        require_calendar_of(rows, "Polars")
+        check_datetime_columns(rows, "Polars")
         return _library("polars", "to_pandas()").DataFrame(rows)
 
     def to_duckdb(
@@ -398,7 +400,7 @@ class Collection:
         return lazy
 
     def scan(
-        self, *, start: DeliverPolicy | None = None, until: Moment | None = None, schema: SchemaOf = "written"
+        self, *, start: DeliverPolicy | None = None, until: Moment | None = None, schema: SchemaMode = "written"
     ) -> Iterator[Change]:
         """What was inserted and deleted, in the order in which it took effect a VChannel: everything, or from `start` on
         (:class:`All`, :class:`Latest`, :class:`StartAfterTick`). Goes on with what comes until it is closed, or up to `until`.
@@ -421,7 +423,7 @@ class Collection:
         group: str | None = None,
         start: DeliverPolicy | None = None,
         until: Moment | None = None,
-        schema: SchemaOf = "written",
+        schema: SchemaMode = "written",
     ) -> Consumer:
         """A consumer of its units. A `group` goes on behind what it has acknowledged; `start` counts for its first time alone; `schema`
         as for :meth:`scan`. Raises GroupBusy."""
@@ -455,8 +457,8 @@ class Collection:
         """:meth:`changes` behind `after` (default: from the beginning) up to `until` (default: now) as one stream of batches that
         ends, all in the collection's newest schema: ``read_all()``, ``read_pandas()``, or what DuckDB and Polars take. In the order of
         each VChannel; of `channels` alone, as :meth:`changes`. Its batches raise PositionTruncated where the WAL was trimmed behind `after`."""
-        definition = self.refresh().definition.on(channels)
-        tick = self.database.client.now(definition.pchannels) if until is None else resolve_tick(until)
+        definition = self.refresh().definition.restricted_to(channels)
+        tick = self.database.client.current_tick(definition.pchannels) if until is None else resolve_tick(until)
         stream = self.database.client.changes(definition, after=after, until_tick=tick, schema=definition.schema)
         return stream.reader(definition.schema)
 
@@ -469,15 +471,15 @@ class Collection:
     def alter(
         self,
         *,
-        drop_check: Names = (),
-        drop_default: Names = (),
-        drop: Names = (),
+        drop_check: ColumnNames = (),
+        drop_default: ColumnNames = (),
+        drop: ColumnNames = (),
         rename: Mapping[str, str] | None = None,
         widen: Mapping[str, str] | None = None,
-        relax: Names = (),
+        relax: ColumnNames = (),
         add: SchemaSource | None = None,
         computed: Mapping[str, str] | None = None,
-        order: Names = (),
+        order: ColumnNames = (),
         set_default: Mapping[str, Any] | None = None,
         add_check: Mapping[str, str] | None = None,
     ) -> int:
@@ -485,9 +487,9 @@ class Collection:
         to its new name and type, `relax` lets columns be null, `add` takes what :func:`schema` does, `order` names the first columns.
         A field inside of a struct goes by its path: ``add={"address.zip": "string"}``, ``rename={"address.zip": "code"}``; `computed`
         says of what an added field is made. Checks and defaults go first, and come last. Raises InvalidArgument for what cannot be."""
-        from millrace.client.nested_changes import resolved
+        from millrace.client.nested_changes import resolve_paths
 
-        made = changes(
+        made = alter_changes(
             drop_check=drop_check,
             drop_default=drop_default,
             drop=drop,
@@ -500,7 +502,7 @@ class Collection:
             set_default=set_default,
             add_check=add_check,
         )
-        made = resolved(made, lambda: self.refresh().schema)
+        made = resolve_paths(made, lambda: self.refresh().schema)
         version = self.database.client.catalog.alter(self.refresh().name, made)
         self.refresh()
         return version

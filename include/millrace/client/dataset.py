@@ -17,14 +17,14 @@ import pyarrow.dataset as ds
 
 from millrace.base.errors import InvalidArgument
 
-Scan = Callable[[Sequence[str], pc.Expression | None], pa.RecordBatchReader]
+ScanFunction = Callable[[Sequence[str], pc.Expression | None], pa.RecordBatchReader]
 """(columns, one at least; filter) -> the rows, batch by batch."""
 
 
 class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types for it
     """Made by :meth:`millrace.client.database.Collection.dataset`. It has no fragments: it is scanned as a whole."""
 
-    def __init__(self, schema: pa.Schema, scan: Scan) -> None:
+    def __init__(self, schema: pa.Schema, scan: ScanFunction) -> None:
         super().__init__([], schema=schema)
         self._scan = scan
 
@@ -54,7 +54,7 @@ class CollectionScanner:
     """One scan: what DuckDB, Polars and pyarrow's own datasets ask of a scanner."""
 
     def __init__(
-        self, scan: Scan, schema: pa.Schema, columns: Sequence[str] | None, filter: pc.Expression | None
+        self, scan: ScanFunction, schema: pa.Schema, columns: Sequence[str] | None, filter: pc.Expression | None
     ) -> None:
         self._scan = scan
         self._names = schema.names if columns is None else list(columns)
@@ -88,7 +88,7 @@ class CollectionScanner:
         return sum(len(batch) for batch in self.to_batches())
 
 
-def looked_at(filter: pc.Expression | None, schema: pa.Schema) -> list[str]:
+def referenced_columns(filter: pc.Expression | None, schema: pa.Schema) -> list[str]:
     """The columns that an expression looks at; an expression does not say it by itself. Raises InvalidArgument where it does not fit."""
     if filter is None:
         return []
@@ -98,7 +98,7 @@ def looked_at(filter: pc.Expression | None, schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if not _fits(empty.drop_columns([name]), filter)]
 
 
-def filtered(rows: pa.RecordBatchReader, columns: Sequence[str], filter: pc.Expression) -> pa.RecordBatchReader:
+def filter_reader(rows: pa.RecordBatchReader, columns: Sequence[str], filter: pc.Expression) -> pa.RecordBatchReader:
     """The rows of a stream for which `filter` holds, with `columns`."""
     schema = pa.schema([rows.schema.field(name) for name in columns])
     batches = (batch.filter(filter).select(list(columns)) for batch in rows)

@@ -11,44 +11,46 @@ from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import FieldType, parse_type
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import (
-    Add,
     AddCheck,
-    Change,
-    Drop,
-    DropPart,
-    Relax,
-    Rename,
-    RenamePart,
+    AddField,
+    DropField,
+    DropNestedField,
+    MakeNullable,
+    RenameField,
+    RenameNestedField,
+    SchemaChange,
     SetDefault,
-    Widen,
-    apply,
+    WidenField,
+    apply_change,
 )
 
 
-def resolved(changes: Sequence[Change], newest: Callable[[], CollectionSchema]) -> list[Change]:
+def resolve_paths(changes: Sequence[SchemaChange], newest: Callable[[], CollectionSchema]) -> list[SchemaChange]:
     """`changes` with whole fields in the place of paths, of the `newest` schema, which is asked for where there is any. Raises
     InvalidArgument."""
     if not any("." in (_name(change) or "") or _is_draft(change) for change in changes):
         return list(changes)
-    made: list[Change] = []
+    made: list[SchemaChange] = []
     schema = newest()
     for change in changes:
-        if isinstance(change, Add | Drop | Rename | Widen | Relax):
+        if isinstance(change, AddField | DropField | RenameField | WidenField | MakeNullable):
             name = _name(change) or ""
             outer = _outer(name, schema)
             if outer is not None:
                 change = _inside_of(outer, name[len(outer.name) + 1 :].split("."), change)
-        schema = apply(schema, change)
+        schema = apply_change(schema, change)
         made.append(_typed(change, schema))
     return made
 
 
-def _is_draft(change: Change) -> bool:
+def _is_draft(change: SchemaChange) -> bool:
     """Whether it has an expression, which the schema that it comes to gives its types, or a default."""
-    return isinstance(change, AddCheck | SetDefault) or (isinstance(change, Add) and change.field.computed is not None)
+    return isinstance(change, AddCheck | SetDefault) or (
+        isinstance(change, AddField) and change.field.computed is not None
+    )
 
 
-def _typed(change: Change, schema: CollectionSchema) -> Change:
+def _typed(change: SchemaChange, schema: CollectionSchema) -> SchemaChange:
     """`change` as the schema behind it has it: with its expression typed."""
     if not _is_draft(change):
         return change
@@ -57,17 +59,17 @@ def _typed(change: Change, schema: CollectionSchema) -> Change:
             return AddCheck(name, next(each.condition for each in schema.checks if each.name == name))
         case SetDefault(name):
             return SetDefault(name, next(each.default for each in schema.fields if each.name == name))
-        case Add(field):
+        case AddField(field):
             computed = next(each.computed for each in schema.fields if each.name == field.name)
-            return Add(replace(field, computed=computed))
+            return AddField(replace(field, computed=computed))
     return change
 
 
-def _name(change: Change) -> str | None:
+def _name(change: SchemaChange) -> str | None:
     match change:
-        case Add(field):
+        case AddField(field):
             return field.name
-        case Drop(name) | Rename(name) | Widen(name) | Relax(name):
+        case DropField(name) | RenameField(name) | WidenField(name) | MakeNullable(name):
             return name
     return None
 
@@ -76,42 +78,44 @@ def _outer(name: str, schema: CollectionSchema) -> FieldSpec | None:
     """The nested field that a path begins with; none where a field has that very name."""
     if any(field.name == name for field in schema.fields):
         return None
-    found = [field for field in schema.fields if name.startswith(f"{field.name}.") and field.tree.is_nested]
+    found = [field for field in schema.fields if name.startswith(f"{field.name}.") and field.parsed_type.is_nested]
     return max(found, key=lambda field: len(field.name), default=None)
 
 
-def _inside_of(outer: FieldSpec, path: list[str], change: Add | Drop | Rename | Widen | Relax) -> Change:
+def _inside_of(
+    outer: FieldSpec, path: list[str], change: AddField | DropField | RenameField | WidenField | MakeNullable
+) -> SchemaChange:
     shown = ".".join([outer.name, *path])
     match change:
-        case Drop():
-            return DropPart(outer.name, tuple(path))
-        case Rename(_, to):
+        case DropField():
+            return DropNestedField(outer.name, tuple(path))
+        case RenameField(_, to):
             prefix = shown[: -len(path[-1])]
             if to.startswith(prefix):
                 raise InvalidArgument(
                     f"{shown!r} stays where it is: say its new name alone, {to.removeprefix(prefix)!r}"
                 )
-            return RenamePart(outer.name, tuple(path), to)
-        case Relax():
+            return RenameNestedField(outer.name, tuple(path), to)
+        case MakeNullable():
             raise InvalidArgument(f"{shown!r} may be null already, as every field inside of another")
     return _whole(change, outer, path, shown)
 
 
-def _whole(change: Add | Widen, outer: FieldSpec, path: list[str], shown: str) -> Widen:
+def _whole(change: AddField | WidenField, outer: FieldSpec, path: list[str], shown: str) -> WidenField:
 
     def act(struct: FieldType, name: str) -> FieldType:
         children = dict(zip(struct.names, struct.children, strict=True))
-        if isinstance(change, Add):
+        if isinstance(change, AddField):
             if name in children:
                 raise InvalidArgument(f"there is a field {shown!r} already")
-            children[name] = change.field.tree
+            children[name] = change.field.parsed_type
         elif name not in children:
             raise InvalidArgument(f"there is no field {shown!r}; there are {', '.join(children)}")
         else:
             children[name] = parse_type(change.type)
         return replace(struct, names=tuple(children), children=tuple(children.values()))
 
-    return Widen(outer.name, _inside(outer.tree, path, shown, act).text)
+    return WidenField(outer.name, _inside(outer.parsed_type, path, shown, act).text)
 
 
 def _inside(kind: FieldType, path: list[str], shown: str, act: Callable[[FieldType, str], FieldType]) -> FieldType:

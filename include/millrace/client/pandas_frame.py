@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from millrace.message.calendar import require_calendar_of
+from millrace.message.datetime_range import check_datetime_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ def pandas_frame(rows: pa.Table) -> pd.DataFrame:
     """`rows` as a DataFrame. Raises InvalidArgument for days and moments beyond the years 1 to 9999."""
     import pandas as pd
 
-    require_calendar_of(rows, "pandas")
+    check_datetime_columns(rows, "pandas")
     columns = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if field.nullable and field.type in _WITH_NULLS:

@@ -18,16 +18,16 @@ from uuid import UUID
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.frames import is_of, reader_of, with_named_index
-from millrace.client.produce.values import REFUSALS, is_model
+from millrace.client.produce.column_conversion import CONVERSION_ERRORS, is_pydantic_model
+from millrace.client.produce.frames import is_from_library, reader_of, with_named_index
 from millrace.message.field_types import MAX_DEPTH
-from millrace.message.schema import CollectionSchema, FieldSpec, one_or_several, with_key
+from millrace.message.schema import CollectionSchema, FieldSpec, normalize_key_names, with_key_not_null
 from millrace.message.types import OnDuplicate
-from millrace.rpc.selection import Names, names
+from millrace.rpc.selection import ColumnNames, name_list
 
 if TYPE_CHECKING:  # a program that changes no schema does without
-    from millrace.message.expression.rules import Draft
-    from millrace.message.schema_changes import Change
+    from millrace.message.expression.rules import UntypedExpression
+    from millrace.message.schema_changes import SchemaChange
 
 SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
 """What a schema is made of; `Any` stands for a DataFrame of any library."""
@@ -79,7 +79,7 @@ def with_rules(
     """A schema with defaults, computed fields and checks beside those that it has. Raises InvalidArgument."""
     if not (defaults or computed or checks):
         return found
-    from millrace.message.expression.rules import Check
+    from millrace.message.expression.rules import CheckConstraint
 
     names_known = {field.name for field in found.fields}
     for name in (*defaults, *computed):
@@ -95,16 +95,16 @@ def with_rules(
         )
         for field in found.fields
     )
-    more = tuple(Check(name, _draft(text, "a check")) for name, text in checks.items())
+    more = tuple(CheckConstraint(name, _draft(text, "a check")) for name, text in checks.items())
     return dataclasses.replace(found, fields=fields, checks=(*found.checks, *more))
 
 
-def _draft(text: object, what: str) -> Draft:
-    from millrace.message.expression.rules import Draft
+def _draft(text: object, what: str) -> UntypedExpression:
+    from millrace.message.expression.rules import UntypedExpression
 
     if not isinstance(text, str):
         raise InvalidArgument(f"{what} is an expression as text, not {type(text).__name__}")
-    return Draft(text)
+    return UntypedExpression(text)
 
 
 def _schema(
@@ -115,7 +115,7 @@ def _schema(
     generated_key: str | None,
 ) -> CollectionSchema:
     if isinstance(source, CollectionSchema):
-        given = (one_or_several(key or source.primary_key), event_time or source.event_time)
+        given = (normalize_key_names(key or source.primary_key), event_time or source.event_time)
         if given != (source.primary_key, source.event_time) or on_duplicate not in ("keep", source.on_duplicate):
             raise InvalidArgument("a schema has its key, event time and on_duplicate already: give none beside it")
         if generated_key is not None and (generated_key, True) != (source.primary_key, source.generated_key):
@@ -129,7 +129,7 @@ def _schema(
         raise InvalidArgument(
             "say which column is the primary key: key=... (or generated_key=..., where rows have none)"
         )
-    names = one_or_several(key)
+    names = normalize_key_names(key)
     fields = _fields(source)
     if isinstance(source, Mapping | type):  # Arrow's fields are nullable unless they say otherwise
         keys = (names,) if isinstance(names, str) else names
@@ -138,47 +138,47 @@ def _schema(
                 raise InvalidArgument(
                     f"the key {field.name!r} may not be null: its type is {field.type}, without a question mark"
                 )
-    return CollectionSchema(with_key(fields, names), names, event_time, on_duplicate)
+    return CollectionSchema(with_key_not_null(fields, names), names, event_time, on_duplicate)
 
 
-def changes(
+def alter_changes(
     *,
-    drop_check: Names = (),
-    drop_default: Names = (),
-    drop: Names = (),
+    drop_check: ColumnNames = (),
+    drop_default: ColumnNames = (),
+    drop: ColumnNames = (),
     rename: Mapping[str, str] | None = None,
     widen: Mapping[str, str] | None = None,
-    relax: Names = (),
+    relax: ColumnNames = (),
     add: SchemaSource | None = None,
     computed: Mapping[str, str] | None = None,
-    order: Names = (),
+    order: ColumnNames = (),
     set_default: Mapping[str, Any] | None = None,
     add_check: Mapping[str, str] | None = None,
-) -> list[Change]:
+) -> list[SchemaChange]:
     """Changes of a schema from what people have, in the order of these names: what comes later knows fields by their new names.
 
     `add` is what :func:`schema` takes, of fields that may be null, for the rows that are there have none of it; inside of a struct any may.
     One that `computed` names is made of others. Raises InvalidArgument.
     """
     from millrace.message.schema_changes import (
-        Add,
         AddCheck,
-        Drop,
+        AddField,
         DropCheck,
         DropDefault,
-        Relax,
-        Rename,
-        Reorder,
+        DropField,
+        MakeNullable,
+        RenameField,
+        ReorderFields,
         SetDefault,
-        Widen,
+        WidenField,
     )
 
-    made: list[Change] = [DropCheck(name) for name in names(drop_check)]
-    made += [DropDefault(name) for name in names(drop_default)]
-    made += [Drop(name) for name in names(drop)]
-    made += [Rename(name, to) for name, to in (rename or {}).items()]
-    made += [Widen(name, kind.removesuffix("?")) for name, kind in (widen or {}).items()]
-    made += [Relax(name) for name in names(relax)]
+    made: list[SchemaChange] = [DropCheck(name) for name in name_list(drop_check)]
+    made += [DropDefault(name) for name in name_list(drop_default)]
+    made += [DropField(name) for name in name_list(drop)]
+    made += [RenameField(name, to) for name, to in (rename or {}).items()]
+    made += [WidenField(name, kind.removesuffix("?")) for name, kind in (widen or {}).items()]
+    made += [MakeNullable(name) for name in name_list(relax)]
     added, rules = _fields(add) if add is not None else [], computed or {}
     unknown = set(rules) - {field.name for field in added}
     if unknown:
@@ -191,8 +191,8 @@ def changes(
                 f"the rows that are there have no {field.name!r}, so it may be null: write '{field.type}?' (in a class: X | None)"
             )
         rule = _draft(rules[field.name], "a computed column") if field.name in rules else None
-        made.append(Add(dataclasses.replace(field, nullable=True, computed=rule)))
-    made += [Reorder(tuple(names(order)))] if names(order) else []
+        made.append(AddField(dataclasses.replace(field, nullable=True, computed=rule)))
+    made += [ReorderFields(tuple(name_list(order)))] if name_list(order) else []
     made += [SetDefault(name, value) for name, value in (set_default or {}).items()]
     made += [AddCheck(name, _draft(text, "a check")) for name, text in (add_check or {}).items()]
     if not made:
@@ -208,7 +208,7 @@ def with_generated_key(
     """The schema of `fields` whose key, the uuid field `name` (in front, where it is not among them), is generated."""
     if all(field.name != name for field in fields):
         fields = [FieldSpec(name, "uuid", False), *fields]
-    return CollectionSchema(with_key(fields, name), name, event_time, on_duplicate, generated_key=True)
+    return CollectionSchema(with_key_not_null(fields, name), name, event_time, on_duplicate, generated_key=True)
 
 
 def _fields(source: Any) -> list[FieldSpec]:
@@ -228,7 +228,7 @@ def _hints(kind: Any) -> dict[str, Any] | None:
     """The fields of a dataclass or a model of pydantic with their types; None of anything else."""
     if dataclasses.is_dataclass(kind):
         found = [field.name for field in dataclasses.fields(kind)]
-    elif isinstance(kind, type) and is_model(kind):
+    elif isinstance(kind, type) and is_pydantic_model(kind):
         found = list(kind.model_fields)  # type: ignore[attr-defined]
     else:
         return None
@@ -282,10 +282,10 @@ def arrow_schema(source: Any) -> pa.Schema:
         return source
     if isinstance(source, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return source.schema
-    if is_of(source, "pandas") and hasattr(source, "columns"):
+    if is_from_library(source, "pandas") and hasattr(source, "columns"):
         try:
             return pa.Schema.from_pandas(with_named_index(source), preserve_index=False).remove_metadata()
-        except REFUSALS as error:
+        except CONVERSION_ERRORS as error:
             raise InvalidArgument(f"the DataFrame is no table of columns of one type each: {error}") from None
     if hasattr(source, "mapInArrow"):  # Spark, whose own Arrow stream (4.2) has no timestamps
         return source.limit(0).toArrow().schema

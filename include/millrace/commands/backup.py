@@ -9,8 +9,8 @@ import typer
 
 from millrace.base.errors import BackupNotFound, InvalidArgument
 from millrace.commands.parts.command_line import (
-    DOES_NOT_HOLD,
-    RUN,
+    EXIT_VERIFICATION_FAILED,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     command_group,
@@ -20,13 +20,13 @@ from millrace.commands.parts.command_line import (
     print_rows,
 )
 
-app = command_group("backup", RUN, "Back up the whole deployment while it runs, and restore it.")
+app = command_group("backup", OPERATE_PANEL, "Back up the whole deployment while it runs, and restore it.")
 
-Backups = Annotated[
+BackupsOption = Annotated[
     Path | None,
     typer.Option("--in", metavar="FOLDER", help="The folder of backups. Without it: the setting backup_dir."),
 ]
-OneBackup = Annotated[
+BackupArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="[BACKUP]",
@@ -61,12 +61,12 @@ def make(
 
 
 @app.command(name="list")
-def list_(folder: Backups = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def list_(folder: BackupsOption = None, data: DataFolder = None, as_json: AsJson = False) -> None:
     """List the backups in a folder, the newest first.
 
     Example: `millrace backup list --in /mnt/backups/millrace`
     """
-    from millrace.operations.backup.manifest import backups
+    from millrace.operations.backup.manifest import list_backups
 
     place = _place(folder, data)
     if place.exists() and not place.is_dir():
@@ -81,19 +81,19 @@ def list_(folder: Backups = None, data: DataFolder = None, as_json: AsJson = Fal
             "deployment": manifest.deployment,
             "folder": str(each),
         }
-        for each, manifest in backups(place)
+        for each, manifest in list_backups(place)
     ]
     columns = ("id", "started", "bytes", "files", "log", "deployment")
     print_rows(rows, columns=columns, as_json=as_json, empty="There is no backup in that folder.")
 
 
 @app.command()
-def verify(backup: OneBackup = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def verify(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJson = False) -> None:
     """Read a backup again, and compare sizes and digests. Exit code 3 where a file is not as it was.
 
     Example: `millrace backup verify /mnt/backups/millrace`
     """
-    from millrace.operations.backup.verify import verify as read_back
+    from millrace.operations.backup.verify import verify_backup as read_back
 
     found = read_back(_place(backup, data))
     if as_json:
@@ -103,16 +103,16 @@ def verify(backup: OneBackup = None, data: DataFolder = None, as_json: AsJson = 
             typer.echo(words)
         typer.echo(f"{found.id}: {found.files:,} files, {found.bytes:,} bytes, {len(found.problems)} not as they were.")
     if not found.ok:
-        raise typer.Exit(DOES_NOT_HOLD)
+        raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
 
 @app.command()
-def restore(backup: OneBackup = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def restore(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJson = False) -> None:
     """Restore a backup into an empty data folder; the deployment goes on from there with `make up`.
 
     Example: `millrace backup restore /mnt/backups/millrace --data /srv/millrace`
     """
-    from millrace.operations.backup.restore import restore as bring_back
+    from millrace.operations.backup.restore import restore_backup as bring_back
 
     print_facts(bring_back(load_settings(data), _place(backup, data)).to_json(), as_json=as_json)
 

@@ -12,11 +12,10 @@ import typer
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
-from millrace.base.extras import need
-from millrace.commands.parts.becoming import become
+from millrace.base.extras import require_extras
 from millrace.commands.parts.command_line import (
-    LOOK,
-    RUN,
+    INSPECT_PANEL,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     load_settings,
@@ -24,6 +23,7 @@ from millrace.commands.parts.command_line import (
     print_rows,
     root,
 )
+from millrace.commands.parts.exec_python import exec_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ _RATES: dict[str, float | None] = dict.fromkeys(("rows_per_second", "bytes_per_s
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
 
 
-class Switch(StrEnum):
+class OnOff(StrEnum):
     ON = "on"
     OFF = "off"
 
@@ -48,15 +48,15 @@ class Switch(StrEnum):
 @contextmanager
 def _store(data: Path | None) -> Iterator[MetaStore]:
     from millrace.coord.clock import SystemClock
-    from millrace.coord.opening import open_store, require_cluster
+    from millrace.coord.store_factory import open_cluster_store, require_cluster
 
     settings = load_settings(data)
     require_cluster(settings)
-    with open_store(settings, SystemClock()) as store:
+    with open_cluster_store(settings, SystemClock()) as store:
         yield store
 
 
-@root.command(rich_help_panel=RUN)
+@root.command(rich_help_panel=OPERATE_PANEL)
 def coord(
     name: Annotated[str, typer.Option("--name", help="How it is called; default: host and process.")] = "",
     data: DataFolder = None,
@@ -65,11 +65,11 @@ def coord(
 
     Example: `millrace coord --name c1`
     """
-    need("coord")
-    become(["-m", "millrace.service", *(["--name", name] if name else [])], load_settings(data))
+    require_extras("coord")
+    exec_python(["-m", "millrace.service", *(["--name", name] if name else [])], load_settings(data))
 
 
-@root.command(rich_help_panel=RUN)
+@root.command(rich_help_panel=OPERATE_PANEL)
 def node(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in the cluster.")],
     spark: Annotated[
@@ -85,13 +85,13 @@ def node(
     """
     from millrace.runtime.launch.command import jobs_folder
 
-    need("coord")
+    require_extras("coord")
     settings = replace(load_settings(data), node=name)
     alone = ["-m", "millrace.node.cluster"]
-    become([str(jobs_folder() / "streaming_node.py"), "--with-flusher"] if spark else alone, settings)
+    exec_python([str(jobs_folder() / "streaming_node.py"), "--with-flusher"] if spark else alone, settings)
 
 
-@root.command(rich_help_panel=LOOK)
+@root.command(rich_help_panel=INSPECT_PANEL)
 def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Show the nodes of a cluster: where they are, what they own, which are being emptied.
 
@@ -127,11 +127,11 @@ def _rates(settings: Settings, addresses: list[str]) -> dict[str, dict[str, floa
         def together(calls: Sequence[Callable[[], None]]) -> None:
             list(pool.map(lambda call: call(), calls))
 
-        asked = ClusterStats(dict, orders).ask(sorted(set(addresses)), together)
+        asked = ClusterStats(dict, orders).poll(sorted(set(addresses)), together)
     return {name: dict(said) for name, said in asked.items()}
 
 
-@root.command(rich_help_panel=LOOK)
+@root.command(rich_help_panel=INSPECT_PANEL)
 def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Show who owns which role of each PChannel, in which term, why it is there, how many broadcasts (DDL) wait for it, and how its ingest goes.
 
@@ -139,9 +139,9 @@ def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
     """
     from millrace.coord import control
     from millrace.coord.session import INGEST
-    from millrace.observe.broadcasts import waited_for
+    from millrace.observe.broadcasts import waiting_broadcasts
 
-    waits = waited_for(load_settings(data))
+    waits = waiting_broadcasts(load_settings(data))
     with _store(data) as store:
         records = control.channels(store)
         rates = _rates(load_settings(data), [each.owner.address for each in records if each.owner is not None])
@@ -168,9 +168,9 @@ def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
     print_rows(rows, columns=columns, as_json=as_json, empty="Nothing is assigned yet: `millrace coord` does that.")
 
 
-@root.command(rich_help_panel=RUN)
+@root.command(rich_help_panel=OPERATE_PANEL)
 def balance(
-    switch: Annotated[Switch | None, typer.Argument(metavar="[on|off]", help="Without it: show how it stands.")] = None,
+    switch: Annotated[OnOff | None, typer.Argument(metavar="[on|off]", help="Without it: show how it stands.")] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -184,20 +184,20 @@ def balance(
 
     with _store(data) as store:
         if switch is not None:
-            control.freeze(store, frozen=switch is Switch.OFF)
-        asked = control.wanted(store)
+            control.freeze(store, frozen=switch is OnOff.OFF)
+        asked = control.read_control_state(store)
         leader, service = control.leader(store)
         facts = {
             "leader": leader or None,
             "service": service or None,
-            "balance": Switch.OFF if asked.frozen else Switch.ON,
+            "balance": OnOff.OFF if asked.frozen else OnOff.ON,
             "draining": sorted(asked.drains),
             "pchannels": {each.name: len(each.owns) for each in control.nodes(store)},
         }
     print_facts(facts, as_json=as_json)
 
 
-@root.command(rich_help_panel=RUN)
+@root.command(rich_help_panel=OPERATE_PANEL)
 def drain(
     name: NodeName,
     undo: Annotated[bool, typer.Option("--undo", help="Let it have PChannels again.")] = False,

@@ -10,26 +10,26 @@ import typer
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, InvalidArgument
-from millrace.catalog.records import known_collections
+from millrace.catalog.sqlite_file import read_collections
 from millrace.commands.parts.command_line import (
-    ROWS,
+    DATA_PANEL,
     AsJson,
     CollectionName,
     DataFolder,
     command_group,
     find_collection,
     load_settings,
-    moment,
     print_facts,
     print_rows,
+    tick_time,
 )
 from millrace.message.types import OnDuplicate
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
-    from millrace.catalog.collection import Collection
+    from millrace.catalog.collection import CollectionInfo
 
-app = command_group("collections", ROWS, "Make, show, change and drop collections.")
+app = command_group("collections", DATA_PANEL, "Make, show, change and drop collections.")
 
 _POLL_SECONDS = 0.1
 
@@ -45,7 +45,7 @@ def list_collections(
     Example: `millrace collections list --json`
     """
     print_rows(
-        [_summary(each) for each in known_collections(load_settings(data).data_dir, dropped=dropped)],
+        [_summary(each) for each in read_collections(load_settings(data).data_dir, dropped=dropped)],
         columns=("name", "id", "state", "vchannels", "partitions", "fields", "primary_key", "schema_version"),
         as_json=as_json,
         empty="No collections yet: `millrace collections create --help` tells how to make one.",
@@ -132,7 +132,7 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
 
     Example: `millrace collections describe users`
     """
-    from millrace.tables.collections.table import rows_uri
+    from millrace.tables.collections.data_tables import rows_uri
 
     settings = load_settings(data)
     found = find_collection(settings, name)
@@ -198,7 +198,7 @@ def flush(
         ticks = client.catalog.flush(name)
     if wait:
         _wait_flushed(settings, ticks, timeout)
-    rows = [{"vchannel": vchannel, "tick": tick, "time": moment(tick)} for vchannel, tick in sorted(ticks.items())]
+    rows = [{"vchannel": vchannel, "tick": tick, "time": tick_time(tick)} for vchannel, tick in sorted(ticks.items())]
     print_rows(rows, columns=("vchannel", "tick", "time"), as_json=as_json, empty="")
     if not as_json and not any(ticks.values()):
         typer.echo("Nothing was growing.")
@@ -215,7 +215,7 @@ def add_field(
     Example: `millrace collections add-field users 'email:string?'`
     """
     from millrace.commands.parts.collection_schema import parse_field
-    from millrace.message.schema_changes import Add
+    from millrace.message.schema_changes import AddField
 
     spec = parse_field(field)
     settings = load_settings(data)
@@ -223,7 +223,7 @@ def add_field(
     if not spec.nullable:
         raise InvalidArgument(f"the rows that are there have no {spec.name!r}: write it as '{field}?'")
     with _client(settings) as client:
-        version = client.catalog.alter(name, [Add(spec)])
+        version = client.catalog.alter(name, [AddField(spec)])
     typer.echo(f"Added {spec.name} ({spec.type}) to {name}: schema version {version}.")
 
 
@@ -268,11 +268,11 @@ def alter(
 
     Example: `millrace collections alter users --rename mail:email --widen age:int64 --add 'city:string?' --drop note`
     """
-    from millrace.client.nested_changes import resolved
-    from millrace.client.schemas import changes
+    from millrace.client.nested_changes import resolve_paths
+    from millrace.client.schemas import alter_changes
     from millrace.commands.parts.collection_schema import parse_field, parse_pair, parse_rules
 
-    made = changes(
+    made = alter_changes(
         drop_check=drop_check or (),
         drop_default=drop_default or (),
         drop=drop or (),
@@ -288,7 +288,7 @@ def alter(
     settings = load_settings(data)
     find_collection(settings, name)
     with _client(settings) as client:
-        version = client.catalog.alter(name, resolved(made, lambda: client.collection(name).schema))
+        version = client.catalog.alter(name, resolve_paths(made, lambda: client.collection(name).schema))
         fields = client.collection(name).schema.fields
     shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in fields)
     typer.echo(f"{name} has schema version {version}: {shown}.")
@@ -337,7 +337,7 @@ def _client(settings: Settings) -> Any:
     return Client.connect(settings)
 
 
-def _summary(found: Collection) -> dict[str, Any]:
+def _summary(found: CollectionInfo) -> dict[str, Any]:
     return {
         "name": found.name,
         "id": found.id,
@@ -350,13 +350,13 @@ def _summary(found: Collection) -> dict[str, Any]:
     }
 
 
-def _rules(found: Collection) -> dict[str, str]:
+def _rules(found: CollectionInfo) -> dict[str, str]:
     """Defaults, computed fields and checks as text, where there are any."""
-    if not (found.schema.fills or found.schema.judges):
+    if not (found.schema.has_fill_values or found.schema.has_row_rules):
         return {}
-    from millrace.message.expression.rules import texts_of
+    from millrace.message.expression.rules import describe_rules
 
-    return texts_of(found.schema)
+    return describe_rules(found.schema)
 
 
 def _wait_flushed(settings: Settings, ticks: dict[str, int], timeout: float) -> None:

@@ -11,7 +11,7 @@ import typer
 from millrace.base.package import VERSION
 from millrace.base.settings import PREFIX, Settings, describe
 from millrace.commands.parts.command_line import (
-    RUN,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     command_group,
@@ -21,7 +21,7 @@ from millrace.commands.parts.command_line import (
     root,
 )
 
-app = command_group("config", RUN, "Show the settings.")
+app = command_group("config", OPERATE_PANEL, "Show the settings.")
 
 LIBRARIES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "duckdb")
 
@@ -75,7 +75,7 @@ def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]
     return rows
 
 
-@root.command(rich_help_panel=RUN)
+@root.command(rich_help_panel=OPERATE_PANEL)
 def version(as_json: AsJson = False) -> None:
     """Show the version of Millrace, of its chain and wire form, and of the libraries below it.
 

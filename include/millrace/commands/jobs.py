@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from millrace.base.errors import ChannelNotFound, LogUnavailable
-from millrace.commands.parts.becoming import become
-from millrace.commands.parts.command_line import RUN, DataFolder, command_group, load_settings, root
+from millrace.commands.parts.command_line import OPERATE_PANEL, DataFolder, command_group, load_settings, root
+from millrace.commands.parts.exec_python import exec_python
 from millrace.runtime.launch.command import jobs_folder
 
-app = command_group("jobs", RUN, "Run jobs: the streaming node in the foreground, any job detached.")
+app = command_group("jobs", OPERATE_PANEL, "Run jobs: the streaming node in the foreground, any job detached.")
 
 
 @app.command()
@@ -36,10 +36,10 @@ def run(
     arguments = [str(jobs_folder() / "streaming_node.py")]
     arguments += ["--with-flusher"] if with_flusher else []
     arguments += ["--available-now"] if available_now else []
-    become(arguments, settings)
+    exec_python(arguments, settings)
 
 
-@root.command(rich_help_panel=RUN)
+@root.command(rich_help_panel=OPERATE_PANEL)
 def unpark(
     pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
     data: DataFolder = None,
@@ -51,7 +51,7 @@ def unpark(
     Example: `millrace unpark dml_0`
     """
     from millrace.client.append_client import AppendClient
-    from millrace.node.range.parking import unpark as unpark_node
+    from millrace.node.range_loop.parking import unpark as unpark_node
 
     settings = load_settings(data)
     freed = []

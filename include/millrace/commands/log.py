@@ -9,17 +9,17 @@ import typer
 
 from millrace.base.errors import ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
 from millrace.commands.parts.command_line import (
-    DOES_NOT_HOLD,
-    LOOK,
+    EXIT_VERIFICATION_FAILED,
+    INSPECT_PANEL,
     AsJson,
     DataFolder,
     command_group,
+    iso_time,
     load_settings,
     print_json,
     print_rows,
-    stamp,
 )
-from millrace.commands.parts.looking import log_to_look
+from millrace.commands.parts.offline_log import open_log_read_only
 from millrace.message.ids import LogId
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from millrace.client.append_client import AppendClient
     from millrace.log.protocol import LogService
 
-app = command_group("log", LOOK, "Look into the ingress log, check it, stop its server.")
+app = command_group("log", INSPECT_PANEL, "Look into the ingress log, check it, stop its server.")
 
 READ_BYTES = 4 << 20
 _FOLLOW_SECONDS = 1.0
@@ -44,7 +44,7 @@ def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson 
     Example: `millrace log describe`
     """
     rows = []
-    with log_to_look(load_settings(data)) as (service, _):
+    with open_log_read_only(load_settings(data)) as (service, _):
         for name in _names(service, pchannel):
             log = service.open(name)
             found = log.describe()
@@ -57,7 +57,7 @@ def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson 
                     "begin": str(found.begin),
                     "end": str(found.end),
                     "bytes": found.bytes,
-                    "last_append": stamp(last["physical_ms"][0].as_py()) if last.num_rows else None,
+                    "last_append": iso_time(last["physical_ms"][0].as_py()) if last.num_rows else None,
                 }
             )
     columns = ("pchannel", "begin", "end", "bytes", "last_append")
@@ -71,7 +71,7 @@ def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = 
     Example: `millrace log verify dml_0`
     """
     rows: list[dict[str, Any]] = []
-    with log_to_look(load_settings(data)) as (service, _):
+    with open_log_read_only(load_settings(data)) as (service, _):
         for name in _names(service, pchannel):
             log: Any = service.open(name)
             try:
@@ -95,7 +95,7 @@ def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = 
     columns = ("pchannel", "holds", "entries", "records", "bytes", "first_bad", "detail")
     print_rows(rows, columns=columns, as_json=as_json, empty="No PChannels yet.")
     if not all(row["holds"] for row in rows):
-        raise typer.Exit(DOES_NOT_HOLD)
+        raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
 
 @app.command()
@@ -109,24 +109,24 @@ def truncate(
     Example: `millrace log truncate --dry-run`
     """
     from millrace.node.retention.truncation import truncate_log
-    from millrace.operations.quality.gate import require_open
+    from millrace.operations.quality.gate import require_unblocked
     from millrace.tables.wal.table import WalTable
 
     settings = load_settings(data)
     if not dry_run:
-        require_open(settings, what="truncation of the log")
+        require_unblocked(settings, what="truncation of the log")
     rows: list[dict[str, Any]] = []
     if WalTable.exists(settings.wal_uri):
         with ExitStack() as stack:
             if dry_run:
-                service, _ = stack.enter_context(log_to_look(settings))
+                service, _ = stack.enter_context(open_log_read_only(settings))
             else:
                 service = stack.enter_context(_client(settings)).service
             rows = [
                 {
                     "pchannel": found.pchannel,
                     "begin": str(found.begin),
-                    "position": str(found.position if found.moves else found.begin),
+                    "position": str(found.position if found.advances else found.begin),
                     "freed_bytes": found.freed_bytes,
                 }
                 for found in truncate_log(settings, service, dry_run=dry_run)
@@ -178,11 +178,11 @@ def clock(
         held = found.held_since_ms
         rows.append(
             {
-                "wall_clock": stamp(found.wall_ms),
-                "stamps": stamp(found.stamp_ms),
+                "wall_clock": iso_time(found.wall_ms),
+                "stamps": iso_time(found.stamp_ms),
                 "ahead_seconds": found.ahead_seconds,
                 "held": held is not None,
-                "held_since": None if held is None else stamp(held),
+                "held_since": None if held is None else iso_time(held),
                 "leap_seconds": found.leap_seconds,
             }
         )
@@ -206,12 +206,12 @@ def read(
 
     Example: `millrace log read dml_0 --from 0:17 --limit 3`
     """
-    from millrace.commands.parts.messages_out import log_json, payload_reader
+    from millrace.commands.parts.message_json import log_json, payload_decoder
 
     settings = load_settings(data)
-    payload = payload_reader(settings) if rows else None
+    payload = payload_decoder(settings) if rows else None
     shown = 0
-    with log_to_look(settings) as (service, client):
+    with open_log_read_only(settings) as (service, client):
         if follow and client is None:
             raise LogUnavailable(f"no log server runs for {settings.data_dir}, so nothing comes that could be followed")
         log = service.open(_names(service, pchannel)[0])

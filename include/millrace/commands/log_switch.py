@@ -15,7 +15,7 @@ from millrace.commands.parts.command_line import AsJson, DataFolder, load_settin
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
-    from millrace.coord.switch_log import Switch
+    from millrace.coord.switch_log import LogSwitch
     from millrace.node.append.host import AppendHost
 
 
@@ -33,10 +33,10 @@ def switch(
 
     Example: `millrace log switch --to kafka://broker:9092/millrace --dry-run`
     """
-    from millrace.coord.opening import no_appending_nodes
+    from millrace.coord.store_factory import exclude_append_nodes
 
     settings = load_settings(data)
-    with no_appending_nodes(settings) as check, (_offline if offline else _online)(settings) as switching:
+    with exclude_append_nodes(settings) as check, (_offline if offline else _online)(settings) as switching:
         passed = replace(switching, check=check).run(to, dry_run=dry_run)
     rows = [
         {
@@ -66,10 +66,10 @@ class _Hosted:
 
 
 @contextmanager
-def _online(settings: Settings) -> Iterator[Switch]:
+def _online(settings: Settings) -> Iterator[LogSwitch]:
     """The switch through the log's server, which is started where none runs."""
     from millrace.client.client import Client
-    from millrace.coord.switch_log import Switch
+    from millrace.coord.switch_log import LogSwitch
 
     class Host:
         """The server's append host."""
@@ -81,32 +81,35 @@ def _online(settings: Settings) -> Iterator[Switch]:
             return client.append.describe(pchannel)
 
     with Client.connect(settings) as client:
-        yield Switch(settings.log_path, settings.log, client.log, Host(), client.catalog)
+        yield LogSwitch(settings.log_path, settings.log, client.log, Host(), client.catalog)
 
 
 @contextmanager
-def _offline(settings: Settings) -> Iterator[Switch]:
+def _offline(settings: Settings) -> Iterator[LogSwitch]:
     """The switch in this process alone. Raises LogBusy where the log's server runs."""
-    from millrace.base.file_lock import held
-    from millrace.coord.appending import OneByOne
+    from millrace.base.file_lock import exclusive_lock
+    from millrace.coord.append_port import SingleEntryAppender
     from millrace.coord.coordinator import Coordinator
-    from millrace.coord.shared_catalog import shared_of
-    from millrace.coord.switch_log import Switch
+    from millrace.coord.shared_catalog import open_shared_catalog
+    from millrace.coord.switch_log import LogSwitch
     from millrace.log.generations.service import open_deployment_log
     from millrace.node.append.host import AppendHost
-    from millrace.node.append.server import committed_states
+    from millrace.node.append.server import committed_state_loader
     from millrace.rpc.discovery import LOCK_FILE
     from millrace.rpc.launch import launch_of
 
     launch = launch_of(settings)
     settings.log_path.mkdir(parents=True, exist_ok=True)
     with (
-        held(settings.log_path / LOCK_FILE, deadline=Deadline.after(1.0)),
+        exclusive_lock(settings.log_path / LOCK_FILE, deadline=Deadline.after(1.0)),
         open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings)) as log,
-        AppendHost(log, committed_states(settings.wal_uri, log)) as host,
+        AppendHost(log, committed_state_loader(settings.wal_uri, log)) as host,
         Coordinator(
-            settings, log=log, append=OneByOne(host, settings.append_deadline), shared=shared_of(settings)
+            settings,
+            log=log,
+            append=SingleEntryAppender(host, settings.append_deadline),
+            shared=open_shared_catalog(settings),
         ) as coordinator,
     ):
         hosted = _Hosted(host, settings.append_deadline)
-        yield Switch(settings.log_path, launch.backend, log, hosted, coordinator)
+        yield LogSwitch(settings.log_path, launch.backend, log, hosted, coordinator)

@@ -10,7 +10,7 @@ import typer
 
 from millrace.base.errors import InvalidArgument
 from millrace.commands.log import app
-from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_facts, print_json, stamp
+from millrace.commands.parts.command_line import AsJson, DataFolder, iso_time, load_settings, print_facts, print_json
 from millrace.message.ids import LogId
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def tombstone(
             placed = client.place_tombstone(pchannel, place, sha256=checksum, author=_user(), reason=reason)
             _say_placed(placed, as_json=as_json)
         else:
-            _show(client.entry_that_parks(pchannel, place), pchannel, entry, as_json=as_json)
+            _show(client.inspect_parked_entry(pchannel, place), pchannel, entry, as_json=as_json)
 
 
 def _user() -> str:
@@ -63,7 +63,7 @@ def _show(found: dict[str, Any], pchannel: str, entry: str, *, as_json: bool) ->
     facts = {
         "pchannel": pchannel,
         "entry": entry,
-        "appended": stamp(found["physical_ms"]),
+        "appended": iso_time(found["physical_ms"]),
         "bytes": found["bytes"],
         "checksum": found["sha256"],
         "parked": found["judged"],

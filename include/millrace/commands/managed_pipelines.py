@@ -14,7 +14,7 @@ from millrace.commands.parts.command_line import AsJson, DataFolder, load_settin
 from millrace.commands.pipelines import app
 
 if TYPE_CHECKING:
-    from millrace.commands.parts.pipeline_service import PipelineService
+    from millrace.commands.parts.pipeline_client import PipelineClient
 
 Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its id.", show_default=False)]
 File = Annotated[
@@ -44,17 +44,17 @@ _TASK: Final = (
 )  # fmt: skip
 
 
-def _service(data: Path | None, server: str, roots: Path | None) -> PipelineService:
-    from millrace.commands.parts.pipeline_service import PipelineService
+def _service(data: Path | None, server: str, roots: Path | None) -> PipelineClient:
+    from millrace.commands.parts.pipeline_client import PipelineClient
 
-    return PipelineService(load_settings(data), server, roots=roots)
+    return PipelineClient(load_settings(data), server, roots=roots)
 
 
 def _ask(
     data: Path | None, server: str, roots: Path | None, method: str, path: str, body: Any = None, **query: Any
 ) -> Any:
     with _service(data, server, roots) as service:
-        return service.ask(method, path, body, **query)
+        return service.request(method, path, body, **query)
 
 
 def _declared(file: Path) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def validate(
 
 
 @app.command("list")
-def listed(
+def list_pipelines(
     text: Annotated[str, typer.Option("--text", metavar="TEXT", help="In id or name.")] = "",
     account: Annotated[str, typer.Option("--account", metavar="NAME", help="Of this account.")] = "",
     server: Server = "",
@@ -131,7 +131,7 @@ def listed(
     rows: list[dict[str, Any]] = []
     with _service(data, server, roots) as service:
         while True:
-            page = service.ask("GET", "pipelines", text=text, account=account, offset=len(rows), limit=200)
+            page = service.request("GET", "pipelines", text=text, account=account, offset=len(rows), limit=200)
             rows += page["pipelines"]
             if not page["pipelines"] or len(rows) >= page["total"]:
                 break
@@ -167,7 +167,7 @@ def status(
 
 
 def _said_here(data: Path | None, name: str) -> dict[str, Any]:
-    from millrace.base.file_lock import reported
+    from millrace.base.file_lock import is_report_live
     from millrace.pipelines.model.status import State, pipeline_folder
     from millrace.pipelines.worker.supervision import read_status
 
@@ -175,7 +175,7 @@ def _said_here(data: Path | None, name: str) -> dict[str, Any]:
     if not pipeline_folder(settings, name).is_dir():
         raise PipelineNotFound(f"no pipeline {name!r} has run on this host with the data folder {settings.data_dir}")
     said = read_status(settings, name)
-    if said.state in (State.RUNNING, State.PAUSED) and not reported(settings.run_path, said.pid, said.at):
+    if said.state in (State.RUNNING, State.PAUSED) and not is_report_live(settings.run_path, said.pid, said.at):
         said = said.model_copy(update={"state": State.STOPPED, "cause": f"its worker, process {said.pid}, is gone"})
     return said.model_dump(mode="json")
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millrace.commands.parts.command_line import (
-    DOES_NOT_HOLD,
-    RUN,
+    EXIT_VERIFICATION_FAILED,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     ReportingGroup,
     command_group,
-    json_object,
     load_settings,
+    parse_json_object,
     print_facts,
 )
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from millrace.operations.operation import Operation
 
 
-class Operations(ReportingGroup):
+class OperationsGroup(ReportingGroup):
     """The commands of all operations. They are made when the group is asked for them: to declare takes pydantic."""
 
     def __init__(self, **given: Any) -> None:
@@ -45,7 +45,10 @@ class Operations(ReportingGroup):
 
 
 app = command_group(
-    "operations", RUN, "Run an operation here, to its end; `millrace jobs start` runs it detached.", cls=Operations
+    "operations",
+    OPERATE_PANEL,
+    "Run an operation here, to its end; `millrace jobs start` runs it detached.",
+    cls=OperationsGroup,
 )
 
 
@@ -53,16 +56,16 @@ def _command(operation: Operation) -> Callable[..., None]:
     """The command of an operation: as typer reads it, a function with an option for each of its parameters."""
 
     def run(*, data: Any, as_json: bool, params: str | None, **given: Any) -> None:
-        from millrace.operations.entry import perform
+        from millrace.operations.entry import run_in_process
         from millrace.runtime.progress import Progress
 
         chosen = operation.params.parse(
-            json_object(params) | {name: value for name, value in given.items() if value not in (None, [])}
+            parse_json_object(params) | {name: value for name, value in given.items() if value not in (None, [])}
         )
-        report = perform(operation, load_settings(data), chosen, Progress())
+        report = run_in_process(operation, load_settings(data), chosen, Progress())
         print_facts(report.to_json(), as_json=as_json)
-        if not report.holds:
-            raise typer.Exit(DOES_NOT_HOLD)
+        if not report.succeeded:
+            raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
     schema = operation.params.model_json_schema()
     options: dict[str, Any] = {name: _option(name, field) for name, field in schema["properties"].items()}

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from millrace.base.extras import need
+from millrace.base.extras import require_extras
 from millrace.commands.parts.command_line import (
-    RUN,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     command_group,
@@ -18,7 +18,7 @@ from millrace.commands.parts.command_line import (
     print_json,
 )
 
-app = command_group("pipelines", RUN, "Pipelines: topics in, transformed documents out.")
+app = command_group("pipelines", OPERATE_PANEL, "Pipelines: topics in, transformed documents out.")
 
 Declaration = Annotated[
     Path, typer.Argument(metavar="FILE", help="The declaration, YAML or JSON; ${env:NAME} for secrets.")
@@ -30,7 +30,7 @@ Config = Annotated[
 
 @app.callback()
 def _all() -> None:
-    need("pipelines")
+    require_extras("pipelines")
 
 
 @app.command()
@@ -57,10 +57,10 @@ def serve(config: Config = None, data: DataFolder = None) -> None:
 
     Example: `millrace pipelines serve --config pipeline-config.yaml`
     """
-    from millrace.commands.parts.becoming import become
+    from millrace.commands.parts.exec_python import exec_python
 
     more = [] if config is None else ["--config", str(config.absolute())]
-    become(["-m", "millrace.service.pipelines", *more], load_settings(data))
+    exec_python(["-m", "millrace.service.pipelines", *more], load_settings(data))
 
 
 @app.command()

@@ -19,27 +19,27 @@ import typer
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
 from millrace.commands.parts.command_line import (
-    FAILED,
-    ROWS,
+    DATA_PANEL,
+    EXIT_ERROR,
     AsJson,
     CollectionName,
     DataFolder,
     console,
-    counted,
     find_collection,
+    format_count,
     load_settings,
-    moment,
     print_json,
     root,
+    tick_time,
 )
 from millrace.message.types import OnDuplicate
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
-    from millrace.catalog.collection import Collection
-    from millrace.client.produce.files.fitting import BadRow, Batch
-    from millrace.client.produce.files.journal import Journal, Place
-    from millrace.client.produce.files.kinds import CsvForm, InputFormat
+    from millrace.catalog.collection import CollectionInfo
+    from millrace.client.produce.files.formats import CsvOptions, InputFormat
+    from millrace.client.produce.files.journal import LoadJournal, LoadPosition
+    from millrace.client.produce.files.row_conversion import BadRow, RowBatch
     from millrace.client.produce.producer import Producer
     from millrace.client.produce.written import Written
 
@@ -50,7 +50,7 @@ SHOWN_BAD_ROWS = 20
 MAX_BAD_ROWS = 1_000
 
 
-class Format(StrEnum):
+class SourceFormat(StrEnum):
     """Of the input."""
 
     JSONL = "jsonl"
@@ -98,7 +98,7 @@ class Tally:
         return cls(**value | {"rejected": Counter(value.get("rejected", {}))})
 
 
-@root.command(rich_help_panel=ROWS)
+@root.command(rich_help_panel=DATA_PANEL)
 def produce(
     name: CollectionName,
     sources: Annotated[
@@ -106,7 +106,8 @@ def produce(
         typer.Argument(metavar="[FILE…|-]", help="Files, folders or patterns; - is stdin.", show_default=False),
     ] = None,
     file_format: Annotated[
-        Format | None, typer.Option("--format", help="Of the rows. Without it: by the suffix; stdin is JSON lines.")
+        SourceFormat | None,
+        typer.Option("--format", help="Of the rows. Without it: by the suffix; stdin is JSON lines."),
     ] = None,
     partition: Annotated[str | None, typer.Option(help="The partition that all rows go to.")] = None,
     partition_by: Annotated[
@@ -181,16 +182,16 @@ def produce(
     Example: `millrace produce users gone.csv --delete`
     """
     from millrace.client.client import Client
-    from millrace.client.produce.files.kinds import STDIN, CsvForm, InputFormat, files_of, format_of
-    from millrace.client.produce.files.reading import read_batches
+    from millrace.client.produce.files.formats import STDIN, CsvOptions, InputFormat, expand_paths, format_of
+    from millrace.client.produce.files.reader import read_batches
 
     _check_options(
         partition, partition_by, delete=delete, upsert=upsert, chooses=on_duplicate is not None and not create
     )
     settings = load_settings(data)
-    form = CsvForm(delimiter, quote, header, encoding, ("", *(null or ())), decimal, date_format, time_format)
+    form = CsvOptions(delimiter, quote, header, encoding, ("", *(null or ())), decimal, date_format, time_format)
     given = None if file_format is None else InputFormat(file_format)
-    files = files_of(sources or [Path(STDIN)], given)
+    files = expand_paths(sources or [Path(STDIN)], given)
     kinds = [format_of(each, given) for each in files]
     if create:
         _create(settings, name, files[0], key or [], given, form, on_duplicate=on_duplicate, upsert=upsert)
@@ -218,17 +219,19 @@ def produce(
     try:
         with ExitStack() as opened:
             journal = None if resume is None else opened.enter_context(_journal(resume, load, files))
-            place = None if journal is None else journal.place
+            place = None if journal is None else journal.position
             if place is not None and place.counts:
                 tally = Tally.from_json(place.counts)
-                typer.echo(f"Going on behind {counted(tally.accepted, 'row')} of this load.", err=True)
+                typer.echo(f"Going on behind {format_count(tally.accepted, 'row')} of this load.", err=True)
             bad = (
-                None if bad_rows is None else opened.enter_context(BadRows.at(bad_rows, max_bad, tally.skipped, place))
+                None
+                if bad_rows is None
+                else opened.enter_context(BadRowsFile.open(bad_rows, max_bad, tally.skipped, place))
             )
             client = opened.enter_context(Client.connect(settings))
             producer = client.producer(resumed=None if journal is None else journal.producer_id)
             if journal is not None:
-                place = journal.place
+                place = journal.position
                 if not place.ticks:  # before anything is sent
                     place.ticks = {each: client.append.tick(each, persist=False) for each in collection.pchannels}
                     journal.save()
@@ -268,15 +271,15 @@ def produce(
             "APPEND_REJECTED: the chain rejected rows; `millrace wal rejections` shows each message with its reason",
             err=True,
         )
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_ERROR)
 
 
 def _batches(
     files: list[Path],
     kinds: list[InputFormat],
-    place: Place | None,
-    read: Callable[[BinaryIO, InputFormat], Iterator[Batch]],
-) -> Iterator[tuple[int, int, Batch | None]]:
+    place: LoadPosition | None,
+    read: Callable[[BinaryIO, InputFormat], Iterator[RowBatch]],
+) -> Iterator[tuple[int, int, RowBatch | None]]:
     """(file's number, batches of it with this one, batch) behind `place`; (next file's number, 0, None) behind each file."""
     begin, passed = (0, 0) if place is None else (place.file, place.batches)
     for number in range(begin, len(files)):
@@ -293,7 +296,7 @@ def _create(
     source: Path,
     key: Sequence[str],
     kind: InputFormat | None,
-    form: CsvForm,
+    form: CsvOptions,
     *,
     on_duplicate: OnDuplicate | None,
     upsert: bool,
@@ -328,44 +331,46 @@ def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
 
 
 def _evolve(
-    settings: Settings, collection: Collection, files: list[Path], kind: InputFormat | None, form: CsvForm
-) -> Collection:
+    settings: Settings, collection: CollectionInfo, files: list[Path], kind: InputFormat | None, form: CsvOptions
+) -> CollectionInfo:
     """The collection with a schema that the files' columns fit; what was changed is told."""
     from millrace.client.client import Client
     from millrace.commands.parts.collection_schema import file_changes
-    from millrace.message.schema_changes import Add, Widen
+    from millrace.message.schema_changes import AddField, WidenField
 
     made = file_changes(files, collection.schema, kind=kind, form=form)
     if not made:
         return collection
     with Client.connect(settings) as client:
         version = client.catalog.alter(collection.name, made)
-        added = [f"added {each.field.name}:{each.field.type}" for each in made if isinstance(each, Add)]
-        widened = [f"widened {each.name} to {each.type}" for each in made if isinstance(each, Widen)]
+        added = [f"added {each.field.name}:{each.field.type}" for each in made if isinstance(each, AddField)]
+        widened = [f"widened {each.name} to {each.type}" for each in made if isinstance(each, WidenField)]
         shown = ", ".join([*added, *widened])
         typer.echo(f"{collection.name} has schema version {version}: {shown}.", err=True)
         return client.collection(collection.name)
 
 
-def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractContextManager[Journal]:
-    from millrace.client.produce.files.journal import facts_of, opened
+def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractContextManager[LoadJournal]:
+    from millrace.client.produce.files.journal import file_fingerprints, open_journal
 
     if any(str(each) == "-" for each in files):
         raise typer.BadParameter("--resume reads files again from where it was, and stdin is read once")
-    return opened(path, load | {"files": facts_of(files)})
+    return open_journal(path, load | {"files": file_fingerprints(files)})
 
 
-def _keep(journal: Journal, file: int, batches: int, producer: Producer, tally: Tally, bad: BadRows | None) -> None:
+def _keep(
+    journal: LoadJournal, file: int, batches: int, producer: Producer, tally: Tally, bad: BadRowsFile | None
+) -> None:
     """All up to here was acknowledged: the journal says so from now on."""
-    place = journal.place
+    place = journal.position
     place.file, place.batches, place.numbers = file, batches, producer.numbers()
     place.ticks = place.ticks | producer.ticks()
-    place.bad_bytes = 0 if bad is None else bad.flushed()
+    place.bad_bytes = 0 if bad is None else bad.flush()
     place.counts = tally.to_json()
     journal.save()
 
 
-class BadRows:
+class BadRowsFile:
     """The file of rows that did not fit: an object a line, with file, line, column, value and reason."""
 
     def __init__(self, file: BinaryIO, most: int, count: int) -> None:
@@ -375,7 +380,7 @@ class BadRows:
 
     @classmethod
     @contextmanager
-    def at(cls, path: Path, most: int, count: int, place: Place | None) -> Iterator[BadRows]:
+    def open(cls, path: Path, most: int, count: int, place: LoadPosition | None) -> Iterator[BadRowsFile]:
         """The file at `path`, new, or as long as it was at `place`. Raises InvalidArgument."""
         try:
             file = path.open("r+b" if place is not None and place.bad_bytes and path.exists() else "wb")
@@ -392,14 +397,14 @@ class BadRows:
             if self._count == self._most:
                 self._file.flush()
                 raise InvalidArgument(
-                    f"{file.name}, line {row.line}: {row.why}; {counted(self._most, 'bad row')} went before it, and --max-bad"
+                    f"{file.name}, line {row.line}: {row.why}; {format_count(self._most, 'bad row')} went before it, and --max-bad"
                     " allows no more. Its batch was not sent"
                 )
             told = {"file": str(file), "line": row.line, "column": row.column, "value": row.value, "reason": row.why}
             self._file.write((json.dumps(told, ensure_ascii=False) + "\n").encode())
             self._count += 1
 
-    def flushed(self) -> int:
+    def flush(self) -> int:
         """The bytes that are with the system."""
         self._file.flush()
         return self._file.tell()
@@ -418,7 +423,9 @@ def _check_options(
         raise typer.BadParameter("--delete takes --partition, or deletes in all partitions")
 
 
-def _check_partitions(collection: Collection, partition: str | None, partition_by: str | None, delete: bool) -> None:
+def _check_partitions(
+    collection: CollectionInfo, partition: str | None, partition_by: str | None, delete: bool
+) -> None:
     known = ", ".join(collection.partitions)
     if partition is not None and partition not in collection.partitions:
         raise InvalidArgument(f"{collection.name} has no partition {partition!r}; it has {known}")
@@ -443,7 +450,7 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _note_bad(batch: Batch, file: Path, tally: Tally, on_error: OnError, bad: BadRows | None) -> None:
+def _note_bad(batch: RowBatch, file: Path, tally: Tally, on_error: OnError, bad: BadRowsFile | None) -> None:
     """Raises InvalidArgument for the first bad row where that is to stop."""
     if bad is not None:
         bad.write(file, batch.bad)
@@ -452,7 +459,9 @@ def _note_bad(batch: Batch, file: Path, tally: Tally, on_error: OnError, bad: Ba
         more = f" (and {others} more rows of this batch)" if others else ""
         before = f"everything up to line {tally.last_line} was sent" if tally.last_line else "nothing was sent"
         if tally.files:
-            before = f"{counted(tally.files, 'file')} before it and {before if tally.last_line else 'nothing'} of it"
+            before = (
+                f"{format_count(tally.files, 'file')} before it and {before if tally.last_line else 'nothing'} of it"
+            )
         raise InvalidArgument(
             f"{'' if str(file) == '-' else f'{file.name}, '}line {first.line}: {first.why}{more}; {before}."
             " --on-error skip leaves such rows out and goes on, --bad-rows FILE keeps them"
@@ -467,8 +476,8 @@ def _note_bad(batch: Batch, file: Path, tally: Tally, on_error: OnError, bad: Ba
 
 def _send(
     producer: Producer,
-    collection: Collection,
-    batch: Batch,
+    collection: CollectionInfo,
+    batch: RowBatch,
     partition: str | None,
     partition_by: str | None,
     delete: bool,
@@ -512,11 +521,11 @@ def _summarise(tally: Tally, seconds: float, *, deleted: bool, as_json: bool) ->
             }
         )
         return
-    accepted = counted(tally.accepted, "key" if deleted else "row") + (" to delete" if deleted else "")
-    typer.echo(f"Accepted {accepted} in {counted(tally.messages, 'message')}, {seconds:.1f} s.")
+    accepted = format_count(tally.accepted, "key" if deleted else "row") + (" to delete" if deleted else "")
+    typer.echo(f"Accepted {accepted} in {format_count(tally.messages, 'message')}, {seconds:.1f} s.")
     if tally.last_tick:
-        typer.echo(f"Last time tick {tally.last_tick} ({moment(tally.last_tick)}).")
+        typer.echo(f"Last time tick {tally.last_tick} ({tick_time(tally.last_tick)}).")
     for reason, rows in sorted(tally.rejected.items()):
-        typer.echo(f"Rejected {counted(rows, 'row')}: {reason}")
+        typer.echo(f"Rejected {format_count(rows, 'row')}: {reason}")
     if tally.skipped:
-        typer.echo(f"Skipped {counted(tally.skipped, 'row')} that did not fit.")
+        typer.echo(f"Skipped {format_count(tally.skipped, 'row')} that did not fit.")

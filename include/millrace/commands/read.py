@@ -8,33 +8,33 @@ import typer
 
 from millrace.base.errors import CollectionNotFound, LogUnavailable
 from millrace.commands.parts.command_line import (
-    ROWS,
+    DATA_PANEL,
     CollectionName,
     DataFolder,
     find_collection,
+    iso_time,
     load_settings,
     root,
-    stamp,
 )
 from millrace.commands.parts.output import (
     TABLE_ROWS,
     AsJsonLines,
     FileFormat,
-    Format,
     Output,
-    chosen_format,
+    OutputFormat,
     print_table,
-    put,
+    resolve_format,
+    write_output,
 )
 from millrace.message.ids import resolve_tick, tick_physical_ms
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
-    from millrace.catalog.collection import Collection
+    from millrace.catalog.collection import CollectionInfo
     from millrace.tables.read.plan import ReadPlan
 
 
-@root.command(rich_help_panel=ROWS)
+@root.command(rich_help_panel=DATA_PANEL)
 def read(
     name: CollectionName,
     at: Annotated[
@@ -72,11 +72,11 @@ def read(
     Example: `millrace read flights --at 2026-11-21T10:15:00Z --output flights.parquet`
     """
     from millrace.rpc.selection import Selection
-    from millrace.tables.read.arrow import count_rows, stream_of
+    from millrace.tables.read.arrow import count_rows, read_stream
 
     settings = load_settings(data)
-    chosen = chosen_format(file_format, output, as_json=as_json)
-    if limit is None and chosen == Format.TABLE:
+    chosen = resolve_format(file_format, output, as_json=as_json)
+    if limit is None and chosen == OutputFormat.TABLE:
         limit = TABLE_ROWS
     selection = Selection.of(
         columns=",".join(columns) if columns else None,
@@ -86,40 +86,40 @@ def read(
     )
     tick = None if at is None else resolve_tick(at)
     plan = _plan(settings, find_collection(settings, name), tick, wait)
-    rows = stream_of(plan, selection=selection)
-    if chosen == Format.TABLE:
+    rows = read_stream(plan, selection=selection)
+    if chosen == OutputFormat.TABLE:
         shown = rows.read_all()
         print_table(shown)
         if limit is not None and shown.num_rows == limit and (all_rows := count_rows(plan, where=where)) > limit:
             typer.echo(f"{limit:,} of {all_rows:,} rows")
         return
-    put(rows, chosen, output)
+    write_output(rows, chosen, output)
 
 
-def _plan(settings: Settings, found: Collection, tick: int | None, wait: float | None) -> ReadPlan:
+def _plan(settings: Settings, found: CollectionInfo, tick: int | None, wait: float | None) -> ReadPlan:
     """The read, pinned. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
     from millrace.client.append_client import AppendClient
-    from millrace.commands.status import streaming_job
-    from millrace.tables.read.freshness import Confirmed, confirm
+    from millrace.commands.status import streaming_job_status
+    from millrace.tables.read.freshness import ConfirmedTicks, confirm_ticks
     from millrace.tables.read.plan import plan_read
 
-    running = streaming_job(settings)["running"]
+    running = streaming_job_status(settings)["running"]
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
-    confirmed = Confirmed({}, "no log server runs")
+    confirmed = ConfirmedTicks({}, "no log server runs")
     why = "the streaming job is behind" + ("." if running else ", and it does not run (`millrace jobs run`).")
     try:
         with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
-            confirmed = confirm(settings, found.pchannels, client, at=tick, seconds=seconds)
+            confirmed = confirm_ticks(settings, found.pchannels, client, at=tick, seconds=seconds)
     except LogUnavailable:
         why = "no log server runs, which alone knows what the tables lack (`millrace jobs run` starts it)."
-    if confirmed.lacking and tick is None:
+    if confirmed.missing and tick is None:
         typer.echo(f"Not the newest: {why}", err=True)
     try:
         return plan_read(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed.ticks)
     except CollectionNotFound as error:
-        if tick is not None and not confirmed.lacking:
+        if tick is not None and not confirmed.missing:
             raise CollectionNotFound(
-                f"{found.name} was not there at {stamp(tick_physical_ms(tick))}: {error}. Read at a later moment"
+                f"{found.name} was not there at {iso_time(tick_physical_ms(tick))}: {error}. Read at a later moment"
             ) from None
         raise CollectionNotFound(
             f"{found.name} cannot be read: {error}. The coordinator knows it; the WAL gets it from the streaming job "

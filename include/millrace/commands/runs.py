@@ -11,11 +11,11 @@ from millrace.commands.jobs import app
 from millrace.commands.parts.command_line import (
     AsJson,
     DataFolder,
-    json_object,
+    iso_time,
     load_settings,
+    parse_json_object,
     print_json,
     print_rows,
-    stamp,
 )
 from millrace.runtime.child_processes import JobFailed
 
@@ -54,7 +54,7 @@ def start(
     from millrace.operations.registry import find_job, operations
     from millrace.runtime.launch.launcher import Launcher, RunState
 
-    chosen = None if params is None else json_object(params)
+    chosen = None if params is None else parse_json_object(params)
     if chosen is not None and (operation := operations().get(job)) is not None:
         operation.params.parse(chosen)  # else the run would end by it, after this command has said that it runs
     launcher = Launcher(load_settings(data))
@@ -68,7 +68,7 @@ def start(
     if status.error is not None:
         raise JobFailed(f"{status.error} (log: {status.log})")
     if status.state is RunState.FINISHED:
-        launcher.collect(name)
+        launcher.mark_collected(name)
         print_json(status.report or {})
         return
     _print([status], as_json=as_json)
@@ -125,10 +125,10 @@ def _print(found: list[RunStatus], *, as_json: bool) -> None:
         {
             "run_id": status.run_id,
             "job": status.job,
-            "state": "waiting" if status.waits else str(status.state),
+            "state": "waiting" if status.waiting else str(status.state),
             "attempt": status.attempt,
             "pid": status.pid if status.active else None,
-            "started": stamp(int(status.started_at * 1000)),
+            "started": iso_time(int(status.started_at * 1000)),
             "progress": str(status.error) if status.error is not None else (status.progress or {}).get("words"),
         }
         for status in found

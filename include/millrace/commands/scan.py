@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.base.errors import ChannelNotFound, ChannelParked, InvalidArgument, LogUnavailable, MillraceError
-from millrace.catalog.records import known_collections
-from millrace.commands.parts.command_line import ROWS, DataFolder, load_settings, print_json, root
+from millrace.catalog.sqlite_file import read_collections
+from millrace.commands.parts.command_line import DATA_PANEL, DataFolder, load_settings, print_json, root
 from millrace.message.ids import LogId, MessageId
 from millrace.message.types import BEHAVIOUR, MessageType
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
     from millrace.client.consume.scan import TailSource
-    from millrace.rpc.tail import Tailed
+    from millrace.rpc.tail import TailBatch
     from millrace.wal.scanner import DeliverPolicy
 
 _VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")
 
 
-@root.command(rich_help_panel=ROWS)
+@root.command(rich_help_panel=DATA_PANEL)
 def scan(
     channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="A PChannel (dml_0) or a VChannel (dml_0_1v0).")],
     start: Annotated[
@@ -58,17 +58,17 @@ def scan(
     settings = load_settings(data)
     vchannel = _VCHANNEL.fullmatch(channel)
     if vchannel is not None:
-        known = [name for each in known_collections(settings.data_dir, dropped=True) for name in each.vchannels]
+        known = [name for each in read_collections(settings.data_dir, dropped=True) for name in each.vchannels]
         if channel not in known:
             raise ChannelNotFound(f"no VChannel {channel!r}; those there are: {', '.join(known) or 'none yet'}")
     pchannel = channel if vchannel is None else vchannel["pchannel"]
     from millrace.client.append_client import AppendClient
     from millrace.client.consume.scan import scan as start_scan
-    from millrace.commands.parts.messages_out import payload_reader, unit_json
-    from millrace.tables.wal.log_replay import Untaken
-    from millrace.wal.scanner import Types
+    from millrace.commands.parts.message_json import payload_decoder, unit_json
+    from millrace.tables.wal.log_replay import UncommittedMessages
+    from millrace.wal.scanner import TypeFilter
 
-    payload = payload_reader(settings) if rows else None
+    payload = payload_decoder(settings) if rows else None
     client: AppendClient | None = None
     try:
         client = AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline)
@@ -78,7 +78,7 @@ def scan(
     with client or nullcontext():
         tail, names, until, stopped = _sources(settings, client, pchannel)
         if pchannel not in names:
-            of = {each.name: each.vchannels for each in known_collections(settings.data_dir)}
+            of = {each.name: each.vchannels for each in read_collections(settings.data_dir)}
             if channel in of:
                 raise ChannelNotFound(
                     f"{channel!r} is a collection; scan one of its channels: {', '.join(of[channel])}"
@@ -89,9 +89,9 @@ def scan(
             policy,
             wal=settings.wal_uri,
             tail=tail,
-            filters=[Types(wanted)],
+            filters=[TypeFilter(wanted)],
             until_tick=None if follow else until,
-            log=None if client is None else Untaken(settings.wal_uri, client.service),
+            log=None if client is None else UncommittedMessages(settings.wal_uri, client.service),
             patience=settings.read_deadline,
         ) as found:
             for number, unit in enumerate(found, 1):
@@ -105,10 +105,10 @@ def scan(
 class _NoTail:
     """The tail of a scan without a server, which ends with the table."""
 
-    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed:
-        from millrace.rpc.tail import Tailed
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch:
+        from millrace.rpc.tail import TailBatch
 
-        return Tailed([], after_tick)
+        return TailBatch([], after_tick)
 
     def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
         return 0  # nobody appends one

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from millrace.base.errors import LogUnavailable, MillraceError
-from millrace.catalog.records import known_collections
+from millrace.catalog.sqlite_file import read_collections
 from millrace.commands.parts.command_line import (
-    LOOK,
+    INSPECT_PANEL,
     AsJson,
     DataFolder,
+    iso_time,
     load_settings,
-    moment,
     print_json,
     print_rows,
     root,
-    stamp,
+    tick_time,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MOST = 5
 """Abandoned DDL that is shown."""
 
 
-@root.command(rich_help_panel=LOOK)
+@root.command(rich_help_panel=INSPECT_PANEL)
 def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Show the log server, the streaming job, what is not as it should be, and how far each PChannel is.
 
@@ -39,7 +39,7 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     Example: `millrace status`
     """
     settings = load_settings(data)
-    found = gather(settings)
+    found = deployment_status(settings)
     if as_json:
         print_json(found)
         return
@@ -59,7 +59,7 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     print_rows(found["pchannels"], columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
 
 
-def gather(settings: Settings) -> dict[str, Any]:
+def deployment_status(settings: Settings) -> dict[str, Any]:
     """Everything that ``status`` shows, as plain data."""
     from millrace.client.append_client import AppendClient
 
@@ -74,8 +74,8 @@ def gather(settings: Settings) -> dict[str, Any]:
         return {
             "data": str(settings.data_dir),
             "log_server": server,
-            "streaming_job": streaming_job(settings),
-            "collections": len(known_collections(settings.data_dir)),
+            "streaming_job": streaming_job_status(settings),
+            "collections": len(read_collections(settings.data_dir)),
             "health": _health(settings),
             "operations": _operations(settings),
             "ddl": _ddl(settings),
@@ -88,13 +88,13 @@ def gather(settings: Settings) -> dict[str, Any]:
 
 def _ddl(settings: Settings) -> list[dict[str, Any]]:
     """Broadcasts that wait, and the newest that were abandoned."""
-    from millrace.coord.store import Store
+    from millrace.coord.catalog_store import CatalogStore
 
-    store = Store.to_look(settings.data_dir)
+    store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:
         return []
     with store:
-        troubles = store.broadcasts.troubles()
+        troubles = store.broadcasts.list_unresolved()
     open_ = [each for each in troubles if each.task.open]
     shown = open_ + [each for each in troubles if not each.task.open][-_MOST:]
     return [
@@ -102,15 +102,15 @@ def _ddl(settings: Settings) -> list[dict[str, Any]]:
             "collection": each.collection,
             "kind": each.task.kind,
             "state": "waiting" if each.task.open else "abandoned",
-            "since": stamp(each.task.words_at_ms) if each.task.words_at_ms else None,
+            "since": iso_time(each.task.reason_at_ms) if each.task.reason_at_ms else None,
             "acked": f"{len(each.task.ticks)} of {len(each.task.targets)}",
-            "detail": each.task.words or "under way",
+            "detail": each.task.reason or "under way",
         }
         for each in shown
     ]
 
 
-def streaming_job(settings: Settings) -> dict[str, Any]:
+def streaming_job_status(settings: Settings) -> dict[str, Any]:
     """The streaming node, or the nodes of a cluster together, by their progress files: whether one lives, what was said last."""
     from millrace.observe.jobs import read_jobs
 
@@ -120,7 +120,7 @@ def streaming_job(settings: Settings) -> dict[str, Any]:
     return {
         "running": job.state == "running",
         "pid": job.pid,
-        "last_batch": None if job.at is None else stamp(int(job.at * 1000)),
+        "last_batch": None if job.at is None else iso_time(int(job.at * 1000)),
         "batches": job.batches,
         "rows": job.rows,
     }
@@ -149,7 +149,7 @@ def _health(settings: Settings) -> dict[str, Any]:
 
 
 def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str, Any]]:
-    from millrace.node.range.parking import read_parked
+    from millrace.node.range_loop.parking import read_parked
     from millrace.storage.table import open_table
     from millrace.tables.collections.flush_tables import read_checkpoints
     from millrace.tables.wal.table import WalTable
@@ -159,7 +159,7 @@ def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str
     checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
     parked = {each.pchannel: each for each in read_parked(settings.parked_path)}
     in_wal = set(table.pchannels()) if table is not None else set()
-    positions = table.sound_positions(in_wal) if table is not None else {}
+    positions = table.valid_positions(in_wal) if table is not None else {}
     in_log = set(client.service.names()) if client is not None else set()
     pending = _pending(client, table, in_log - (in_wal - set(positions))) if client is not None else {}
     lags = {name: found for name, found in pending.items() if isinstance(found, float)}
@@ -177,11 +177,11 @@ def _pchannels(settings: Settings, client: AppendClient | None) -> list[dict[str
             "log_bytes": None,
             "wal_position": str(state.position) if state is not None else None,
             "wal_tick": wal_tick,
-            "wal_time": moment(wal_tick),
+            "wal_time": tick_time(wal_tick),
             "messages": position.totals.messages if position is not None else 0,
             "rejections": position.totals.rejections if position is not None else 0,
             "flushed_tick": checkpoint.time_tick if checkpoint is not None else 0,
-            "flushed_time": moment(checkpoint.time_tick) if checkpoint is not None else None,
+            "flushed_time": tick_time(checkpoint.time_tick) if checkpoint is not None else None,
             "lag_seconds": lags.get(name, 0.0) if client is not None and name not in unread else None,
             "parked": parked[name].error().args[0] if name in parked else None,
         }

@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millrace.base.errors import InvalidArgument, InvalidStream, RunNotFound
-from millrace.commands.parts.becoming import become
 from millrace.commands.parts.command_line import (
-    RUN,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     command_group,
+    iso_time,
     load_settings,
     print_facts,
     print_rows,
-    stamp,
 )
+from millrace.commands.parts.exec_python import exec_python
 from millrace.commands.parts.output import (
     TABLE_ROWS,
     AsJsonLines,
     FileFormat,
-    Format,
     Output,
-    chosen_format,
+    OutputFormat,
     print_table,
-    put,
+    resolve_format,
+    write_output,
 )
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
 
-app = command_group("streams", RUN, "Declared streams: list, validate, explain, run, pause, replay, upgrade.")
+app = command_group("streams", OPERATE_PANEL, "Declared streams: list, validate, explain, run, pause, replay, upgrade.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream, as it is declared.")]
 
@@ -172,7 +172,7 @@ def run(
 
     settings = load_settings(data)
     require_startable(settings, streams_of(settings, name))
-    become([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if available_now else [])], settings)
+    exec_python([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if available_now else [])], settings)
 
 
 @app.command()
@@ -203,7 +203,7 @@ def batch(
     from millrace.streams.running.frames import batch_of
 
     settings = load_settings(data)
-    chosen = chosen_format(file_format, output, as_json=as_json)
+    chosen = resolve_format(file_format, output, as_json=as_json)
     stream = declared_stream(settings, name)
     begin, end = (None if each is None else resolve_tick(each) for each in (after, until))
     spark = session("millrace-batch", settings=settings)
@@ -211,12 +211,12 @@ def batch(
         found = batch_of(spark, settings, stream, after=begin, until=end).toArrow()
     finally:
         spark.stop()
-    if chosen == Format.TABLE:
+    if chosen == OutputFormat.TABLE:
         print_table(found.slice(0, TABLE_ROWS))
         if found.num_rows > TABLE_ROWS:
             typer.echo(f"{TABLE_ROWS} of {found.num_rows:,} rows")
         return
-    put(found.to_reader(), chosen, output)
+    write_output(found.to_reader(), chosen, output)
 
 
 @app.command()
@@ -366,7 +366,7 @@ def redrive(name: Name, data: DataFolder = None, as_json: AsJson = False) -> Non
 
 def _moment(facts: dict[str, Any]) -> dict[str, Any]:
     """When it was last heard of, for a person."""
-    return {"at": None if facts["at"] is None else stamp(round(facts["at"] * 1e3))}
+    return {"at": None if facts["at"] is None else iso_time(round(facts["at"] * 1e3))}
 
 
 def _stopped(settings: Settings, job: str) -> str:

@@ -17,7 +17,7 @@ import typer
 from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError
 from millrace.commands.parts.command_line import (
-    RUN,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     command_group,
@@ -27,16 +27,16 @@ from millrace.commands.parts.command_line import (
 )
 
 if TYPE_CHECKING:
-    from millrace.installation.status import Status
-    from millrace.installation.system import Installation, Running
+    from millrace.installation.status import InstallationStatus
+    from millrace.installation.system import Installation, RunningInstallation
 
-app = command_group("system", RUN, "Run the whole system: Airflow, the log, the streaming jobs.")
+app = command_group("system", OPERATE_PANEL, "Run the whole system: Airflow, the log, the streaming jobs.")
 
-LOOK_SECONDS: Final = 5.0
+REFRESH_SECONDS: Final = 5.0
 """Pause between two looks of the live status on a terminal."""
-MEMORY_SECONDS: Final = 60.0
+PROCESS_SCAN_SECONDS: Final = 60.0
 """Pause between two looks at all processes and their memory, which cost a hundred times what the rest does."""
-LINE_SECONDS: Final = 30.0
+OUTPUT_LINE_SECONDS: Final = 30.0
 """The same where the output goes to a file."""
 
 
@@ -111,8 +111,8 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     Example: `millrace system status --json`
     """
-    from millrace.commands.parts.command_line import DOES_NOT_HOLD
-    from millrace.installation.status import look_at
+    from millrace.commands.parts.command_line import EXIT_VERIFICATION_FAILED
+    from millrace.installation.status import read_status
     from millrace.installation.system import Installation
     from millrace.observe.observer import Observer
 
@@ -120,7 +120,7 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     installation = Installation(settings)
     observer = Observer(settings)
     try:
-        found = look_at(installation, observer)
+        found = read_status(installation, observer)
     finally:
         observer.close()
     if as_json:
@@ -131,7 +131,7 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
         if found.running:
             _say_where(installation, None)
     if not found.healthy:
-        raise typer.Exit(DOES_NOT_HOLD)
+        raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -180,7 +180,7 @@ def _asked_to_stop() -> Iterator[threading.Event]:
         signal.set_wakeup_fd(wakeup)
 
 
-def _wait(installation: Installation, running: Running, stop: threading.Event) -> None:
+def _wait(installation: Installation, running: RunningInstallation, stop: threading.Event) -> None:
     """Wait until all of it runs. Raises _Stopping where somebody asks for a stop meanwhile."""
 
     def check() -> None:
@@ -192,14 +192,14 @@ def _wait(installation: Installation, running: Running, stop: threading.Event) -
     def say(words: str) -> None:
         typer.echo(f"{time.monotonic() - began:4.0f} s  {words[0].upper()}{words[1:]}")
 
-    installation.wait_airflow(running, check=check, say=say)
+    installation.wait_airflow(running, check=check, on_progress=say)
     say("Airflow is well")
-    installation.wait_streaming(running, check=check, say=say)
+    installation.wait_streaming(running, check=check, on_progress=say)
     say("the streaming job runs")
 
 
 def _down(installation: Installation) -> None:
-    stopped = installation.stop(say=lambda words: typer.echo(f"{words[0].upper()}{words[1:]} …"))
+    stopped = installation.stop(on_progress=lambda words: typer.echo(f"{words[0].upper()}{words[1:]} …"))
     if not stopped.ended:
         typer.echo(f"Nothing of {installation.settings.data_dir} runs.")
         return
@@ -212,31 +212,31 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
     from rich.live import Live
     from rich.text import Text
 
-    from millrace.installation.status import Processes, look_at
+    from millrace.installation.status import ProcessUsage, read_status
     from millrace.observe.observer import Observer
 
     out = console()
-    processes, again = Processes.now(installation), Deadline.after(MEMORY_SECONDS)
+    processes, again = ProcessUsage.measure(installation), Deadline.after(PROCESS_SCAN_SECONDS)
     observer = Observer(installation.settings)
-    next_line = Deadline.after(LINE_SECONDS)
+    next_line = Deadline.after(OUTPUT_LINE_SECONDS)
     try:
         with Live(console=out, auto_refresh=False, transient=True) if out.is_terminal else nullcontext() as live:
-            while not stop.wait(LOOK_SECONDS):
+            while not stop.wait(REFRESH_SECONDS):
                 if installation.running() is None:
                     return False
-                if live is None and not next_line.over():
+                if live is None and not next_line.expired():
                     continue
-                if again.over():
-                    processes, again = Processes.now(installation), Deadline.after(MEMORY_SECONDS)
+                if again.expired():
+                    processes, again = ProcessUsage.measure(installation), Deadline.after(PROCESS_SCAN_SECONDS)
                 try:
-                    lines = _lines(look_at(installation, observer, processes))
+                    lines = _lines(read_status(installation, observer, processes))
                 except MillraceError as error:
                     lines = [f"{error.code}: {error}"]  # what cannot be looked at now may be well in two seconds
                 if live is not None:
                     live.update(Text("\n".join([*lines, "", "Ctrl-C stops all of it."])), refresh=True)
                 else:
                     typer.echo(" · ".join(lines))
-                    next_line = Deadline.after(LINE_SECONDS)
+                    next_line = Deadline.after(OUTPUT_LINE_SECONDS)
         return True
     finally:
         observer.close()
@@ -245,7 +245,7 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
-def _say_where(installation: Installation, running: Running | None) -> None:
+def _say_where(installation: Installation, running: RunningInstallation | None) -> None:
     from millrace.installation.secrets import PASSWORDS_FILE, USER
 
     running = running or installation.running()
@@ -259,7 +259,7 @@ def _say_where(installation: Installation, running: Running | None) -> None:
     typer.echo("Stop        `make down`, or `millrace system down`")
 
 
-def _lines(found: Status) -> list[str]:
+def _lines(found: InstallationStatus) -> list[str]:
     """A line each: Airflow, the streaming job, the log, memory; and what is not as it should be."""
     if not found.running and not sum(found.processes.values()):
         return [f"Nothing of {found.data} runs: start it with `make up`"]

@@ -7,23 +7,23 @@ from typing import Annotated
 import typer
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.records import known_collections
+from millrace.catalog.sqlite_file import read_collections
 from millrace.commands.parts.command_line import (
-    LOOK,
+    INSPECT_PANEL,
     AsJson,
     DataFolder,
     complete_collection,
     find_collection,
     load_settings,
-    moment,
     print_rows,
     root,
+    tick_time,
 )
 
 STATES = ("growing", "flushed", "dropped")
 
 
-@root.command(rich_help_panel=LOOK)
+@root.command(rich_help_panel=INSPECT_PANEL)
 def segments(
     name: Annotated[
         str | None,
@@ -44,10 +44,10 @@ def segments(
         raise InvalidArgument(f"no state {state!r}; states are {', '.join(STATES)}")
     settings = load_settings(data)
     vchannels = None if name is None else find_collection(settings, name).vchannels
-    names = {each.id: each.name for each in known_collections(settings.data_dir, dropped=True)}
+    names = {each.id: each.name for each in read_collections(settings.data_dir, dropped=True)}
     partitions = {
         (each.id, number): partition
-        for each in known_collections(settings.data_dir, dropped=True)
+        for each in read_collections(settings.data_dir, dropped=True)
         for partition, number in each.partitions.items()
     }
     table = read_segments(open_table(settings.segments_uri), vchannels=vchannels)
@@ -56,8 +56,8 @@ def segments(
         | {
             "collection": names.get(row["collection_id"], str(row["collection_id"])),
             "partition": partitions.get((row["collection_id"], row["partition_id"]), str(row["partition_id"])),
-            "created": moment(row["created_tick"]),
-            "since": moment(row["time_tick"]),
+            "created": tick_time(row["created_tick"]),
+            "since": tick_time(row["time_tick"]),
         }
         for row in table.to_pylist()
         if state is None or row["state"] == state
@@ -68,7 +68,7 @@ def segments(
     print_rows(rows, columns=columns, as_json=as_json, empty="No segments: the flusher has seen none yet.")
 
 
-@root.command(rich_help_panel=LOOK)
+@root.command(rich_help_panel=INSPECT_PANEL)
 def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Show how far the flusher is on each PChannel.
 
@@ -82,7 +82,7 @@ def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
         {
             "pchannel": name,
             "time_tick": found.time_tick,
-            "time": moment(found.time_tick),
+            "time": tick_time(found.time_tick),
             "last_confirmed": str(found.confirmed),
             "term": found.term,
             "flush_ticks": found.flush_ticks,

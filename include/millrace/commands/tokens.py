@@ -11,21 +11,23 @@ import typer
 from millrace.access.grants import Role
 from millrace.base.errors import InvalidArgument
 from millrace.commands.parts.command_line import (
-    RUN,
+    OPERATE_PANEL,
     AsJson,
     DataFolder,
     command_group,
+    iso_time,
     load_settings,
     print_facts,
     print_json,
     print_rows,
-    stamp,
 )
 
 if TYPE_CHECKING:
     from millrace.access.token_file import Token
 
-app = command_group("tokens", RUN, "Give tokens to clients on other hosts, with what they may do, and take them back.")
+app = command_group(
+    "tokens", OPERATE_PANEL, "Give tokens to clients on other hosts, with what they may do, and take them back."
+)
 
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 
@@ -65,12 +67,12 @@ def add(
     """
     from millrace.access.grants import EVERYTHING, Grant
     from millrace.access.token_file import TokenFile
-    from millrace.base.data_folder import claim
+    from millrace.base.data_folder import prepare_data_folder
 
     settings = load_settings(data)
     grants = [Grant(each, tuple(on or (EVERYTHING,))) for each in dict.fromkeys(role)]
     until = None if expires is None else _moment(expires)
-    claim(settings.data_dir)
+    prepare_data_folder(settings.data_dir)
     token, made = TokenFile(settings.data_dir).add(name, grants, expires=until)
     print_facts(_facts(made) | {"token": token}, as_json=as_json)
 
@@ -107,9 +109,9 @@ def _facts(token: Token) -> dict[str, Any]:
     grants = token.principal.grants
     return {
         "name": token.principal.name,
-        "may": [f"{grant.role} on {' '.join(grant.on)}" for grant in grants],
-        "created": stamp(int(token.created * 1000)),
-        "expires": None if token.expires is None else stamp(int(token.expires * 1000)),
+        "may": [f"{grant.role} on {' '.join(grant.patterns)}" for grant in grants],
+        "created": iso_time(int(token.created * 1000)),
+        "expires": None if token.expires is None else iso_time(int(token.expires * 1000)),
         "state": "ran out" if token.expired(datetime.now(UTC).timestamp()) else "good",
     }
 

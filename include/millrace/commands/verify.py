@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from millrace.base.errors import ChannelParked, MillraceError
-from millrace.catalog.records import known_collections, pchannel_names
+from millrace.catalog.sqlite_file import pchannel_names, read_collections
 from millrace.commands.parts.command_line import (
-    DOES_NOT_HOLD,
-    LOOK,
+    EXIT_VERIFICATION_FAILED,
+    INSPECT_PANEL,
     AsJson,
     DataFolder,
     load_settings,
@@ -22,11 +22,11 @@ from millrace.commands.parts.command_line import (
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
-    from millrace.coord.follow import Ask
+    from millrace.coord.catalog_sync import GetDefinitions
     from millrace.log.protocol import LogService
 
 
-@root.command(rich_help_panel=LOOK)
+@root.command(rich_help_panel=INSPECT_PANEL)
 def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Check log, WAL and collections against each other, by content. Reads everything; changes nothing.
 
@@ -37,7 +37,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     Example: `millrace verify`
     """
-    from millrace.commands.parts.looking import chain_of, log_to_look
+    from millrace.commands.parts.offline_log import open_log_read_only, replayed_definitions
     from millrace.storage.table import open_table
 
     settings = load_settings(data)
@@ -45,13 +45,13 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     parked = parked_channels(settings, None)
     catalog: list[dict[str, Any]] = []
     if open_table(settings.wal_uri) is not None:  # else there is nothing to check
-        with log_to_look(settings) as (service, client):
-            ask = chain_of(settings, service) if client is None else client.definitions
+        with open_log_read_only(settings) as (service, client):
+            ask = replayed_definitions(settings, service) if client is None else client.definitions
             channels = check_channels(settings, log=service)
-            parked = parked_channels(settings, client) if client is not None else parked | standing_still(settings, ask)
+            parked = parked_channels(settings, client) if client is not None else parked | stuck_channels(settings, ask)
             catalog = check_catalog(settings, service, ask)
     collections = check_collections(settings) if all(each["holds"] for each in channels) else []
-    channels = with_parked(channels, parked)
+    channels = add_parked(channels, parked)
     holds = all(each["holds"] for each in [*channels, *collections, *catalog])
     if as_json:
         print_json({"holds": holds, "pchannels": channels, "collections": collections, "catalog": catalog})
@@ -76,12 +76,12 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
         told = f"There is nothing to check in {settings.data_dir} yet." if nothing else "Everything holds."
         typer.echo(told if holds else "Something does not hold: see above.")
     if not holds:
-        raise typer.Exit(DOES_NOT_HOLD)
+        raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
 
 def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str, str]:
     """By PChannel that stands still, in the streaming node or (with `client`) the append host, why."""
-    from millrace.node.range.parking import read_parked
+    from millrace.node.range_loop.parking import read_parked
 
     found = {each.pchannel: f"{ChannelParked.code}: {each.error()}" for each in read_parked(settings.parked_path)}
     if client is None:
@@ -98,7 +98,7 @@ def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str
     return found
 
 
-def standing_still(settings: Settings, ask: Ask) -> dict[str, str]:
+def stuck_channels(settings: Settings, ask: GetDefinitions) -> dict[str, str]:
     """By PChannel that an append host would not get beyond, why: where none runs, the chain itself is asked."""
     found = {}
     for name in sorted(pchannel_names(settings.data_dir)):
@@ -111,7 +111,7 @@ def standing_still(settings: Settings, ask: Ask) -> dict[str, str]:
     return found
 
 
-def with_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[dict[str, Any]]:
+def add_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[dict[str, Any]]:
     """`channels` with those that are parked: what stands in their log behind the entry that parks them holds of nothing."""
     rows = {each["pchannel"]: each for each in channels}
     for name, words in sorted(parked.items()):
@@ -122,7 +122,7 @@ def with_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[
 
 def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[str, Any]]:
     """Each PChannel of the WAL: whether its rows are those that were committed and, with `log`, what the log gives again."""
-    from millrace.operations.verify.run import verify_channel
+    from millrace.operations.verification import verify_channel
     from millrace.storage.table import open_table
     from millrace.tables.wal.reader import WalSnapshot
     from millrace.tables.wal.table import WalTable
@@ -167,19 +167,19 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
     return rows
 
 
-def check_catalog(settings: Settings, service: LogService, ask: Ask) -> list[dict[str, Any]]:
+def check_catalog(settings: Settings, service: LogService, ask: GetDefinitions) -> list[dict[str, Any]]:
     """The collections and PChannels whose entry in the coordinator's catalog is not what the chain has; all, where its file is lost."""
     from millrace.operations.recovery.catalog_repair import catalog_differences
 
     found = catalog_differences(settings, service, ask)
-    return [{"collection": each.name, "id": each.id or None, "holds": False, "detail": each.words} for each in found]
+    return [{"collection": each.name, "id": each.id or None, "holds": False, "detail": each.detail} for each in found]
 
 
 def check_collections(settings: Settings) -> list[dict[str, Any]]:
     """Each collection: its rows by what became of them, and whether its table holds just those that became visible."""
-    from millrace.operations.verify.run import verify_collections
+    from millrace.operations.verification import verify_collections
 
-    known = {each.id: each for each in known_collections(settings.data_dir, dropped=True)}
+    known = {each.id: each for each in read_collections(settings.data_dir, dropped=True)}
     reports = verify_collections(settings)
     rows = []
     for number, found in sorted(reports.items()):
@@ -195,8 +195,8 @@ def check_collections(settings: Settings) -> list[dict[str, Any]]:
             {
                 "collection": collection.name if collection is not None else str(number),
                 "id": number,
-                "holds": found.holds,
-                "state": "whole" if found.ok else "behind" if found.holds else "differs",
+                "holds": found.matches_flushed,
+                "state": "whole" if found.ok else "behind" if found.matches_flushed else "differs",
                 "inserted": found.inserted,
                 "visible": found.visible,
                 "deleted": found.deleted,

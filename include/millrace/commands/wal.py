@@ -9,23 +9,23 @@ import typer
 
 from millrace.base.errors import InvalidArgument
 from millrace.commands.parts.command_line import (
-    DOES_NOT_HOLD,
-    LOOK,
+    EXIT_VERIFICATION_FAILED,
+    INSPECT_PANEL,
     AsJson,
     DataFolder,
     command_group,
+    iso_time,
     load_settings,
-    moment,
     print_json,
     print_rows,
-    stamp,
+    tick_time,
 )
 from millrace.wal.reasons import Reason
 
 if TYPE_CHECKING:
     from millrace.tables.wal.table import WalTable
 
-app = command_group("wal", LOOK, "Look into the WAL table, check it, search what was rejected.")
+app = command_group("wal", INSPECT_PANEL, "Look into the WAL table, check it, search what was rejected.")
 
 _NONE = "The WAL is empty: the streaming job has committed nothing yet."
 
@@ -55,7 +55,7 @@ def describe(data: DataFolder = None, as_json: AsJson = False) -> None:
                     "position": str(position.position),
                     "term": 0 if state is None else state.term,
                     "last_tick": position.last_tick,
-                    "time": moment(position.last_tick),
+                    "time": tick_time(position.last_tick),
                     "commits": position.commits,
                     "messages": position.totals.messages,
                     "rejections": position.totals.rejections,
@@ -94,7 +94,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
         empty=_NONE,
     )
     if not all(row["holds"] for row in rows):
-        raise typer.Exit(DOES_NOT_HOLD)
+        raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
 
 @app.command()
@@ -142,7 +142,7 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
     """The rows of the ``wal`` table's rejections. DuckDB keeps no more than `limit` of them at a time."""
     import duckdb
 
-    from millrace.message.tombstones import MAX_VALUE_BYTES, words
+    from millrace.message.tombstones import MAX_VALUE_BYTES, describe_value
 
     conditions = ["kind = 'rejection'"]
     if pchannel is not None:
@@ -179,9 +179,9 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
             "reason": row["reason"],
             "pchannel": row["pchannel"],
             "id": ":".join(str(row[part]) for part in ("ledger", "entry", "index", "ordinal")),
-            "time": stamp(row["physical_ms"]),
+            "time": iso_time(row["physical_ms"]),
         }
         | {name: value for name, value in row.items() if name not in {"ledger", "entry", "index", "ordinal", "head"}}
-        | {"detail": words(row["head"] or b"") or row["detail"]}
+        | {"detail": describe_value(row["head"] or b"") or row["detail"]}
         for row in rows
     ]

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from millrace.base.errors import NodeNotFound
-from millrace.coord.channels.record import CHANNELS, ChannelRecord
-from millrace.coord.leadership import LEADER
-from millrace.coord.session import NODES, NodeInfo
+from millrace.coord.channels.record import CHANNEL_PREFIX, ChannelRecord
+from millrace.coord.leadership import LEADER_KEY
+from millrace.coord.session import NODE_PREFIX, NodeInfo
 from millrace.meta.store import Delete, MetaStore, Put
 
-CONTROL: Final = "control/"
-DRAINS: Final = "control/drains/"
+CONTROL_PREFIX: Final = "control/"
+DRAIN_PREFIX: Final = "control/drains/"
 """Nodes, by name, that are to be emptied."""
-FROZEN: Final = "control/frozen"
+FREEZE_KEY: Final = "control/frozen"
 """While it is there, nothing moves for balance alone."""
 
 
@@ -43,35 +43,35 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ControlState:
     """What people asked for."""
 
     drains: frozenset[str]
     frozen: bool
 
 
-def wanted(store: MetaStore) -> Wanted:
-    keys = [entry.key for entry in store.list(CONTROL).entries]
-    drains = frozenset(key.removeprefix(DRAINS) for key in keys if key.startswith(DRAINS))
-    return Wanted(drains, FROZEN in keys)
+def read_control_state(store: MetaStore) -> ControlState:
+    keys = [entry.key for entry in store.list(CONTROL_PREFIX).entries]
+    drains = frozenset(key.removeprefix(DRAIN_PREFIX) for key in keys if key.startswith(DRAIN_PREFIX))
+    return ControlState(drains, FREEZE_KEY in keys)
 
 
 def channels(store: MetaStore) -> list[ChannelRecord]:
     """All records, by PChannel and role."""
-    found = (ChannelRecord.decoded(entry.value, entry.modified) for entry in store.list(CHANNELS).entries)
+    found = (ChannelRecord.decode(entry.value, entry.modified) for entry in store.list(CHANNEL_PREFIX).entries)
     return sorted(found, key=lambda record: (record.pchannel, record.role))
 
 
 def nodes(store: MetaStore) -> list[NodeView]:
     """The nodes that are there, and those that are not and have something still, or are to be emptied; by name."""
-    asked = wanted(store)
+    asked = read_control_state(store)
     owns: dict[str, list[str]] = {}
     for record in channels(store):
         if record.owner is not None:
             owns.setdefault(record.owner.session, []).append(record.pchannel)
     found = []
-    for entry in store.list(NODES).entries:
-        session, info = entry.key.removeprefix(NODES), NodeInfo.decoded(entry.value)
+    for entry in store.list(NODE_PREFIX).entries:
+        session, info = entry.key.removeprefix(NODE_PREFIX), NodeInfo.decode(entry.value)
         owned = tuple(sorted(set(owns.pop(session, ()))))
         found.append(NodeView(info.name, session, info.address, info.roles, info.name in asked.drains, owned))
     for session, names in owns.items():
@@ -84,7 +84,7 @@ def nodes(store: MetaStore) -> list[NodeView]:
 
 def leader(store: MetaStore) -> tuple[str, str]:
     """Name and address of the coordinator that leads, "" for none; that address answers whoever leads."""
-    there = store.get(LEADER)
+    there = store.get(LEADER_KEY)
     if there is None:
         return "", ""
     name, address = json.loads(there.value)
@@ -94,14 +94,14 @@ def leader(store: MetaStore) -> tuple[str, str]:
 def drain(store: MetaStore, name: str) -> None:
     """Have the node `name` emptied, and given nothing, until :func:`undrain`. Raises NodeNotFound."""
     _known(store, name)
-    store.commit([Put(DRAINS + name, b"")])
+    store.commit([Put(DRAIN_PREFIX + name, b"")])
 
 
 def undrain(store: MetaStore, name: str) -> None:
     """Let the node have something again. Raises NodeNotFound where nobody knows it."""
-    if store.get(DRAINS + name) is None:
+    if store.get(DRAIN_PREFIX + name) is None:
         _known(store, name)
-    store.commit([Delete(DRAINS + name)])
+    store.commit([Delete(DRAIN_PREFIX + name)])
 
 
 def owned_by(store: MetaStore, name: str) -> Sequence[str]:
@@ -116,7 +116,7 @@ def owned_by(store: MetaStore, name: str) -> Sequence[str]:
 
 def freeze(store: MetaStore, *, frozen: bool) -> None:
     """Have nothing moved for balance alone from now on, or have it again. What has no owner is placed all the same."""
-    store.commit([Put(FROZEN, b"") if frozen else Delete(FROZEN)])
+    store.commit([Put(FREEZE_KEY, b"") if frozen else Delete(FREEZE_KEY)])
 
 
 def _known(store: MetaStore, name: str) -> None:

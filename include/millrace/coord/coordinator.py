@@ -1,11 +1,11 @@
 """The streaming coordinator: PChannels and their terms, collections, and DDL as persisted, idempotent broadcasts.
 
 Here DDL is planned: from the catalog, and from what the chain has of the collection. Everything behind that is the broadcaster's
-(millrace.coord.broadcast.broadcaster), with the messages of millrace.coord.ddl and the effects of millrace.coord.effects: it is kept
+(millrace.coord.broadcast.broadcaster), with the messages of millrace.coord.ddl and the effects of millrace.coord.ddl_callbacks: it is kept
 only where its messages can be made and every VChannel can take them, and whoever dies anywhere in between leaves a broadcast that
 :meth:`Coordinator.resume` completes. One that cannot be completed is abandoned, with its reason kept: it is no wall for others.
 
-The chain's state is the truth. Before DDL of a collection the catalog follows it (millrace.coord.follow).
+The chain's state is the truth. Before DDL of a collection the catalog follows it (millrace.coord.catalog_sync).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import (
     AppendRejected,
     CatalogDiverged,
@@ -28,23 +28,23 @@ from millrace.base.errors import (
 )
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.catalog.collection import DEFAULT_PARTITION, Collection, PChannel
-from millrace.catalog.records import catalog_path
-from millrace.coord.appending import Appending
+from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChannel
+from millrace.catalog.sqlite_file import catalog_path
+from millrace.coord.append_port import AppendPort
 from millrace.coord.broadcast.broadcaster import Broadcaster
-from millrace.coord.broadcast.callbacks import Overtaken
-from millrace.coord.broadcast.task import Draft, Task, keys_of
-from millrace.coord.database import Shared
-from millrace.coord.ddl import DdlKind, check_name, standing
-from millrace.coord.effects import Effects, draft
-from millrace.coord.follow import Difference, Held, differences, followed, held
-from millrace.coord.sending import DdlSending
-from millrace.coord.store import Store
-from millrace.coord.together import Together, in_turn
+from millrace.coord.broadcast.callbacks import StalePlan
+from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog_sync import ChainDefinitions, Difference, chain_definitions, differences, reconcile
+from millrace.coord.concurrency import RunAll, run_sequentially
+from millrace.coord.coordinator_db import SharedStore
+from millrace.coord.ddl import DdlKind, check_name, effect_status
+from millrace.coord.ddl_callbacks import DdlCallbacks, ddl_draft
+from millrace.coord.ddl_dispatcher import DdlDispatcher
 from millrace.log.protocol import LogService
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema
-from millrace.message.schema_changes import Change, apply_all, to_json
+from millrace.message.schema_changes import SchemaChange, apply_changes, change_to_json
 from millrace.message.wire.encode import encode_entry
 from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.reasons import Reason
@@ -53,38 +53,38 @@ TERM_ATTEMPTS: Final = 5
 
 _log = logging.getLogger(__name__)
 
-Plan = Callable[[Collection, Held], dict[str, Any]]
+Plan = Callable[[CollectionInfo, ChainDefinitions], dict[str, Any]]
 """From a collection, and what the chain has of it, the change that a broadcast makes. Raises where there is none to make."""
 
 
-class Coordinator(Closing):
-    """Catalog and DDL of one deployment (millrace.catalog.port). Any process may hold one; the store lets them write in turn."""
+class Coordinator(Closeable):
+    """Catalog and DDL of one deployment (millrace.catalog.protocol). Any process may hold one; the store lets them write in turn."""
 
     def __init__(
         self,
         settings: Settings,
         *,
         log: LogService,
-        append: Appending,
-        shared: Shared | None = None,
-        together: Together = in_turn,
+        append: AppendPort,
+        shared: SharedStore | None = None,
+        run_all: RunAll = run_sequentially,
         seam: Callable[[str], None] = hit,
     ) -> None:
         """`shared`: of what the catalog's file is a copy, in a cluster, closed with it; `together` sends a broadcast's messages;
         `seam`: as the broadcaster's."""
         self._settings = settings
-        self._store = Store(catalog_path(settings.data_dir), shared=shared)
+        self._store = CatalogStore(catalog_path(settings.data_dir), shared=shared)
         if shared is None:
             try:
-                self._store.require_own()
+                self._store.require_not_shared()
             except InvalidSettings:
                 self._store.close()
                 raise
         self._log = log
         self._append = append
-        effects = Effects(self._store, max_entry_bytes=settings.max_entry_bytes)
-        sending = DdlSending(self._store, append)
-        self._broadcaster = Broadcaster(self._store.broadcasts, sending, effects.kinds(), together=together, seam=seam)
+        effects = DdlCallbacks(self._store, max_entry_bytes=settings.max_entry_bytes)
+        sending = DdlDispatcher(self._store, append)
+        self._broadcaster = Broadcaster(self._store.broadcasts, sending, effects.registry(), run_all=run_all, seam=seam)
 
     def close(self) -> None:
         self._store.close()
@@ -99,7 +99,7 @@ class Coordinator(Closing):
         for pchannel in self._store.pchannels():
             self.ensure_pchannel(pchannel.name)
         self.resume()
-        self.follow()
+        self.sync_catalog()
         return self._store.pchannels()
 
     def ensure_pchannel(self, name: str) -> PChannel:
@@ -119,7 +119,7 @@ class Coordinator(Closing):
 
         Under the name of a `request` that did so already it is that one's; where that one died before its end, another is opened.
         """
-        if request and (answered := self._store.answered(request, name)) is not None:
+        if request and (answered := self._store.find_answer(request, name)) is not None:
             return answered
         for _ in range(TERM_ATTEMPTS):
             term = self._store.next_term(name)
@@ -130,7 +130,7 @@ class Coordinator(Closing):
                 if rejection.reason != Reason.TERM_FENCED:
                     raise
                 continue  # the log knows a later term than the store: count on
-            self._store.term_opened(name, term, request=request)
+            self._store.mark_term_opened(name, term, request=request)
             return term
         raise AppendRejected(
             f"the log of {name} knows a later term than the coordinator's store: restore the store's newest copy",
@@ -147,22 +147,26 @@ class Coordinator(Closing):
     def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
         """A new epoch for the producer `producer_id`: it fences every earlier producer of that id.
 
-        With `held`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself.
+        With `chain_definitions`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself.
         """
         return self._store.next_epoch(producer_id, held=held, request=request)
 
     # -- collections --------------------------------------------------------------------------------------------------
 
-    def collections(self, *, dropped: bool = False) -> list[Collection]:
+    def collections(self, *, dropped: bool = False) -> list[CollectionInfo]:
         return self._store.collections(dropped=dropped)
 
     def collection_of(self, vchannel: str) -> str | None:
         """The name of the collection that a VChannel belongs to, a dropped one's too; None where there is none."""
         number = vchannel.rpartition("_")[2].partition("v")[0]
-        found = self._store.known(int(number)) if number.isascii() and number.isdigit() and len(number) < 19 else None
+        found = (
+            self._store.find_collection(int(number))
+            if number.isascii() and number.isdigit() and len(number) < 19
+            else None
+        )
         return found.name if found is not None and vchannel in found.vchannels else None
 
-    def collection(self, name: str) -> Collection:
+    def collection(self, name: str) -> CollectionInfo:
         """Raises CollectionNotFound for one that is not there or not usable yet."""
         found = self._store.collection(name)
         return found if found.state == "active" else self._settled(name)
@@ -177,10 +181,10 @@ class Coordinator(Closing):
         exist_ok: bool = False,
         restored: bool = False,
         request: str = "",
-    ) -> Collection:
+    ) -> CollectionInfo:
         if (known := self._known(request, "create_collection", name)) is not None:
             return self._store.collection_by_id(self._broadcaster.complete(known).collection_id)
-        schema = schema.declared()
+        schema = schema.as_declared()
         if all(each.name != name for each in self._store.collections()):  # one from before the rule may be asked for
             check_name(name, "a collection")
         elif there := self._standing(name, schema):
@@ -198,12 +202,12 @@ class Coordinator(Closing):
             channels = [pchannel.name for pchannel in self.ensure_pchannels(self._settings.pchannels)]
         self._check_room(name, channels, vchannels, len(partitions))
 
-        def plan() -> Draft:
-            number = self._store.next_collection()
+        def plan() -> BroadcastDraft:
+            number = self._store.next_collection_id()
             ids = {partition: place for place, partition in enumerate(partitions, start=1)}
             names = tuple(f"{channels[place % len(channels)]}_{number}v{place}" for place in range(vchannels))
-            new = Collection(number, name, "creating", names, (schema,), ids, len(ids) + 1)
-            return draft("create_collection", new, {}, request=request)
+            new = CollectionInfo(number, name, "creating", names, (schema,), ids, len(ids) + 1)
+            return ddl_draft("create_collection", new, {}, request=request)
 
         try:
             self._broadcaster.submit(plan, request=request)
@@ -213,13 +217,13 @@ class Coordinator(Closing):
             raise
         return self._store.collection(name)
 
-    def _standing(self, name: str, schema: CollectionSchema) -> Collection | None:
+    def _standing(self, name: str, schema: CollectionSchema) -> CollectionInfo | None:
         """The collection `name` where it has, or had, this schema; None where there is none. Raises CollectionExists."""
         try:
             found = self.collection(name)
         except CollectionNotFound:
             return None
-        if schema not in [each.declared() for each in found.schemas]:
+        if schema not in [each.as_declared() for each in found.schemas]:
             raise CollectionExists(f"a collection {name!r} exists already, with another schema: choose another name")
         return found
 
@@ -228,9 +232,9 @@ class Coordinator(Closing):
         for place, pchannel in enumerate(channels):
             wanted = vchannels // len(channels) + (place < vchannels % len(channels))
             room = self._append.definitions(pchannel, None) if wanted else None
-            if room is not None and room.taken + wanted > room.max_vchannels:
+            if room is not None and room.vchannel_count + wanted > room.max_vchannels:
                 raise AppendRejected(
-                    f"{name!r} wants {wanted:,} VChannels on {pchannel}, which has {room.taken:,} of {room.max_vchannels:,}"
+                    f"{name!r} wants {wanted:,} VChannels on {pchannel}, which has {room.vchannel_count:,} of {room.max_vchannels:,}"
                     " (max_vchannels of the chain's config): it takes no more VChannels; ask for fewer",
                     reason=Reason.LIMIT_EXCEEDED,
                 )
@@ -250,31 +254,31 @@ class Coordinator(Closing):
         if not restored:
             check_name(partition, "a partition")
 
-        def plan(collection: Collection, there: Held) -> dict[str, Any]:
+        def plan(collection: CollectionInfo, there: ChainDefinitions) -> dict[str, Any]:
             if partition in collection.partitions:
                 raise AppendRejected(f"{name!r} has a partition {partition!r} already", reason=Reason.PARTITION_EXISTS)
             known = [each.partitions for each in there.values() if each is not None]
             ids = (number for each in known for number, held_name in each.items() if held_name == partition)
-            return {"name": partition, "id": next(ids, None) or self._store.take_partition_id(collection.id)}
+            return {"name": partition, "id": next(ids, None) or self._store.allocate_partition_id(collection.id)}
 
         return int(self._broadcast(name, "create_partition", plan, request).change["id"])
 
     def drop_partition(self, name: str, partition: str, *, request: str = "") -> None:
-        def plan(collection: Collection, there: Held) -> dict[str, Any]:
+        def plan(collection: CollectionInfo, there: ChainDefinitions) -> dict[str, Any]:
             if partition not in collection.partitions:
                 raise AppendRejected(f"{name!r} has no partition {partition!r}", reason=Reason.PARTITION_NOT_FOUND)
             return {"id": collection.partitions[partition]}
 
         self._broadcast(name, "drop_partition", plan, request)
 
-    def alter(self, name: str, changes: Sequence[Change], *, request: str = "") -> int:
+    def alter(self, name: str, changes: Sequence[SchemaChange], *, request: str = "") -> int:
         """Change the schema; the new version. Raises InvalidArgument for a change that cannot be."""
         if not changes:
             raise InvalidArgument("give at least one change of the schema")
 
-        def plan(collection: Collection, there: Held) -> dict[str, Any]:
-            changed = apply_all(collection.schema, changes)
-            said = [to_json(each) for each in changes]
+        def plan(collection: CollectionInfo, there: ChainDefinitions) -> dict[str, Any]:
+            changed = apply_changes(collection.schema, changes)
+            said = [change_to_json(each) for each in changes]
             return {"changes": said, "schema": changed.to_json(), "version": collection.schema_version + 1}
 
         return int(self._broadcast(name, "schema_change", plan, request).change["version"])
@@ -285,34 +289,34 @@ class Coordinator(Closing):
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
-    def resume(self, *, older: float = 0.0) -> int:
+    def resume(self, *, min_age: float = 0.0) -> int:
         """Complete the broadcasts that were kept at least `older` seconds ago and are open still; how many there were.
 
         One that cannot be completed now stays for the next call, and is no reason to leave the others.
         """
         now = time.time()
-        return self._broadcaster.resume(left_alone=lambda task: 0 <= now - task.at < older)
+        return self._broadcaster.resume(skip=lambda task: 0 <= now - task.at < min_age)
 
-    def follow(self) -> None:
+    def sync_catalog(self) -> None:
         """Let the catalog follow the chain where another client changed that; what it cannot follow is logged."""
         for collection in self._store.collections():
             try:
-                there = followed(collection, held(collection, self._append.definitions))
-                if there != collection and self._store.follow(collection, there):
+                there = reconcile(collection, chain_definitions(collection, self._append.definitions))
+                if there != collection and self._store.update_if_settled(collection, there):
                     _log.warning("the catalog's entry of %r follows the chain: %s", collection.name, there)
             except MillraceError as error:
                 _log.warning("%r cannot be held against the chain: %s: %s", collection.name, error.code, error)
 
     def differences(self) -> list[Difference]:
-        """What differs between catalog and chain now (millrace.coord.follow)."""
+        """What differs between catalog and chain now (millrace.coord.catalog_sync)."""
         return differences(self._store, [each.name for each in self._store.pchannels()], self._append.definitions)
 
-    def _settled(self, name: str) -> Collection:
+    def _settled(self, name: str) -> CollectionInfo:
         """The collection once its earlier broadcasts are closed. Raises CollectionNotFound, and what keeps them from that."""
-        self._broadcaster.clear(keys_of(self._store.collection(name).id))
+        self._broadcaster.complete_conflicting(collection_keys(self._store.collection(name).id))
         return self._store.collection(name)
 
-    def _broadcast(self, name: str, kind: DdlKind, plan: Plan, request: str) -> Task:
+    def _broadcast(self, name: str, kind: DdlKind, plan: Plan, request: str) -> BroadcastTask:
         """Plan a change of the collection as it is now, and broadcast it.
 
         Nothing is kept before the plan stands: its messages can be made, and every VChannel can take them (CatalogDiverged).
@@ -320,36 +324,36 @@ class Coordinator(Closing):
         self._known(request, kind, name)
         return self._broadcaster.submit(lambda: self._plan(name, kind, plan, request), request=request)
 
-    def _known(self, request: str, kind: DdlKind, name: str) -> Task | None:
+    def _known(self, request: str, kind: DdlKind, name: str) -> BroadcastTask | None:
         """The broadcast that is kept under a request's name. Raises InvalidArgument where it is another change's."""
-        task = self._store.broadcasts.requested(request) if request else None
+        task = self._store.broadcasts.find_request(request) if request else None
         if task is None or (task.kind == kind and self._store.collection_by_id(task.collection_id).name == name):
             return task
         raise InvalidArgument(
             f"the request {request!r} was another change's than {kind} of {name!r}: give each its own name"
         )
 
-    def _plan(self, name: str, kind: DdlKind, plan: Plan, request: str) -> Draft:
+    def _plan(self, name: str, kind: DdlKind, plan: Plan, request: str) -> BroadcastDraft:
         """Raises Overtaken where other DDL was on its way to the VChannels as they were looked at."""
         collection = self._settled(name)
-        there = held(collection, self._append.definitions)
+        there = chain_definitions(collection, self._append.definitions)
         diverged: CatalogDiverged | None = None
         if kind != "drop_collection":
             try:
-                now = followed(collection, there)
+                now = reconcile(collection, there)
             except CatalogDiverged as error:
                 now, diverged = collection, error
             if now != collection:
-                self._store.follow(collection, now)
-                raise Overtaken
+                self._store.update_if_settled(collection, now)
+                raise StalePlan
         change = plan(collection, there)
         strange = [
-            f"{vchannel} of {name!r} {found.words}: see `millrace verify`"
+            f"{vchannel} of {name!r} {found.detail}: see `millrace verify`"
             for vchannel, each in there.items()
-            if (found := standing(kind, change, collection, each)).state == "differs"
+            if (found := effect_status(kind, change, collection, each)).state == "differs"
         ]
-        if strange and not self._store.settled(collection):
-            raise Overtaken
+        if strange and not self._store.is_settled(collection):
+            raise StalePlan
         if strange:
             raise diverged or CatalogDiverged(strange[0])
-        return draft(kind, collection, change, request=request)
+        return ddl_draft(kind, collection, change, request=request)

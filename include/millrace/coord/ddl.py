@@ -5,7 +5,7 @@ somebody else's message of the same kind (law 8): it answers a repeat with what 
 that a later one of the collection has passed.
 
 Where the chain judged a repeat anew, because it has forgotten the producer or (CreateCollection) looks at none, the content
-decides: :func:`standing` says whether a VChannel has the effect already.
+decides: :func:`effect_status` says whether a VChannel has the effect already.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from millrace.base.errors import InvalidArgument, MillraceError, UnsupportedVersion
-from millrace.catalog.collection import Collection
-from millrace.coord.broadcast.task import Task
+from millrace.catalog.collection import CollectionInfo
+from millrace.coord.broadcast.task import BroadcastTask
 from millrace.message import builders
 from millrace.message.bodies import MAX_NAME_BYTES
 from millrace.message.ids import COORDINATOR_ID
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add, Change, from_json
-from millrace.wal.definitions import Definition
+from millrace.message.schema_changes import AddField, SchemaChange, change_from_json
+from millrace.wal.definitions import VChannelDefinition
 
 DdlKind: TypeAlias = Literal[
     "create_collection", "drop_collection", "create_partition", "drop_partition", "schema_change", "manual_flush"
 ]
-KINDS: Final[tuple[DdlKind, ...]] = get_args(DdlKind)
+DDL_KINDS: Final[tuple[DdlKind, ...]] = get_args(DdlKind)
 
 _MARKS: Final = "_-."
 
@@ -52,7 +52,7 @@ def check_name(name: object, what: str) -> None:
         )
 
 
-def message(broadcast: Task, collection: Collection, vchannel: str, term: int) -> MutableMessage:
+def build_message(broadcast: BroadcastTask, collection: CollectionInfo, vchannel: str, term: int) -> MutableMessage:
     """What `broadcast` sends to `vchannel`.
 
     Raises InvalidArgument for what no message can say, UnsupportedVersion for a kind that a newer build kept.
@@ -67,18 +67,18 @@ def message(broadcast: Task, collection: Collection, vchannel: str, term: int) -
     return replace(made, producer_id=COORDINATOR_ID, epoch=broadcast.id, sequence=0)
 
 
-class Standing(NamedTuple):
+class EffectStatus(NamedTuple):
     """How a VChannel stands to a broadcast: open (its message can come), done (the effect is there), or it differs."""
 
     state: Literal["open", "done", "differs"]
-    words: str = ""
+    detail: str = ""
 
 
-_OPEN: Final = Standing("open")
-_DONE: Final = Standing("done")
+_OPEN: Final = EffectStatus("open")
+_DONE: Final = EffectStatus("done")
 
 
-def same_collection(collection: Collection, held: Definition | None) -> bool:
+def same_collection(collection: CollectionInfo, held: VChannelDefinition | None) -> bool:
     """Whether a VChannel has this very collection: another client may have made one under its id."""
     return held is not None and (held.collection_id, held.name, held.vchannels, held.schemas[0]) == (
         collection.id,
@@ -88,16 +88,20 @@ def same_collection(collection: Collection, held: Definition | None) -> bool:
     )
 
 
-def standing(kind: str, change: dict[str, Any], collection: Collection, held: Definition | None) -> Standing:
+def effect_status(
+    kind: str, change: dict[str, Any], collection: CollectionInfo, held: VChannelDefinition | None
+) -> EffectStatus:
     """How a VChannel of `collection` that holds `held` (None: no collection of that id) stands to a broadcast."""
     if kind == "create_collection":
         if held is None:
             return _OPEN
-        return _DONE if same_collection(collection, held) else Standing("differs", "has another collection of that id")
+        return (
+            _DONE if same_collection(collection, held) else EffectStatus("differs", "has another collection of that id")
+        )
     if kind == "drop_collection":
         return _OPEN if same_collection(collection, held) else _DONE
     if held is None or not same_collection(collection, held):
-        return Standing("differs", "does not have the collection")
+        return EffectStatus("differs", "does not have the collection")
     match kind:
         case "create_partition":
             return _partition(change["id"], change["name"], held)
@@ -109,27 +113,27 @@ def standing(kind: str, change: dict[str, Any], collection: Collection, held: De
             return _OPEN
 
 
-def _partition(number: int, name: str, held: Definition) -> Standing:
+def _partition(number: int, name: str, held: VChannelDefinition) -> EffectStatus:
     if held.partitions.get(number) == name:
         return _DONE
     if number in held.partitions:
-        return Standing("differs", f"has the partition {held.partitions[number]!r} under the id {number}")
+        return EffectStatus("differs", f"has the partition {held.partitions[number]!r} under the id {number}")
     if name in held.partitions.values():
-        return Standing("differs", f"has the partition {name!r} under another id than {number}")
+        return EffectStatus("differs", f"has the partition {name!r} under another id than {number}")
     return _OPEN
 
 
-def _schema(version: int, wanted: CollectionSchema, held: Definition) -> Standing:
+def _schema(version: int, wanted: CollectionSchema, held: VChannelDefinition) -> EffectStatus:
     newest = len(held.schemas)
     if version == newest + 1:
         return _OPEN
     if version <= newest and held.schemas[version - 1] == wanted:
         return _DONE
     added = ", ".join(each.name for each in held.schemas[-1].fields)
-    return Standing("differs", f"has schema version {newest} ({added}), where version {version} should come next")
+    return EffectStatus("differs", f"has schema version {newest} ({added}), where version {version} should come next")
 
 
-def _create(collection: Collection, vchannel: str, term: int, change: dict[str, Any]) -> MutableMessage:
+def _create(collection: CollectionInfo, vchannel: str, term: int, change: dict[str, Any]) -> MutableMessage:
     return builders.create_collection(
         collection.name,
         collection.schemas[0],
@@ -141,13 +145,13 @@ def _create(collection: Collection, vchannel: str, term: int, change: dict[str, 
     )
 
 
-def _changes(change: dict[str, Any]) -> list[Change]:
+def _changes(change: dict[str, Any]) -> list[SchemaChange]:
     if "field" in change:  # kept by a build that knew this change alone
-        return [Add(FieldSpec.from_json(change["field"]))]
-    return [from_json(each) for each in change["changes"]]
+        return [AddField(FieldSpec.from_json(change["field"]))]
+    return [change_from_json(each) for each in change["changes"]]
 
 
-_MESSAGES: Final[dict[str, Callable[[Collection, str, int, dict[str, Any]], MutableMessage]]] = {
+_MESSAGES: Final[dict[str, Callable[[CollectionInfo, str, int, dict[str, Any]], MutableMessage]]] = {
     "create_collection": _create,
     "drop_collection": lambda collection, vchannel, term, change: builders.drop_collection(
         vchannel=vchannel, collection_id=collection.id, term=term

@@ -1,6 +1,6 @@
 """The coordinator's orders to nodes over Flight: assign, remove, collect status (the protocol Orders of the balancer).
 
-Each is one action with a JSON object, which the node's server answers (millrace.node.cluster.server); its typed errors come out as
+Each is one action with a JSON object, which the node's server answers (millrace.node.cluster.order_server); its typed errors come out as
 they were raised there.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from typing import Any, Final
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import NodeUnreachable
 from millrace.base.settings import Settings
 from millrace.coord.channels.record import Owner
-from millrace.coord.opening import cluster_token
+from millrace.coord.store_factory import cluster_token
 from millrace.rpc.discovery import ServerRecord
 from millrace.rpc.link import ConnectionLost, Link, Watchdog
 
@@ -22,7 +22,7 @@ REMOVE: Final = "remove"
 STATUS: Final = "status"
 
 
-class FlightOrders(Closing):
+class FlightOrders(Closeable):
     """One coordinator's connections to nodes. Thread-safe."""
 
     def __init__(self, settings: Settings, *, seconds: float) -> None:
@@ -64,7 +64,7 @@ class FlightOrders(Closing):
             link = self._links.get(address)
             if link is None:
                 cert, _, name = self._tls or ("", "", "")
-                record = ServerRecord.elsewhere(address, self._token, roots=cert, tls_name=name)
+                record = ServerRecord.remote(address, self._token, roots=cert, tls_name=name)
                 link = self._links[address] = Link(record, self._watchdog)
             return link
 

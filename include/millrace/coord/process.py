@@ -15,14 +15,14 @@ from typing import Any, Final, Protocol
 from millrace.base.errors import MillraceError, NotLeader
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
-from millrace.catalog.records import known_collections, pchannel_names
-from millrace.coord.balancer.balancer import Balancer, Guards, Stats
-from millrace.coord.balancer.policies import policy
+from millrace.catalog.sqlite_file import pchannel_names, read_collections
+from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
+from millrace.coord.balancer.policies import find_policy
 from millrace.coord.clock import Clock
+from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import moving_roles
-from millrace.coord.together import Threads, Together
 from millrace.meta.store import MetaStore
 
 ROUND_SECONDS: Final = 0.25
@@ -33,13 +33,13 @@ STATS_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Status(Protocol):
+class NodeStatusSource(Protocol):
     """What nodes are asked by (FlightOrders)."""
 
     def status(self, address: str) -> dict[str, Any]: ...
 
 
-def coordinate(
+def run_coordinator(
     settings: Settings, store: MetaStore, *, name: str, address: str, stop: threading.Event, clock: Clock
 ) -> None:
     """Stand by and lead as the coordinator `name`, which serves at `address`, until `stop`."""
@@ -49,7 +49,7 @@ def coordinate(
     try:
         with (
             FlightOrders(settings, seconds=settings.session_seconds / 2) as orders,
-            Threads("orders") as together,
+            ThreadRunner("orders") as together,
         ):
             while not stop.wait(ROUND_SECONDS):
                 if leadership.epoch:
@@ -72,7 +72,7 @@ def _lead(
     leadership: Leadership,
     clock: Clock,
     orders: FlightOrders,
-    together: Together,
+    together: RunAll,
     stop: threading.Event,
 ) -> None:
     epoch, seconds = leadership.epoch, settings.session_seconds
@@ -81,15 +81,15 @@ def _lead(
         leadership,
         clock,
         orders,
-        policy("vchannelfair"),
+        find_policy("vchannelfair"),
         pchannels=lambda: sorted(pchannel_names(settings.data_dir)),
-        together=together,
+        run_all=together,
         stats=stats,
-        guards=Guards(
+        limits=RebalanceLimits(
             min_interval=settings.balance_interval,
             max_recovery_lag=settings.balance_lag,
-            refused_for=seconds / 2,
-            patience=1.5 * seconds,
+            refusal_seconds=seconds / 2,
+            eviction_seconds=1.5 * seconds,
         ),
         session_seconds=seconds,
         roles=moving_roles(settings.log),
@@ -117,27 +117,27 @@ def _ask_nodes(
     epoch: int,
     balancer: Balancer,
     stats: ClusterStats,
-    together: Together,
+    together: RunAll,
     stop: threading.Event,
 ) -> None:
     """Beside the rounds: a node that does not answer is no reason to wait with them."""
     while leadership.epoch == epoch and not stop.wait(STATS_SECONDS):
-        stats.ask([info.address for info in list(balancer.nodes.values())], together)
+        stats.poll([info.address for info in list(balancer.nodes.values())], together)
 
 
 class ClusterStats:
     """What the catalog and the nodes say of each PChannel."""
 
-    def __init__(self, catalog: Callable[[], Mapping[str, Stats]], orders: Status) -> None:
+    def __init__(self, catalog: Callable[[], Mapping[str, ChannelStats]], orders: NodeStatusSource) -> None:
         self._catalog = catalog
         self._orders = orders
         self._rates: Mapping[str, Mapping[str, float]] = {}
 
-    def __call__(self) -> Mapping[str, Stats]:
+    def __call__(self) -> Mapping[str, ChannelStats]:
         known, rates = self._catalog(), self._rates
         return {
             name: replace(
-                known.get(name, Stats()),
+                known.get(name, ChannelStats()),
                 rows_per_second=rates.get(name, {}).get("rows_per_second", 0.0),
                 bytes_per_second=rates.get(name, {}).get("bytes_per_second", 0.0),
                 recovery_lag=rates.get(name, {}).get("lag_seconds", 0.0),
@@ -145,7 +145,7 @@ class ClusterStats:
             for name in known.keys() | rates.keys()
         }
 
-    def ask(self, addresses: Sequence[str], together: Together) -> Mapping[str, Mapping[str, float]]:
+    def poll(self, addresses: Sequence[str], together: RunAll) -> Mapping[str, Mapping[str, float]]:
         """Ask the nodes at `addresses` how what they ingest goes; what one does not answer is taken to be 0. By PChannel."""
         found: dict[str, Mapping[str, float]] = {}
 
@@ -165,11 +165,11 @@ class CatalogStats:
 
     def __init__(self, settings: Settings) -> None:
         self._data_dir = settings.data_dir
-        self._known: Mapping[str, Stats] = {}
+        self._known: Mapping[str, ChannelStats] = {}
 
-    def __call__(self) -> Mapping[str, Stats]:
+    def __call__(self) -> Mapping[str, ChannelStats]:
         try:
-            collections = known_collections(self._data_dir)
+            collections = read_collections(self._data_dir)
         except sqlite3.Error as error:
             _log.warning("the catalog cannot be read now: %s", error)
             return self._known
@@ -177,5 +177,7 @@ class CatalogStats:
         for collection in collections:
             for vchannel in collection.vchannels:
                 found.setdefault(pchannel_of(vchannel), []).append(collection.id)
-        self._known = {name: Stats(vchannels=len(ids), collections=frozenset(ids)) for name, ids in found.items()}
+        self._known = {
+            name: ChannelStats(vchannels=len(ids), collections=frozenset(ids)) for name, ids in found.items()
+        }
         return self._known

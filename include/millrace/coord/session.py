@@ -11,10 +11,10 @@ from typing import Final, Self
 from millrace.base.errors import SessionEnded
 from millrace.base.log_backends import backend_of
 from millrace.coord.clock import Clock
-from millrace.coord.tenure import Tenure
+from millrace.coord.lease import LeasedKey
 from millrace.meta.store import MetaStore
 
-NODES: Final = "nodes/"
+NODE_PREFIX: Final = "nodes/"
 SESSION_SECONDS: Final = 10.0
 
 APPEND: Final = "append"
@@ -30,14 +30,14 @@ class NodeInfo:
     address: str
     """Where it takes orders."""
     roles: tuple[str, ...] = ROLES
-    serves: str = ""
+    client_address: str = ""
     """Where it takes appends; "": at its address."""
 
-    def encoded(self) -> bytes:
-        return json.dumps([self.name, self.address, self.roles, self.serves]).encode()
+    def encode(self) -> bytes:
+        return json.dumps([self.name, self.address, self.roles, self.client_address]).encode()
 
     @classmethod
-    def decoded(cls, data: bytes) -> Self:
+    def decode(cls, data: bytes) -> Self:
         name, address, roles, *newer = json.loads(data)
         return cls(name, address, tuple(roles), *newer)
 
@@ -59,8 +59,8 @@ class Session:
         on_end: Callable[[], None],
         seconds: float = SESSION_SECONDS,
     ) -> None:
-        self._tenure = Tenure(
-            store, clock, key=lambda lease: f"{NODES}{node.name}@{lease}", value=node.encoded(), seconds=seconds
+        self._tenure = LeasedKey(
+            store, clock, key=lambda lease: f"{NODE_PREFIX}{node.name}@{lease}", value=node.encode(), seconds=seconds
         )
         self._on_end = on_end
         self._name = ""
@@ -68,7 +68,7 @@ class Session:
     @property
     def name(self) -> str:
         """``<node>@<lease>``, "" where none is open."""
-        return self._tenure.key.removeprefix(NODES) if self._tenure.lease else ""
+        return self._tenure.key.removeprefix(NODE_PREFIX) if self._tenure.lease else ""
 
     def held(self, name: str | None = None) -> bool:
         """Whether the session (that of `name`) may be relied on now."""
@@ -90,7 +90,7 @@ class Session:
 
     def close(self) -> None:
         """End the session now: the node owns nothing any more."""
-        self._tenure.give_up()
+        self._tenure.release()
         if self._name:
             self._name = ""
             self._on_end()

@@ -1,6 +1,6 @@
 """The catalog of a cluster: the truth lies in its meta store, and the coordinator's file of each machine is a copy of it.
 
-Where MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.database) begins with a look whether the copy
+Where MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.coordinator_db) begins with a look whether the copy
 is as new as the store, and ends with one commit there, which holds only where nobody else's came between. So the file alone knows
 nothing: a machine that lost it has it again, and what dies between the two commits leaves a copy that is taken anew.
 
@@ -18,25 +18,25 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
-from millrace.base.closing import Closing
+from millrace.base.backoff import jittered
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
 from millrace.base.failpoint import hit
-from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import GUARD, PREFIX, open_store
-from millrace.meta.opening import OpenStore
-from millrace.meta.store import Change, Delete, Entry, Is, Put
+from millrace.coord.store_factory import CATALOG_GUARD_KEY, CATALOG_PREFIX, open_cluster_store
+from millrace.meta.factory import ClosableMetaStore
+from millrace.meta.store import Delete, Entry, Mutation, Put, RevisionEquals
 
-FORM: Final = 1
+DOCUMENT_VERSION: Final = 1
 """Of the documents. A store with a newer one is refused."""
 BUCKETS: Final = 256
 """Documents that PChannels are spread over; producers and answers too."""
-PIECE: Final = 100
+MAX_CHANGES_PER_COMMIT: Final = 100
 """Changes of one commit at most; a store takes 128."""
-PIECE_BYTES: Final = 512 * 1024
-PATIENCE: Final = 15.0
+MAX_BYTES_PER_COMMIT: Final = 512 * 1024
+RETRY_SECONDS: Final = 15.0
 _PAUSE: Final = 0.1
 
 _TABLES: Final = {
@@ -59,19 +59,23 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def shared_of(settings: Settings) -> SharedCatalog | None:
+def open_shared_catalog(settings: Settings) -> SharedCatalog | None:
     """Of a deployment; None where no meta store is named. Raises what opening that does."""
-    return SharedCatalog(open_store(settings, SystemClock()), patience=PATIENCE) if settings.meta_store else None
+    return (
+        SharedCatalog(open_cluster_store(settings, SystemClock()), retry_seconds=RETRY_SECONDS)
+        if settings.meta_store
+        else None
+    )
 
 
-class SharedCatalog(Closing):
-    """The protocol Shared (millrace.coord.database). Not thread-safe: the file's transaction is what it runs in."""
+class SharedCatalog(Closeable):
+    """The protocol Shared (millrace.coord.coordinator_db). Not thread-safe: the file's transaction is what it runs in."""
 
-    def __init__(self, meta: OpenStore, *, patience: float = 0.0) -> None:
+    def __init__(self, meta: ClosableMetaStore, *, retry_seconds: float = 0.0) -> None:
         """`meta` is closed with it. `patience`: seconds for which a store that is away is asked again: one that is started anew has
         closed the connections it had."""
         self._meta = meta
-        self._patience = patience
+        self._patience = retry_seconds
 
     def close(self) -> None:
         self._meta.__exit__(None, None, None)
@@ -91,7 +95,7 @@ class SharedCatalog(Closing):
 
     def begin(self, db: sqlite3.Connection) -> None:
         """The first time, where the store has no catalog, the file's becomes that."""
-        guard = self._patiently(lambda: self._meta.get(GUARD))
+        guard = self._patiently(lambda: self._meta.get(CATALOG_GUARD_KEY))
         catalog, revision = _copy(db)
         if guard is None and revision:
             _log.warning("the meta store has lost the catalog: it is put there again from the coordinator's file")
@@ -120,18 +124,20 @@ class SharedCatalog(Closing):
         changes = [_change(db, kind, number) for kind, number in touched]
         # Many only where many closed broadcasts are forgotten at once: in any order, with any others.
         forgotten = [change for change in changes if isinstance(change, Delete)]
-        later = forgotten[PIECE // 2 :]
+        later = forgotten[MAX_CHANGES_PER_COMMIT // 2 :]
         for piece in _pieces(later):
             revision = self._commit(piece, catalog, revision)
         revision = self._commit([change for change in changes if change not in later], catalog, revision)
         db.execute("update shared set revision = ?", (revision,))
         hit("catalog.shared")
 
-    def _commit(self, changes: list[Change], catalog: str, base: int) -> int:
+    def _commit(self, changes: list[Mutation], catalog: str, base: int) -> int:
         """The revision behind the changes, which are made on the revision `base` alone (0: there is no catalog)."""
         guard = _guard(catalog)
         try:
-            revision = self._patiently(lambda: self._meta.commit([*changes, guard], when=[Is(GUARD, base)]))
+            revision = self._patiently(
+                lambda: self._meta.commit([*changes, guard], when=[RevisionEquals(CATALOG_GUARD_KEY, base)])
+            )
         except MetaAmbiguous:
             revision = self._settled(guard, catalog, base)
         if revision is None:
@@ -151,9 +157,9 @@ class SharedCatalog(Closing):
     def _settled(self, guard: Put, catalog: str, base: int) -> int | None:
         """What became of a commit whose answer was lost; one that comes later does not hold any more. Raises MetaAmbiguous."""
         try:
-            if self._meta.commit([_guard(catalog)], when=[Is(GUARD, base)]) is not None:
+            if self._meta.commit([_guard(catalog)], when=[RevisionEquals(CATALOG_GUARD_KEY, base)]) is not None:
                 return None
-            there = self._meta.get(GUARD)
+            there = self._meta.get(CATALOG_GUARD_KEY)
         except MetaUnavailable as error:
             raise MetaAmbiguous(
                 f"the catalog's change got no answer, and {error}: look before you repeat it"
@@ -164,17 +170,17 @@ class SharedCatalog(Closing):
         """Make the file's rows the store's catalog. Who dies in the midst leaves documents without a guard: the next one's to replace."""
         changes = [_change(db, kind, number) for kind, number in _numbers(db)]
         keys = {change.key for change in changes}
-        left = [Delete(entry.key) for entry in self._meta.list(PREFIX).entries if entry.key not in keys]
+        left = [Delete(entry.key) for entry in self._meta.list(CATALOG_PREFIX).entries if entry.key not in keys]
         for piece in _pieces([*left, *changes]):
-            if self._meta.commit(piece, when=[Is(GUARD, 0)]) is None:
+            if self._meta.commit(piece, when=[RevisionEquals(CATALOG_GUARD_KEY, 0)]) is None:
                 raise MetaUnavailable("another process made the catalog at the same moment: call it again")
         db.execute("update shared set revision = ?", (self._commit([], catalog, 0),))
         hit("catalog.shared")
 
     def _take(self, db: sqlite3.Connection) -> None:
         """Make the file a copy of what the store has."""
-        entries = {entry.key: entry for entry in self._meta.list(PREFIX).entries}
-        guard = entries.pop(GUARD)
+        entries = {entry.key: entry for entry in self._meta.list(CATALOG_PREFIX).entries}
+        guard = entries.pop(CATALOG_GUARD_KEY)
         for table in _TABLES:
             db.execute(f"delete from {table}")
         for entry in entries.values():
@@ -189,14 +195,17 @@ def _copy(db: sqlite3.Connection) -> Any:
 
 
 def _guard(catalog: str) -> Put:
-    return Put(GUARD, json.dumps({"form": FORM, "catalog": catalog, "commit": secrets.token_hex(8)}).encode())
+    return Put(
+        CATALOG_GUARD_KEY,
+        json.dumps({"form": DOCUMENT_VERSION, "catalog": catalog, "commit": secrets.token_hex(8)}).encode(),
+    )
 
 
 def _said(guard: Entry) -> dict[str, Any]:
     said: dict[str, Any] = json.loads(guard.value)
-    if said["form"] > FORM:
+    if said["form"] > DOCUMENT_VERSION:
         raise UnsupportedVersion(
-            f"the catalog in the meta store has form {said['form']}, and this build knows {FORM}: use the newer build"
+            f"the catalog in the meta store has form {said['form']}, and this build knows {DOCUMENT_VERSION}: use the newer build"
         )
     return said
 
@@ -208,9 +217,9 @@ def _numbers(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
         yield from db.execute(f"select distinct '{kind}', {number.format(row=table)} from {table}").fetchall()
 
 
-def _change(db: sqlite3.Connection, kind: str, number: int) -> Change:
+def _change(db: sqlite3.Connection, kind: str, number: int) -> Mutation:
     """A document as the file has it now; none where it has no rows."""
-    key = f"{PREFIX}{kind}/{number}"
+    key = f"{CATALOG_PREFIX}{kind}/{number}"
     document = {}
     for table, (of, place) in _TABLES.items():
         if of == kind:
@@ -223,12 +232,12 @@ def _change(db: sqlite3.Connection, kind: str, number: int) -> Change:
     return Put(key, zlib.compress(json.dumps(document).encode()))
 
 
-def _pieces(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    piece: list[Change] = []
+def _pieces(changes: Iterable[Mutation]) -> Iterator[list[Mutation]]:
+    piece: list[Mutation] = []
     size = 0
     for change in changes:
         more = len(change.value) if isinstance(change, Put) else 0
-        if piece and (len(piece) == PIECE or size + more > PIECE_BYTES):
+        if piece and (len(piece) == MAX_CHANGES_PER_COMMIT or size + more > MAX_BYTES_PER_COMMIT):
             yield piece
             piece, size = [], 0
         piece.append(change)

@@ -1,7 +1,7 @@
 """Switching the backend of a deployment's log: every PChannel goes on in another one, and nothing is lost or doubled.
 
     check that the target can be written, make the PChannels' logs there
-    → add the generation to the list (millrace.log.generations.listing): from here on the switch is under way
+    → add the generation to the list (millrace.log.generations.generation_file): from here on the switch is under way
     → for each PChannel: append AlterWAL; where the chain accepts it, the log of this generation ends; keep that position
     → close the generation: nothing is left that could pass
 
@@ -19,31 +19,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, ChannelExists, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
-from millrace.base.file_lock import held
-from millrace.base.pauses import jittered
-from millrace.log.generations.listing import GenerationFile, Generations, same_place
-from millrace.log.generations.positions import local
+from millrace.base.file_lock import exclusive_lock
+from millrace.log.generations.generation_file import GenerationFile, Generations, same_log
+from millrace.log.generations.positions import backend_position
 from millrace.log.generations.service import backend_url
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
 from millrace.message import builders
 from millrace.message.ids import EARLIEST, LogId, generation_start
-from millrace.message.types import SINCE, MessageType
+from millrace.message.types import MIN_CHAIN_VERSION, MessageType
 from millrace.message.wire.encode import encode_entry
 from millrace.wal.reasons import Reason
 
 LOCK: Final = "switch.lock"
 
 _PAUSE: Final = 0.02
-_LEAST_VERSION: Final = SINCE[MessageType.ALTER_WAL]
+_LEAST_VERSION: Final = MIN_CHAIN_VERSION[MessageType.ALTER_WAL]
 _AGAIN: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED, Reason.UNSUPPORTED_TYPE, Reason.NO_EFFECT})
 """Rejections of an AlterWAL that a newer look at the PChannel settles."""
 
 
-class Host(Protocol):
+class SwitchHost(Protocol):
     """What the switch needs of an append host."""
 
     def append_one(self, pchannel: str, entry: bytes) -> int:
@@ -55,7 +55,7 @@ class Host(Protocol):
         ...
 
 
-class Terms(Protocol):
+class SwitchTerms(Protocol):
     """What the switch needs of the coordinator."""
 
     def term(self, pchannel: str) -> int: ...
@@ -64,7 +64,7 @@ class Terms(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class SwitchedChannel:
     """One PChannel: where its log ended in the old backend, where it goes on, and the seconds that took."""
 
     pchannel: str
@@ -75,46 +75,46 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class LogSwitch:
     """Switches the log in `folder`, whose backend the settings name as `url`. `log` serves it to everybody, as it is now."""
 
     folder: Path
     url: str
     log: LogService
-    host: Host
-    terms: Terms
+    host: SwitchHost
+    terms: SwitchTerms
     deadline: float = 60.0
     """Seconds that one PChannel may take."""
     open_target: Callable[[str], LogService] = open_service
     check: Callable[[], None] = lambda: None
     """Called before each step that changes something; raises where a node may take appends by now."""
 
-    def run(self, to: str, *, dry_run: bool = False) -> list[Passed]:
+    def run(self, to: str, *, dry_run: bool = False) -> list[SwitchedChannel]:
         """Let every PChannel go on at `to`, or complete a switch to there; with `dry_run` only look whether it could.
 
         Empty where the log is there already. Raises InvalidArgument (another switch is under way, or the target holds
         such logs), InvalidSettings (`to` is no log), LogBusy (or `check` raised: call again once no node takes appends), DeadlineExceeded (call again), and what a backend raises.
         """
         file = GenerationFile(self.folder, self.url)
-        with held(self.folder / LOCK, deadline=Deadline.after(1.0)):
+        with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(1.0)):
             generations = file.refresh()
-            old = generations.takes()[0]
+            old = generations.open_generations()[0]
             if old == generations.newest:
-                if same_place(generations.items[old].url, to):
+                if same_log(generations.items[old].url, to):
                     return []
                 self.check()
                 self._prepare(to, old + 1)
                 if dry_run:
-                    return [Passed(name, self._end(name), None, 0.0) for name in self.log.names()]
+                    return [SwitchedChannel(name, self._end(name), None, 0.0) for name in self.log.names()]
                 self.check()
                 self._begin(file, to)
-            elif not same_place(generations.items[-1].url, to):
+            elif not same_log(generations.items[-1].url, to):
                 raise InvalidArgument(
                     f"a switch to {generations.items[-1].url} is under way: complete it first, by the same command"
                 )
             if dry_run:
-                return [Passed(name, self._end(name), None, 0.0) for name in self._left(file, old)]
-            passed: list[Passed] = []
+                return [SwitchedChannel(name, self._end(name), None, 0.0) for name in self._left(file, old)]
+            passed: list[SwitchedChannel] = []
             while left := self._left(file, old):  # more than once where PChannels were made meanwhile
                 passed += [self._pass(file, old, name) for name in left]
             self.check()
@@ -146,7 +146,7 @@ class Switch:
         hit("switch.created")
 
     def _begin(self, file: GenerationFile, to: str) -> None:
-        since = {name: local(self._end(name)) for name in self.log.names()}
+        since = {name: backend_position(self._end(name)) for name in self.log.names()}
         before = file.generations
         file.change(lambda list_: list_.with_next(to, since))
         hit("switch.listed")
@@ -173,12 +173,12 @@ class Switch:
         position = LogId(*self.host.describe(name)["position"])
         return position.generation <= old and self._end(name).generation <= old and self._end(name) != EARLIEST
 
-    def _pass(self, file: GenerationFile, old: int, name: str) -> Passed:
+    def _pass(self, file: GenerationFile, old: int, name: str) -> SwitchedChannel:
         begun = time.monotonic()
         end = Deadline.after(self.deadline)
         reach, trouble = self._end(name), ""
         while name not in file.refresh().items[old].ends:
-            if end.over():
+            if end.expired():
                 raise DeadlineExceeded(
                     f"{name} did not pass to the new backend within {self.deadline:.0f} s{trouble}: run the switch again"
                 )
@@ -218,11 +218,11 @@ class Switch:
         """Keep where the log of `old` ended, as the host's state says; the host does so, too: the first of them counts."""
         last = found["last_entry"]
         if last is not None and LogId(*last).generation == old:
-            end = local(LogId(*last)).following()
+            end = backend_position(LogId(*last)).following()
             file.change(lambda list_: list_.with_end(old, name, end))
 
-    def _known(self, file: GenerationFile, old: int, name: str, seconds: float) -> Passed:
+    def _known(self, file: GenerationFile, old: int, name: str, seconds: float) -> SwitchedChannel:
         end = file.generations.items[old].ends[name]
-        return Passed(
+        return SwitchedChannel(
             name, LogId(generation_start(old).ledger | end.ledger, end.entry), generation_start(old + 1), seconds
         )

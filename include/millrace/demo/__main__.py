@@ -30,21 +30,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from millrace.base.data_folder import private, strange
+from millrace.base.data_folder import restrict_umask, unknown_entries
 from millrace.base.errors import InvalidSettings, LogUnavailable, MillraceError
-from millrace.base.log_backends import EMBEDDED, in_own_folder
+from millrace.base.log_backends import EMBEDDED, is_in_data_folder
 from millrace.base.settings import Settings
-from millrace.brokers.kinds import KINDS, STORES, broker
 from millrace.brokers.programs import install
-from millrace.demo.feeding import add_load_options, check_load_options, connected, feed, told_to_stop
+from millrace.brokers.registry import LOG_BROKERS, META_STORES, create_server
+from millrace.demo.cluster_faults import MIN_NODES, faulty_cluster, with_short_intervals
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
-from millrace.demo.moving import LEAST_NODES, hurried, troubled
-from millrace.demo.summary import JOB, Interrupted, Watch, summarise
-from millrace.installation.config import state_of
+from millrace.demo.load_phases import (
+    add_load_options,
+    check_load_options,
+    demo_client,
+    run_load_phases,
+    stopping_on_signals,
+)
+from millrace.demo.summary import JOB, DemoInterrupted, LoadMonitor, summarise
+from millrace.installation.config import airflow_home
 from millrace.installation.keeper import read_record
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.queries import started_path
 from millrace.tables.wal.table import WalTable
 
@@ -56,9 +62,9 @@ BROKERS = "brokers"
 def main() -> int:
     """Run the demo; the exit code is 0 where everything that was appended is accounted for."""
     options = _options()
-    private()
+    restrict_umask()
     console = Console(highlight=False)
-    with told_to_stop() as stop:
+    with stopping_on_signals() as stop:
         try:
             settings = Settings.load()
             _refuse_beside_the_system(settings)
@@ -75,11 +81,11 @@ def main() -> int:
                     settings, ROOT, rows=options.rows, seconds=options.seconds, console=console, stop=stop
                 )
             with (
-                logged(settings, options.log, console) as settings,
-                agreed(settings, options.meta, console) as settings,
+                running_log(settings, options.log, console) as settings,
+                running_meta_store(settings, options.meta, console) as settings,
             ):
                 return (_run_cluster if options.nodes else _run)(settings, options, console, stop)
-        except Interrupted:
+        except DemoInterrupted:
             console.print(
                 "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] goes on from there."
             )
@@ -91,7 +97,7 @@ def main() -> int:
 
 def _refuse_beside_the_system(settings: Settings) -> None:
     """Two streaming nodes on one data folder are no way to work. Raises InvalidSettings where the system runs on it."""
-    record = read_record(state_of(settings))
+    record = read_record(airflow_home(settings))
     if record is not None and record.process() is not None:
         raise InvalidSettings(
             f"the whole system runs on {settings.data_dir} ({record.address}): put the flights through it with `make demo`,"
@@ -100,16 +106,16 @@ def _refuse_beside_the_system(settings: Settings) -> None:
 
 
 @contextmanager
-def logged(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+def running_log(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
     """The settings with the log of `kind` ("": as they are), on a broker that runs meanwhile where they name none."""
     named = settings.log.partition("://")[0]
     folder = settings.data_dir / BROKERS
-    started = [name for name in KINDS if (folder / name).exists()]
+    started = [name for name in LOG_BROKERS if (folder / name).exists()]
     kind = kind or named
-    if kind == named and not (in_own_folder(kind) and started):
+    if kind == named and not (is_in_data_folder(kind) and started):
         yield settings
         return
-    if not in_own_folder(settings.log):
+    if not is_in_data_folder(settings.log):
         raise InvalidSettings(f"LOG={kind}, but MILLRACE_LOG is {settings.log}: choose one of them")
     if WalTable.exists(settings.wal_uri) and kind not in started:
         raise InvalidSettings(
@@ -117,13 +123,13 @@ def logged(settings: Settings, kind: str, console: Console) -> Iterator[Settings
             f" LOG={started[0] if started else EMBEDDED}, begin anew with ARGS=--fresh, or choose another MILLRACE_DATA"
         )
     console.print(f"Starting {kind} on this host …")
-    with broker(kind, folder / kind, settings=settings) as running:
+    with create_server(kind, folder / kind, settings=settings) as running:
         console.print(f"Log: [bold]{running.url}[/]")
         yield replace(settings, log=running.url)
 
 
 @contextmanager
-def agreed(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
+def running_meta_store(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
     """The settings with a meta store of `kind` ("": as they are), on a server that runs meanwhile."""
     if not kind:
         yield settings
@@ -132,39 +138,39 @@ def agreed(settings: Settings, kind: str, console: Console) -> Iterator[Settings
         raise InvalidSettings(f"META={kind}, but MILLRACE_META_STORE is {settings.meta_store}: choose one of them")
     install([kind])
     console.print(f"Starting {kind} on this host …")
-    with broker(kind, settings.data_dir / BROKERS / kind, settings=settings) as running:
+    with create_server(kind, settings.data_dir / BROKERS / kind, settings=settings) as running:
         console.print(f"Meta store: [bold]{running.url}[/]")
-        os.environ.update(running.login)  # for the processes that this one starts
+        os.environ.update(running.client_environment)  # for the processes that this one starts
         yield replace(settings, meta_store=running.url)
 
 
 def _run(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
     log_file = settings.run_path / "streaming-node.log"
-    with connected(settings) as client:
+    with demo_client(settings) as client:
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         table = flights().slice(0, options.rows)
         console.print(f"Log and append host are up; starting Spark with streaming node and flusher (log: {log_file}) …")
-        watch = Watch(settings, client, stop)
+        watch = LoadMonitor(settings, client, stop)
         started_path(settings, JOB).unlink(missing_ok=True)  # an earlier run's
-        job = Job(
+        job = ChildProcess(
             [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--with-flusher"],
             log_file=log_file,
             env=settings.environment(),
         )
         try:
             watch.wait_started(job)
-            load = feed(client, collection, table, watch, job, console, options)
+            load = run_load_phases(client, collection, table, watch, job, console, options)
         finally:
             job.stop(deadline=settings.stop_deadline)
         return summarise(settings, client, collection, load.counts, watch, console)
 
 
 def _run_cluster(settings: Settings, options: argparse.Namespace, console: Console, stop: threading.Event) -> int:
-    settings = hurried(settings)
+    settings = with_short_intervals(settings)
     console.print(f"Data folder: [bold]{settings.data_dir}[/]")
-    with connected(settings) as client:
+    with demo_client(settings) as client:
         pchannels = max(settings.pchannels, 2 * options.nodes)
         client.catalog.ensure_pchannels(pchannels)
         collection = ensure_collection(client, vchannels=pchannels)
@@ -172,12 +178,12 @@ def _run_cluster(settings: Settings, options: argparse.Namespace, console: Conso
         console.print(
             f"Log and append host are up; starting a coordinator and {options.nodes} nodes (logs: {settings.run_path}) …"
         )
-        watch = Watch(settings, client, stop)
-        with troubled(settings, options.nodes, ROOT / "jobs" / "streaming_node.py", console) as cluster:
-            cluster.begin(watch, pchannels=len(client.log.names()))
+        watch = LoadMonitor(settings, client, stop)
+        with faulty_cluster(settings, options.nodes, ROOT / "jobs" / "streaming_node.py", console) as cluster:
+            cluster.start_nodes(watch, pchannels=len(client.log.names()))
             cluster.start()
-            load = feed(client, collection, table, watch, cluster, console, options)
-            cluster.finish()
+            load = run_load_phases(client, collection, table, watch, cluster, console, options)
+            cluster.wait_finished()
         cluster.print_moves()
         return summarise(settings, client, collection, load.counts, watch, console)
 
@@ -187,10 +193,10 @@ def _options() -> argparse.Namespace:
         prog="make run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--log", choices=sorted((EMBEDDED, *KINDS)), default="", help="the log (default: what MILLRACE_LOG says)"
+        "--log", choices=sorted((EMBEDDED, *LOG_BROKERS)), default="", help="the log (default: what MILLRACE_LOG says)"
     )
     parser.add_argument("--fresh", action="store_true", help="remove the data folder first (default: continue in it)")
-    parser.add_argument("--nodes", type=int, default=0, help=f"a cluster of so many nodes ({LEAST_NODES} or more)")
+    parser.add_argument("--nodes", type=int, default=0, help=f"a cluster of so many nodes ({MIN_NODES} or more)")
     parser.add_argument(
         "--pipeline",
         action="store_true",
@@ -201,7 +207,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--meta",
-        choices=sorted(STORES),
+        choices=sorted(META_STORES),
         default="",
         help="the cluster's meta store (default: what MILLRACE_META_STORE says)",
     )
@@ -210,8 +216,8 @@ def _options() -> argparse.Namespace:
     check_load_options(parser, options)
     if options.meta and not options.nodes:
         parser.error("--meta is a cluster's: give --nodes as well")
-    if options.nodes and options.nodes < LEAST_NODES:
-        parser.error(f"--nodes takes {LEAST_NODES} or more: one is killed while another one sleeps")
+    if options.nodes and options.nodes < MIN_NODES:
+        parser.error(f"--nodes takes {MIN_NODES} or more: one is killed while another one sleeps")
     return options
 
 
@@ -220,7 +226,7 @@ def _start_afresh(settings: Settings, console: Console) -> None:
     folder = settings.data_dir
     if not folder.exists():
         return
-    found = strange(folder)
+    found = unknown_entries(folder)
     if found:
         raise SystemExit(
             f"{folder} holds {', '.join(found[:5])}, which is not Millrace's: remove it yourself, or choose another MILLRACE_DATA"

@@ -18,18 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.settings import Settings
 from millrace.coord import control
-from millrace.coord.channels.record import CHANNELS, ChannelRecord, State
+from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import STORE_FILE, open_store
 from millrace.coord.session import INGEST, moving_roles
+from millrace.coord.store_factory import STORE_FILE, open_cluster_store
 from millrace.meta.store import MetaStore
-from millrace.runtime.child_processes import Job
-from millrace.storage.log import METADATA_KEY, actions_of
+from millrace.runtime.child_processes import ChildProcess
+from millrace.storage.delta_log import COMMIT_INFO_KEY, read_actions
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 
@@ -39,27 +39,27 @@ LOCK_SECONDS: Final = 1.0
 """A process that holds the embedded meta store for longer is taken for suspended."""
 
 
-class Cluster(Closing):
+class LocalCluster(Closeable):
     """The processes, by name. None of them outlives it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.store: MetaStore = open_store(settings, SystemClock())
-        self.jobs: dict[str, Job] = {}
+        self.store: MetaStore = open_cluster_store(settings, SystemClock())
+        self.jobs: dict[str, ChildProcess] = {}
 
-    def coordinator(self, name: str = "c1") -> Job:
+    def coordinator(self, name: str = "c1") -> ChildProcess:
         """Start a coordinator."""
         return self._start(name, ["-m", "millrace.service", "--name", name], self._settings, {})
 
-    def node(self, name: str, *, job: Path | None = None, environment: Mapping[str, str] | None = None) -> Job:
+    def node(self, name: str, *, job: Path | None = None, environment: Mapping[str, str] | None = None) -> ChildProcess:
         """Start a node: with the loops in its process, or with Spark by the file `job` of jobs/."""
         command = ["-m", "millrace.node.cluster"] if job is None else [str(job), "--with-flusher"]
         return self._start(name, command, replace(self._settings, node=name), environment or {})
 
-    def _start(self, name: str, command: list[str], settings: Settings, environment: Mapping[str, str]) -> Job:
+    def _start(self, name: str, command: list[str], settings: Settings, environment: Mapping[str, str]) -> ChildProcess:
         log_file = self._settings.run_path / f"{name}.log"
         env = {**settings.environment(), **environment}
-        self.jobs[name] = Job([sys.executable, *command], log_file=log_file, env=env)
+        self.jobs[name] = ChildProcess([sys.executable, *command], log_file=log_file, env=env)
         return self.jobs[name]
 
     def suspend(self, name: str) -> None:
@@ -68,13 +68,13 @@ class Cluster(Closing):
         end = Deadline.after(SUSPEND_SECONDS)
         while True:
             os.kill(self.jobs[name].pid, signal.SIGSTOP)
-            if self.store_is_free():
+            if self.store_is_writable():
                 return
-            self.wake(name)
+            self.resume(name)
             if not end.pause(POLL_SECONDS):
                 raise DeadlineExceeded(f"{name} was writing to the meta store for {SUSPEND_SECONDS:.0f} s")
 
-    def store_is_free(self) -> bool:
+    def store_is_writable(self) -> bool:
         """Whether the embedded meta store takes a write now; a server's does not wait for who sleeps."""
         if self._settings.meta_store:
             return True
@@ -87,7 +87,7 @@ class Cluster(Closing):
                 return False
         return True
 
-    def wake(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         os.kill(self.jobs[name].pid, signal.SIGCONT)
 
     def session(self, name: str) -> str:
@@ -99,7 +99,7 @@ class Cluster(Closing):
         return {
             record.pchannel: record.owner.session.rpartition("@")[0]
             for record in control.channels(self.store)
-            if record.state is State.ASSIGNED and record.owner is not None and record.role == role
+            if record.state is AssignmentState.ASSIGNED and record.owner is not None and record.role == role
         }
 
     def wait_owned(self, names: set[str], *, pchannels: int, deadline: float) -> dict[str, str]:
@@ -114,16 +114,18 @@ class Cluster(Closing):
                 if all(len(each) == pchannels and set(each.values()) == names for each in owned):
                     return found
             if not end.pause(POLL_SECONDS):
-                raise DeadlineExceeded(f"after {deadline:.0f} s not {sorted(names)} own all: {found}\n{self.tails()}")
+                raise DeadlineExceeded(
+                    f"after {deadline:.0f} s not {sorted(names)} own all: {found}\n{self.log_tails()}"
+                )
 
-    def tails(self) -> str:
+    def log_tails(self) -> str:
         return "\n".join(f"--- {name}\n{job.tail(12)}" for name, job in self.jobs.items())
 
     def stop(self) -> dict[str, int]:
         """End all processes, those asleep too; their exit codes."""
         for name, job in self.jobs.items():
             if job.running():
-                self.wake(name)
+                self.resume(name)
         return {name: job.stop(deadline=self._settings.stop_deadline) for name, job in self.jobs.items()}
 
     def close(self) -> None:
@@ -132,7 +134,7 @@ class Cluster(Closing):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ObservedMove:
     """A role of a PChannel, its ingest or its appends, went from one node to another. Times are Unix seconds."""
 
     pchannel: str
@@ -141,15 +143,15 @@ class Move:
     source: str
     """"" for the first."""
     to: str
-    began: float
+    decided_at: float
     """When it was decided."""
-    ended: float
+    assigned_at: float
     """When the new owner had it."""
-    stood: float | None = None
+    downtime_seconds: float | None = None
     """Seconds between the last commit before and the first one behind; None where one of them was not seen, and for appends."""
 
 
-class Moves(threading.Thread):
+class MoveObserver(threading.Thread):
     """Watches the records of one role, and the commits of `wal`, from its start until it is stopped."""
 
     def __init__(self, settings: Settings, store: MetaStore, *, role: str = INGEST) -> None:
@@ -160,7 +162,7 @@ class Moves(threading.Thread):
         self._ended = threading.Event()
         self._owners: dict[str, str] = {}
         self._begun: dict[str, tuple[float, str]] = {}
-        self._moves: list[Move] = []
+        self._moves: list[ObservedMove] = []
         self._commits: dict[str, list[float]] = {}
         self._version = -1
         """Of `wal`, up to which its commits were read."""
@@ -170,13 +172,13 @@ class Moves(threading.Thread):
         while not self._ended.wait(POLL_SECONDS):
             with suppress(MillraceError):
                 if revision < 0:
-                    listed = self._store.list(CHANNELS)
+                    listed = self._store.list(CHANNEL_PREFIX)
                     revision, entries = listed.revision, list(listed.entries)
                 else:
-                    found = self._store.changes(CHANNELS, after=revision)
+                    found = self._store.changes(CHANNEL_PREFIX, after=revision)
                     revision, entries = found.revision, [event.entry for event in found.events if event.entry]
                 for entry in entries:
-                    self._saw(ChannelRecord.decoded(entry.value, entry.modified), time.time())
+                    self._saw(ChannelRecord.decode(entry.value, entry.modified), time.time())
                 if self._role == INGEST:
                     self._read_commits()
 
@@ -190,12 +192,14 @@ class Moves(threading.Thread):
         if record.role != self._role:
             return
         name = record.pchannel
-        if record.state in (State.ASSIGNING, State.UNAVAILABLE):
+        if record.state in (AssignmentState.ASSIGNING, AssignmentState.UNAVAILABLE):
             self._begun.setdefault(name, (now, record.cause))
-        if record.state is State.ASSIGNED and record.owner is not None:
+        if record.state is AssignmentState.ASSIGNED and record.owner is not None:
             to = record.owner.session.rpartition("@")[0]
             began, _ = self._begun.pop(name, (now, ""))
-            self._moves.append(Move(name, record.term, record.cause, self._owners.get(name, ""), to, began, now))
+            self._moves.append(
+                ObservedMove(name, record.term, record.cause, self._owners.get(name, ""), to, began, now)
+            )
             self._owners[name] = to
 
     def _read_commits(self) -> None:
@@ -205,11 +209,11 @@ class Moves(threading.Thread):
             if table is None:
                 return
             self._version = table.version
-        while (actions := actions_of(store, self._version + 1)) is not None:
+        while (actions := read_actions(store, self._version + 1)) is not None:
             self._version += 1
             for action in actions:
                 info = action.get("commitInfo", {})
-                said = info.get(METADATA_KEY, {})
+                said = info.get(COMMIT_INFO_KEY, {})
                 for pchannel in json.loads(said) if isinstance(said, str) else said:
                     self._commits.setdefault(pchannel, []).append(info["timestamp"] / 1000)
 
@@ -217,11 +221,11 @@ class Moves(threading.Thread):
         """By PChannel the moments of its commits to `wal`, in Unix seconds, as their writers had them."""
         return self._commits
 
-    def found(self) -> Iterator[Move]:
+    def observed(self) -> Iterator[ObservedMove]:
         """The moves from one node to another so far, in their order."""
         for move in self._moves:
             if move.source:
                 times = self._commits.get(move.pchannel, [])
-                before = [each for each in times if each <= move.ended]
-                behind = [each for each in times if each > move.ended]
-                yield replace(move, stood=behind[0] - before[-1] if before and behind else None)
+                before = [each for each in times if each <= move.assigned_at]
+                behind = [each for each in times if each > move.assigned_at]
+                yield replace(move, downtime_seconds=behind[0] - before[-1] if before and behind else None)

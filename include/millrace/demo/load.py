@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import CollectionNotFound
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import conform
@@ -40,7 +40,7 @@ TRANSACTION_ROWS: Final = 500
 
 
 @dataclass(slots=True)
-class Counts:
+class ProducerCounts:
     """What the producers know: rows by fate, and the greatest time tick that they were told."""
 
     inserted: int = 0
@@ -71,7 +71,7 @@ class Counts:
             self.last_tick = max(self.last_tick, written.last_tick)
 
 
-def ensure_collection(client: Client, *, vchannels: int = VCHANNELS) -> Collection:
+def ensure_collection(client: Client, *, vchannels: int = VCHANNELS) -> CollectionInfo:
     """The collection of flights, created over `vchannels` where it is not there yet."""
     try:
         return client.collection(COLLECTION)
@@ -80,16 +80,16 @@ def ensure_collection(client: Client, *, vchannels: int = VCHANNELS) -> Collecti
         return client.catalog.create_collection(COLLECTION, schema, vchannels=vchannels, partitions=PARTITIONS)
 
 
-class Load:
+class LoadGenerator:
     """Drives producers over `flights` (rows of the year in order of time); `prefix` makes this run's keys its own."""
 
-    def __init__(self, client: Client, collection: Collection, flights: pa.Table, *, prefix: str) -> None:
+    def __init__(self, client: Client, collection: CollectionInfo, flights: pa.Table, *, prefix: str) -> None:
         self._client = client
         self._collection = collection
         self._flights = flights.sort_by("time_hour")
         self._prefix = prefix
         self._stop = threading.Event()
-        self.counts = Counts()
+        self.counts = ProducerCounts()
 
     def stop(self) -> None:
         """Have the producers end after the call they are in."""

@@ -27,14 +27,14 @@ from rich.console import Console
 from millrace.base.errors import InvalidSettings, LogUnavailable
 from millrace.base.files import replace_file
 from millrace.base.settings import Settings
-from millrace.brokers.broker import answers, free_ports
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.opensearch import OpenSearchServer
 from millrace.brokers.programs import install
-from millrace.coord.opening import cluster_token
+from millrace.brokers.server import free_ports, is_listening
+from millrace.coord.store_factory import cluster_token
 from millrace.demo.flights import flights
-from millrace.demo.summary import Interrupted
+from millrace.demo.summary import DemoInterrupted
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import OpenSearchSink
@@ -42,12 +42,12 @@ from millrace.pipelines.sinks.opensearch.index import client_of
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.positions import positions_of
 from millrace.pipelines.worker.topics import logger
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 2
 _SECONDS: Final = 120.0
-SPOILT: Final = 10_000
+CORRUPT_EVERY: Final = 10_000
 """One in so many flights has a distance that is no number."""
 _DECLARED: Final = """\
 id: flights
@@ -88,7 +88,7 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         console.print(
             f"Kafka: [bold]{kafka.address}[/]  OpenSearch: [bold]{opensearch.url}[/]  MariaDB: [bold]{mariadb.address}[/]"
         )
-        os.environ.update(mariadb.login)  # for the processes that this one starts
+        os.environ.update(mariadb.client_environment)  # for the processes that this one starts
         settings = replace(settings, meta_store=mariadb.url, service_port=settings.service_port or _port())
         file = folder / "flights.yaml"
         replace_file(file, _DECLARED.format(brokers=kafka.address, opensearch=opensearch.url))
@@ -142,8 +142,8 @@ def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[i
 
     for key, row in _documents(table):
         if stop.is_set():
-            raise Interrupted
-        if sent % SPOILT == SPOILT - 1:
+            raise DemoInterrupted
+        if sent % CORRUPT_EVERY == CORRUPT_EVERY - 1:
             row["distance"] = "far"
             spoilt += 1
         else:
@@ -165,14 +165,14 @@ def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[i
 def _port() -> int:
     """The service's own, or where somebody has that already, a free one."""
     port = Configuration().server.httpPort
-    return free_ports(1)[0] if answers(port) else port
+    return free_ports(1)[0] if is_listening(port) else port
 
 
 @contextmanager
 def _service(settings: Settings, stop: threading.Event) -> Iterator[httpx.Client]:
     """The pipeline service, and a client of it that may do everything."""
     command = [sys.executable, "-m", "millrace.service.pipelines"]
-    job = Job(command, log_file=settings.run_path / "pipeline-service.log", env=settings.environment())
+    job = ChildProcess(command, log_file=settings.run_path / "pipeline-service.log", env=settings.environment())
     client = httpx.Client(
         base_url=f"http://127.0.0.1:{settings.service_port}",
         headers={"Authorization": f"Bearer {cluster_token(settings)}"},
@@ -180,7 +180,7 @@ def _service(settings: Settings, stop: threading.Event) -> Iterator[httpx.Client
         trust_env=False,
     )
     try:
-        job.wait_ready(lambda: stop.is_set() or answers(settings.service_port), deadline=_SECONDS)
+        job.wait_ready(lambda: stop.is_set() or is_listening(settings.service_port), deadline=_SECONDS)
         yield client
     finally:
         client.close()
@@ -209,7 +209,7 @@ def _run(service: httpx.Client, end: int, pipeline: Pipeline, stop: threading.Ev
             if status["state"] == "FAILED":
                 raise LogUnavailable(f"the pipeline has failed: {status['cause']}")
             if stop.wait(0.2):
-                raise Interrupted
+                raise DemoInterrupted
     finally:
         _told(service.put(f"{known}/stop"))
 

@@ -17,10 +17,10 @@ from rich.console import Console
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.demo.feeding import add_load_options, check_load_options, feed, told_to_stop
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, ensure_collection
-from millrace.demo.summary import Interrupted, Watch, summarise
+from millrace.demo.load_phases import add_load_options, check_load_options, run_load_phases, stopping_on_signals
+from millrace.demo.summary import DemoInterrupted, LoadMonitor, summarise
 from millrace.installation.secrets import USER
 from millrace.installation.system import STREAMING_DAG, Installation
 from millrace.runtime.child_processes import JobFailed
@@ -47,11 +47,11 @@ def main() -> int:
     """Run the demo; the exit code is 0 where everything that was appended is accounted for."""
     options = _options()
     console = Console(highlight=False)
-    with told_to_stop() as stop:
+    with stopping_on_signals() as stop:
         try:
             settings = Settings.load()
             return _run(Installation(settings), settings, options, console, stop)
-        except Interrupted:
+        except DemoInterrupted:
             console.print(
                 "\nStopped; the system goes on ([bold]make down[/] stops it). Nothing that was acknowledged is lost."
             )
@@ -68,7 +68,7 @@ def _run(
     console: Console,
     stop: threading.Event,
 ) -> int:
-    if installation.running() is None or not installation.streaming_runs():
+    if installation.running() is None or not installation.streaming_job_running():
         # A process of its own: it says what it does, and a Ctrl-C reaches it too.
         done = subprocess.run([sys.executable, "-m", "millrace", "system", "up", "--detach"], check=False)
         if done.returncode:
@@ -76,10 +76,10 @@ def _run(
     with Client.connect(settings) as client:
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
-        watch = Watch(settings, client, stop)
+        watch = LoadMonitor(settings, client, stop)
         table = flights().slice(0, options.rows)
         _print_pages(installation, console)
-        load = feed(client, collection, table, watch, SystemJob(installation), console, options)
+        load = run_load_phases(client, collection, table, watch, SystemJob(installation), console, options)
         code = summarise(settings, client, collection, load.counts, watch, console)
     _print_pages(installation, console)
     return code

@@ -16,17 +16,22 @@ from rich.table import Table
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
-from millrace.demo.load import Counts, Load
+from millrace.demo.load import LoadGenerator, ProducerCounts
 from millrace.message.ids import tick_physical_ms
-from millrace.node.ingest.definition import Ingest
-from millrace.operations.verify.run import ChannelReport, CollectionReport, verify_channel, verify_collections
-from millrace.runtime.child_processes import Job, JobFailed
+from millrace.node.ingest.definition import IngestLoop
+from millrace.operations.verification import (
+    ChannelVerification,
+    CollectionVerification,
+    verify_channel,
+    verify_collections,
+)
+from millrace.runtime.child_processes import ChildProcess, JobFailed
 from millrace.runtime.queries import started_path
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
-from millrace.tables.collections.table import rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 
@@ -34,10 +39,10 @@ JOB: Final = "millrace-streaming-node"
 POLL_SECONDS: Final = 0.25
 FLUSH_DEADLINE: Final = 600.0
 
-Update = Callable[..., None]
+ProgressUpdate = Callable[..., None]
 
 
-class Watched(Protocol):
+class StreamingJobHandle(Protocol):
     """A streaming job that runs: the demo's own, or that of the running system."""
 
     log_file: Path
@@ -47,11 +52,11 @@ class Watched(Protocol):
     def tail(self) -> str: ...
 
 
-class Interrupted(Exception):
+class DemoInterrupted(Exception):
     """Ctrl-C or SIGTERM: the demo stops in good order."""
 
 
-class Watch:
+class LoadMonitor:
     """Follows the load and the streaming job."""
 
     def __init__(self, settings: Settings, client: Client, stop: threading.Event) -> None:
@@ -61,12 +66,12 @@ class Watch:
         self.phases: list[tuple[str, int, int, float]] = []
         """(name, rows, bytes, seconds) of each phase."""
 
-    def wait_started(self, job: Job) -> None:
+    def wait_started(self, job: ChildProcess) -> None:
         """Wait until the streaming job that was just started says that it runs."""
         path = started_path(self._settings, JOB)
         job.wait_ready(lambda: self._unless_stopped(path.exists()), deadline=self._settings.start_deadline)
 
-    def wait_until(self, what: Callable[[], bool], job: Watched, seconds: float) -> None:
+    def wait_until(self, what: Callable[[], bool], job: StreamingJobHandle, seconds: float) -> None:
         """Wait until `what`, for `seconds`. Raises JobFailed, Interrupted, DeadlineExceeded."""
         deadline = Deadline.after(seconds)
         while not what():
@@ -74,7 +79,9 @@ class Watch:
             if not deadline.pause(POLL_SECONDS):
                 raise DeadlineExceeded(f"not all was up after {seconds:.0f} s:\n{job.tail()}")
 
-    def drive(self, name: str, work: Callable[[], None], load: Load, job: Watched, update: Update) -> None:
+    def run_phase(
+        self, name: str, work: Callable[[], None], load: LoadGenerator, job: StreamingJobHandle, update: ProgressUpdate
+    ) -> None:
         """Run `work` in a thread of its own and show how it comes on. Raises what it raised, JobFailed, Interrupted."""
         failure: list[BaseException] = []
 
@@ -101,7 +108,9 @@ class Watch:
         seconds = time.monotonic() - start
         self.phases.append((name, load.counts.appended - rows, load.counts.bytes - size, seconds))
 
-    def wait_flushed(self, ticks: dict[str, int], load: Load, job: Watched, update: Update) -> float:
+    def wait_flushed(
+        self, ticks: dict[str, int], load: LoadGenerator, job: StreamingJobHandle, update: ProgressUpdate
+    ) -> float:
         """Wait until the collection's tables hold everything up to `ticks` (by VChannel); the seconds that it took."""
         wanted: Counter[str] = Counter()
         for vchannel, tick in ticks.items():
@@ -113,13 +122,13 @@ class Watch:
             behind = [p for p, tick in wanted.items() if p not in found or found[p].time_tick < tick]
             if not behind:
                 return time.monotonic() - start
-            if deadline.over():
+            if deadline.expired():
                 raise DeadlineExceeded(f"the flusher has not caught up on {', '.join(behind)}; its log: {job.log_file}")
             self._show("flushing", load, start, load.counts.appended, load.counts.bytes, update)
             self._check(job)
             self._stop.wait(POLL_SECONDS)
 
-    def _show(self, name: str, load: Load, start: float, rows: int, size: int, update: Update) -> None:
+    def _show(self, name: str, load: LoadGenerator, start: float, rows: int, size: int, update: ProgressUpdate) -> None:
         counts, seconds = load.counts, max(time.monotonic() - start, 1e-3)
         rate = f"{(counts.appended - rows) / seconds:,.0f} rows/s {(counts.bytes - size) / seconds / 1e6:,.1f} MB/s"
         update(description=name, completed=counts.appended, rate=rate, lag=self._lag())
@@ -127,25 +136,30 @@ class Watch:
     def _lag(self) -> str:
         """How far the WAL is behind the clock, by the streaming node's own word."""
         try:
-            progress: dict[str, Any] = json.loads(self._settings.progress_path(Ingest.name).read_text())
+            progress: dict[str, Any] = json.loads(self._settings.progress_path(IngestLoop.name).read_text())
             ticks = [each["tick"] for each in progress["pchannels"].values()]
         except (FileNotFoundError, ValueError, KeyError):
             return ""
         return f"lag {max(0.0, time.time() - tick_physical_ms(min(ticks)) / 1e3):.1f} s" if ticks else ""
 
-    def _check(self, job: Watched) -> None:
+    def _check(self, job: StreamingJobHandle) -> None:
         self._unless_stopped(True)
         if not job.running():
             raise JobFailed(f"the streaming job ended:\n{job.tail()}\n(log: {job.log_file})")
 
     def _unless_stopped(self, value: bool) -> bool:
         if self._stop.is_set():
-            raise Interrupted
+            raise DemoInterrupted
         return value
 
 
 def summarise(
-    settings: Settings, client: Client, collection: Collection, counts: Counts, watch: Watch, console: Console
+    settings: Settings,
+    client: Client,
+    collection: CollectionInfo,
+    counts: ProducerCounts,
+    watch: LoadMonitor,
+    console: Console,
 ) -> int:
     """Check everything and print what was found; 0 where all of it holds, else 2."""
     console.print("Checking log, WAL and collection against each other …")
@@ -177,13 +191,13 @@ def summarise(
     return 0 if all(holds for _, holds in checks) else 2
 
 
-def _accounted(report: CollectionReport, counts: Counts) -> bool:
+def _accounted(report: CollectionVerification, counts: ProducerCounts) -> bool:
     """What this run's producers were told is in the WAL (which may hold earlier runs too), and nothing is left over."""
     total = report.visible + report.deleted + report.rolled_back
     return total == report.inserted and report.inserted >= counts.inserted + counts.rolled_back
 
 
-def _print_phases(watch: Watch, console: Console) -> None:
+def _print_phases(watch: LoadMonitor, console: Console) -> None:
     table = Table("Phase", "Rows", "MB", "Seconds", "Rows/s", "MB/s", title="Load", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -199,7 +213,7 @@ def _print_phases(watch: Watch, console: Console) -> None:
     console.print(table)
 
 
-def _print_rows(report: CollectionReport, counts: Counts, console: Console) -> None:
+def _print_rows(report: CollectionVerification, counts: ProducerCounts, console: Console) -> None:
     table = Table("Rows", "In the WAL", "Of this run", title="Accounting", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -220,14 +234,14 @@ def _print_rows(report: CollectionReport, counts: Counts, console: Console) -> N
     console.print(table)
 
 
-def _print_channels(channels: list[ChannelReport], console: Console) -> None:
+def _print_channels(channels: list[ChannelVerification], console: Console) -> None:
     table = Table("PChannel", "Messages", "Rejections", "Digest", title="WAL", title_justify="left")
     for channel in channels:
         table.add_row(channel.pchannel, f"{channel.messages:,}", f"{channel.rejections:,}", str(channel.committed))
     console.print(table)
 
 
-def _print_segments(settings: Settings, collection: Collection, console: Console) -> None:
+def _print_segments(settings: Settings, collection: CollectionInfo, console: Console) -> None:
     path = settings.segments_uri
     segments = read_segments(open_table(path), vchannels=collection.vchannels)
     states = (
@@ -237,7 +251,7 @@ def _print_segments(settings: Settings, collection: Collection, console: Console
     console.print(f"Segments: {found or 'none yet'}")
 
 
-def _print_places(settings: Settings, collection: Collection, console: Console) -> None:
+def _print_places(settings: Settings, collection: CollectionInfo, console: Console) -> None:
     rows = rows_uri(settings, collection.id)
     console.print(f"\nTables: {settings.wal_uri} · {rows} · {settings.segments_uri} · {settings.checkpoints_uri}")
     console.print("Query them with whatever reads Delta:")

@@ -20,16 +20,16 @@ from typing import Final, NamedTuple
 from millrace.base.errors import InvalidSettings
 from millrace.base.package import ROOT
 from millrace.base.settings import Settings
-from millrace.installation.processes import MARK
+from millrace.installation.processes import MARK_VARIABLE
 from millrace.installation.secrets import Secrets
 from millrace.runtime.launch.command import jobs_folder
 
 STANDALONE: Final = (sys.executable, "-m", "millrace_airflow.standalone")
-COMPONENTS: Final = 4
+COMPONENT_COUNT: Final = 4
 """Children of `airflow standalone`: scheduler, triggerer, DAG processor, API server."""
 
 
-class Bind(NamedTuple):
+class BindAddress(NamedTuple):
     """Where Airflow's API server listens."""
 
     host: str
@@ -49,7 +49,7 @@ _QUIET_PORTS: Final = range(20_000, 32_768)
 _TRIES: Final = 100
 
 
-def checkout() -> Path:
+def checkout_folder() -> Path:
     """The folder with airflow.cfg, dags/ and jobs/. Raises InvalidSettings where there is none."""
     root = jobs_folder().parent
     if not (root / "airflow.cfg").is_file():
@@ -57,14 +57,14 @@ def checkout() -> Path:
     return root
 
 
-def state_of(settings: Settings) -> Path:
+def airflow_home(settings: Settings) -> Path:
     """Airflow's state (AIRFLOW_HOME) for a data folder: database, logs, secrets."""
     return settings.data_dir.resolve() / "airflow"
 
 
-def state_folder(settings: Settings, *, root: Path) -> Path:
+def checked_airflow_home(settings: Settings, *, root: Path) -> Path:
     """The same, where it may lie. Raises InvalidSettings where that would be in the checkout."""
-    state = state_of(settings)
+    state = airflow_home(settings)
     if state.is_relative_to(root.resolve()):
         raise InvalidSettings(
             f"the data folder {settings.data_dir} lies in the checkout, and secrets do not belong there:"
@@ -73,7 +73,7 @@ def state_folder(settings: Settings, *, root: Path) -> Path:
     return state
 
 
-def choose_bind(root: Path, *, port: int | None, env: Mapping[str, str]) -> Bind:
+def choose_bind_address(root: Path, *, port: int | None, env: Mapping[str, str]) -> BindAddress:
     """The host and port of [api] in airflow.cfg, under AIRFLOW__API__* of `env`, under `port`; 0 takes a free port.
 
     Raises InvalidSettings where the port is taken, or is none.
@@ -84,16 +84,16 @@ def choose_bind(root: Path, *, port: int | None, env: Mapping[str, str]) -> Bind
     named = str(env.get("AIRFLOW__API__PORT") or config.get("api", "port", fallback="8080"))
     if port is None and not (named.isascii() and named.isdigit() and int(named) < 1 << 16):
         raise InvalidSettings(f"[api] port = {named!r}: give a number from 0 to 65535")
-    return Bind(host, free_port(host, int(named) if port is None else port))
+    return BindAddress(host, free_port(host, int(named) if port is None else port))
 
 
-def free_port(host: str, port: int, *, but: Sequence[int] = ()) -> int:
+def free_port(host: str, port: int, *, exclude: Sequence[int] = ()) -> int:
     """`port` where it is free on `host`; for 0 a free one that is not in `but`. Raises InvalidSettings where there is none."""
     if port:
         _listen(host, port)
         return port
     for candidate in random.sample(_QUIET_PORTS, _TRIES):
-        if candidate not in but:
+        if candidate not in exclude:
             with suppress(InvalidSettings):
                 _listen(host, candidate)
                 return candidate
@@ -121,7 +121,7 @@ def _listen(host: str, port: int) -> None:
 
 
 def airflow_environment(
-    settings: Settings, secrets: Secrets, *, root: Path, state: Path, bind: Bind | None, env: Mapping[str, str]
+    settings: Settings, secrets: Secrets, *, root: Path, state: Path, bind: BindAddress | None, env: Mapping[str, str]
 ) -> dict[str, str]:
     """What every process of the installation is started with. Without `bind`: for a command beside the running Airflow."""
     package = str(ROOT)
@@ -131,7 +131,7 @@ def airflow_environment(
         **env,
         **settings.environment(),
         **secrets.environment(state),
-        MARK: str(settings.data_dir.resolve()),
+        MARK_VARIABLE: str(settings.data_dir.resolve()),
         "MILLRACE_HOME": str(root),
         "AIRFLOW_CONFIG": str(root / "airflow.cfg"),
         "AIRFLOW_HOME": str(state),
@@ -146,8 +146,8 @@ def airflow_environment(
         found |= {"AIRFLOW__API__HOST": bind.host, "AIRFLOW__API__PORT": str(bind.port)}
         found.setdefault("AIRFLOW__API__BASE_URL", bind.address)
         # Two small servers of task logs that Airflow starts beside: a second installation on this machine has its own.
-        worker = free_port("", 0, but=[bind.port])
-        trigger = free_port("", 0, but=[bind.port, worker])
+        worker = free_port("", 0, exclude=[bind.port])
+        trigger = free_port("", 0, exclude=[bind.port, worker])
         found.setdefault("AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", str(worker))
         found.setdefault("AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT", str(trigger))
     if found.get("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "sqlite").startswith("sqlite"):

@@ -25,11 +25,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final
 
-from millrace.base.bounded_output import bound
+from millrace.base.bounded_output import rotate_log
 from millrace.base.deadline import Deadline
-from millrace.base.file_lock import HeldFile, read_held
-from millrace.base.process import Seen, look, look_at_all, this_process
-from millrace.installation.processes import POLL_SECONDS, end, end_all, send, wait_gone
+from millrace.base.file_lock import LockedFile, read_locked_file
+from millrace.base.process import ProcessInfo, all_processes, current_process, find_process
+from millrace.installation.processes import POLL_SECONDS, kill_all, send_signal, terminate, wait_for_exit
 
 RECORD_FILE: Final = "installation.json"
 LOCK_FILE: Final = "keeper.lock"
@@ -46,7 +46,7 @@ LOCK_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KeeperRecord:
     """A keeper and what it keeps; the file is replaced whole."""
 
     pid: int
@@ -59,28 +59,28 @@ class Record:
     reason: str = ""
     """Why Airflow was started anew the last time."""
 
-    def process(self) -> Seen | None:
+    def process(self) -> ProcessInfo | None:
         """The keeper's process, while it lives."""
-        found = look(self.pid)
+        found = find_process(self.pid)
         return found if found is not None and found.start == self.start else None
 
 
-def read_record(state: Path) -> Record | None:
+def read_record(state: Path) -> KeeperRecord | None:
     """The record in the folder `state`, of a living keeper or a dead one; None where there is none that can be read, or where
     no process holds it: it is then the copy of another installation's."""
     try:
-        data, is_held = read_held(state / RECORD_FILE)
-        return Record(**json.loads(data)) if is_held else None
+        data, is_held = read_locked_file(state / RECORD_FILE)
+        return KeeperRecord(**json.loads(data)) if is_held else None
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def write_record(state: Path, record: Record) -> HeldFile:
+def write_record(state: Path, record: KeeperRecord) -> LockedFile:
     """Publish `record` for as long as the answer lives."""
-    return HeldFile(state / RECORD_FILE, asdict(record))
+    return LockedFile(state / RECORD_FILE, asdict(record))
 
 
-class Group:
+class ProcessGroup:
     """One run of the command in a process group of its own, within the keeper's session."""
 
     def __init__(self, command: list[str], log: Path, *, components: int, settle: float) -> None:
@@ -93,57 +93,59 @@ class Group:
         self.complete = not components
         """Whether all components were there once."""
 
-    def broken(self) -> str:
+    def failure(self) -> str:
         """What is wrong with it, in words; empty while it is well."""
         code = self._process.poll()
         if code is not None:
             return f"Airflow ended with {code}"
         if not self._components:
             return ""
-        children = sum(each.parent == self._process.pid for each in look_at_all().values())
+        children = sum(each.parent == self._process.pid for each in all_processes().values())
         self.complete = self.complete or children >= self._components
-        if children < self._components and (self.complete or self._settled_at.over()):
+        if children < self._components and (self.complete or self._settled_at.expired()):
             return f"{self._components - children} of Airflow's {self._components} components ended"
         return ""
 
-    def end(self, *, deadline: float) -> None:
+    def terminate(self, *, deadline: float) -> None:
         """End it and all that is left of the session, whatever state it is in."""
         # What a killed component left behind holds its output open, and `airflow standalone` would wait for that.
-        end(orphans_of_session(), deadline=TERM_SECONDS)
-        leader = look(self._process.pid)
+        terminate(session_orphans(), deadline=TERM_SECONDS)
+        leader = find_process(self._process.pid)
         if leader is not None:
             # To the parent alone: it tells each component once. A second signal (of one to the whole group) makes the scheduler
             # give up its orderly end half-way and wait for its workers for ever.
-            send(leader, signal.SIGINT)
-            wait_gone([leader], deadline=deadline)
-        end(others_of_session(), deadline=TERM_SECONDS)
-        end_all(others_of_session, deadline=TERM_SECONDS)
+            send_signal(leader, signal.SIGINT)
+            wait_for_exit([leader], deadline=deadline)
+        terminate(session_processes(), deadline=TERM_SECONDS)
+        kill_all(session_processes, deadline=TERM_SECONDS)
         self._process.wait(timeout=TERM_SECONDS)
 
 
-def others_of_session() -> list[Seen]:
+def session_processes() -> list[ProcessInfo]:
     """The other processes of this one's session."""
     mine = os.getsid(0)
-    return [each for each in look_at_all().values() if each.session == mine and each.pid != os.getpid()]
+    return [each for each in all_processes().values() if each.session == mine and each.pid != os.getpid()]
 
 
-def orphans_of_session() -> list[Seen]:
+def session_orphans() -> list[ProcessInfo]:
     """Those whose parent is gone: they were handed to a process outside."""
-    found = others_of_session()
+    found = session_processes()
     inside = {os.getpid(), *(each.pid for each in found)}
     return [each for each in found if each.parent not in inside]
 
 
-def keep(command: list[str], state: Path, record: Record, stop: threading.Event, options: argparse.Namespace) -> None:
+def supervise(
+    command: list[str], state: Path, record: KeeperRecord, stop: threading.Event, options: argparse.Namespace
+) -> None:
     """Run `command` until `stop`."""
     pause = FIRST_PAUSE
     published = write_record(state, record)
     while not stop.is_set():
         began = time.monotonic()
-        group = Group(command, state / LOG_FILE, components=options.components, settle=options.settle)
-        while not (reason := group.broken()) and not stop.wait(options.poll if group.complete else FIRST_POLL):
-            bound(state / LOG_FILE, options.log_bytes)
-        group.end(deadline=options.deadline)
+        group = ProcessGroup(command, state / LOG_FILE, components=options.components, settle=options.settle)
+        while not (reason := group.failure()) and not stop.wait(options.poll if group.complete else FIRST_POLL):
+            rotate_log(state / LOG_FILE, options.log_bytes)
+        group.terminate(deadline=options.deadline)
         if stop.is_set():
             return
         pause = FIRST_PAUSE if time.monotonic() - began > STEADY_SECONDS else min(pause * 2, LONGEST_PAUSE)
@@ -170,10 +172,10 @@ def main() -> int:
         if not _lock(lock, deadline=LOCK_SECONDS):
             _say("another keeper runs for this installation")
             return 1
-        me = this_process()
-        record = Record(pid=me.pid, start=me.start, address=options.address, at=time.time())
+        me = current_process()
+        record = KeeperRecord(pid=me.pid, start=me.start, address=options.address, at=time.time())
         try:
-            keep(options.command, options.state, record, stop, options)
+            supervise(options.command, options.state, record, stop, options)
         finally:
             (options.state / RECORD_FILE).unlink(missing_ok=True)
     return 0

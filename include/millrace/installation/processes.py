@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Final
 
 from millrace.base.deadline import Deadline
-from millrace.base.process import PROC, Seen, look_at_all
+from millrace.base.process import PROC, ProcessInfo, all_processes
 
-MARK: Final = "MILLRACE_INSTALLATION"
+MARK_VARIABLE: Final = "MILLRACE_INSTALLATION"
 """The variable that says to which installation a process belongs: its data folder. Never a setting."""
 
 POLL_SECONDS: Final = 0.05
 
 
-def members(mark: Path) -> list[Seen]:
+def installation_processes(mark: Path) -> list[ProcessInfo]:
     """The processes of the installation `mark`, by age; never this one or one that it descends from.
 
     Those with the mark, what descends from them, and those that hide their environment (Airflow's tasks do) in a session
     where everybody else has the mark.
     """
-    everything = look_at_all()
+    everything = all_processes()
     carries = {pid: _carries(pid, mark) for pid in everything}
     ours = {pid for pid, carried in carries.items() if carried}
     foreign = {everything[pid].session for pid, carried in carries.items() if carried is False}
@@ -38,10 +38,10 @@ def members(mark: Path) -> list[Seen]:
     ours |= {pid for pid, each in everything.items() if each.session in sessions}
     ours = with_descendants(ours, everything)
     ours -= _ancestry(os.getpid(), everything)
-    return sorted((everything[pid] for pid in ours), key=lambda each: (each.started, each.pid))
+    return sorted((everything[pid] for pid in ours), key=lambda each: (each.start_ticks, each.pid))
 
 
-def with_descendants(roots: Collection[int], everything: dict[int, Seen]) -> set[int]:
+def with_descendants(roots: Collection[int], everything: dict[int, ProcessInfo]) -> set[int]:
     """`roots` and every process below one of them."""
     found = {pid for pid in roots if pid in everything}
     while True:
@@ -53,14 +53,14 @@ def with_descendants(roots: Collection[int], everything: dict[int, Seen]) -> set
 
 def _carries(pid: int, mark: Path) -> bool | None:
     """Whether it has the mark; None where it cannot be read (gone, another user's, or it hides its memory)."""
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
     try:
         return wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return None
 
 
-def _ancestry(pid: int, everything: dict[int, Seen]) -> set[int]:
+def _ancestry(pid: int, everything: dict[int, ProcessInfo]) -> set[int]:
     found = set()
     while pid in everything and pid not in found:
         found.add(pid)
@@ -68,7 +68,7 @@ def _ancestry(pid: int, everything: dict[int, Seen]) -> set[int]:
     return found
 
 
-def pss_bytes(processes: Iterable[Seen]) -> int:
+def pss_bytes(processes: Iterable[ProcessInfo]) -> int:
     """Memory of `processes`: proportional set size, so that shared pages count once."""
     total = 0
     for each in processes:
@@ -80,7 +80,7 @@ def pss_bytes(processes: Iterable[Seen]) -> int:
     return total
 
 
-def send(process: Seen, number: signal.Signals) -> bool:
+def send_signal(process: ProcessInfo, number: signal.Signals) -> bool:
     """Signal that very process; False where it is gone."""
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -97,17 +97,17 @@ def send(process: Seen, number: signal.Signals) -> bool:
         os.close(descriptor)
 
 
-def wait_gone(processes: Iterable[Seen], *, deadline: float) -> list[Seen]:
+def wait_for_exit(processes: Iterable[ProcessInfo], *, deadline: float) -> list[ProcessInfo]:
     """Wait up to `deadline` seconds until all of them are gone; those that are left."""
     end = Deadline.after(deadline)
     left = [each for each in processes if each.alive()]
-    while left and not end.over():
-        _wait_any(left, end.left(most=1.0))
+    while left and not end.expired():
+        _wait_any(left, end.remaining(maximum=1.0))
         left = [each for each in left if each.alive()]
     return left
 
 
-def _wait_any(processes: list[Seen], seconds: float) -> None:
+def _wait_any(processes: list[ProcessInfo], seconds: float) -> None:
     """Wait until the first of them ends, at most `seconds`."""
     try:
         descriptor = os.pidfd_open(processes[0].pid)
@@ -121,21 +121,23 @@ def _wait_any(processes: list[Seen], seconds: float) -> None:
         os.close(descriptor)
 
 
-def end(processes: Iterable[Seen], *, deadline: float, first: signal.Signals = signal.SIGTERM) -> list[Seen]:
+def terminate(
+    processes: Iterable[ProcessInfo], *, deadline: float, first: signal.Signals = signal.SIGTERM
+) -> list[ProcessInfo]:
     """Signal each with `first`, and SIGKILL those that run after `deadline` seconds; those that had to be killed."""
-    asked = [each for each in processes if send(each, first)]
-    killed = wait_gone(asked, deadline=deadline)
+    asked = [each for each in processes if send_signal(each, first)]
+    killed = wait_for_exit(asked, deadline=deadline)
     for each in killed:
-        send(each, signal.SIGKILL)
-    wait_gone(killed, deadline=10.0)
+        send_signal(each, signal.SIGKILL)
+    wait_for_exit(killed, deadline=10.0)
     return killed
 
 
-def end_all(find: Callable[[], list[Seen]], *, deadline: float) -> list[Seen]:
+def kill_all(find: Callable[[], list[ProcessInfo]], *, deadline: float) -> list[ProcessInfo]:
     """SIGKILL whatever `find` finds, until it finds nothing (a dying process may have forked); what is left at `deadline`."""
     stop = Deadline.after(deadline)
-    while (left := find()) and not stop.over():
+    while (left := find()) and not stop.expired():
         for each in left:
-            send(each, signal.SIGKILL)
-        wait_gone(left, deadline=stop.left(most=1.0))
+            send_signal(each, signal.SIGKILL)
+        wait_for_exit(left, deadline=stop.remaining(maximum=1.0))
     return left

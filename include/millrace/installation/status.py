@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from millrace.base.errors import AirflowUnavailable
-from millrace.base.process import look_at_all
+from millrace.base.process import all_processes
 from millrace.installation.processes import pss_bytes, with_descendants
 from millrace.installation.system import Installation
 from millrace.observe.models import HealthFinding
@@ -15,7 +15,7 @@ from millrace.observe.observer import Observer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class InstallationStatus:
     """An installation at one moment, as plain data."""
 
     at: float
@@ -61,7 +61,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
+class ProcessUsage:
     """The processes of an installation: to find them and to add their memory up is the dearest part of a look."""
 
     counts: dict[str, int]
@@ -69,14 +69,16 @@ class Processes:
     pss_bytes: dict[str, int]
 
     @classmethod
-    def now(cls, installation: Installation) -> Processes:
+    def measure(cls, installation: Installation) -> ProcessUsage:
         groups = _groups(installation)
         return cls(
             {name: len(each) for name, each in groups.items()}, {name: pss_bytes(each) for name, each in groups.items()}
         )
 
 
-def look_at(installation: Installation, observer: Observer, processes: Processes | None = None) -> Status:
+def read_status(
+    installation: Installation, observer: Observer, processes: ProcessUsage | None = None
+) -> InstallationStatus:
     """The status now; `processes`: those of an earlier look."""
     found = installation.running()
     components: dict[str, str] = {}
@@ -86,11 +88,11 @@ def look_at(installation: Installation, observer: Observer, processes: Processes
         except AirflowUnavailable:
             pass  # an empty dictionary says so
     overview = observer.overview()
-    streaming = installation.streaming_runs()
+    streaming = installation.streaming_job_running()
     # The overview goes by what the queries wrote behind their last micro-batch; a job that has just started wrote nothing yet.
     starting = streaming and overview.state == "stopped"
-    processes = processes or Processes.now(installation)
-    return Status(
+    processes = processes or ProcessUsage.measure(installation)
+    return InstallationStatus(
         at=time.time(),
         data=str(installation.settings.data_dir),
         running=found is not None,
@@ -115,7 +117,7 @@ def _groups(installation: Installation) -> dict[str, list[Any]]:
     found = installation.running()
     keeper = found.record.pid if found is not None else 0
     server = installation.log_server()
-    log = with_descendants([server.pid] if server is not None else [], look_at_all())
+    log = with_descendants([server.pid] if server is not None else [], all_processes())
     groups: dict[str, list[Any]] = {"airflow": [], "jobs": [], "log": []}
     for each in installation.processes():
         groups["log" if each.pid in log else "airflow" if each.session == keeper else "jobs"].append(each)

@@ -23,44 +23,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from millrace.base.data_folder import claim
-from millrace.base.deadline import Deadline, until
+from millrace.base.data_folder import prepare_data_folder
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import AirflowUnavailable, DeadlineExceeded
-from millrace.base.file_lock import held
-from millrace.base.process import Seen, look, look_at_all
+from millrace.base.file_lock import exclusive_lock
+from millrace.base.process import ProcessInfo, all_processes, find_process
 from millrace.base.settings import Settings
-from millrace.installation.api import AirflowApi
+from millrace.installation.airflow_api import AirflowApi
 from millrace.installation.config import (
-    COMPONENTS,
+    COMPONENT_COUNT,
     STANDALONE,
     airflow_environment,
-    checkout,
-    choose_bind,
-    state_folder,
+    checked_airflow_home,
+    checkout_folder,
+    choose_bind_address,
 )
-from millrace.installation.keeper import LOG_FILE, Record, read_record
-from millrace.installation.processes import POLL_SECONDS, end, end_all, members, send, wait_gone, with_descendants
+from millrace.installation.keeper import LOG_FILE, KeeperRecord, read_record
+from millrace.installation.processes import (
+    POLL_SECONDS,
+    installation_processes,
+    kill_all,
+    send_signal,
+    terminate,
+    wait_for_exit,
+    with_descendants,
+)
 from millrace.installation.secrets import USER, Secrets, load_secrets
-from millrace.rpc.discovery import running as running_log_server
+from millrace.rpc.discovery import running_server as running_log_server
 from millrace.runtime.child_processes import JobFailed
 from millrace.runtime.launch.folder import read_json
-from millrace.runtime.launch.launcher import Launcher, RunStatus, tail
+from millrace.runtime.launch.launcher import Launcher, RunStatus, log_tail
 
 START_LOCK: Final = "start.lock"
 KEEPER_LOG: Final = "keeper.log"
 STREAMING_DAG: Final = "streaming"
 STREAMING_JOB: Final = "streaming_node"
 KILL_SECONDS: Final = 10.0
-AIRFLOW_SECONDS: Final = 180.0
+AIRFLOW_START_SECONDS: Final = 180.0
 """How much longer than `start_deadline` Airflow may take: 20 s on two idle cores are minutes where they are busy."""
-LOST_STARTS: Final = 3
+MAX_FAILED_STARTS: Final = 3
 """Starts of Airflow that fail before a wait for it gives up."""
-PATIENCE: Final = 4
+SLOW_START_FACTOR: Final = 4
 """How many times longer than it should take a start is waited for: one that is slow is told of, not given up."""
-RETRY_SECONDS: Final = 90.0
+TASK_RETRY_SECONDS: Final = 90.0
 """How much later a streaming job may come after a crash: Airflow tries a task again when its heartbeat has been missed."""
 
-Say = Callable[[str], None]
+ProgressListener = Callable[[str], None]
 
 
 def _nothing() -> None:
@@ -72,10 +80,10 @@ def _silent(_words: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningInstallation:
     """An installation whose keeper runs."""
 
-    record: Record
+    record: KeeperRecord
     started_now: bool
     """False where it ran already."""
 
@@ -85,7 +93,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StopResult:
     """What a stop did."""
 
     ended: int
@@ -102,7 +110,7 @@ class Installation:
         settings: Settings,
         *,
         command: Sequence[str] = STANDALONE,
-        components: int = COMPONENTS,
+        components: int = COMPONENT_COUNT,
         settle: float | None = None,
     ) -> None:
         """`command` is what the keeper keeps running, and `components` the children that it has when it is whole, which is
@@ -111,12 +119,14 @@ class Installation:
         Raises InvalidSettings where the checkout is not to be found, or the data folder lies in it.
         """
         self.settings = settings
-        self.root = checkout()
-        self.state = state_folder(settings, root=self.root)
+        self.root = checkout_folder()
+        self.state = checked_airflow_home(settings, root=self.root)
         self._command = list(command)
         self._components = components
         # A component that ends while Airflow starts ends the start; one that is slow is waited for.
-        self._settle = PATIENCE * (settings.start_deadline + AIRFLOW_SECONDS) if settle is None else settle
+        self._settle = (
+            SLOW_START_FACTOR * (settings.start_deadline + AIRFLOW_START_SECONDS) if settle is None else settle
+        )
         self._mark = settings.data_dir.resolve()
 
     @property
@@ -138,36 +148,40 @@ class Installation:
         env = {**os.environ, **({"AIRFLOW__API__BASE_URL": found.address} if found is not None else {})}
         return airflow_environment(self.settings, self.secrets(), root=self.root, state=self.state, bind=None, env=env)
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningInstallation | None:
         """The keeper that runs, if one does."""
         record = read_record(self.state)
-        return Running(record, started_now=False) if record is not None and record.process() is not None else None
+        return (
+            RunningInstallation(record, started_now=False)
+            if record is not None and record.process() is not None
+            else None
+        )
 
-    def processes(self) -> list[Seen]:
+    def processes(self) -> list[ProcessInfo]:
         """Every process of the installation, the log's server included, whoever started that."""
-        everything = look_at_all()
-        found = {each.pid: each for each in members(self._mark)}
+        everything = all_processes()
+        found = {each.pid: each for each in installation_processes(self._mark)}
         server = self.log_server()
         for pid in with_descendants([server.pid] if server else [], everything):
             found.setdefault(pid, everything[pid])
-        return sorted(found.values(), key=lambda each: (each.started, each.pid))
+        return sorted(found.values(), key=lambda each: (each.start_ticks, each.pid))
 
     # --- start ----------------------------------------------------------------------------------------------------
 
-    def start(self, *, port: int | None = None, env: Mapping[str, str] | None = None) -> Running:
+    def start(self, *, port: int | None = None, env: Mapping[str, str] | None = None) -> RunningInstallation:
         """Have Airflow started, unless it runs; `port` goes over [api] port, and 0 takes a free one.
 
         Raises InvalidSettings (the port is taken, the secrets are damaged), DeadlineExceeded, JobFailed.
         """
-        claim(self.settings.data_dir)
+        prepare_data_folder(self.settings.data_dir)
         secrets = self.secrets()
         with self._alone():
             found = self.running()
             if found is not None:
                 return found
-            self.end_leftovers()
+            self.end_orphans()
             env = os.environ if env is None else env
-            bind = choose_bind(self.root, port=port, env=env)
+            bind = choose_bind_address(self.root, port=port, env=env)
             environment = airflow_environment(
                 self.settings, secrets, root=self.root, state=self.state, bind=bind, env=env
             )
@@ -183,22 +197,32 @@ class Installation:
                     cwd=self.state,
                     start_new_session=True,
                 )
-            return Running(self._await_record(keeper), started_now=True)
+            return RunningInstallation(self._await_record(keeper), started_now=True)
 
-    def end_leftovers(self) -> list[Seen]:
+    def end_orphans(self) -> list[ProcessInfo]:
         """End what a killed installation left behind: processes whose session has lost its leader. What it ended.
 
         Airflow's components without their keeper, a JVM without its driver. A job that still runs leads its session, and
         the log's server is known by its record: both are left alone.
         """
-        everything = look_at_all()
+        everything = all_processes()
         server = self.log_server()
         spared = with_descendants([server.pid] if server else [], everything)
-        left = [each for each in members(self._mark) if each.session not in everything and each.pid not in spared]
-        end(left, deadline=KILL_SECONDS)
+        left = [
+            each
+            for each in installation_processes(self._mark)
+            if each.session not in everything and each.pid not in spared
+        ]
+        terminate(left, deadline=KILL_SECONDS)
         return left
 
-    def wait_airflow(self, running: Running, *, check: Callable[[], None] = _nothing, say: Say = _silent) -> None:
+    def wait_airflow(
+        self,
+        running: RunningInstallation,
+        *,
+        check: Callable[[], None] = _nothing,
+        on_progress: ProgressListener = _silent,
+    ) -> None:
         """Wait until each of Airflow's components is well.
 
         `check` is called again and again; what it raises ends the wait. `say` is told each step, and that one takes long: a slow
@@ -207,21 +231,32 @@ class Installation:
         """
         api = self.api(running.address)
 
-        def left(record: Record) -> str:
+        def left(record: KeeperRecord) -> str:
             sick = {name: state for name, state in api.health(since=record.at).items() if state != "healthy"}
             return f"waiting for Airflow's {', '.join(sick)}" if sick else ""
 
-        self._wait(left, check, say, seconds=self.settings.start_deadline + AIRFLOW_SECONDS)
+        self._wait(left, check, on_progress, seconds=self.settings.start_deadline + AIRFLOW_START_SECONDS)
 
-    def wait_streaming(self, running: Running, *, check: Callable[[], None] = _nothing, say: Say = _silent) -> None:
+    def wait_streaming(
+        self,
+        running: RunningInstallation,
+        *,
+        check: Callable[[], None] = _nothing,
+        on_progress: ProgressListener = _silent,
+    ) -> None:
         """Have the DAG `streaming` run, and wait until the streaming job does. Raises as `wait_airflow` does."""
         api = self.api(running.address)
         dags = f"Airflow reads the DAGs ({STREAMING_DAG} is not among them yet)"
-        self._wait(lambda _: "" if api.knows(STREAMING_DAG) else dags, check, say, seconds=self.settings.start_deadline)
-        api.pause(STREAMING_DAG, False)
+        self._wait(
+            lambda _: "" if api.has_dag(STREAMING_DAG) else dags,
+            check,
+            on_progress,
+            seconds=self.settings.start_deadline,
+        )
+        api.set_paused(STREAMING_DAG, False)
         try:
-            seconds = self.settings.start_deadline + RETRY_SECONDS
-            self._wait(lambda _: self._streaming_step(), check, say, seconds=seconds)
+            seconds = self.settings.start_deadline + TASK_RETRY_SECONDS
+            self._wait(lambda _: self._streaming_step(), check, on_progress, seconds=seconds)
         except DeadlineExceeded as error:
             runs = [each for each in Launcher(self.settings).runs() if each.job == STREAMING_JOB]
             last = f"the job's log is {runs[0].log}" if runs else f"look at {running.address}/dags/{STREAMING_DAG}"
@@ -230,13 +265,13 @@ class Installation:
 
     def _streaming_step(self) -> str:
         """What is left to do until the streaming job runs; empty: it does."""
-        if self.streaming_runs():
+        if self.streaming_job_running():
             return ""
         if not self._streaming_jobs():
             return f"Airflow starts the DAG {STREAMING_DAG}"
         return "the streaming job starts its JVM and its queries"
 
-    def streaming_runs(self) -> bool:
+    def streaming_job_running(self) -> bool:
         """Whether a streaming job runs whose queries have started: its heartbeat says so."""
         beat = read_json(self.settings.run_path / "millrace-streaming-node.heartbeat.json") or {}
         return bool(beat.get("queries")) and beat.get("pid") in {each.pid for each in self._streaming_jobs()}
@@ -244,9 +279,11 @@ class Installation:
     def _streaming_jobs(self) -> list[RunStatus]:
         return [each for each in Launcher(self.settings).runs() if each.active and each.job == STREAMING_JOB]
 
-    def _wait(self, left: Callable[[Record], str], check: Callable[[], None], say: Say, *, seconds: float) -> None:
+    def _wait(
+        self, left: Callable[[KeeperRecord], str], check: Callable[[], None], say: ProgressListener, *, seconds: float
+    ) -> None:
         """Wait until `left` says that nothing is left to do; `seconds`: how long that should take."""
-        slow, stop = Deadline.after(seconds), Deadline.after(PATIENCE * seconds)
+        slow, stop = Deadline.after(seconds), Deadline.after(SLOW_START_FACTOR * seconds)
         known = read_record(self.state)
         before = known.restarts if known is not None else 0
         said = ""
@@ -254,30 +291,32 @@ class Installation:
             check()
             record = read_record(self.state)
             if record is None or record.process() is None:
-                raise JobFailed(f"Airflow was stopped while it started:\n{tail(self.log_file)}\n(log: {self.log_file})")
+                raise JobFailed(
+                    f"Airflow was stopped while it started:\n{log_tail(self.log_file)}\n(log: {self.log_file})"
+                )
             try:
                 words = left(record)
                 if not words:
                     return
             except AirflowUnavailable as error:
                 words = _airflow_step(record) if error.status is None else f"Airflow does not answer yet ({error})"
-            if record.restarts - before >= LOST_STARTS:
-                raise JobFailed(f"{record.reason}, again and again:\n{tail(self.log_file)}\n(log: {self.log_file})")
+            if record.restarts - before >= MAX_FAILED_STARTS:
+                raise JobFailed(f"{record.reason}, again and again:\n{log_tail(self.log_file)}\n(log: {self.log_file})")
             if record.reason:
                 words += f" ({record.reason}; started anew)"
             if words != said:
                 say(words)
                 said = words
-            if slow.over():
+            if slow.expired():
                 say(f"this takes longer than {seconds:.0f} s, and goes on: {words} (log: {self.log_file})")
                 slow = Deadline.after(seconds)
             if not stop.pause(5 * POLL_SECONDS):
                 raise DeadlineExceeded(
-                    f"after {PATIENCE * seconds:.0f} s: {words}; it goes on starting: `millrace system status` shows how far"
+                    f"after {SLOW_START_FACTOR * seconds:.0f} s: {words}; it goes on starting: `millrace system status` shows how far"
                     f" it is, `millrace system down` stops it; its log: {self.log_file}"
                 )
 
-    def _await_record(self, keeper: subprocess.Popen[bytes]) -> Record:
+    def _await_record(self, keeper: subprocess.Popen[bytes]) -> KeeperRecord:
         stop = Deadline.after(self.settings.start_deadline)
         while True:
             record = read_record(self.state)
@@ -285,7 +324,7 @@ class Installation:
                 return record
             if keeper.poll() is not None:
                 log = self.state / KEEPER_LOG
-                raise JobFailed(f"the keeper ended with {keeper.returncode}:\n{tail(log)}\n(log: {log})")
+                raise JobFailed(f"the keeper ended with {keeper.returncode}:\n{log_tail(log)}\n(log: {log})")
             if not stop.pause(POLL_SECONDS):
                 keeper.kill()
                 keeper.wait()
@@ -293,44 +332,44 @@ class Installation:
 
     # --- stop -----------------------------------------------------------------------------------------------------
 
-    def stop(self, *, say: Say = lambda words: None) -> Stopped:
+    def stop(self, *, on_progress: ProgressListener = lambda words: None) -> StopResult:
         """End everything: Airflow, then the jobs (each finishes its micro-batch), then the log's server.
 
         Nothing runs when it returns. Raises DeadlineExceeded where a process cannot be ended, and names it.
         """
         deadline = self.settings.stop_deadline
         if not self.state.exists() and not self.processes():
-            return Stopped(ended=0, killed=0)
+            return StopResult(ended=0, killed=0)
         self.state.mkdir(parents=True, exist_ok=True)
         with self._alone():
             before = self.processes()
-            killed: list[Seen] = []
+            killed: list[ProcessInfo] = []
             found = self.running()
             keeper = found.record.process() if found else None
             if found is not None and self._streaming_jobs():
-                say("stopping the streaming job")
+                on_progress("stopping the streaming job")
                 self._pause_streaming(found)
-            if keeper is not None and send(keeper, signal.SIGTERM):
-                say("stopping Airflow")
+            if keeper is not None and send_signal(keeper, signal.SIGTERM):
+                on_progress("stopping Airflow")
                 # The keeper has deadlines of its own, behind which it kills.
-                killed += wait_gone([keeper], deadline=deadline + 3 * KILL_SECONDS)
-                end_all(lambda: [each for each in self._jobs() if each.session == keeper.pid], deadline=KILL_SECONDS)
+                killed += wait_for_exit([keeper], deadline=deadline + 3 * KILL_SECONDS)
+                kill_all(lambda: [each for each in self._jobs() if each.session == keeper.pid], deadline=KILL_SECONDS)
             self._announce_stop()
             jobs = self._jobs()
             leaders = [each for each in jobs if each.pid == each.session]
             if leaders:
-                say("stopping jobs")
-                killed += end(leaders, deadline=deadline)
-            killed += end(self._jobs(), deadline=KILL_SECONDS)
+                on_progress("stopping jobs")
+                killed += terminate(leaders, deadline=deadline)
+            killed += terminate(self._jobs(), deadline=KILL_SECONDS)
             server = self.log_server()
             if server is not None:
-                say("stopping the log's server")
-                killed += end([server], deadline=deadline)
-            left = end_all(self.processes, deadline=3 * KILL_SECONDS)
+                on_progress("stopping the log's server")
+                killed += terminate([server], deadline=deadline)
+            left = kill_all(self.processes, deadline=3 * KILL_SECONDS)
             if left:
                 words = ", ".join(str(each.pid) for each in left)
                 raise DeadlineExceeded(f"processes of the installation cannot be ended: {words}")
-            return Stopped(ended=len(before), killed=len({each.pid for each in killed}))
+            return StopResult(ended=len(before), killed=len({each.pid for each in killed}))
 
     def _announce_stop(self) -> None:
         """Record of each job that runs that it is asked to stop: what ends before it can say so was stopped, not lost."""
@@ -339,41 +378,43 @@ class Installation:
             if each.active:
                 launcher.announce_stop(each.run_id)
 
-    def _pause_streaming(self, running: Running) -> None:
+    def _pause_streaming(self, running: RunningInstallation) -> None:
         """Have the DAG stop its job between two micro-batches, and its task end: Airflow waits for a task that runs.
 
         Where Airflow does not answer, or takes too long, the job is stopped without it later.
         """
         stop = Deadline.after(self.settings.stop_deadline)
         try:
-            self.api(running.address).pause(STREAMING_DAG, True)
+            self.api(running.address).set_paused(STREAMING_DAG, True)
         except AirflowUnavailable:
             return
-        until(lambda: not self._streaming_jobs() or running.record.process() is None, stop, every=5 * POLL_SECONDS)
+        poll_until(
+            lambda: not self._streaming_jobs() or running.record.process() is None, stop, interval=5 * POLL_SECONDS
+        )
 
-    def _jobs(self) -> list[Seen]:
+    def _jobs(self) -> list[ProcessInfo]:
         """The marked processes but the log's server and what it runs."""
         server = self.log_server()
-        spared = with_descendants([server.pid] if server else [], look_at_all())
-        return [each for each in members(self._mark) if each.pid not in spared]
+        spared = with_descendants([server.pid] if server else [], all_processes())
+        return [each for each in installation_processes(self._mark) if each.pid not in spared]
 
-    def log_server(self) -> Seen | None:
+    def log_server(self) -> ProcessInfo | None:
         """The server of the embedded log, whoever started it."""
         record = running_log_server(self.settings.log_path)
-        return look(record.pid) if record is not None else None
+        return find_process(record.pid) if record is not None else None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One start or stop at a time; the kernel lets go with the process. Raises DeadlineExceeded."""
         path = self.state / START_LOCK
         busy = DeadlineExceeded(f"another start or stop holds {path}")
-        with held(path, deadline=Deadline.after(self.settings.start_deadline), busy=busy):
+        with exclusive_lock(path, deadline=Deadline.after(self.settings.start_deadline), busy=busy):
             yield
 
 
-def _airflow_step(record: Record) -> str:
+def _airflow_step(record: KeeperRecord) -> str:
     """What Airflow does while its web server does not answer yet: `airflow standalone` has no children while it makes its tables."""
-    everything = look_at_all()
+    everything = all_processes()
     group = {pid for pid, each in everything.items() if each.parent == record.pid}
     if any(each.parent in group for each in everything.values()):
         return "Airflow's web server starts"

@@ -31,15 +31,15 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def clock_of(service: object) -> LogClock | None:
+def log_clock(service: object) -> LogClock | None:
     """The clock that a log service stamps by, its `clock`; None where somebody else stamps (a broker)."""
     found: LogClock | None = getattr(service, "clock", None)
     return found
 
 
-def own_clock(service: object) -> LogClock:
+def require_log_clock(service: object) -> LogClock:
     """The clock that a log service stamps by. Raises InvalidArgument where somebody else stamps."""
-    clock = clock_of(service)
+    clock = log_clock(service)
     if clock is None:
         raise InvalidArgument(
             "the stamps of this log are its brokers': set their clocks right (the metric millrace_log_time_ahead_seconds"
@@ -48,18 +48,18 @@ def own_clock(service: object) -> LogClock:
     return clock
 
 
-def stamp_ms(service: object) -> int | None:
+def log_time_ms(service: object) -> int | None:
     """What the clock shows that a log service stamps by, here or at its server; None where somebody else stamps."""
     if isinstance(service, RemoteLogService):
         try:
             return service.clock().stamp_ms
         except InvalidArgument:
             return None
-    clock = clock_of(service)
+    clock = log_clock(service)
     return None if clock is None else clock.now_ms()
 
 
-def stamping_ms(service: object) -> int:
+def log_or_wall_time_ms(service: object) -> int:
     """What the clock shows that a log service stamps by; the host's wall clock where somebody else stamps."""
-    found = stamp_ms(service)
+    found = log_time_ms(service)
     return wall_clock_ms() if found is None else found

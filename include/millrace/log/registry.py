@@ -15,16 +15,16 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from millrace.base.errors import InvalidSettings
-from millrace.base.extras import not_installed
+from millrace.base.extras import missing_extra_error
 from millrace.base.log_backends import backend_of
 from millrace.base.settings.value import without_credentials
 from millrace.log.protocol import LogService
 
-Opener = Callable[[str, Mapping[str, object]], LogService]
+BackendOpener = Callable[[str, Mapping[str, object]], LogService]
 """Opens the service at a location (what stands behind ``scheme://``, percent-decoded) with the backend's settings."""
 
 
-class Looker(Protocol):
+class ReadOnlyOpener(Protocol):
     """Opens a local log for reading alone, where no process has it. Raises LogBusy where one has."""
 
     def __call__(self, folder: Path, *, server_folder: Path) -> LogService:
@@ -32,9 +32,9 @@ class Looker(Protocol):
         ...
 
 
-def look_at(url: str, *, server_folder: Path) -> LogService:
+def open_read_only(url: str, *, server_folder: Path) -> LogService:
     """The local log at `url` for reading alone. Raises LogBusy, InvalidSettings."""
-    looker: Looker = _found(backend_of(url).looker)
+    looker: ReadOnlyOpener = _found(backend_of(url).looker)
     return looker(Path(_split(url)[0]), server_folder=server_folder)
 
 
@@ -54,7 +54,7 @@ def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogS
     target = backend_of(scheme).opener
     if not location:
         raise InvalidSettings(f"the log backend {scheme!r} needs a location: {scheme}://… or the setting 'path'")
-    opener: Opener = _found(target)
+    opener: BackendOpener = _found(target)
     return opener(location, options)
 
 
@@ -74,7 +74,7 @@ def _imported(module: str) -> ModuleType:
         try:
             return pool.submit(import_module, module).result()
         except ModuleNotFoundError as error:
-            raise not_installed(error) or error from None
+            raise missing_extra_error(error) or error from None
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:

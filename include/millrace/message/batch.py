@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.message.header import HEADER, fields
+from millrace.message.header import HEADER, header_fields
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [
@@ -21,7 +21,7 @@ MESSAGE_SCHEMA: Final = pa.schema(
         pa.field("entry", pa.int64(), nullable=False),
         pa.field("index", pa.int32(), nullable=False),  # place inside the entry
         pa.field("physical_ms", pa.int64(), nullable=False),  # the entry's append stamp, Unix ms
-        *fields(*HEADER),
+        *header_fields(*HEADER),
         pa.field("payload", pa.large_binary(), nullable=False),
         pa.field("detail", pa.utf8()),  # why an UNDEFINED row did not decode; null otherwise
     ]
@@ -35,13 +35,13 @@ _ARROW_TYPES: Final = {
 }
 
 
-def numbers(values: npt.NDArray[Any]) -> pa.Array:
+def integer_array(values: npt.NDArray[Any]) -> pa.Array:
     """Integers as an Arrow array over the same memory; `pa.array` takes thrice the time, which a run of one message is made of."""
     data = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(_ARROW_TYPES[values.dtype], len(values), [None, data])
 
 
-def texts(values: Iterable[str]) -> pa.StringArray:
+def string_array(values: Iterable[str]) -> pa.StringArray:
     """Strings as Arrow holds them, built from buffers: `pa.array` would import pandas, which a program may well do without."""
     data = [value.encode() for value in values]
     ends = np.zeros(len(data) + 1, dtype=np.int32)

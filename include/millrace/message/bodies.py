@@ -20,7 +20,7 @@ from millrace.message.types import MessageType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from millrace.message.schema_changes import Change  # a program that changes no schema does without
+    from millrace.message.schema_changes import SchemaChange  # a program that changes no schema does without
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 8
@@ -61,7 +61,7 @@ class CreatePartitionBody(TypedDict):
 class SchemaChangeBody(TypedDict):
     """SCHEMA_CHANGE: what makes the next version of the schema, in this order."""
 
-    changes: list[Change]
+    changes: list[SchemaChange]
 
 
 class BeginTxnBody(TypedDict):
@@ -104,7 +104,7 @@ class ImportBody(TypedDict):
     replace: bool
 
 
-class Import(NamedTuple):
+class VChannelImport(NamedTuple):
     """What an Import message, or the catalog at its place, says of the rows that it brings to its VChannel."""
 
     vchannel: str
@@ -116,10 +116,10 @@ class Import(NamedTuple):
     """All of the collection."""
 
 
-class Imports(Protocol):
+class ImportSource(Protocol):
     """Where the rows of Import messages are found: in the staged files, or through a server that has them."""
 
-    def rows(self, named: Import) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
         """(partition id, rows of ``named.schema.arrow()``) in the order of its files. Raises StagedFileDamaged."""
         ...
 
@@ -320,22 +320,22 @@ def _create_partition(payload: bytes) -> CreatePartitionBody:
 
 
 def _schema_change(payload: bytes) -> SchemaChangeBody:
-    from millrace.message.schema_changes import MAX_CHANGES, Add, from_json
+    from millrace.message.schema_changes import MAX_CHANGES, AddField, change_from_json
 
     value = _load(payload)
     try:
         if "changes" not in value:
             added = _keyed(value, frozenset({"add"}))["add"]
-            return {"changes": [Add(FieldSpec.from_json(added, declared=True))]}
+            return {"changes": [AddField(FieldSpec.from_json(added, declared=True))]}
         changes = _keyed(value, frozenset({"changes"}))["changes"]
         if not isinstance(changes, list) or not 1 <= len(changes) <= MAX_CHANGES:
             raise Malformed(f"changes are a list of 1 to {MAX_CHANGES}")
-        return {"changes": [from_json(each) for each in changes]}
+        return {"changes": [change_from_json(each) for each in changes]}
     except InvalidArgument as error:
         raise Malformed(str(error)) from None
 
 
-def check_first_form(payload: bytes) -> None:
+def check_schema_change_before_v4(payload: bytes) -> None:
     """Raises Malformed, in their words, for a schema change that chains before version 4 do not know: they have added fields alone."""
     if len(payload) <= MAX_BODY_BYTES:
         _object(payload, frozenset({"add"}))

@@ -19,10 +19,10 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 
 if TYPE_CHECKING:  # a program that changes no schema does without
-    from millrace.message.schema_changes import Change
+    from millrace.message.schema_changes import SchemaChange
 
 
-class Stamps(TypedDict, total=False):
+class CommonHeader(TypedDict, total=False):
     """Header fields that any message may carry: the producer's place, and the tick its own must exceed."""
 
     producer_id: int
@@ -44,7 +44,7 @@ def insert(
     schema_version: int = DEFAULT_SCHEMA_VERSION,
     txn_id: int = 0,
     upsert: bool = False,
-    **stamps: Unpack[Stamps],
+    **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
     """An Insert of `batch`'s rows, whose columns must be those of the collection's schema at `schema_version`, in order.
 
@@ -75,7 +75,7 @@ def delete(
     partition_id: int = 0,
     schema_version: int = DEFAULT_SCHEMA_VERSION,
     txn_id: int = 0,
-    **stamps: Unpack[Stamps],
+    **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
     """A Delete by primary key; partition 0 means all partitions. Raises InvalidArgument for keys of another type, or none.
 
@@ -115,7 +115,7 @@ def create_collection(
     collection_id: int,
     partitions: Mapping[str, int],
     term: int,
-    **stamps: Unpack[Stamps],
+    **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
     """The part of a CreateCollection that goes to `vchannel`; `vchannels` are all of the collection's, `partitions` name -> id."""
     if vchannel not in vchannels:
@@ -137,7 +137,7 @@ def create_collection(
     )
 
 
-def drop_collection(*, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]) -> MutableMessage:
+def drop_collection(*, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]) -> MutableMessage:
     """The part of a DropCollection that goes to `vchannel`."""
     return _control(
         MessageType.DROP_COLLECTION, None, vchannel=vchannel, collection_id=collection_id, term=term, stamps=stamps
@@ -145,7 +145,7 @@ def drop_collection(*, vchannel: str, collection_id: int, term: int, **stamps: U
 
 
 def create_partition(
-    name: str, *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[Stamps]
+    name: str, *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
     """The part of a CreatePartition that goes to `vchannel`."""
     return _control(
@@ -160,7 +160,7 @@ def create_partition(
 
 
 def drop_partition(
-    *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[Stamps]
+    *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
     """The part of a DropPartition that goes to `vchannel`."""
     return _control(
@@ -175,30 +175,30 @@ def drop_partition(
 
 
 def schema_change(
-    changes: Sequence[Change],
+    changes: Sequence[SchemaChange],
     *,
     vchannel: str,
     collection_id: int,
     schema_version: int,
     term: int,
-    **stamps: Unpack[Stamps],
+    **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
     """Change the schema; `schema_version` is the new version, the current one plus 1.
 
     One added field is said in the form that every version of the chain knows.
     """
-    from millrace.message.schema_changes import Add, to_json
+    from millrace.message.schema_changes import AddField, change_to_json
 
     for each in changes:
-        if isinstance(each, Add) and not each.field.nullable:
+        if isinstance(each, AddField) and not each.field.nullable:
             raise InvalidArgument(
                 f"field {each.field.name!r}: only a nullable field can be added, for the rows that are there have none"
             )
     match changes:
-        case [Add(field)] if field.default is None and field.computed is None:
+        case [AddField(field)] if field.default is None and field.computed is None:
             body: dict[str, object] = {"add": field.to_json()}
         case _:
-            body = {"changes": [to_json(each) for each in changes]}
+            body = {"changes": [change_to_json(each) for each in changes]}
     return _control(
         MessageType.SCHEMA_CHANGE,
         body,
@@ -217,7 +217,7 @@ def begin_txn(
     collection_id: int,
     term: int,
     keepalive_ms: int | None = None,
-    **stamps: Unpack[Stamps],
+    **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
     """Begin the transaction `txn_id` (chosen by the producer, not 0) with a lease of `keepalive_ms`, or the chain's default."""
     body = None if keepalive_ms is None else {"keepalive_ms": keepalive_ms}
@@ -225,21 +225,21 @@ def begin_txn(
 
 
 def commit_txn(
-    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]
+    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
     """Make the transaction's messages visible, together."""
     return _txn(MessageType.COMMIT_TXN, txn_id, None, vchannel, collection_id, term, stamps)
 
 
 def rollback_txn(
-    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]
+    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
     """Give the transaction's messages up."""
     return _txn(MessageType.ROLLBACK_TXN, txn_id, None, vchannel, collection_id, term, stamps)
 
 
 def keep_alive(
-    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[Stamps]
+    txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
     """Renew the transaction's lease."""
     return _txn(MessageType.KEEP_ALIVE, txn_id, None, vchannel, collection_id, term, stamps)
@@ -252,7 +252,7 @@ def manual_flush(
     term: int,
     partition_id: int = 0,
     segment_id: int | None = None,
-    **stamps: Unpack[Stamps],
+    **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
     """Seal and flush what grows on `vchannel`: all of it, a partition's, or the one segment that is named."""
     body = None if segment_id is None else {"segment_id": segment_id}
@@ -267,7 +267,7 @@ def manual_flush(
     )
 
 
-def flush_all(*, term: int, **stamps: Unpack[Stamps]) -> MutableMessage:
+def flush_all(*, term: int, **stamps: Unpack[CommonHeader]) -> MutableMessage:
     """Seal and flush what grows anywhere on the PChannel."""
     return _control(MessageType.FLUSH_ALL, None, term=term, stamps=stamps)
 
@@ -310,12 +310,12 @@ def import_files(
     term: int,
     replace: bool = False,
     schema_version: int = DEFAULT_SCHEMA_VERSION,
-    **stamps: Unpack[Stamps],
+    **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
     """An Import of staged `files` into `vchannel`, to which every primary key in them must belong.
 
     With `replace`, what the VChannel had is gone from its tick on. The files must be synced before the message is
-    appended (:func:`millrace.tables.collections.staged.sync_staged`): it is acknowledged as their rows are. A file is named by one
+    appended (:func:`millrace.tables.collections.staged_files.sync_staged_files`): it is acknowledged as their rows are. A file is named by one
     Import alone, for it goes once the WAL is trimmed past that message.
     """
     body = {"import_id": import_id, "files": [dict(each) for each in files], "replace": replace}
@@ -338,7 +338,7 @@ def _txn(
     vchannel: str,
     collection_id: int,
     term: int,
-    stamps: Stamps,
+    stamps: CommonHeader,
 ) -> MutableMessage:
     if txn_id == 0:
         raise InvalidArgument("a transaction's id is not 0: 0 is outside any transaction")
@@ -350,7 +350,7 @@ def _control(
     body: Mapping[str, object] | None,
     *,
     term: int,
-    stamps: Stamps,
+    stamps: CommonHeader,
     vchannel: str = "",
     collection_id: int = 0,
     partition_id: int = 0,

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.message.batch import MESSAGE_SCHEMA, numbers
-from millrace.message.header import NUMBERS
+from millrace.message.batch import MESSAGE_SCHEMA, integer_array
+from millrace.message.header import NUMERIC_FIELDS
 
 Int64s = npt.NDArray[np.int64]
 
@@ -48,25 +48,25 @@ class HeaderColumns:
     def vchannel_name(self, row: int) -> str:
         return self.names[self.vchannel[row]]
 
-    def stretch(self, start: int, stop: int) -> dict[str, Any]:
+    def slice_arrays(self, start: int, stop: int) -> dict[str, Any]:
         """These columns, of messages start .. stop - 1: what another class of them is made of."""
         found = {name: values[start:stop] for name, values in zip(_ARRAYS, _arrays(self), strict=True)}
         return {"names": self.names, **found}
 
-    def plain_of(self, row: int) -> list[int]:
+    def header_numbers(self, row: int) -> list[int]:
         """One message's numbers of the header (NUMBERS, 0 for the barrier), then ledger, entry and index."""
         return [*[int(values[row]) for values in _numbers(self)], 0, *[int(values[row]) for values in _place(self)]]
 
 
 _PLACE: Final = ("ledger", "entry", "index")
-_ARRAYS: Final = ("type", "vchannel", *NUMBERS, *_PLACE, "size")
-_numbers: Final = attrgetter(*NUMBERS)
+_ARRAYS: Final = ("type", "vchannel", *NUMERIC_FIELDS, *_PLACE, "size")
+_numbers: Final = attrgetter(*NUMERIC_FIELDS)
 _place: Final = attrgetter(*_PLACE)
 _arrays: Final = attrgetter(*_ARRAYS)
 
 
 @dataclass(slots=True, kw_only=True)
-class Columns(HeaderColumns):
+class MessageColumns(HeaderColumns):
     """Messages in log order: the columns of MESSAGE_SCHEMA, one value a message."""
 
     physical_ms: Int64s
@@ -90,12 +90,12 @@ class Columns(HeaderColumns):
             detail = pa.nulls(count, pa.utf8())
         names = pa.array(self.names, pa.utf8())
         arrays: dict[str, pa.Array] = {
-            "vchannel": pa.DictionaryArray.from_arrays(numbers(self.vchannel), names, safe=False),
+            "vchannel": pa.DictionaryArray.from_arrays(integer_array(self.vchannel), names, safe=False),
             "payload": self.payloads,
             "detail": detail,
         }
         plain: dict[str, npt.NDArray[Any]] = {
             name: getattr(self, name) for name in MESSAGE_SCHEMA.names if name not in _OTHERS
         }
-        arrays |= {name: numbers(values) for name, values in plain.items()}
+        arrays |= {name: integer_array(values) for name, values in plain.items()}
         return pa.RecordBatch.from_arrays([arrays[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA)

@@ -48,7 +48,7 @@ SCALAR_TYPES: Final[dict[str, pa.DataType]] = _FIRST_SCALARS | {
 }
 """Scalar types by name, each with its one Arrow type; beside them stands ``decimal(p,s)``."""
 
-FIRST_TYPES: Final = (*_FIRST_SCALARS, *(f"list<{name}>" for name in _FIRST_SCALARS))
+TYPES_BEFORE_V4: Final = (*_FIRST_SCALARS, *(f"list<{name}>" for name in _FIRST_SCALARS))
 """What chains before version 4 take, in the order in which they name them."""
 
 TYPE_FORMS: Final = (*SCALAR_TYPES, "decimal(p,s)", "list<T>", "map<K, V>", "struct<name: T, …>")
@@ -115,9 +115,9 @@ class FieldType:
         return 1 + max((each.depth for each in self.children), default=0)
 
     @cached_property
-    def leaves(self) -> int:
+    def leaf_count(self) -> int:
         """Scalars in it."""
-        return sum(each.leaves for each in self.children) or 1
+        return sum(each.leaf_count for each in self.children) or 1
 
     @property
     def is_nested(self) -> bool:
@@ -157,8 +157,8 @@ def parse_type(text: str) -> FieldType:
     if len(text) > MAX_TYPE_CHARACTERS:
         raise InvalidArgument(f"a type has at most {MAX_TYPE_CHARACTERS} characters, not {len(text)}")
     found = _Parser(text).whole()
-    if found.leaves > MAX_LEAVES:
-        raise InvalidArgument(f"a type has at most {MAX_LEAVES} scalars, not {found.leaves}")
+    if found.leaf_count > MAX_LEAVES:
+        raise InvalidArgument(f"a type has at most {MAX_LEAVES} scalars, not {found.leaf_count}")
     return found
 
 
@@ -169,8 +169,8 @@ def type_of_arrow(name: str, arrow: pa.DataType) -> FieldType:
     are int64 microseconds.
     """
     found = _of_arrow(name, arrow, MAX_DEPTH)
-    if found.leaves > MAX_LEAVES:
-        raise InvalidArgument(f"field {name!r}: a type has at most {MAX_LEAVES} scalars, not {found.leaves}")
+    if found.leaf_count > MAX_LEAVES:
+        raise InvalidArgument(f"field {name!r}: a type has at most {MAX_LEAVES} scalars, not {found.leaf_count}")
     return found
 
 

@@ -48,10 +48,10 @@ HEADER: Final[dict[str, pa.DataType]] = {
 }
 """The columns, in the order of the wire form."""
 
-NUMBERS: Final = tuple(name for name in HEADER if name not in ("type", "vchannel", "barrier_tick"))
+NUMERIC_FIELDS: Final = tuple(name for name in HEADER if name not in ("type", "vchannel", "barrier_tick"))
 """The columns that go into a row of ``wal`` as they came."""
 
 
-def fields(*names: str) -> list[pa.Field]:
+def header_fields(*names: str) -> list[pa.Field]:
     """Columns of a schema."""
     return [pa.field(name, HEADER[name], nullable=False) for name in names]

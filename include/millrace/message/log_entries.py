@@ -23,7 +23,7 @@ ENTRY_SCHEMA: Final = pa.schema(
 DEFAULT_MAX_ENTRY_BYTES: Final = 16 << 20
 
 
-ENTRY_BYTES: Final = 64
+ENTRY_OVERHEAD_BYTES: Final = 64
 """What an entry counts beside the bytes of its value where a read is bounded: one without any is not free."""
 
 
@@ -37,7 +37,7 @@ class LogEntries:
 
 def weight(batch: pa.RecordBatch) -> int:
     """What a run of entries counts where reads are bounded: the bytes of its values, and ENTRY_BYTES for each."""
-    return value_bytes(batch) + ENTRY_BYTES * int(batch.num_rows)
+    return value_bytes(batch) + ENTRY_OVERHEAD_BYTES * int(batch.num_rows)
 
 
 def value_bytes(batch: pa.RecordBatch) -> int:

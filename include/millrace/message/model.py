@@ -22,7 +22,7 @@ class MutableMessage(Header):
     payload: Payload = b""
 
 
-FIELDS: Final = (*HEADER, "payload")
+MESSAGE_FIELDS: Final = (*HEADER, "payload")
 """Names of a MutableMessage's fields, in order."""
 
 

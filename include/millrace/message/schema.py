@@ -18,20 +18,29 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.field_types import MAX_LEAVES, TYPE_FORMS, FieldType, check_name, parse_type, type_of_arrow
-from millrace.message.nested_names import Names, names_in, under
+from millrace.message.nested_names import NestedNames, struct_field_names, with_names
 from millrace.message.types import ON_DUPLICATE, OnDuplicate
 
 if TYPE_CHECKING:  # most schemas have none of these
-    from millrace.message.expression.rules import Check, Draft
+    from millrace.message.expression.rules import CheckConstraint, UntypedExpression
     from millrace.message.expression.tree import Node
 
 MAX_FIELDS: Final = 1_000
 
 MAX_KEY_FIELDS: Final = 16
 
-FIRST_KEY_TYPES: Final = frozenset({"int64", "string"})
+KEY_TYPES_BEFORE_V4: Final = frozenset({"int64", "string"})
 """What a key has in chains before version 4, in one field."""
-KEY_TYPES: Final = FIRST_KEY_TYPES | {"int8", "int16", "int32", "date", "timestamp", "timestamp_ntz", "decimal", "uuid"}
+KEY_TYPES: Final = KEY_TYPES_BEFORE_V4 | {
+    "int8",
+    "int16",
+    "int32",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+    "decimal",
+    "uuid",
+}
 """Kinds of types that a key's field has."""
 EVENT_TIME_TYPES: Final = frozenset({"timestamp", "date"})
 _FIELD_KEYS: Final = {"name", "type", "nullable"}
@@ -62,9 +71,9 @@ class FieldSpec:
     """The columns that its values stand in, each value in one of them, the newest last; empty: in one of its name and type."""
     default: Any = None
     """What a row has that says nothing of it: a value, or ``now()`` of a date or timestamp; None: null. As a tree once it is checked."""
-    computed: Node | Draft | None = None
+    computed: Node | UntypedExpression | None = None
     """What its value is made of; given as text (docs/expressions.md), typed by the schema that it becomes part of."""
-    part_names: tuple[tuple[str, Names], ...] = dataclass_field(default=(), repr=False)
+    part_names: tuple[tuple[str, NestedNames], ...] = dataclass_field(default=(), repr=False)
     """Of columns whose parts have other names now, or were dropped: those names (:mod:`millrace.message.nested_names`)."""
 
     def __post_init__(self) -> None:
@@ -85,35 +94,35 @@ class FieldSpec:
             self._check_rules()
 
     def _check_rules(self) -> None:
-        from millrace.message.expression.rules import Draft, default_of
+        from millrace.message.expression.rules import UntypedExpression, parse_default
 
         if self.default is not None and self.computed is not None:
             raise InvalidArgument(f"field {self.name!r} is computed: it has no default")
         if self.default is not None:
-            object.__setattr__(self, "default", default_of(self.default, self.name, self.tree))
+            object.__setattr__(self, "default", parse_default(self.default, self.name, self.parsed_type))
         computed = cast(object, self.computed)
         if isinstance(computed, str):
-            object.__setattr__(self, "computed", Draft(computed))
+            object.__setattr__(self, "computed", UntypedExpression(computed))
 
     @property
-    def stored(self) -> tuple[StoredColumn, ...]:
+    def stored_columns(self) -> tuple[StoredColumn, ...]:
         """The columns that its values stand in, the newest last: there new ones go."""
         return self.columns or (StoredColumn(self.name, self.type),)
 
     @property
-    def tree(self) -> FieldType:
+    def parsed_type(self) -> FieldType:
         """The type, parsed."""
         return parse_type(self.type)
 
-    def tree_of(self, column: StoredColumn) -> FieldType:
+    def parsed_type_of(self, column: StoredColumn) -> FieldType:
         """The type of one of its columns, its parts under the names that they have in the field now."""
         names = dict(self.part_names).get(column.name)
         kind = parse_type(column.type)
-        return kind if names is None else under(kind, names)
+        return kind if names is None else with_names(kind, names)
 
     def arrow(self) -> pa.Field:
         """The field as Arrow has it."""
-        return pa.field(self.name, self.tree.arrow, nullable=self.nullable)
+        return pa.field(self.name, self.parsed_type.arrow, nullable=self.nullable)
 
     def to_json(self) -> dict[str, object]:
         """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it, and what else it has of ``columns``, ``parts``,
@@ -168,19 +177,19 @@ class CollectionSchema:
     """Whether producers make the key of a row that has none: of one field, a uuid."""
     retired: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
     """Columns of its tables that belong to no field any more: those of fields that were dropped."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CheckConstraint, ...] = ()
     """Conditions that no row makes false."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
-        object.__setattr__(self, "primary_key", one_or_several(self.primary_key))
+        object.__setattr__(self, "primary_key", normalize_key_names(self.primary_key))
         if self.on_duplicate not in ON_DUPLICATE:
             raise InvalidArgument(f"on_duplicate is one of {', '.join(ON_DUPLICATE)}, not {self.on_duplicate!r}")
         if not all(isinstance(field, FieldSpec) for field in self.fields):
             raise InvalidArgument("the fields of a schema are FieldSpecs")
         if not 1 <= len(self.fields) <= MAX_FIELDS:
             raise InvalidArgument(f"a schema has 1 to {MAX_FIELDS} fields, not {len(self.fields)}")
-        if sum(field.tree.leaves for field in self.fields) > MAX_LEAVES:
+        if sum(field.parsed_type.leaf_count for field in self.fields) > MAX_LEAVES:
             raise InvalidArgument(f"a schema has at most {MAX_LEAVES} scalars in all its fields")
         seen: set[str] = set()
         for field in self.fields:
@@ -189,9 +198,9 @@ class CollectionSchema:
                 raise InvalidArgument(f"field {field.name!r} stands twice (names differ by more than case)")
             seen.add(folded)
         if self.checks or any(field.computed is not None for field in self.fields):
-            from millrace.message.expression.rules import bound
+            from millrace.message.expression.rules import bind_rules
 
-            fields, checks = bound(self.fields, self.checks)
+            fields, checks = bind_rules(self.fields, self.checks)
             object.__setattr__(self, "fields", fields)
             object.__setattr__(self, "checks", checks)
         names = self.key_names
@@ -201,7 +210,7 @@ class CollectionSchema:
             key = self._named(name)
             if key is None:
                 raise InvalidArgument(f"the primary key {name!r} is no field of the schema")
-            if key.tree.kind not in KEY_TYPES or key.nullable:
+            if key.parsed_type.kind not in KEY_TYPES or key.nullable:
                 raise InvalidArgument(
                     f"the primary key {name!r} must be not nullable, and an integer, string, uuid, date, timestamp or decimal"
                 )
@@ -218,17 +227,17 @@ class CollectionSchema:
         return next((field for field in self.fields if field.name == name), None)
 
     @property
-    def replaces(self) -> bool:
+    def replaces_duplicates(self) -> bool:
         """Whether an insert replaces the row of its key."""
         return self.on_duplicate == "replace"
 
     @cached_property
-    def judges(self) -> bool:
+    def has_row_rules(self) -> bool:
         """Whether rows are looked at beside their types: it has checks or computed fields."""
         return bool(self.checks) or any(field.computed is not None for field in self.fields)
 
     @cached_property
-    def fills(self) -> bool:
+    def has_fill_values(self) -> bool:
         """Whether a row that lacks a field may have a value in it: some have defaults, or are computed."""
         return any(field.default is not None or field.computed is not None for field in self.fields)
 
@@ -249,7 +258,7 @@ class CollectionSchema:
             "fields": [field.to_json() for field in self.fields],
             "primary_key": self.primary_key if isinstance(self.primary_key, str) else list(self.primary_key),
             "event_time": self.event_time,
-            **({"on_duplicate": self.on_duplicate} if self.replaces else {}),
+            **({"on_duplicate": self.on_duplicate} if self.replaces_duplicates else {}),
             **({"generated_key": True} if self.generated_key else {}),
             **({"retired": [list(each) for each in self.retired]} if self.retired else {}),
             **({"checks": [each.to_json() for each in self.checks]} if self.checks else {}),
@@ -301,7 +310,7 @@ class CollectionSchema:
         """The types of its fields, as text."""
         return frozenset(field.type for field in self.fields)
 
-    def declared(self) -> CollectionSchema:
+    def as_declared(self) -> CollectionSchema:
         """This schema as one that nothing was stored by yet: what a new collection with the same fields has."""
         fields = tuple(replace(field, columns=(), part_names=()) for field in self.fields)
         return replace(self, fields=fields, retired=())
@@ -317,27 +326,27 @@ class CollectionSchema:
     ) -> Self:
         """The schema of Arrow columns. The primary key becomes not nullable; raises InvalidArgument for types without a place."""
         fields = [FieldSpec.from_arrow(field) for field in schema]
-        key = one_or_several(primary_key)
-        return cls(with_key(fields, key), key, event_time, on_duplicate)
+        key = normalize_key_names(primary_key)
+        return cls(with_key_not_null(fields, key), key, event_time, on_duplicate)
 
 
 def _rules(value: Mapping[str, Any]) -> dict[str, Any]:
     """The default and the computed value of a field's JSON, where it has any."""
     if not _FIELD_RULES & set(value):
         return {}
-    from millrace.message.expression.rules import Draft
+    from millrace.message.expression.rules import UntypedExpression
 
-    return {name: Draft.of_json(value[name]) for name in _FIELD_RULES if name in value}
+    return {name: UntypedExpression.of_json(value[name]) for name in _FIELD_RULES if name in value}
 
 
-def _checks(value: Mapping[str, Any]) -> tuple[Check, ...]:
+def _checks(value: Mapping[str, Any]) -> tuple[CheckConstraint, ...]:
     if "checks" not in value:
         return ()
-    from millrace.message.expression.rules import Check
+    from millrace.message.expression.rules import CheckConstraint
 
     if not isinstance(value["checks"], list) or not value["checks"]:
         raise Malformed("checks are a list of one or more, or they are left out")
-    return tuple(Check.from_json(each) for each in value["checks"])
+    return tuple(CheckConstraint.from_json(each) for each in value["checks"])
 
 
 def _columns(value: Any) -> tuple[StoredColumn, ...]:
@@ -348,10 +357,10 @@ def _columns(value: Any) -> tuple[StoredColumn, ...]:
     return tuple(StoredColumn(name, parse_type(kind).text) for name, kind in value)
 
 
-def _part_names(value: Any, columns: tuple[StoredColumn, ...]) -> tuple[tuple[str, Names], ...]:
+def _part_names(value: Any, columns: tuple[StoredColumn, ...]) -> tuple[tuple[str, NestedNames], ...]:
     kinds = dict(columns)
     if not isinstance(value, dict) or not all(
-        name in kinds and isinstance(names, list) and len(names) == len(names_in(parse_type(kinds[name])))
+        name in kinds and isinstance(names, list) and len(names) == len(struct_field_names(parse_type(kinds[name])))
         for name, names in value.items()
     ):
         raise Malformed("parts are, by column, a name or null for each field of each struct in its type")
@@ -361,14 +370,14 @@ def _part_names(value: Any, columns: tuple[StoredColumn, ...]) -> tuple[tuple[st
     )
 
 
-def one_or_several(names: str | Sequence[str]) -> str | tuple[str, ...]:
+def normalize_key_names(names: str | Sequence[str]) -> str | tuple[str, ...]:
     """A key's names as a schema has them: one as text."""
     if isinstance(names, str):
         return names
     return names[0] if len(names) == 1 else tuple(names)
 
 
-def with_key(fields: Iterable[FieldSpec], primary_key: str | tuple[str, ...]) -> tuple[FieldSpec, ...]:
+def with_key_not_null(fields: Iterable[FieldSpec], primary_key: str | tuple[str, ...]) -> tuple[FieldSpec, ...]:
     """`fields`, those of the key not nullable."""
     names = (primary_key,) if isinstance(primary_key, str) else primary_key
     return tuple(replace(field, nullable=False) if field.name in names else field for field in fields)

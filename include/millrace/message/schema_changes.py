@@ -1,6 +1,6 @@
 """What changes a collection's schema: a closed set of changes, and the one function that applies them.
 
-Promises: :func:`apply` is pure, and what it makes is a valid schema or InvalidArgument says why there is none; the tables'
+Promises: :func:`apply_change` is pure, and what it makes is a valid schema or InvalidArgument says why there is none; the tables'
 columns only become more: a column keeps its name and type for ever, a field keeps its columns when it is renamed, a dropped one
 leaves them retired, a wider type gets a column of its own beside them, and a name that was used before gets a number behind it.
 So rows of every version stand in the same tables, and what reads one needs its own schema alone (docs/schema-evolution.md).
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.field_types import MAX_DEPTH, FieldType, parse_type
-from millrace.message.nested_names import changed, names_in, renamed
+from millrace.message.nested_names import rename_at, rename_in_type, struct_field_names
 from millrace.message.schema import MAX_FIELDS, CollectionSchema, FieldSpec, StoredColumn
 
 if TYPE_CHECKING:  # most schemas have no expressions
-    from millrace.message.expression.rules import Draft
+    from millrace.message.expression.rules import UntypedExpression
     from millrace.message.expression.tree import Node
 
 MAX_CHANGES: Final = 1_000
@@ -36,39 +36,39 @@ _WIDER_SCALARS: Final = {
 }
 
 
-class Add(NamedTuple):
+class AddField(NamedTuple):
     """A field behind the others; nullable, for the rows that are there have none."""
 
     field: FieldSpec
 
 
-class Drop(NamedTuple):
+class DropField(NamedTuple):
     """A field that is no key and no event time goes."""
 
     name: str
 
 
-class Rename(NamedTuple):
+class RenameField(NamedTuple):
     """A field has another name."""
 
     name: str
     to: str
 
 
-class Reorder(NamedTuple):
+class ReorderFields(NamedTuple):
     """The named fields come first, in this order; the others keep theirs behind them."""
 
     names: tuple[str, ...]
 
 
-class Widen(NamedTuple):
+class WidenField(NamedTuple):
     """A field, which is no key, has a type that holds all values of the one it had."""
 
     name: str
     type: str
 
 
-class RenamePart(NamedTuple):
+class RenameNestedField(NamedTuple):
     """What lies inside of a field, at a path of names through its structs, has another name there."""
 
     name: str
@@ -76,14 +76,14 @@ class RenamePart(NamedTuple):
     to: str
 
 
-class DropPart(NamedTuple):
+class DropNestedField(NamedTuple):
     """What lies inside of a field goes."""
 
     name: str
     path: tuple[str, ...]
 
 
-class Relax(NamedTuple):
+class MakeNullable(NamedTuple):
     """A field, which is no key, may be null."""
 
     name: str
@@ -106,7 +106,7 @@ class AddCheck(NamedTuple):
     """No row behind it makes a condition false; those that are there are not looked at."""
 
     name: str
-    condition: Node | Draft
+    condition: Node | UntypedExpression
 
 
 class DropCheck(NamedTuple):
@@ -115,15 +115,15 @@ class DropCheck(NamedTuple):
     name: str
 
 
-Change: TypeAlias = (
-    Add
-    | Drop
-    | Rename
-    | Reorder
-    | Widen
-    | RenamePart
-    | DropPart
-    | Relax
+SchemaChange: TypeAlias = (
+    AddField
+    | DropField
+    | RenameField
+    | ReorderFields
+    | WidenField
+    | RenameNestedField
+    | DropNestedField
+    | MakeNullable
     | SetDefault
     | DropDefault
     | AddCheck
@@ -131,40 +131,40 @@ Change: TypeAlias = (
 )
 
 
-def apply(schema: CollectionSchema, change: Change) -> CollectionSchema:
+def apply_change(schema: CollectionSchema, change: SchemaChange) -> CollectionSchema:
     """The schema after one change. Raises InvalidArgument where it cannot be."""
     match change:
-        case Add(field):
+        case AddField(field):
             return _add(schema, field)
-        case Drop(name):
+        case DropField(name):
             return _drop(schema, name)
-        case Rename(name, to):
+        case RenameField(name, to):
             return _rename(schema, name, to)
-        case Reorder(names):
+        case ReorderFields(names):
             return _reorder(schema, names)
-        case Widen(name, kind):
+        case WidenField(name, kind):
             return _widen(schema, name, kind)
-        case RenamePart(name, path, to):
+        case RenameNestedField(name, path, to):
             return _with_part(schema, name, path, to)
-        case DropPart(name, path):
+        case DropNestedField(name, path):
             return _with_part(schema, name, path, None)
-        case Relax(name):
+        case MakeNullable(name):
             field = _no_key(schema, name, "be null")
             return _with(schema, field, replace(field, nullable=True))
         case SetDefault(name, default):
-            from millrace.message.expression.rules import default_of
+            from millrace.message.expression.rules import parse_default
 
             field = _field(schema, name)
-            return _with(schema, field, replace(field, default=default_of(default, name, field.tree)))
+            return _with(schema, field, replace(field, default=parse_default(default, name, field.parsed_type)))
         case DropDefault(name):
             field = _field(schema, name)
             if field.default is None:
                 raise InvalidArgument(f"field {name!r} has no default")
             return _with(schema, field, replace(field, default=None))
         case AddCheck(name, condition):
-            from millrace.message.expression.rules import Check
+            from millrace.message.expression.rules import CheckConstraint
 
-            return replace(schema, checks=(*schema.checks, Check(name, condition)))
+            return replace(schema, checks=(*schema.checks, CheckConstraint(name, condition)))
         case DropCheck(name):
             left = tuple(each for each in schema.checks if each.name != name)
             if len(left) == len(schema.checks):
@@ -174,21 +174,21 @@ def apply(schema: CollectionSchema, change: Change) -> CollectionSchema:
             return replace(schema, checks=left)
 
 
-def apply_all(schema: CollectionSchema, changes: Iterable[Change]) -> CollectionSchema:
+def apply_changes(schema: CollectionSchema, changes: Iterable[SchemaChange]) -> CollectionSchema:
     """The schema after some changes, one after the other: one new version. Raises InvalidArgument."""
     for change in changes:
-        schema = apply(schema, change)
+        schema = apply_change(schema, change)
     return schema
 
 
-def to_json(change: Change) -> dict[str, Any]:
+def change_to_json(change: SchemaChange) -> dict[str, Any]:
     """As a SCHEMA_CHANGE carries it: ``{"op": ...}`` and what the change says."""
     said = change._asdict()
-    if isinstance(change, Add):
+    if isinstance(change, AddField):
         said["field"] = change.field.to_json()
-    if isinstance(change, Reorder):
+    if isinstance(change, ReorderFields):
         said["names"] = list(change.names)
-    if isinstance(change, RenamePart | DropPart):
+    if isinstance(change, RenameNestedField | DropNestedField):
         said["path"] = list(change.path)
     for rule in {"default", "condition"} & set(said):
         from millrace.message.expression.rules import expression_json
@@ -197,25 +197,25 @@ def to_json(change: Change) -> dict[str, Any]:
     return {"op": _OPS[type(change)], **said}
 
 
-def from_json(value: object) -> Change:
-    """Inverse of :func:`to_json`. Raises Malformed for another shape, InvalidArgument for a field that cannot be."""
+def change_from_json(value: object) -> SchemaChange:
+    """Inverse of :func:`change_to_json`. Raises Malformed for another shape, InvalidArgument for a field that cannot be."""
     kind = _KINDS.get(str(value.get("op"))) if isinstance(value, Mapping) else None
     if kind is None or not isinstance(value, Mapping) or set(value) != {"op", *kind._fields}:
         raise Malformed(f"a change is an object with op, one of {', '.join(_KINDS)}, and what that one says")
-    if kind is Add:
-        return Add(FieldSpec.from_json(value["field"], declared=True))
-    if kind is Reorder:
-        return Reorder(tuple(_texts(value["names"])))
-    if kind in (RenamePart, DropPart):
+    if kind is AddField:
+        return AddField(FieldSpec.from_json(value["field"], declared=True))
+    if kind is ReorderFields:
+        return ReorderFields(tuple(_texts(value["names"])))
+    if kind in (RenameNestedField, DropNestedField):
         path = tuple(_texts(value["path"]))
         if not 0 < len(path) < MAX_DEPTH:
             raise Malformed(f"a path into a field has 1 to {MAX_DEPTH - 1} names")
         return kind(*(path if name == "path" else _texts([value[name]])[0] for name in kind._fields))
     if kind in (SetDefault, AddCheck):
-        from millrace.message.expression.rules import Draft
+        from millrace.message.expression.rules import UntypedExpression
 
         name, rule = (value[each] for each in kind._fields)
-        return kind(*_texts([name]), Draft.of_json(rule))
+        return kind(*_texts([name]), UntypedExpression.of_json(rule))
     return kind(*_texts([value[name] for name in kind._fields]))
 
 
@@ -249,14 +249,14 @@ def _widens_inside(narrow: FieldType, wide: FieldType) -> bool:
 
 
 _OPS: Final[dict[type, str]] = {
-    Add: "add",
-    Drop: "drop",
-    Rename: "rename",
-    Reorder: "reorder",
-    Widen: "widen",
-    RenamePart: "rename_part",
-    DropPart: "drop_part",
-    Relax: "relax",
+    AddField: "add",
+    DropField: "drop",
+    RenameField: "rename",
+    ReorderFields: "reorder",
+    WidenField: "widen",
+    RenameNestedField: "rename_part",
+    DropNestedField: "drop_part",
+    MakeNullable: "relax",
     SetDefault: "set_default",
     DropDefault: "drop_default",
     AddCheck: "add_check",
@@ -300,23 +300,23 @@ def _drop(schema: CollectionSchema, name: str) -> CollectionSchema:
     field = _no_key(schema, name, "be dropped")
     if name == schema.event_time:
         raise InvalidArgument(f"field {name!r} is the event time: it cannot be dropped")
-    if schema.judges:
-        from millrace.message.expression.rules import require_unused
+    if schema.has_row_rules:
+        from millrace.message.expression.rules import require_field_unused
 
-        require_unused((name,), schema)
+        require_field_unused((name,), schema)
     left = tuple(each for each in schema.fields if each is not field)
-    return replace(schema, fields=left, retired=(*schema.retired, *field.stored))
+    return replace(schema, fields=left, retired=(*schema.retired, *field.stored_columns))
 
 
 def _rename(schema: CollectionSchema, name: str, to: str) -> CollectionSchema:
     field = _field(schema, name)
-    changed = replace(field, name=to, columns=field.stored)
+    changed = replace(field, name=to, columns=field.stored_columns)
     fields = tuple(changed if each is field else each for each in schema.fields)
     event, checks = to if schema.event_time == name else schema.event_time, schema.checks
-    if schema.judges:
-        from millrace.message.expression.rules import with_renamed
+    if schema.has_row_rules:
+        from millrace.message.expression.rules import rename_in_rules
 
-        fields, checks = with_renamed(fields, checks, (name,), to)
+        fields, checks = rename_in_rules(fields, checks, (name,), to)
     return replace(schema, fields=fields, event_time=event, checks=checks, **_renamed_key(schema, name, to))
 
 
@@ -333,47 +333,49 @@ def _reorder(schema: CollectionSchema, names: tuple[str, ...]) -> CollectionSche
 
 def _widen(schema: CollectionSchema, name: str, kind: str) -> CollectionSchema:
     field, wide = _no_key(schema, name, "have another type"), parse_type(kind)
-    if not widens(field.tree, wide):
+    if not widens(field.parsed_type, wide):
         raise InvalidArgument(
             f"field {name!r}: {field.type} cannot become {wide.text}: a type can become one that holds all its values (a longer"
             " int, float64 of float32, a decimal with as many digits or more on both sides of the point, a timestamp of a date,"
             " a struct with more fields)"
         )
-    column = StoredColumn(_free(schema, field.stored[0].name), wide.text)
+    column = StoredColumn(_free(schema, field.stored_columns[0].name), wide.text)
     default = field.default
     if default is not None:
-        from millrace.message.expression.rules import widened_default
+        from millrace.message.expression.rules import widen_default
 
-        default = widened_default(default, wide)
-    return _with(schema, field, replace(field, type=wide.text, columns=(*field.stored, column), default=default))
+        default = widen_default(default, wide)
+    return _with(
+        schema, field, replace(field, type=wide.text, columns=(*field.stored_columns, column), default=default)
+    )
 
 
 def _with_part(schema: CollectionSchema, name: str, path: tuple[str, ...], to: str | None) -> CollectionSchema:
     """What lies inside of a field has another name, or goes: a column of the new type, and the older ones know which part is which."""
     field = _field(schema, name)
-    kind = renamed(field.tree, path, to, ".".join((name, *path)))
-    column = StoredColumn(_free(schema, field.stored[0].name), kind.text)
+    kind = rename_in_type(field.parsed_type, path, to, ".".join((name, *path)))
+    column = StoredColumn(_free(schema, field.stored_columns[0].name), kind.text)
     known, parts = dict(field.part_names), []
-    for each in field.stored:
+    for each in field.stored_columns:
         tree = parse_type(each.type)
-        found = changed(tree, known.get(each.name, names_in(tree)), path, to)
-        if found != names_in(tree):
+        found = rename_at(tree, known.get(each.name, struct_field_names(tree)), path, to)
+        if found != struct_field_names(tree):
             parts.append((each.name, found))
-    after = replace(field, type=kind.text, columns=(*field.stored, column), part_names=tuple(parts))
+    after = replace(field, type=kind.text, columns=(*field.stored_columns, column), part_names=tuple(parts))
     fields, checks = tuple(after if each is field else each for each in schema.fields), schema.checks
-    if schema.judges:
-        from millrace.message.expression.rules import require_unused, with_renamed
+    if schema.has_row_rules:
+        from millrace.message.expression.rules import rename_in_rules, require_field_unused
 
         if to is None:
-            require_unused((name, *path), schema)
+            require_field_unused((name, *path), schema)
         else:
-            fields, checks = with_renamed(fields, checks, (name, *path), to)
+            fields, checks = rename_in_rules(fields, checks, (name, *path), to)
     return replace(schema, fields=fields, checks=checks)
 
 
 def _free(schema: CollectionSchema, name: str) -> str:
     """A name for a new column: `name`, or with the first number behind it that makes it one that no column ever had."""
-    stored = [*(column for field in schema.fields for column in field.stored), *schema.retired]
+    stored = [*(column for field in schema.fields for column in field.stored_columns), *schema.retired]
     if len(stored) >= MAX_COLUMNS:
         raise InvalidArgument(
             f"the collection's table has {len(stored)} columns, those of dropped fields and narrower types among them, and takes"

@@ -15,33 +15,35 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.message.field_types import parse_type
-from millrace.message.nested_names import moved
+from millrace.message.nested_names import convert_nested
 from millrace.message.schema import CollectionSchema, FieldSpec, StoredColumn
 
-Chains: TypeAlias = tuple[tuple[str, ...], ...]
+ColumnChains: TypeAlias = tuple[tuple[str, ...], ...]
 """Columns of which each value stands in one, the newest last."""
 
 _NUMBERS: Final = frozenset({"int16", "int32", "int64", "float64", "decimal"})
 
-MOST_DAYS: Final = (1 << 63) // 86_400_000_000
+MAX_TIMESTAMP_DAYS: Final = (1 << 63) // 86_400_000_000
 """Days on either side of 1970 that a timestamp of microseconds reaches; a date beyond becomes the last one."""
 
 
-def written(schema: CollectionSchema) -> list[pa.Field]:
+def written_columns(schema: CollectionSchema) -> list[pa.Field]:
     """The columns that rows of this schema are written to, in the order of its fields."""
-    return [_column(field.stored[-1].name, field.stored[-1].type, field.nullable) for field in schema.fields]
+    return [
+        _column(field.stored_columns[-1].name, field.stored_columns[-1].type, field.nullable) for field in schema.fields
+    ]
 
 
-def needed(schema: CollectionSchema, names: Iterable[str] | None = None) -> list[pa.Field]:
+def needed_columns(schema: CollectionSchema, names: Iterable[str] | None = None) -> list[pa.Field]:
     """The columns that the fields (`names`; default: all) are read from."""
     wanted = None if names is None else set(names)
     fields = [field for field in schema.fields if wanted is None or field.name in wanted]
     return [column for field in fields for column in _columns(field)]
 
 
-def every(schema: CollectionSchema) -> list[pa.Field]:
+def all_columns(schema: CollectionSchema) -> list[pa.Field]:
     """All columns that the collection's rows ever had up to this schema."""
-    return [*needed(schema), *(_column(name, kind, True) for name, kind in schema.retired)]
+    return [*needed_columns(schema), *(_column(name, kind, True) for name, kind in schema.retired)]
 
 
 def key_schema(schema: CollectionSchema) -> pa.Schema:
@@ -54,24 +56,28 @@ def key_columns(schema: CollectionSchema) -> tuple[str, ...]:
     return tuple(key_schema(schema).names)
 
 
-def plain_column(schema: CollectionSchema, name: str) -> str | None:
+def single_column(schema: CollectionSchema, name: str) -> str | None:
     """The one column that a field stands in; None where it stands in several, or where there is no such field."""
-    found = next((field.stored for field in schema.fields if field.name == name), ())
+    found = next((field.stored_columns for field in schema.fields if field.name == name), ())
     return found[0].name if len(found) == 1 else None
 
 
-def foldable(schema: CollectionSchema) -> Chains:
+def foldable_chains(schema: CollectionSchema) -> ColumnChains:
     """The columns of each field whose values may all move to the newest: numbers, which every engine widens alike; the newest last."""
-    chains = [field.stored for field in schema.fields if field.tree.kind in _NUMBERS and len(field.stored) > 1]
+    chains = [
+        field.stored_columns
+        for field in schema.fields
+        if field.parsed_type.kind in _NUMBERS and len(field.stored_columns) > 1
+    ]
     return tuple(tuple(name for name, _ in chain) for chain in chains)
 
 
-def folded(rows: pa.Table, chains: Chains) -> pa.Table:
+def fold_chains(rows: pa.Table, chains: ColumnChains) -> pa.Table:
     """`rows` of columns with the values of each chain in its newest column."""
     for *older, newest in chains:
         place = rows.schema.get_field_index(newest)
         field = rows.schema.field(place)
-        values = pc.coalesce(rows[newest], *(widened(rows[name], field.type) for name in reversed(older)))
+        values = pc.coalesce(rows[newest], *(widen(rows[name], field.type) for name in reversed(older)))
         rows = rows.set_column(place, field, values)
         for name in older:
             at = rows.schema.get_field_index(name)
@@ -79,7 +85,7 @@ def folded(rows: pa.Table, chains: Chains) -> pa.Table:
     return rows
 
 
-def sql_columns(names: Iterable[str], chains: Chains) -> str:
+def sql_columns(names: Iterable[str], chains: ColumnChains) -> str:
     """SQL for the columns `names`, in one order, the same whether a chain was folded or not."""
     left = set(names)
     found = []
@@ -95,7 +101,7 @@ def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | N
     chosen = [field for field in schema.fields if names is None or field.name in names]
     if not any(field.columns for field in schema.fields) and not schema.retired:
         return rows
-    columns = {each.name for each in every(schema)}
+    columns = {each.name for each in all_columns(schema)}
     kept = [name for name in rows.column_names if name not in columns]
     values = [*(_values(rows, field) for field in chosen), *(rows[name] for name in kept)]
     return pa.table(
@@ -103,29 +109,29 @@ def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | N
     )
 
 
-def in_schema(rows: pa.Table, written: CollectionSchema, wanted: CollectionSchema) -> pa.Table:
+def convert_schema(rows: pa.Table, written: CollectionSchema, wanted: CollectionSchema) -> pa.Table:
     """Rows with the fields of one version of a schema, with those of another: a field is the one that stands in the same columns.
-    Raises as :func:`require_room`."""
+    Raises as :func:`check_convertible`."""
     if written == wanted:
         return rows
-    require_room(written, wanted)
-    places = {field.name: field.stored[-1].name for field in written.fields}
+    check_convertible(written, wanted)
+    places = {field.name: field.stored_columns[-1].name for field in written.fields}
     there = dict(zip([places[name] for name in rows.column_names], rows.columns, strict=True))
-    columns = needed(wanted)
+    columns = needed_columns(wanted)
     values = [there[each.name] if each.name in there else pa.nulls(rows.num_rows, each.type) for each in columns]
     stored = pa.table(values, pa.schema([each.with_nullable(True) for each in columns]))
     found = to_fields(stored, wanted)
     return pa.table([found[field.name] for field in wanted.fields], wanted.arrow())
 
 
-def require_room(written: CollectionSchema, wanted: CollectionSchema) -> None:
+def check_convertible(written: CollectionSchema, wanted: CollectionSchema) -> None:
     """Raises InvalidArgument where rows of one version hold what another has no place for: a field that was widened since."""
     if written == wanted:
         return
-    known = {name: field.stored for field in wanted.fields for name, _ in field.stored}
+    known = {name: field.stored_columns for field in wanted.fields for name, _ in field.stored_columns}
     for field in written.fields:
-        older = next((known[name] for name, _ in field.stored if name in known), None)
-        if older is not None and field.stored[-1] not in older:
+        older = next((known[name] for name, _ in field.stored_columns if name in known), None)
+        if older is not None and field.stored_columns[-1] not in older:
             raise InvalidArgument(
                 f"field {field.name!r} is {field.type} in these rows, and was {older[-1].type} in the schema that was asked for: ask for"
                 " the newest, or for each message as it was written"
@@ -137,32 +143,34 @@ def _quoted(name: str) -> str:
 
 
 def _values(rows: pa.Table, field: FieldSpec) -> pa.ChunkedArray:
-    parts = [brought(rows[column.name], column, field) for column in field.stored]
+    parts = [to_field_type(rows[column.name], column, field) for column in field.stored_columns]
     # Each value stands in one column: the newest is asked first, for most are there.
     return parts[0] if len(parts) == 1 else pc.coalesce(*reversed(parts))
 
 
-def brought(values: Any, column: StoredColumn, field: FieldSpec) -> Any:
+def to_field_type(values: Any, column: StoredColumn, field: FieldSpec) -> Any:
     """The values of one of a field's columns as the field has them: in its type, their parts under the names of now."""
     if all(name != column.name for name, _ in field.part_names):
-        return widened(values, field.tree.arrow)
-    return moved(values, field.tree_of(column), field.tree, widened)
+        return widen(values, field.parsed_type.arrow)
+    return convert_nested(values, field.parsed_type_of(column), field.parsed_type, widen)
 
 
-def widened(values: Any, wide: pa.DataType) -> Any:
+def widen(values: Any, wide: pa.DataType) -> Any:
     """A column of a type as one of a wider type; a date is its midnight."""
     if values.type == wide:
         return values
     if pa.types.is_date32(values.type):
         days = values.cast(pa.int32()).cast(pa.int64())
-        days = pc.min_element_wise(pc.max_element_wise(days, -MOST_DAYS, skip_nulls=False), MOST_DAYS, skip_nulls=False)
+        days = pc.min_element_wise(
+            pc.max_element_wise(days, -MAX_TIMESTAMP_DAYS, skip_nulls=False), MAX_TIMESTAMP_DAYS, skip_nulls=False
+        )
         return pc.multiply(days, 86_400_000_000).cast(wide)
     return values.cast(wide)
 
 
 def _columns(field: FieldSpec) -> list[pa.Field]:
-    alone = len(field.stored) == 1
-    return [_column(name, kind, field.nullable or not alone) for name, kind in field.stored]
+    alone = len(field.stored_columns) == 1
+    return [_column(name, kind, field.nullable or not alone) for name, kind in field.stored_columns]
 
 
 def _column(name: str, kind: str, nullable: bool) -> pa.Field:

@@ -4,7 +4,7 @@ An entry that no host can judge parks its PChannel. Where no host has judged it 
 replaces it (millrace.node.append.tombstones): from then on every reader gets :attr:`Tombstone.value` under its id, bytes that are
 no entry in any version of the wire form, so that the chain records one MALFORMED rejection with them, which says who
 replaced what, and why. The log itself keeps the entry; the list of tombstones stands beside that of the generations
-(millrace.log.generations.listing), and :func:`laid_over` is what each read of a log passes through.
+(millrace.log.generations.generation_file), and :func:`apply_tombstones` is what each read of a log passes through.
 
 A tombstone is first proposed: nobody reads that entry then, neither as it was nor as it will be, until it is settled.
 """
@@ -66,7 +66,7 @@ class Tombstone:
         said |= {"entry": str(self.entry), "pchannel": self.pchannel}
         return PREFIX + json.dumps(said, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
-    def settled(self) -> Self:
+    def as_placed(self) -> Self:
         """This as readers see it."""
         return replace(self, placed=True)
 
@@ -83,7 +83,7 @@ class Tombstone:
         return cls(pchannel, LogId(int(ledger), int(entry)), placed=bool(data["placed"]), **texts)
 
 
-def words(value: bytes) -> str | None:
+def describe_value(value: bytes) -> str | None:
     """What a tombstone's value says, for people; None where it is another one."""
     if not value.startswith(PREFIX):
         return None
@@ -97,16 +97,16 @@ def words(value: bytes) -> str | None:
         return None
 
 
-Standing = Mapping[LogId, Tombstone]
+TombstoneMap = Mapping[LogId, Tombstone]
 """The tombstones of one PChannel's log."""
 
 
-def checksum(value: bytes | memoryview | pa.Buffer) -> str:
+def entry_sha256(value: bytes | memoryview | pa.Buffer) -> str:
     """What names the bytes of an entry."""
     return hashlib.sha256(value).hexdigest()
 
 
-def laid_over(batch: pa.RecordBatch, standing: Standing) -> pa.RecordBatch:
+def apply_tombstones(batch: pa.RecordBatch, standing: TombstoneMap) -> pa.RecordBatch:
     """Entries (ENTRY_SCHEMA, ids of the whole log) as readers see them, up to before one that is being replaced.
 
     Raises LogUnavailable where the first is that one, LogRegressed where other bytes stand there than were replaced.
@@ -134,7 +134,7 @@ def _replaced(batch: pa.RecordBatch, places: Mapping[int, Tombstone]) -> pa.Reco
     for place, tombstone in places.items():
         if not tombstone.placed:
             break
-        if checksum(values[place].as_buffer()) != tombstone.sha256:
+        if entry_sha256(values[place].as_buffer()) != tombstone.sha256:
             raise LogRegressed(
                 f"entry {tombstone.entry} of {tombstone.pchannel} is not the one that {tombstone.author} replaced by a"
                 f" tombstone at {tombstone.at}: the log was cut and written again; restore it before going on"

@@ -131,13 +131,17 @@ BEHAVIOUR: Final[dict[MessageType, Flag]] = {
 DML: Final = tuple(member for member, flags in BEHAVIOUR.items() if Flag.DML in flags)
 """Types that change rows."""
 
-BRINGS_ROWS: Final = (MessageType.INSERT, MessageType.UPSERT)
+ROW_CARRYING_TYPES: Final = (MessageType.INSERT, MessageType.UPSERT)
 """Of those, the ones whose payload is whole rows; that of the others is keys."""
 
-TAKES_ROWS: Final = (MessageType.DELETE, MessageType.UPSERT)
+KEY_DELETING_TYPES: Final = (MessageType.DELETE, MessageType.UPSERT)
 """Of those, the ones that hit older rows by their keys."""
 
-SINCE: Final[dict[MessageType, int]] = {MessageType.ALTER_WAL: 2, MessageType.IMPORT: 3, MessageType.UPSERT: 4}
+MIN_CHAIN_VERSION: Final[dict[MessageType, int]] = {
+    MessageType.ALTER_WAL: 2,
+    MessageType.IMPORT: 3,
+    MessageType.UPSERT: 4,
+}
 """The chain version that gave a type its behaviour; 1 for those that are not named."""
 
 

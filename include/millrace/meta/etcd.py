@@ -20,17 +20,17 @@ from typing import Any, Final
 
 import httpx
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import InvalidArgument, LeaseNotFound, MetaAmbiguous, MetaUnavailable, RevisionCompacted
 from millrace.meta.store import (
-    KEPT_REVISIONS,
-    Change,
-    Changes,
+    RETAINED_REVISIONS,
     Delete,
     Entry,
     Event,
-    Is,
+    EventBatch,
     Listing,
+    Mutation,
+    RevisionEquals,
     check_commit,
     check_revision,
     check_seconds,
@@ -68,17 +68,22 @@ class _Refused(Exception):
         self.code = code
 
 
-class EtcdStore(Closing):
+class EtcdStore(Closeable):
     """The protocol MetaStore. Thread-safe. Leases last whole seconds, and at least as long as etcd's elections take."""
 
     def __init__(
-        self, address: EtcdAddress, *, username: str = "", password: str = "", kept: int = KEPT_REVISIONS
+        self,
+        address: EtcdAddress,
+        *,
+        username: str = "",
+        password: str = "",
+        retained_revisions: int = RETAINED_REVISIONS,
     ) -> None:
         """Raises MetaUnavailable where no member answers, and where the login is not taken."""
         self._members = list(address.members)
         self._prefix = address.prefix
         self._login = {"name": username, "password": password} if username else None
-        self._kept = kept
+        self._kept = retained_revisions
         self._lock = threading.Lock()
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         verify: Any = True if address.authority is None else _authority(address.authority)
@@ -204,10 +209,10 @@ class EtcdStore(Closing):
                     return 0
         return 0
 
-    def changes(self, prefix: str, *, after: int) -> Changes:
+    def changes(self, prefix: str, *, after: int) -> EventBatch:
         newest = self._newest()
         if after == newest:
-            return Changes(newest, ())
+            return EventBatch(newest, ())
         if after > newest:
             check_revision(after, newest=newest, compacted=0)
         # Each revision is an event somewhere: who watches everything has all up to `newest` when he has that of `newest`.
@@ -235,14 +240,14 @@ class EtcdStore(Closing):
             self._reads("kv/range", key=_coded(self._prefix), revision=after, count_only=True) if after else None
         except _Refused as error:
             raise self._out_of_range(after) from error
-        return Changes(max(reached, newest), tuple(found))
+        return EventBatch(max(reached, newest), tuple(found))
 
     def _watch(self, request: dict[str, Any]) -> _Watch:
         return _Watch(self._http, self._members[0], request)
 
     # -- writes -----------------------------------------------------------------------------------------------------
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         check_commit(then, when)
         compare = [
             {"key": _coded(self._prefix + each.key), "target": "MOD", "result": "EQUAL", "mod_revision": each.revision}
@@ -258,7 +263,7 @@ class EtcdStore(Closing):
         self._keep_short(revision)
         return revision
 
-    def _operation(self, change: Change) -> dict[str, Any]:
+    def _operation(self, change: Mutation) -> dict[str, Any]:
         key = _coded(self._prefix + change.key)
         if isinstance(change, Delete):
             return {"request_delete_range": {"key": key}}

@@ -7,18 +7,18 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import LeaseNotFound
 from millrace.meta.store import (
-    KEPT_REVISIONS,
-    Change,
-    Changes,
+    RETAINED_REVISIONS,
     Delete,
     Entry,
     Event,
-    Is,
+    EventBatch,
     Listing,
+    Mutation,
     Put,
+    RevisionEquals,
     check_commit,
     check_revision,
     check_seconds,
@@ -32,12 +32,12 @@ class _Lease:
     keys: set[str] = field(default_factory=set)
 
 
-class MemoryStore(Closing):
+class MemoryStore(Closeable):
     """The protocol MetaStore. `monotonic` is the store's clock, in seconds; `kept` revisions stay readable."""
 
-    def __init__(self, monotonic: Callable[[], float], *, kept: int = KEPT_REVISIONS) -> None:
+    def __init__(self, monotonic: Callable[[], float], *, retained_revisions: int = RETAINED_REVISIONS) -> None:
         self._monotonic = monotonic
-        self._kept = kept
+        self._kept = retained_revisions
         self._lock = threading.RLock()
         self._revision = 0
         self._compacted = 0
@@ -84,7 +84,7 @@ class MemoryStore(Closing):
                     then[event.key] = event.entry
         return tuple(then[key] for key in sorted(then))
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         check_commit(then, when)
         with self._lock:
             self._expire()
@@ -97,7 +97,7 @@ class MemoryStore(Closing):
                     raise LeaseNotFound(f"the lease {change.lease} has ended: nothing was written")
             return self._write(then)
 
-    def _write(self, then: Sequence[Change]) -> int:
+    def _write(self, then: Sequence[Mutation]) -> int:
         revision = self._revision = self._revision + 1
         for change in then:
             old = self._entries.get(change.key)
@@ -157,13 +157,13 @@ class MemoryStore(Closing):
                 self._write([Delete(key) for key in keys])
             del self._leases[number]
 
-    def changes(self, prefix: str, *, after: int) -> Changes:
+    def changes(self, prefix: str, *, after: int) -> EventBatch:
         with self._lock:
             self._expire()
             check_revision(after, newest=self._revision, compacted=self._compacted)
             first = bisect_right(self._events, after, key=lambda event: event.revision)
             found = tuple(event for event in self._events[first:] if event.key.startswith(prefix))
-            return Changes(self._revision, found)
+            return EventBatch(self._revision, found)
 
     def compact(self, revision: int) -> None:
         with self._lock:

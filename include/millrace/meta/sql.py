@@ -16,20 +16,20 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import LeaseNotFound
 from millrace.base.files import make_folder
-from millrace.meta.databases import mariadb, prepare, sqlite, transaction
+from millrace.meta.sql_engine import mariadb_engine, sqlite_engine, transaction, upgrade_exclusively
 from millrace.meta.store import (
-    KEPT_REVISIONS,
-    Change,
-    Changes,
+    RETAINED_REVISIONS,
     Delete,
     Entry,
     Event,
-    Is,
+    EventBatch,
     Listing,
+    Mutation,
     Put,
+    RevisionEquals,
     check_commit,
     check_revision,
     check_seconds,
@@ -42,7 +42,7 @@ _COMPACT_EVERY: Final = 256
 """Revisions between two looks at what is too old."""
 
 
-class SqlStore(Closing):
+class SqlStore(Closeable):
     """The protocol MetaStore. Thread-safe; each call is one transaction."""
 
     def __init__(
@@ -52,35 +52,37 @@ class SqlStore(Closing):
         *,
         username: str = "",
         password: str = "",
-        kept: int = KEPT_REVISIONS,
+        retained_revisions: int = RETAINED_REVISIONS,
     ) -> None:
         """Open the store at `url` (``sqlite:////path`` or ``mariadb://host:port/database``), and make or migrate its tables.
         Raises MetaUnavailable, UnsupportedVersion (a newer build's)."""
         self._monotonic = monotonic
-        self._kept = kept
+        self._kept = retained_revisions
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[int, float]] = {}
         """By lease: the count of its renewals, and since when it stands at that."""
         self._watch_at = monotonic()
-        self._engine = sqlite(url) if url.startswith("sqlite") else mariadb(url, username, password)
+        self._engine = sqlite_engine(url) if url.startswith("sqlite") else mariadb_engine(url, username, password)
         try:
             with self._transaction(reads=self._engine.dialect.name != "sqlite") as db:
-                prepare(db)
+                upgrade_exclusively(db)
         except BaseException:
             self._engine.dispose()
             raise
 
     @classmethod
-    def in_file(cls, path: Path, monotonic: Callable[[], float], *, kept: int = KEPT_REVISIONS) -> SqlStore:
+    def in_file(
+        cls, path: Path, monotonic: Callable[[], float], *, retained_revisions: int = RETAINED_REVISIONS
+    ) -> SqlStore:
         """The embedded store in the SQLite file at `path`, which is made where it is not there."""
         make_folder(path.parent)
-        return cls(f"sqlite:///{path}", monotonic, kept=kept)
+        return cls(f"sqlite:///{path}", monotonic, retained_revisions=retained_revisions)
 
     def close(self) -> None:
         self._engine.dispose()
 
     def _transaction(self, *, reads: bool = False) -> AbstractContextManager[sa.Connection]:
-        return transaction(self._engine, reads=reads)
+        return transaction(self._engine, read_only=reads)
 
     def get(self, key: str) -> Entry | None:
         self._watch_leases()
@@ -106,7 +108,7 @@ class SqlStore(Closing):
             query = sa.select(HISTORY).join(newest, on).where(HISTORY.c.value.is_not(None)).order_by(HISTORY.c.key)
             return Listing(revision, tuple(_entry(row) for row in db.execute(query)))
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         check_commit(then, when)
         self._watch_leases()
         with self._transaction() as db:
@@ -119,7 +121,7 @@ class SqlStore(Closing):
                     raise LeaseNotFound(f"the lease {lease} has ended: nothing was written")
             return self._write(db, then)
 
-    def _write(self, db: sa.Connection, then: Sequence[Change]) -> int:
+    def _write(self, db: sa.Connection, then: Sequence[Mutation]) -> int:
         db.execute(sa.update(STATE).values(revision=STATE.c.revision + 1))
         state = _state(db)
         revision: int = state.revision
@@ -188,7 +190,7 @@ class SqlStore(Closing):
                 if db.execute(sa.select(LEASE.c.renewals).where(LEASE.c.id == lease)).scalar() == renewals:
                     self._end(db, lease)
 
-    def changes(self, prefix: str, *, after: int) -> Changes:
+    def changes(self, prefix: str, *, after: int) -> EventBatch:
         self._watch_leases()
         with self._transaction(reads=True) as db:
             state = _state(db)
@@ -196,7 +198,7 @@ class SqlStore(Closing):
             query = sa.select(HISTORY).where(*_under(HISTORY, prefix), HISTORY.c.modified > after)
             rows = db.execute(query.order_by(HISTORY.c.modified, HISTORY.c.key)).all()
             found = (Event(row.modified, row.key, None if row.value is None else _entry(row)) for row in rows)
-            return Changes(state.revision, tuple(found))
+            return EventBatch(state.revision, tuple(found))
 
     def compact(self, revision: int) -> None:
         with self._transaction() as db:

@@ -25,7 +25,7 @@ MAX_BYTES: Final = 1 << 20
 """Bytes of all values of one commit: etcd takes 1.5 MiB by default."""
 MAX_CHANGES: Final = 128
 """Puts and deletes of one commit, as etcd has it."""
-KEPT_REVISIONS: Final = 10_000
+RETAINED_REVISIONS: Final = 10_000
 """Revisions behind the newest that a store keeps by itself: older ones are compacted away."""
 
 _KEY: Final = re.compile(rf"[A-Za-z0-9._:/@-]{{1,{MAX_KEY}}}")
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Is:
+class RevisionEquals:
     """A condition: the key was last put in `revision`; 0: it is not there."""
 
     key: str
@@ -67,7 +67,7 @@ class Delete:
     key: str
 
 
-Change: TypeAlias = Put | Delete
+Mutation: TypeAlias = Put | Delete
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class EventBatch:
     """All events behind the revision that was asked for up to `revision`, oldest first; ask on from there."""
 
     revision: int
@@ -104,7 +104,7 @@ class MetaStore(Protocol):
         """What stands under `prefix` ("" for all), now or as of `revision`. Raises RevisionCompacted."""
         ...
 
-    def commit(self, then: Sequence[Change], *, when: Sequence[Is] = ()) -> int | None:
+    def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         """Make all changes in one new revision, and only where all conditions hold: that revision, or None where one does
         not. Raises LeaseNotFound for a put with a lease that has ended, InvalidArgument."""
         ...
@@ -121,7 +121,7 @@ class MetaStore(Protocol):
         """End a lease, and take its keys away in one revision; no effect where it has ended."""
         ...
 
-    def changes(self, prefix: str, *, after: int) -> Changes:
+    def changes(self, prefix: str, *, after: int) -> EventBatch:
         """What happened under `prefix` behind the revision `after`. Raises RevisionCompacted: list anew, and go on from
         the listing's revision; InvalidArgument for a revision that is not there yet (another store's)."""
         ...
@@ -133,7 +133,7 @@ class MetaStore(Protocol):
     def close(self) -> None: ...
 
 
-def check_commit(then: Sequence[Change], when: Sequence[Is]) -> None:
+def check_commit(then: Sequence[Mutation], when: Sequence[RevisionEquals]) -> None:
     """Raises InvalidArgument for a commit that no store takes."""
     if not then or len(then) > MAX_CHANGES or len(when) > MAX_CHANGES:
         raise InvalidArgument(f"a commit has 1 to {MAX_CHANGES} changes and at most as many conditions")

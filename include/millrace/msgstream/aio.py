@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Self, TypeVar
 
-from millrace.base.closing import AsyncClosing
+from millrace.base.closeable import AsyncCloseable
 from millrace.base.errors import DeadlineExceeded, StreamClosed
 from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPack, MsgPosition
@@ -24,7 +24,7 @@ from millrace.msgstream.protocol import MsgStream
 _T = TypeVar("_T")
 
 
-class AsyncMsgStream(AsyncClosing):
+class AsyncMsgStream(AsyncCloseable):
     """A MsgStream whose produce, broadcast, consume, ack and seek are coroutines. Set ``stream`` up before it is entered.
 
     One thread consumes, one produces: calls of one kind run one after another, in the order in which they were made.

@@ -15,7 +15,7 @@ from typing import Final
 
 from millrace.base.errors import ChannelNotFound, InvalidArgument
 from millrace.log.protocol import LogService
-from millrace.msgstream.registry import Creation, LogRegistry, Registry
+from millrace.msgstream.registry import ChannelCreation, LogRegistry, Registry
 
 MAX_CHANNELS: Final = 1024
 MAX_ABSENT: Final = 4 * MAX_CHANNELS
@@ -94,7 +94,7 @@ class MsgChannels:
         if not all(isinstance(text, str) for text in (*owner.values(), *attributes, *attributes.values())):
             raise InvalidArgument("an owner's parts and attributes are strings")
         self._collect()
-        self._registry.add(Creation(tuple(names), owner, attributes))
+        self._registry.add(ChannelCreation(tuple(names), owner, attributes))
         for name in names:
             self._service.create(name)
         return CreateChannelResponse(names)

@@ -13,25 +13,25 @@ import os
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
-from millrace.meta.opening import OpenStore, open_meta_store
+from millrace.meta.factory import ClosableMetaStore, open_meta_store
 from millrace.msgstream.channels import MsgChannels
-from millrace.msgstream.memory import MAX_MESSAGES, Handover, MemoryLogService
+from millrace.msgstream.memory import MAX_MESSAGES, MemoryLogService, MessageTable
+from millrace.msgstream.meta_registry import MetaStoreRegistry
 from millrace.msgstream.protocol import UnmarshalDispatcherFactory
 from millrace.msgstream.settings import StreamSettings
-from millrace.msgstream.stored_registry import StoredRegistry
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
 from millrace.msgstream.unmarshal import MemUDFactory
 from millrace.rpc.remote_log import RemoteLogService
 
 
-class LogMsgStreamFactory(Closing):
+class LogMsgStreamFactory(Closeable):
     """Streams on a log service (the MsgStreamFactory protocol). Closing it closes the service, if it opened it."""
 
     SCHEME: ClassVar[str] = ""
@@ -50,10 +50,10 @@ class LogMsgStreamFactory(Closing):
         self._owned = isinstance(source, str)
         self._service = self._open(source, settings or {}) if isinstance(source, str) else source
         self._unmarshal = unmarshal
-        self._handover: Handover | None = None
+        self._handover: MessageTable | None = None
         self._settings = StreamSettings()
         self._meta_store = meta_store
-        self._store: OpenStore | None = None
+        self._store: ClosableMetaStore | None = None
 
     @property
     def service(self) -> LogService:
@@ -69,7 +69,7 @@ class LogMsgStreamFactory(Closing):
             return MsgChannels(self._service)
         if self._store is None:
             self._store = open_meta_store(self._meta_store, SystemClock().monotonic, env=os.environ)
-        return MsgChannels(self._service, StoredRegistry(self._service, self._store))
+        return MsgChannels(self._service, MetaStoreRegistry(self._service, self._store))
 
     def set_params(self, params: Mapping[str, object]) -> None:
         """See MsgStreamFactory.set_params."""
@@ -77,12 +77,14 @@ class LogMsgStreamFactory(Closing):
 
     def new_msg_stream(self) -> LogMsgStream:
         """See MsgStreamFactory.new_msg_stream."""
-        return LogMsgStream(self._service, settings=self._settings, unmarshal=self._unmarshal, handover=self._handover)
+        return LogMsgStream(
+            self._service, settings=self._settings, unmarshal=self._unmarshal, message_table=self._handover
+        )
 
     def new_tt_msg_stream(self) -> LogTtMsgStream:
         """See MsgStreamFactory.new_tt_msg_stream."""
         return LogTtMsgStream(
-            self._service, settings=self._settings, unmarshal=self._unmarshal, handover=self._handover
+            self._service, settings=self._settings, unmarshal=self._unmarshal, message_table=self._handover
         )
 
     def close(self) -> None:
@@ -135,4 +137,4 @@ class MemMsgStreamFactory(LogMsgStreamFactory):
         memory = MemoryLogService(max_messages=max_messages)
         super().__init__(memory, unmarshal=MemUDFactory(), meta_store="")
         self._owned = True
-        self._handover = memory.handover
+        self._handover = memory.message_table

@@ -19,7 +19,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     BufferFull,
@@ -40,7 +40,7 @@ _TOKEN: Final = struct.Struct("<4sQ")
 _MAGIC: Final = b"OBJ\x00"
 
 
-class Handover:
+class MessageTable:
     """Messages by token: what stands in a channel in memory instead of a message's bytes. Thread-safe."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Handover:
             raise Malformed("what stands in the channel was not produced by a stream in memory")
         return copy(found)
 
-    def counted(self, values: Iterable[bytes], change: int) -> None:
+    def count_references(self, values: Iterable[bytes], change: int) -> None:
         """Entries with these values came (1) or went (-1), or were refused (0): what stands in none any more goes."""
         with self._lock:
             for token in values:
@@ -99,12 +99,12 @@ class MemoryLog:
         with self._service.changed:
             channel = self._service.channel(self._name)
             if len(channel.values) + len(taken) > self._service.max_messages:
-                self._service.handover.counted(taken, 0)
+                self._service.message_table.count_references(taken, 0)
                 raise BufferFull(
                     f"channel {self._name!r} holds {len(channel.values)} messages of {self._service.max_messages}: trim what"
                     " its groups are done with"
                 )
-            self._service.handover.counted(taken, 1)
+            self._service.message_table.count_references(taken, 1)
             begin = channel.first + len(channel.values)
             channel.values += taken
             stamp = max(time.time_ns() // 1_000_000, channel.stamps[-1] if channel.stamps else 0)
@@ -127,7 +127,7 @@ class MemoryLog:
                     )
                 begin = position.entry - channel.first
                 stop = len(channel.values) if end is None else min(len(channel.values), end.entry - channel.first)
-                if begin < stop or deadline.over() or (end is not None and end <= position):
+                if begin < stop or deadline.expired() or (end is not None and end <= position):
                     break
                 deadline.wait(self._service.changed)
             stop = max(begin, min(stop, begin + max(1, max_bytes // _TOKEN.size)))
@@ -147,7 +147,7 @@ class MemoryLog:
             gone = channel.values[: max(0, count)]
             del channel.values[: len(gone)], channel.stamps[: len(gone)]
             channel.first += len(gone)
-        self._service.handover.counted(gone, -1)
+        self._service.message_table.count_references(gone, -1)
         return sum(map(len, gone))
 
     def describe(self) -> LogDescription:
@@ -165,12 +165,12 @@ class MemoryLog:
         """See Log.close: there is nothing to release."""
 
 
-class MemoryLogService(Closing):
+class MemoryLogService(Closeable):
     """Channels in memory (the LogService protocol). Thread-safe."""
 
     def __init__(self, *, max_messages: int = MAX_MESSAGES) -> None:
         self.max_messages = max_messages
-        self.handover = Handover()
+        self.message_table = MessageTable()
         self.changed = threading.Condition(threading.RLock())
         self._channels: dict[str, _Channel] = {}
         self._groups: dict[str, dict[str, LogId]] = {}
@@ -209,7 +209,7 @@ class MemoryLogService(Closing):
             for positions in self._groups.values():
                 positions.pop(pchannel, None)
             self.changed.notify_all()
-        self.handover.counted(gone, -1)
+        self.message_table.count_references(gone, -1)
 
     def groups(self) -> list[str]:
         """See LogService.groups."""

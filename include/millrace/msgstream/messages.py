@@ -19,7 +19,7 @@ from millrace.message.schema import CollectionSchema
 from millrace.msgstream import wire
 from millrace.msgstream.pack import MsgPosition
 from millrace.msgstream.protocol import MsgType
-from millrace.msgstream.rows import Rows, read_rows, write_rows
+from millrace.msgstream.rows import RowsBody, read_rows, write_rows
 
 _IDS: Final = struct.Struct("<qqq")
 KEY_COLUMN: Final = "key"
@@ -70,7 +70,7 @@ class BaseMsg:
         envelope = wire.read(data)
         if envelope.type != cls.TYPE:
             raise Malformed(f"the message is of type {envelope.type}, not {cls.TYPE.name}")
-        return cls._of(envelope, cls._parse(wire.Cursor(envelope.body)))
+        return cls._of(envelope, cls._parse(wire.ByteReader(envelope.body)))
 
     @classmethod
     def _of(cls, envelope: wire.Envelope, fields: dict[str, Any]) -> Self:
@@ -88,7 +88,7 @@ class BaseMsg:
         return b""
 
     @classmethod
-    def _parse(cls, body: wire.Cursor) -> dict[str, Any]:
+    def _parse(cls, body: wire.ByteReader) -> dict[str, Any]:
         body.end()
         return {}
 
@@ -137,13 +137,13 @@ class _CollectionMsg(BaseMsg):
             raise InvalidArgument(f"ids are integers of 64 bits ({error})") from None
 
     @classmethod
-    def _parse(cls, body: wire.Cursor) -> dict[str, Any]:
+    def _parse(cls, body: wire.ByteReader) -> dict[str, Any]:
         fields = cls._parse_ids(body)
         body.end()
         return fields
 
     @classmethod
-    def _parse_ids(cls, body: wire.Cursor) -> dict[str, Any]:
+    def _parse_ids(cls, body: wire.ByteReader) -> dict[str, Any]:
         collection_id, partition_id, segment_id = _IDS.unpack(body.raw(_IDS.size))
         return {"collection_id": collection_id, "partition_id": partition_id, "segment_id": segment_id}
 
@@ -182,7 +182,7 @@ class CreatePartitionMsg(_CollectionMsg):
         return _CollectionMsg._body(self) + encode_body({"name": self.name})
 
     @classmethod
-    def _parse(cls, body: wire.Cursor) -> dict[str, Any]:
+    def _parse(cls, body: wire.ByteReader) -> dict[str, Any]:
         fields = cls._parse_ids(body)
         return fields | parse_body(MsgType.CREATE_PARTITION, bytes(body.rest()))
 
@@ -208,7 +208,7 @@ class CreateCollectionMsg(_CollectionMsg):
         return _CollectionMsg._body(self) + encode_body(body)
 
     @classmethod
-    def _parse(cls, body: wire.Cursor) -> dict[str, Any]:
+    def _parse(cls, body: wire.ByteReader) -> dict[str, Any]:
         fields = cls._parse_ids(body)
         return fields | parse_body(MsgType.CREATE_COLLECTION, bytes(body.rest()))
 
@@ -232,11 +232,11 @@ class InsertMsg(_CollectionMsg):
         BaseMsg.__post_init__(self)
 
     def _body(self) -> bytes:
-        rows = Rows(self.rows, self.shard_name, self.timestamps, self.row_ids)
+        rows = RowsBody(self.rows, self.shard_name, self.timestamps, self.row_ids)
         return _CollectionMsg._body(self) + write_rows(rows)
 
     @classmethod
-    def _parse(cls, body: wire.Cursor) -> dict[str, Any]:
+    def _parse(cls, body: wire.ByteReader) -> dict[str, Any]:
         fields = cls._parse_ids(body)
         return fields | read_rows(body)._asdict()
 
@@ -258,10 +258,10 @@ class DeleteMsg(_CollectionMsg):
     def _body(self) -> bytes:
         schema = pa.schema([pa.field(KEY_COLUMN, self.primary_keys.type, nullable=False)])
         batch = pa.RecordBatch.from_arrays([self.primary_keys], schema=schema)
-        return _CollectionMsg._body(self) + write_rows(Rows(batch, self.shard_name, self.timestamps, None))
+        return _CollectionMsg._body(self) + write_rows(RowsBody(batch, self.shard_name, self.timestamps, None))
 
     @classmethod
-    def _parse(cls, body: wire.Cursor) -> dict[str, Any]:
+    def _parse(cls, body: wire.ByteReader) -> dict[str, Any]:
         fields = cls._parse_ids(body)
         rows, shard_name, timestamps, row_ids = read_rows(body)
         if (

@@ -2,7 +2,7 @@
 
 Without a meta store it is a log of its own, ``_channels``, beside the channels: as durable as they are, on any backend, and any
 number of processes write it at once. What was created is written anew now and then, and what stands before that is given up, so that it has
-about two entries for each creation that has channels still. Where a meta store is named it lies there (millrace.msgstream.stored_registry),
+about two entries for each creation that has channels still. Where a meta store is named it lies there (millrace.msgstream.meta_registry),
 and the log says so.
 """
 
@@ -29,7 +29,7 @@ from millrace.message.ids import LogId
 
 REGISTRY: Final = "_channels"
 MAX_EVENT_BYTES: Final = 256 << 10
-FEWEST_EVENTS: Final = 256
+MIN_EVENTS: Final = 256
 """Events since the log was written anew, before that is done again."""
 
 _VERSION: Final = 1
@@ -39,14 +39,14 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Creation:
+class ChannelCreation:
     """Channels that were created together, those that are not destroyed."""
 
     channels: tuple[str, ...]
     owner: Mapping[str, str]
     attributes: Mapping[str, str]
 
-    def encoded(self, *, again: bool = False) -> bytes:
+    def encode(self, *, again: bool = False) -> bytes:
         """As an event; `again`: as the first ones of a log that is written anew. Raises InvalidArgument."""
         event = {"version": _VERSION, "op": "create", **asdict(self), **({"again": True} if again else {})}
         try:
@@ -60,25 +60,25 @@ class Creation:
         return data
 
     @classmethod
-    def decoded(cls, value: bytes) -> Creation:
+    def decode(cls, value: bytes) -> ChannelCreation:
         """Raises Malformed, UnsupportedVersion."""
         event = _event(value)
         if isinstance(event, dict) and (created := _creation(event)) is not None:
             return created
         raise Malformed(f"this is no creation of channels: {value[:80]!r}")
 
-    def without(self, names: Collection[str]) -> Creation:
+    def without(self, names: Collection[str]) -> ChannelCreation:
         return replace(self, channels=tuple(name for name in self.channels if name not in names))
 
 
 class Registry(Protocol):
     """Any number of processes. What a call that failed was to write may stand all the same, and may be written again."""
 
-    def known(self) -> list[Creation]:
+    def known(self) -> list[ChannelCreation]:
         """What was created and has channels that were not removed, in the order that it came."""
         ...
 
-    def add(self, creation: Creation) -> None:
+    def add(self, creation: ChannelCreation) -> None:
         """Keep a creation, durably."""
         ...
 
@@ -93,41 +93,41 @@ class LogRegistry:
     def __init__(self, service: LogService) -> None:
         self._service = service
 
-    def known(self) -> list[Creation]:
+    def known(self) -> list[ChannelCreation]:
         if REGISTRY not in self._service.names():
             return []
-        with opened(self._service) as log:
-            events = Events.of(log)
+        with open_registry_log(self._service) as log:
+            events = RegistryEvents.of(log)
         if events.moved is not None:
             raise _moved()
         return events.creations()
 
-    def add(self, creation: Creation) -> None:
-        self._write(creation.encoded())
+    def add(self, creation: ChannelCreation) -> None:
+        self._write(creation.encode())
 
     def remove(self, names: Collection[str]) -> None:
         self._write(json.dumps({"version": _VERSION, "op": "destroy", "channels": sorted(names)}).encode())
 
     def _write(self, event: bytes) -> None:
-        with opened(self._service, make=True) as log:
+        with open_registry_log(self._service, make=True) as log:
             (written,) = log.append([event])
-            events = Events.of(log)
+            events = RegistryEvents.of(log)
             if events.moved is not None and events.moved < written:
                 raise _moved()
-            if events.count > max(FEWEST_EVENTS, len(events.by_name)):
+            if events.count > max(MIN_EVENTS, len(events.by_name)):
                 try:
                     _write_anew(log, events)
                 except MillraceError as error:  # what was asked for stands; the next one is as good
                     _log.warning("the log %s is not shortened now: %s: %s", REGISTRY, error.code, error)
 
 
-class Events:
+class RegistryEvents:
     """What the log of the registry says."""
 
     def __init__(self, position: LogId) -> None:
         self.next = position
         """Behind the last event."""
-        self.by_name: dict[str, Creation] = {}
+        self.by_name: dict[str, ChannelCreation] = {}
         self.count = 0
         """Of the events since the log was written anew."""
         self.moved: LogId | None = None
@@ -136,7 +136,7 @@ class Events:
         """Where to in the meta store."""
 
     @classmethod
-    def of(cls, log: Log) -> Events:
+    def of(cls, log: Log) -> RegistryEvents:
         while True:
             found = cls(log.describe().begin)
             try:
@@ -148,7 +148,7 @@ class Events:
             except PositionTruncated:
                 pass  # another process has written it anew just now
 
-    def creations(self) -> list[Creation]:
+    def creations(self) -> list[ChannelCreation]:
         """What is known, in the order that it came."""
         names: dict[int, list[str]] = {}
         for name, creation in self.by_name.items():
@@ -173,13 +173,13 @@ class Events:
                 raise Malformed(f"the log {REGISTRY} has an entry that is no event of a channel: {event!r:.80}")
 
 
-def moved_to(space: str) -> bytes:
+def moved_event(space: str) -> bytes:
     """The event that ends the log."""
     return json.dumps({"version": _MOVED_VERSION, "op": "moved", "space": space}).encode()
 
 
 @contextmanager
-def opened(service: LogService, *, make: bool = False) -> Iterator[Log]:
+def open_registry_log(service: LogService, *, make: bool = False) -> Iterator[Log]:
     """The log of the registry."""
     if make and REGISTRY not in service.names():
         try:
@@ -193,11 +193,11 @@ def opened(service: LogService, *, make: bool = False) -> Iterator[Log]:
         log.close()
 
 
-def _write_anew(log: Log, events: Events) -> None:
+def _write_anew(log: Log, events: RegistryEvents) -> None:
     """Have what is known once more at the end, and give up what stands before. What others wrote meanwhile stays."""
-    again = [creation.encoded(again=True) for creation in events.creations()]
+    again = [creation.encode(again=True) for creation in events.creations()]
     written = log.append(again) if again else ()
-    moved = Events.of(log).moved
+    moved = RegistryEvents.of(log).moved
     if moved is None or not written or moved > written[-1]:  # else who moved it has to read the old ones
         log.truncate(events.next)
 
@@ -217,7 +217,7 @@ def _event(value: bytes) -> Any:
     return event
 
 
-def _creation(event: Mapping[str, Any]) -> Creation | None:
+def _creation(event: Mapping[str, Any]) -> ChannelCreation | None:
     match event:
         case {
             "channels": [*names],
@@ -225,7 +225,7 @@ def _creation(event: Mapping[str, Any]) -> Creation | None:
             "attributes": dict(attributes),
         }:
             owner = {"role": role, "address": address, "description_text": text}
-            return Creation(tuple(map(str, names)), owner, attributes)
+            return ChannelCreation(tuple(map(str, names)), owner, attributes)
     return None
 
 

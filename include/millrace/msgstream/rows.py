@@ -14,7 +14,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.payload.rows import decode_rows, encode_rows
 from millrace.message.schema import MAX_FIELDS, FieldSpec
-from millrace.msgstream.wire import Cursor, text_to_bytes
+from millrace.msgstream.wire import ByteReader, text_to_bytes
 
 _TIMESTAMPS: Final = 1
 _ROW_IDS: Final = 2
@@ -22,7 +22,7 @@ _CACHED_BYTES: Final = 16 << 10
 """Schemas up to this size are remembered; larger ones are read each time, so that what is remembered stays small."""
 
 
-class Rows(NamedTuple):
+class RowsBody(NamedTuple):
     """``timestamps`` (uint64) and ``row_ids`` (int64) are one a row, or None."""
 
     rows: pa.RecordBatch
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     row_ids: pa.Int64Array | None
 
 
-def write_rows(rows: Rows) -> bytes:
+def write_rows(rows: RowsBody) -> bytes:
     """The bytes. Raises InvalidArgument for no rows, for types that no field has, for stamps that are not one a row."""
     batch, shard_name, timestamps, row_ids = rows
     block, target = _written_schema(batch.schema)
@@ -51,7 +51,7 @@ def write_rows(rows: Rows) -> bytes:
     return b"".join((*parts, encode_rows(batch)))
 
 
-def read_rows(body: Cursor) -> Rows:
+def read_rows(body: ByteReader) -> RowsBody:
     """Inverse of :func:`write_rows`. Raises Malformed."""
     shard_name = body.text()
     block = bytes(body.raw(body.number(4)))
@@ -64,10 +64,10 @@ def read_rows(body: Cursor) -> Rows:
     batch = decode_rows(body.rest(), schema)
     if batch.num_rows != count:
         raise Malformed(f"the message says {count} rows and has {batch.num_rows}")
-    return Rows(batch, shard_name, timestamps, row_ids)
+    return RowsBody(batch, shard_name, timestamps, row_ids)
 
 
-def _column(body: Cursor, count: int, kind: pa.DataType) -> pa.Array:
+def _column(body: ByteReader, count: int, kind: pa.DataType) -> pa.Array:
     values = np.frombuffer(body.raw(8 * count), dtype="<u8" if kind == pa.uint64() else "<i8")
     # A copy: the bytes stand at any address, and Arrow wants its values aligned.
     return pa.array(values.copy(), kind)
@@ -85,7 +85,7 @@ def _written_schema(schema: pa.Schema) -> tuple[bytes, pa.Schema]:
 
 @lru_cache(maxsize=256)
 def _read_schema(block: bytes) -> pa.Schema:
-    cursor = Cursor(memoryview(block))
+    cursor = ByteReader(memoryview(block))
     fields: dict[str, pa.Field] = {}
     while cursor.left:
         name, kind, nullable = cursor.text(), cursor.text(), cursor.number(1)

@@ -27,10 +27,10 @@ from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.message.log_entries import LogEntries
 from millrace.msgstream import wire
-from millrace.msgstream.memory import Handover
+from millrace.msgstream.memory import MessageTable
 from millrace.msgstream.messages import msg_type
 from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg, id_to_bytes
-from millrace.msgstream.producing import ProducerHalf
+from millrace.msgstream.pack_producer import PackProducer
 from millrace.msgstream.protocol import RepackFunc, TsMsg, UnmarshalDispatcherFactory
 from millrace.msgstream.repack import default_repack
 from millrace.msgstream.settings import StreamSettings
@@ -40,7 +40,7 @@ WAIT_SLICE: Final = 0.25
 """A wait for a log is cut into pieces of this many seconds, so that closing the stream ends it."""
 
 
-class Channel:
+class ConsumedChannel:
     """A channel that is consumed from: its log and what was acknowledged."""
 
     def __init__(self, name: str, log: Log, group: str) -> None:
@@ -54,7 +54,7 @@ class Channel:
         return MsgPosition(self.name, id_to_bytes(log_id), self.group, timestamp)
 
 
-ChannelT = TypeVar("ChannelT", bound=Channel)
+ChannelT = TypeVar("ChannelT", bound=ConsumedChannel)
 
 
 class BaseStream(ABC, Generic[ChannelT]):
@@ -66,14 +66,14 @@ class BaseStream(ABC, Generic[ChannelT]):
         *,
         settings: StreamSettings | None = None,
         unmarshal: UnmarshalDispatcherFactory | None = None,
-        handover: Handover | None = None,
+        message_table: MessageTable | None = None,
     ) -> None:
-        """A stream on `service`, which it leaves open. With `handover` messages pass as objects, without being marshalled."""
+        """A stream on `service`, which it leaves open. With `message_table` messages pass as objects, without being marshalled."""
         self.settings = settings or StreamSettings()
         self._service = service
         self._dispatcher = (unmarshal or ProtoUDFactory()).new_unmarshal_dispatcher()
-        self._handover = handover
-        self._producer = ProducerHalf(service, marshal=None if handover is None else handover.put)
+        self._handover = message_table
+        self._producer = PackProducer(service, marshal=None if message_table is None else message_table.put)
         self._channels: dict[str, ChannelT] = {}
         self._consuming = threading.Lock()
         self._acking = threading.Lock()
@@ -188,7 +188,7 @@ class BaseStream(ABC, Generic[ChannelT]):
         """See MsgStream.chan."""
         idle_until = Deadline.after(idle_timeout or 0.0)
         while not self._closed:
-            left = idle_until.left() if idle_timeout is not None else self.settings.timeout
+            left = idle_until.remaining() if idle_timeout is not None else self.settings.timeout
             try:
                 pack = self.consume(timeout=left)
             except DeadlineExceeded:
@@ -259,7 +259,9 @@ class BaseStream(ABC, Generic[ChannelT]):
         """Entries from `position` on, or none after a while."""
         if self._closed:
             raise StreamClosed("the stream was closed while it waited for messages")
-        return channel.log.read(position, max_bytes=self.settings.read_bytes, timeout=deadline.left(most=at_most))
+        return channel.log.read(
+            position, max_bytes=self.settings.read_bytes, timeout=deadline.remaining(maximum=at_most)
+        )
 
     def _timeout(self, timeout: float | None) -> float:
         return self.settings.timeout if timeout is None else timeout
@@ -274,11 +276,11 @@ class BaseStream(ABC, Generic[ChannelT]):
             raise InvalidArgument("this stream is not started: call start, or enter it")
 
 
-UNREADABLE: Final = (Malformed, UnsupportedVersion, UnsupportedMessageType)
+UNREADABLE_ERRORS: Final = (Malformed, UnsupportedVersion, UnsupportedMessageType)
 """What a template raises for bytes that are no message of its type."""
 
 
-class _PlainChannel(Channel):
+class _PlainChannel(ConsumedChannel):
     """Where a plain stream stands in a channel."""
 
     def __init__(self, name: str, log: Log, group: str, position: LogId) -> None:
@@ -303,7 +305,7 @@ class LogMsgStream(BaseStream[_PlainChannel]):
         runs = {channel.name: self._wait(channel, channel.at.log_id, deadline, at_most=0.0) for channel in channels}
         pause, turn = (WAIT_SLICE if len(channels) == 1 else 0.005), 0
         while not any(run.batch.num_rows for run in runs.values()):
-            if deadline.over():
+            if deadline.expired():
                 raise DeadlineExceeded(f"no message came on {', '.join(runs)}")
             # A log can be waited for, several cannot: wait for each in turn, a little longer each round.
             channel = channels[turn % len(channels)]
@@ -322,7 +324,7 @@ class LogMsgStream(BaseStream[_PlainChannel]):
                 position = channel.position(log_id, newest)
                 try:
                     msg = self._unmarshal(value)
-                except UNREADABLE as error:
+                except UNREADABLE_ERRORS as error:
                     pack.refused.append(RefusedMsg(position, "malformed", str(error), value))
                     continue
                 msg.position = position

@@ -21,11 +21,11 @@ from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.message.log_entries import LogEntries
 from millrace.msgstream.group_record import GroupRecord
-from millrace.msgstream.memory import Handover
+from millrace.msgstream.memory import MessageTable
 from millrace.msgstream.pack import MsgPack, MsgPosition, RefusedMsg
 from millrace.msgstream.protocol import MsgType, TsMsg, UnmarshalDispatcherFactory
 from millrace.msgstream.settings import StreamSettings
-from millrace.msgstream.stream import UNREADABLE, WAIT_SLICE, BaseStream, Channel, entries_of
+from millrace.msgstream.stream import UNREADABLE_ERRORS, WAIT_SLICE, BaseStream, ConsumedChannel, entries_of
 
 _log: Final = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Tick(NamedTuple):
     log_id: LogId
 
 
-class _TickChannel(Channel):
+class _TickChannel(ConsumedChannel):
     """Where a time-tick stream stands in a channel.
 
     ``floor`` is the time up to which this channel's messages are delivered; ``seen`` the greatest tick that was read, at or above
@@ -98,10 +98,10 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         *,
         settings: StreamSettings | None = None,
         unmarshal: UnmarshalDispatcherFactory | None = None,
-        handover: Handover | None = None,
+        message_table: MessageTable | None = None,
     ) -> None:
-        """A stream on `service`, which it leaves open; `handover` as for every stream."""
-        super().__init__(service, settings=settings, unmarshal=unmarshal, handover=handover)
+        """A stream on `service`, which it leaves open; `message_table` as for every stream."""
+        super().__init__(service, settings=settings, unmarshal=unmarshal, message_table=message_table)
         self._last = -1  # up to which time all channels are delivered; below 0: to be found from theirs
         self._size = 0
         self._records: dict[str, GroupRecord] = {}
@@ -127,7 +127,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         for _, value in entries_of(log.read(position, end=position.following(), max_bytes=1)):
             try:
                 msg = self._unmarshal(value)
-            except UNREADABLE:
+            except UNREADABLE_ERRORS:
                 continue
             return msg.end_ts if msg.type == MsgType.TIME_TICK else 0
         return 0
@@ -157,7 +157,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
             self._last = min(channel.floor for channel in channels)
         lagging = [channel for channel in channels if not self._read_on(channel, deadline, at_most=0.0)]
         while lagging:
-            if deadline.over():
+            if deadline.expired():
                 names = ", ".join(channel.name for channel in lagging)
                 raise DeadlineExceeded(f"no time tick behind {self._last} came on {names}")
             self._read_on(lagging[0], deadline, at_most=WAIT_SLICE)
@@ -178,7 +178,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
                     return False
                 channel.entries = entries_of(run)
                 channel.next = run.next
-                if not self._take(channel) and deadline.over():
+                if not self._take(channel) and deadline.expired():
                     return False  # what was read is kept; the next call goes on
         return True
 
@@ -187,7 +187,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         for log_id, value in channel.entries:
             try:
                 msg = self._unmarshal(value)
-            except UNREADABLE as error:
+            except UNREADABLE_ERRORS as error:
                 if channel.seen >= 0:
                     self._refuse(
                         channel, RefusedMsg(channel.position(log_id, self._last), "malformed", str(error), value)

@@ -109,7 +109,7 @@ def text_to_bytes(text: str) -> bytes:
     return len(data).to_bytes(2, "little") + data
 
 
-class Cursor:
+class ByteReader:
     """Takes values off the front of bytes; raises Malformed where they end too early."""
 
     __slots__ = ("_at", "_view")
@@ -153,7 +153,7 @@ class Cursor:
 
 
 def _trace(view: memoryview) -> dict[str, str]:
-    cursor = Cursor(view)
+    cursor = ByteReader(view)
     found: dict[str, str] = {}
     while cursor.left:
         key, value = cursor.text(), cursor.text()

@@ -8,13 +8,13 @@ from typing import Final
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
 from millrace.coord.broadcast.task import TaskState
-from millrace.coord.store import Store
-from millrace.observe.models import Big, View
+from millrace.coord.catalog_store import CatalogStore
+from millrace.observe.models import BaseView, Int64String
 
-MOST_BROADCASTS: Final = 200
+MAX_BROADCASTS: Final = 200
 
 
-class BroadcastRow(View):
+class BroadcastRow(BaseView):
     """A broadcast."""
 
     id: int
@@ -29,17 +29,17 @@ class BroadcastRow(View):
     """Why it waits, or was given up."""
     keys: list[str]
     """What it works on: what is not shared it has for itself."""
-    targets: dict[str, Big | None]
+    targets: dict[str, Int64String | None]
     """By VChannel the time tick of its message (0: it has the effect by another), None while it is not known to be there."""
 
 
 def broadcast_rows(settings: Settings, *, limit: int, closed: bool = True) -> list[BroadcastRow]:
     """Those that are open, all of them, and with `closed` the newest others up to `limit` in all; newest first."""
-    store = Store.to_look(settings.data_dir)
+    store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:
         return []
     with store:
-        found = store.broadcasts.shown(limit=limit, closed=closed)
+        found = store.broadcasts.list_recent(limit=limit, closed=closed)
     return [
         BroadcastRow(
             id=task.id,
@@ -48,7 +48,7 @@ def broadcast_rows(settings: Settings, *, limit: int, closed: bool = True) -> li
             collection=collection,
             state=task.state,
             at=task.at,
-            words=task.words,
+            words=task.reason,
             keys=[f"{key.domain}:{key.name}{' (shared)' if key.shared else ''}" for key in task.keys],
             targets={name: None if tick is None else str(tick) for name, tick in task.targets.items()},
         )
@@ -56,11 +56,11 @@ def broadcast_rows(settings: Settings, *, limit: int, closed: bool = True) -> li
     ]
 
 
-def waited_for(settings: Settings) -> Counter[str]:
+def waiting_broadcasts(settings: Settings) -> Counter[str]:
     """By PChannel how many open broadcasts are not at all its VChannels yet."""
-    store = Store.to_look(settings.data_dir)
+    store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:
         return Counter()
     with store:
-        open_ = store.broadcasts.open()
-    return Counter(pchannel for task in open_ for pchannel in {pchannel_of(target) for target in task.waiting})
+        open_ = store.broadcasts.open_tasks()
+    return Counter(pchannel for task in open_ for pchannel in {pchannel_of(target) for target in task.pending_targets})

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.message.ids import tick_physical_ms
-from millrace.observe.log_view import LogView
+from millrace.observe.log_probe import LogView
 from millrace.observe.models import JobView, PChannelView
 from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.wal.table import WalPosition
 
 
-def moment(tick: int) -> float | None:
+def tick_unix_seconds(tick: int) -> float | None:
     """A tick's moment in Unix seconds; None for 0."""
     return tick_physical_ms(tick) / 1000 if tick else None
 
@@ -21,7 +21,7 @@ def owner(node: JobView) -> str | None:
     return f"streaming-node (process {node.pid})" if node.state == "running" else None
 
 
-def pchannels(
+def pchannel_views(
     positions: Mapping[str, WalPosition],
     checkpoints: Mapping[str, Checkpoint],
     log: LogView,
@@ -64,7 +64,7 @@ def _view(
         owner=owner,
         term=max(state.term if state is not None else 0, channel.term if channel is not None else 0),
         time_tick=str(tick),
-        time=moment(tick),
+        time=tick_unix_seconds(tick),
         log_end=str(channel.description.end) if channel is not None else None,
         log_bytes=channel.description.bytes if channel is not None else None,
         wal_position=str(state.position) if state is not None else None,
@@ -72,7 +72,7 @@ def _view(
         messages=position.totals.messages if position is not None else 0,
         rejections=position.totals.rejections if position is not None else 0,
         flushed_tick=str(flushed),
-        flushed_time=moment(flushed),
+        flushed_time=tick_unix_seconds(flushed),
         flush_lag_seconds=flush_lag(tick, flushed),
         open_transactions=sum(1 for _ in state.open_txns()) if state is not None else 0,
         vchannels=len(state.vchannels) if state is not None else 0,

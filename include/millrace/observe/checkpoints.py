@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from millrace.base.log_backends import in_own_folder
+from millrace.base.log_backends import is_in_data_folder
 from millrace.base.settings import Settings
-from millrace.log.rocksmq.manifest import file_name
+from millrace.log.rocksmq.manifest import encode_file_name
 from millrace.message.ids import LogId
-from millrace.node.retention.truncation import allowed_position
-from millrace.observe.channels import moment
-from millrace.observe.log_view import LogView
+from millrace.node.retention.truncation import truncation_limit
+from millrace.observe.channels import tick_unix_seconds
+from millrace.observe.log_probe import LogView
 from millrace.observe.models import CheckpointsView, CheckpointView, CommitView
-from millrace.observe.tables import Pinned
+from millrace.observe.table_cache import TableSnapshot
 from millrace.tables.collections.flush_tables import PCHANNEL, Checkpoint
 from millrace.tables.wal.table import WalPosition
 
-HISTORY: Final = 10
+MAX_COMMITS: Final = 10
 
 
 def checkpoints_view(
@@ -26,7 +26,7 @@ def checkpoints_view(
     positions: Mapping[str, WalPosition],
     checkpoints: Mapping[str, Checkpoint],
     log: LogView,
-    pinned: Pinned | None,
+    pinned: TableSnapshot | None,
 ) -> CheckpointsView:
     """Both checkpoints of each PChannel, and what truncation could free."""
     written = written_at(pinned)
@@ -41,7 +41,7 @@ def checkpoints_view(
         log_server=log.running,
         log_bytes=sum(sizes) if log.running else None,
         free_bytes=sum(frees) if log.running else None,
-        history=commits(pinned, HISTORY),
+        history=commit_views(pinned, MAX_COMMITS),
     )
 
 
@@ -54,19 +54,19 @@ def _view(
     log: LogView,
 ) -> CheckpointView:
     state = position.state if position is not None else None
-    target = allowed_position(position, checkpoint) if position is not None else None
+    target = truncation_limit(position, checkpoint) if position is not None else None
     channel = log.channels.get(name)
-    embedded = in_own_folder(settings.log)
-    truncate_time = moment(target.entry) if embedded and target is not None else None
+    embedded = is_in_data_folder(settings.log)
+    truncate_time = tick_unix_seconds(target.entry) if embedded and target is not None else None
     files = _log_files(settings, name) if embedded else []
     return CheckpointView(
         pchannel=name,
         term=checkpoint.term if checkpoint is not None else 0,
         wal_position=str(state.position) if state is not None else None,
         wal_tick=str(position.last_tick if position is not None else 0),
-        wal_time=moment(position.last_tick) if position is not None else None,
+        wal_time=tick_unix_seconds(position.last_tick) if position is not None else None,
         flush_tick=str(checkpoint.time_tick if checkpoint is not None else 0),
-        flush_time=moment(checkpoint.time_tick) if checkpoint is not None else None,
+        flush_time=tick_unix_seconds(checkpoint.time_tick) if checkpoint is not None else None,
         confirmed=str(checkpoint.confirmed) if checkpoint is not None else "",
         written=written,
         log_begin=str(channel.description.begin) if channel is not None else None,
@@ -84,7 +84,7 @@ def _log_files(settings: Settings, name: str) -> list[tuple[float, int]]:
     """(last write, bytes) of each file of a channel of the embedded log, the oldest first."""
     found = []
     try:
-        for path in (settings.log_path / "channels" / file_name(name)).glob("*.log"):
+        for path in (settings.log_path / "channels" / encode_file_name(name)).glob("*.log"):
             status = path.stat()
             found.append((status.st_mtime, status.st_size))
     except OSError:
@@ -110,7 +110,7 @@ def _holds(position: WalPosition | None, checkpoint: Checkpoint | None, target: 
     return "what the flusher has not taken yet"
 
 
-def written_at(pinned: Pinned | None) -> dict[str, float]:
+def written_at(pinned: TableSnapshot | None) -> dict[str, float]:
     """By PChannel: when its last checkpoint was written, as the Delta log has it."""
     if pinned is None:
         return {}
@@ -120,7 +120,7 @@ def written_at(pinned: Pinned | None) -> dict[str, float]:
     return found
 
 
-def commits(pinned: Pinned | None, count: int) -> list[CommitView]:
+def commit_views(pinned: TableSnapshot | None, count: int) -> list[CommitView]:
     """The last commits of a table, the newest first."""
     if pinned is None:
         return []

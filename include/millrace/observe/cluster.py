@@ -6,23 +6,23 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.coord import control
-from millrace.coord.channels.record import ChannelRecord, State
+from millrace.coord.channels.record import AssignmentState, ChannelRecord
 from millrace.coord.clock import Clock
-from millrace.coord.opening import open_store, require_cluster
+from millrace.coord.store_factory import open_cluster_store, require_cluster
 from millrace.meta.store import MetaStore
 from millrace.observe.broadcasts import BroadcastRow, broadcast_rows
-from millrace.observe.models import View
+from millrace.observe.models import BaseView
 
-MOST_MOVES: Final = 200
-MOST_BROADCASTS_SHOWN: Final = 20
+MAX_MOVES: Final = 200
+MAX_BROADCASTS_SHOWN: Final = 20
 """With the rest; more by themselves."""
 
 
-class NodeRow(View):
+class NodeRow(BaseView):
     """A node."""
 
     name: str
@@ -35,7 +35,7 @@ class NodeRow(View):
     """Of which it owns a role, or is to."""
 
 
-class MoveRow(View):
+class MoveRow(BaseView):
     """A role of a PChannel came to be at a node."""
 
     pchannel: str
@@ -49,12 +49,12 @@ class MoveRow(View):
     ended: float
 
 
-class ChannelRow(View):
+class ChannelRow(BaseView):
     """A role of a PChannel."""
 
     pchannel: str
     role: str
-    state: State
+    state: AssignmentState
     term: int
     node: str
     session: str
@@ -66,7 +66,7 @@ class ChannelRow(View):
     """Newest first."""
 
 
-class BalanceView(View):
+class BalanceView(BaseView):
     """Who leads, and what people asked for."""
 
     leader: str
@@ -78,7 +78,7 @@ class BalanceView(View):
     draining: list[str]
 
 
-class ClusterView(View):
+class ClusterView(BaseView):
     """All of it."""
 
     present: bool
@@ -91,7 +91,7 @@ class ClusterView(View):
     broadcasts: tuple[BroadcastRow, ...] = ()
 
 
-class ClusterLook(Closing):
+class ClusterReader(Closeable):
     """The meta store of a deployment, opened once there is one. Thread-safe."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -105,7 +105,7 @@ class ClusterLook(Closing):
         with self._lock:
             if self._store is None:
                 require_cluster(self.settings)
-                self._store = open_store(self.settings, self._clock)
+                self._store = open_cluster_store(self.settings, self._clock)
             found: MetaStore = self._store
             return found
 
@@ -127,12 +127,12 @@ class ClusterLook(Closing):
             balance=balance_view(store),
             nodes=tuple(node_rows(store)),
             channels=tuple(found),
-            moves=tuple(moves_of(found, limit=MOST_MOVES)),
+            moves=tuple(newest_moves(found, limit=MAX_MOVES)),
             broadcasts=self._broadcasts(),
         )
 
     def _broadcasts(self) -> tuple[BroadcastRow, ...]:
-        return tuple(broadcast_rows(self.settings, limit=MOST_BROADCASTS_SHOWN))
+        return tuple(broadcast_rows(self.settings, limit=MAX_BROADCASTS_SHOWN))
 
 
 def node_of(session: str) -> str:
@@ -186,13 +186,13 @@ def _channel(record: ChannelRecord) -> ChannelRow:
     )
 
 
-def moves_of(channels: Iterable[ChannelRow], *, limit: int) -> list[MoveRow]:
+def newest_moves(channels: Iterable[ChannelRow], *, limit: int) -> list[MoveRow]:
     """The newest moves of all of them."""
     found = (move for each in channels for move in each.moves)
     return sorted(found, key=lambda move: (move.ended, move.pchannel, move.role), reverse=True)[:limit]
 
 
 def balance_view(store: MetaStore) -> BalanceView:
-    asked = control.wanted(store)
+    asked = control.read_control_state(store)
     name, service = control.leader(store)
     return BalanceView(leader=name, service=service, frozen=asked.frozen, draining=sorted(asked.drains))

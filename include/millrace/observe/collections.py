@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.message.ids import tick_physical_ms
-from millrace.observe.channels import moment
+from millrace.observe.channels import tick_unix_seconds
 from millrace.observe.models import (
     CollectionRow,
     CollectionView,
@@ -25,29 +25,29 @@ from millrace.observe.models import (
     SegmentView,
     VChannelView,
 )
-from millrace.observe.tables import Pinned
+from millrace.observe.table_cache import TableSnapshot
+from millrace.tables.collections.data_tables import earliest_readable_tick
 from millrace.tables.collections.flush_tables import PCHANNEL, SEGMENT_COLUMNS, Checkpoint
-from millrace.tables.collections.table import base_tick
 from millrace.wal.visible.catalog import SegmentState
-from millrace.wal.visible.rows import conform
+from millrace.wal.visible.collection_rows import align_to_schema
 
-MOST_PAGE: Final = 500
+MAX_PAGE_SIZE: Final = 500
 
 SEGMENT_STATES: Final = get_args(SegmentState)
 FILE_ORDERS: Final = ("tick", "bytes", "rows")
 
 
-class Segments(NamedTuple):
+class SegmentTable(NamedTuple):
     """The newest row of every segment, as columns, in the order of their age (newest first)."""
 
     table: pa.Table
 
-    def of(self, collection_id: int) -> pa.Table:
+    def of_collection(self, collection_id: int) -> pa.Table:
         """Those of one collection."""
         return self.table.filter(pa.array(self.table["collection_id"].to_numpy() == collection_id))
 
 
-class Flushed(NamedTuple):
+class FlushProgress(NamedTuple):
     """How far the flusher is, and by collection the rows that its growing segments hold."""
 
     checkpoints: Mapping[str, Checkpoint]
@@ -66,13 +66,13 @@ class Flushed(NamedTuple):
                 growing |= {(name, number): (info.rows, info.bytes) for number, info in channel.growing.items()}
         return cls(checkpoints, rows, growing)
 
-    def tick(self, vchannel: str) -> int:
+    def flushed_tick(self, vchannel: str) -> int:
         """Up to where the tables have everything of a VChannel."""
         checkpoint = self.checkpoints.get(pchannel_of(vchannel))
         return checkpoint.time_tick if checkpoint is not None else 0
 
 
-def find(known: list[Collection], name: str) -> Collection:
+def find(known: list[CollectionInfo], name: str) -> CollectionInfo:
     """The collection with that id, or (where none is dropped) name. Raises CollectionNotFound."""
     for each in known:
         if str(each.id) == name or (each.name == name and each.state != "dropped"):
@@ -82,52 +82,52 @@ def find(known: list[Collection], name: str) -> Collection:
     )
 
 
-def read_segments(pinned: Pinned | None) -> Segments:
+def read_segments(pinned: TableSnapshot | None) -> SegmentTable:
     """The newest row of each segment: all files of the table, by columns."""
     schema = pa.schema([*SEGMENT_COLUMNS, pa.field(PCHANNEL, pa.utf8())])
     parts = [schema.empty_table()]
     if pinned is not None:
         for path, owner in zip(pinned.column("path"), pinned.column(f"partition.{PCHANNEL}"), strict=True):
-            rows = conform(pinned.table.read(unquote(path)), SEGMENT_COLUMNS)
+            rows = align_to_schema(pinned.table.read(unquote(path)), SEGMENT_COLUMNS)
             parts.append(rows.append_column(PCHANNEL, pa.array([owner] * rows.num_rows, pa.utf8())).cast(schema))
     rows = pa.concat_tables(parts)
     if not rows.num_rows:
-        return Segments(rows)
+        return SegmentTable(rows)
     owner = rows[PCHANNEL].combine_chunks().dictionary_encode().indices.to_numpy()
     segment, tick = rows["segment_id"].to_numpy(), rows["time_tick"].to_numpy()
     order = np.lexsort((tick, segment, owner))
     last = np.ones(len(order), dtype=bool)
     last[:-1] = (owner[order][1:] != owner[order][:-1]) | (segment[order][1:] != segment[order][:-1])
     newest = order[last]
-    return Segments(rows.take(pa.array(newest[np.argsort(-tick[newest], kind="stable")])))
+    return SegmentTable(rows.take(pa.array(newest[np.argsort(-tick[newest], kind="stable")])))
 
 
-def by_state(segments: pa.Table) -> dict[str, int]:
+def count_by_state(segments: pa.Table) -> dict[str, int]:
     """How many segments are in each state."""
     counts = Counter(segments["state"].to_pylist())
     return {state: counts[state] for state in SEGMENT_STATES if counts[state]}
 
 
-def row(
-    collection: Collection,
-    rows: Pinned | None,
-    deletes: Pinned | None,
+def collection_row(
+    collection: CollectionInfo,
+    rows: TableSnapshot | None,
+    deletes: TableSnapshot | None,
     segments: pa.Table,
-    flushed: Flushed,
+    flushed: FlushProgress,
 ) -> CollectionRow:
     """A collection in the list."""
     return CollectionRow(**_row(collection, rows, deletes, segments, flushed))
 
 
 def _row(
-    collection: Collection,
-    rows: Pinned | None,
-    deletes: Pinned | None,
+    collection: CollectionInfo,
+    rows: TableSnapshot | None,
+    deletes: TableSnapshot | None,
     segments: pa.Table,
-    flushed: Flushed,
+    flushed: FlushProgress,
 ) -> dict[str, Any]:
     tables = [each for each in (rows, deletes) if each is not None]
-    ticks = [flushed.tick(each) for each in collection.vchannels]
+    ticks = [flushed.flushed_tick(each) for each in collection.vchannels]
     return {
         "id": str(collection.id),
         "name": collection.name,
@@ -139,18 +139,18 @@ def _row(
         "deletes": deletes.total("num_records") if deletes is not None else 0,
         "bytes": sum(each.total("size_bytes") for each in tables),
         "files": sum(each.actions().num_rows for each in tables),
-        "segments": by_state(segments),
+        "segments": count_by_state(segments),
         "growing_rows": flushed.growing_rows.get(collection.id, 0),
         "flushed_tick": str(min(ticks, default=0)),
     }
 
 
-def view(
-    collection: Collection,
-    rows: Pinned | None,
-    deletes: Pinned | None,
+def collection_view(
+    collection: CollectionInfo,
+    rows: TableSnapshot | None,
+    deletes: TableSnapshot | None,
     segments: pa.Table,
-    flushed: Flushed,
+    flushed: FlushProgress,
 ) -> CollectionView:
     """A collection in full."""
     schema = collection.schema
@@ -180,18 +180,18 @@ def view(
             VChannelView(
                 name=each,
                 pchannel=pchannel_of(each),
-                flushed_tick=str(flushed.tick(each)),
-                flushed_time=moment(flushed.tick(each)),
+                flushed_tick=str(flushed.flushed_tick(each)),
+                flushed_time=tick_unix_seconds(flushed.flushed_tick(each)),
             )
             for each in collection.vchannels
         ],
         table_path=f"collections/{collection.id}",
         table_version=rows.version if rows is not None else None,
-        base_tick=str(base_tick(rows.table if rows is not None else None)),
+        base_tick=str(earliest_readable_tick(rows.table if rows is not None else None)),
     )
 
 
-def _partitions(collection: Collection, segments: pa.Table) -> list[PartitionView]:
+def _partitions(collection: CollectionInfo, segments: pa.Table) -> list[PartitionView]:
     places: dict[int, list[int]] = defaultdict(list)
     for place, number in enumerate(segments["partition_id"].to_pylist()):
         places[number].append(place)
@@ -203,7 +203,7 @@ def _partitions(collection: Collection, segments: pa.Table) -> list[PartitionVie
             PartitionView(
                 id=str(number),
                 name=name,
-                segments=by_state(mine),
+                segments=count_by_state(mine),
                 rows=sum(flushed["rows"].to_pylist()),
                 bytes=sum(flushed["bytes"].to_pylist()),
             )
@@ -212,7 +212,7 @@ def _partitions(collection: Collection, segments: pa.Table) -> list[PartitionVie
 
 
 def segment_page(
-    collection: Collection, segments: pa.Table, flushed: Flushed, *, state: str, offset: int, limit: int
+    collection: CollectionInfo, segments: pa.Table, flushed: FlushProgress, *, state: str, offset: int, limit: int
 ) -> SegmentPage:
     """Segments of a collection, newest first, of one state or (state "") of all. Raises InvalidArgument."""
     if state and state not in SEGMENT_STATES:
@@ -243,7 +243,7 @@ def segment_page(
     )
 
 
-def file_page(pinned: Pinned | None, *, order: str, offset: int, limit: int) -> FilePage:
+def file_page(pinned: TableSnapshot | None, *, order: str, offset: int, limit: int) -> FilePage:
     """The live files of a table, by newest tick, size or rows, the greatest first. Raises InvalidArgument."""
     if order not in FILE_ORDERS:
         raise InvalidArgument(f"no order {order[:40]!r}: one of {', '.join(FILE_ORDERS)}")

@@ -19,11 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from millrace.base.errors import MillraceError
-from millrace.base.file_lock import reported
+from millrace.base.file_lock import is_report_live
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
-from millrace.coord.positions import known_groups
-from millrace.observe.jobs import nodes_of
+from millrace.coord.consumer_positions import read_group_positions
+from millrace.observe.jobs import node_settings
 from millrace.observe.models import Overview
 from millrace.pipelines.model.status import metrics_path
 from millrace.tables.wal.reader import WalSnapshot
@@ -52,19 +52,19 @@ class _Merged:
         yield from (family for family in self._families.values() if family.samples)
 
 
-def exposition(overview: Overview, *, host: str, jobs: Sequence[str], backlogs: bytes) -> bytes:
+def render_exposition(overview: Overview, *, host: str, jobs: Sequence[str], backlogs: bytes) -> bytes:
     """The text, from the overview, the groups' backlogs, and what append host and jobs say themselves."""
-    return merged([*jobs, host, of_overview(overview).decode(), backlogs.decode()])
+    return merge_expositions([*jobs, host, overview_metrics(overview).decode(), backlogs.decode()])
 
 
-def merged(texts: Iterable[str]) -> bytes:
+def merge_expositions(texts: Iterable[str]) -> bytes:
     """Several expositions as one."""
     registry = CollectorRegistry()
     registry.register(_Merged(family for text in texts for family in text_string_to_metric_families(text)))
     return generate_latest(registry)
 
 
-def of_overview(overview: Overview) -> bytes:
+def overview_metrics(overview: Overview) -> bytes:
     """What the read model knows by itself."""
     metrics = Metrics()
     for found in overview.findings:
@@ -91,7 +91,7 @@ def of_overview(overview: Overview) -> bytes:
 
 def job_metrics(settings: Settings) -> list[str]:
     """What the running streaming jobs report, as each left it beside its heartbeat a moment ago; and the workers of pipelines."""
-    beats = [path for each in nodes_of(settings) for path in each.own_run_path.glob("*.heartbeat.json")]
+    beats = [path for each in node_settings(settings) for path in each.node_run_path.glob("*.heartbeat.json")]
     found = [_left_by(settings, path, path.with_suffix(METRICS_SUFFIX)) for path in beats]
     return [*filter(None, found), *pipeline_metrics(settings)]
 
@@ -107,14 +107,14 @@ def _left_by(settings: Settings, heartbeat: Path, left: Path) -> str:
     """The text that a process left; "" where it does not run any more, or has left none."""
     try:
         beat = json.loads(heartbeat.read_text(encoding="utf-8"))
-        if reported(settings.run_path, int(beat["pid"]), float(beat["at"])):
+        if is_report_live(settings.run_path, int(beat["pid"]), float(beat["at"])):
             return left.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return ""
 
 
-def backlogs(settings: Settings, wal: WalSnapshot | None) -> bytes:
+def backlog_metrics(settings: Settings, wal: WalSnapshot | None) -> bytes:
     """By consumer group and PChannel the messages in the ``wal`` table behind its position."""
     metrics = Metrics()
     if wal is not None:
@@ -126,7 +126,7 @@ def backlogs(settings: Settings, wal: WalSnapshot | None) -> bytes:
 
 def _groups(settings: Settings) -> dict[str, dict[str, int]]:
     try:
-        return known_groups(settings)
+        return read_group_positions(settings)
     except MillraceError as error:
         _log.warning("where consumer groups stand cannot be told now: %s: %s", error.code, error)
         return {}

@@ -14,13 +14,13 @@ from typing import Any, Final
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import TokenFileRefused
 from millrace.base.settings import Settings
-from millrace.coord.store import Store
+from millrace.coord.catalog_store import CatalogStore
 from millrace.observe.maintenance import running_operations
-from millrace.observe.models import HealthFinding, HealthKind, JobView, PChannelView, State
+from millrace.observe.models import HealthFinding, HealthKind, HealthState, JobView, PChannelView
 from millrace.operations.registry import find_operation
 from millrace.rpc.clock import ClockView
 from millrace.runtime.launch import history as launch_history
-from millrace.tables.quality_state import standing_blocks
+from millrace.tables.quality_state import failed_critical_expectations
 
 LAGGING_SECONDS: Final = 15.0
 """A WAL that is so far behind its log is called lagging."""
@@ -28,9 +28,9 @@ FLUSH_LAGGING_SECONDS: Final = 120.0
 """Collections' tables that are so far behind the WAL are called lagging (reads see the WAL's tail meanwhile)."""
 STALLED_SECONDS: Final = 300.0
 """A flusher that has had rows to flush for so long, and brought none, stands still."""
-AHEAD_SECONDS: Final = 60.0
+CLOCK_AHEAD_SECONDS: Final = 60.0
 """Log time that is so far ahead of the wall clock means that a clock is wrong, or was."""
-DDL_SECONDS: Final = 60.0
+DDL_STUCK_SECONDS: Final = 60.0
 """A change to a collection takes less than a second; one that is under way for so long does not end by itself."""
 MAINTENANCE: Final = ("backup", "checkpoint", "compaction", "quality", "recovery")
 """Operations that run by themselves: how the newest run of each ended is a matter of health."""
@@ -47,7 +47,7 @@ _NOT_WELL: Final = {
 }
 """By job the field of its report that is false where what it found is not well, and what that means."""
 
-WHERE: Final[dict[HealthKind, str]] = {
+REMEDIES: Final[dict[HealthKind, str]] = {
     "parked": "mend the cause, or `millrace log tombstone`, then `millrace unpark`: docs/operating.md#parked-pchannels",
     "job_failed": "`millrace jobs log`, and recovery in mode diagnose: docs/operating.md#recovery",
     "job_stopped": "the DAG `streaming` (or `millrace jobs run --with-flusher`): docs/operating.md#processes",
@@ -66,7 +66,7 @@ WHERE: Final[dict[HealthKind, str]] = {
 _CRITICAL: Final[frozenset[HealthKind]] = frozenset(
     {"parked", "job_failed", "job_stopped", "flusher_stalled", "ddl_stuck", "quality_blocks"}
 )
-_STATES: Final[dict[HealthKind, State]] = {
+_STATES: Final[dict[HealthKind, HealthState]] = {
     "parked": "parked",
     "job_stopped": "stopped",
     "job_failed": "degraded",
@@ -84,30 +84,30 @@ _STATES: Final[dict[HealthKind, State]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HealthInputs:
     """What the deployment keeps beside its tables that bears on its health."""
 
-    ddl: Sequence[tuple[str, str, float]] = ()
+    running_ddl: Sequence[tuple[str, str, float]] = ()
     """Collection, kind and begin (Unix seconds; 0.0: not known) of each change that is under way."""
     blocks: Sequence[str] = ()
     newest_runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By job the newest line of the history of operations."""
-    active: Set[str] = frozenset()
+    active_jobs: Set[str] = frozenset()
     """Jobs of which a run goes on, or waits in turn."""
     tokens_refused: str = ""
     """Why the file of tokens lets nobody in; empty: it does."""
 
 
-def read_kept(settings: Settings) -> Kept:
+def read_health_inputs(settings: Settings) -> HealthInputs:
     """As it is now; makes nothing."""
     ddl: list[tuple[str, str, float]] = []
-    store = Store.to_look(settings.data_dir)
+    store = CatalogStore.open_read_only(settings.data_dir)
     if store is not None:
         with store:
-            open_ = [each for each in store.broadcasts.troubles() if each.task.open]
+            open_ = [each for each in store.broadcasts.list_unresolved() if each.task.open]
             ddl = [(each.collection, each.task.kind, each.task.at) for each in open_]
     newest: dict[str, Mapping[str, Any]] = {}
-    for line in launch_history.read(
+    for line in launch_history.read_history(
         launch_history.history_path(settings, launch_history.OPERATIONS), limit=HISTORY_LINES
     ):
         if line.get("state") != "stopped":  # a person's doing, or the system's end: it says nothing of the job
@@ -119,13 +119,13 @@ def read_kept(settings: Settings) -> Kept:
         TokenFile(settings.data_dir).tokens()
     except TokenFileRefused as error:
         refused = str(error)
-    return Kept(ddl, standing_blocks(settings), newest, active, refused)
+    return HealthInputs(ddl, failed_critical_expectations(settings), newest, active, refused)
 
 
 def findings(
     jobs: Sequence[JobView],
     channels: Sequence[PChannelView],
-    kept: Kept,
+    kept: HealthInputs,
     *,
     log_server: bool,
     clock: ClockView | None = None,
@@ -138,18 +138,18 @@ def findings(
         *_of_jobs(jobs, channels, now=now),
         *_of_ddl(kept, now=now),
         *_of_clocks(clock, channels, now=now),
-        *(finding("quality_blocks", each, f"the critical expectation {each} stands failed: nothing is removed") for each in kept.blocks),
+        *(make_finding("quality_blocks", each, f"the critical expectation {each} stands failed: nothing is removed") for each in kept.blocks),
         *_of_runs(kept, now=now),
     ]  # fmt: skip
     if kept.tokens_refused:
-        found.append(finding("tokens_refused", "tokens", kept.tokens_refused))
+        found.append(make_finding("tokens_refused", "tokens", kept.tokens_refused))
     if channels and not log_server:
-        found.append(finding("log_stopped", "log server", "the log's server does not run"))
+        found.append(make_finding("log_stopped", "log server", "the log's server does not run"))
     order = list(_STATES)
     return sorted(found, key=lambda each: order.index(each.kind))
 
 
-def state_of(found: Sequence[HealthFinding], *, empty: bool) -> tuple[State, str]:
+def overall_state(found: Sequence[HealthFinding], *, empty: bool) -> tuple[HealthState, str]:
     """The state of the whole, and why in a sentence."""
     if empty and not found:
         return "empty", "Nothing was written yet: no PChannel is there."
@@ -176,29 +176,29 @@ def state_of(found: Sequence[HealthFinding], *, empty: bool) -> tuple[State, str
     return state, f"{worst.subject}: {worst.words}{more}."
 
 
-def finding(kind: HealthKind, subject: str, words: str, *, run: str = "") -> HealthFinding:
+def make_finding(kind: HealthKind, subject: str, words: str, *, run: str = "") -> HealthFinding:
     """A finding with its severity, and where to go; `run` is the id of the run that it is about."""
     severity = "critical" if kind in _CRITICAL else "warning"
-    return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=WHERE[kind], run=run)  # type: ignore[arg-type]
+    return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=REMEDIES[kind], run=run)  # type: ignore[arg-type]
 
 
 def _of_channels(channels: Iterable[PChannelView]) -> Iterator[HealthFinding]:
     for each in channels:
         if each.parked:
             words = each.parked
-            yield finding("parked", each.name, words if words.startswith(each.name) else f"it is parked: {words}")
+            yield make_finding("parked", each.name, words if words.startswith(each.name) else f"it is parked: {words}")
         if (each.lag_seconds or 0) > LAGGING_SECONDS:
-            yield finding("lagging", each.name, f"the WAL is {each.lag_seconds:.0f} s behind the log")
+            yield make_finding("lagging", each.name, f"the WAL is {each.lag_seconds:.0f} s behind the log")
         if each.flush_lag_seconds > FLUSH_LAGGING_SECONDS:
-            yield finding("lagging", each.name, f"the tables are {each.flush_lag_seconds:.0f} s behind the WAL")
+            yield make_finding("lagging", each.name, f"the tables are {each.flush_lag_seconds:.0f} s behind the WAL")
 
 
 def _of_jobs(jobs: Sequence[JobView], channels: Sequence[PChannelView], *, now: float) -> Iterator[HealthFinding]:
     for job in jobs:
         for name, words in job.failures.items():
-            yield finding("job_failed", job.name, f"{name}: {words}")
+            yield make_finding("job_failed", job.name, f"{name}: {words}")
         if channels and job.state != "running":
-            yield finding("job_stopped", job.name, "it does not run")
+            yield make_finding("job_stopped", job.name, "it does not run")
     flusher = next((job for job in jobs if job.name == "flusher"), None)
     if flusher is None or flusher.state != "running" or flusher.at is None:
         return
@@ -210,45 +210,45 @@ def _of_jobs(jobs: Sequence[JobView], channels: Sequence[PChannelView], *, now: 
         if int(each.time_tick) > int(each.flushed_tick) and each.time is not None and now - each.time > STALLED_SECONDS
     ]
     if waiting and quiet > STALLED_SECONDS:
-        yield finding(
+        yield make_finding(
             "flusher_stalled",
             "flusher",
             f"rows of {_listed(waiting)} wait in the WAL, and it did nothing for {quiet:.0f} s",
         )
 
 
-def _of_ddl(kept: Kept, *, now: float) -> Iterator[HealthFinding]:
-    for collection, kind, begun in kept.ddl:
-        if now - begun > DDL_SECONDS:
+def _of_ddl(kept: HealthInputs, *, now: float) -> Iterator[HealthFinding]:
+    for collection, kind, begun in kept.running_ddl:
+        if now - begun > DDL_STUCK_SECONDS:
             since = f"for {now - begun:.0f} s" if begun else "since an unknown time"
-            yield finding("ddl_stuck", collection, f"{kind} is under way {since}: no other change of it can begin")
+            yield make_finding("ddl_stuck", collection, f"{kind} is under way {since}: no other change of it can begin")
 
 
 def _of_clocks(clock: ClockView | None, channels: Iterable[PChannelView], *, now: float) -> Iterator[HealthFinding]:
     if clock is not None and clock.held_since_ms is not None:
         words = f"the wall clock leapt ahead and is not believed: the log's stamps stay {-clock.ahead_seconds:.0f} s behind it"
-        yield finding("clock", "log clock", words)
+        yield make_finding("clock", "log clock", words)
     for each in channels:
         ahead = (each.time or 0.0) - now
-        if ahead > AHEAD_SECONDS:
+        if ahead > CLOCK_AHEAD_SECONDS:
             words = f"log time is {ahead:.0f} s ahead of this host's clock, and slow until that has caught up"
-            yield finding("clock", each.name, words)
+            yield make_finding("clock", each.name, words)
 
 
-def _of_runs(kept: Kept, *, now: float) -> Iterator[HealthFinding]:
+def _of_runs(kept: HealthInputs, *, now: float) -> Iterator[HealthFinding]:
     for job in MAINTENANCE:
         line = kept.newest_runs.get(job, {})
         report, name = line.get("report"), str(line.get("run_id") or "")
         error = line.get("error") if isinstance(line.get("error"), dict) else {}
         if line.get("state") in _FAILED:
             words = f"{error.get('code')}: {error.get('message')}" if error else str(line["state"])
-            retried = job in kept.active or _retry_is_due(job, line, now=now)
+            retried = job in kept.active_jobs or _retry_is_due(job, line, now=now)
             kind: HealthKind = "maintenance_retry" if retried else "maintenance_failed"
             then = ", and is tried again" if retried else ""
-            yield finding(kind, job, f"its newest run {name} failed{then}: {words[:300]}", run=name)
+            yield make_finding(kind, job, f"its newest run {name} failed{then}: {words[:300]}", run=name)
         elif job in _NOT_WELL and isinstance(report, dict) and report.get(_NOT_WELL[job][0]) is False:
             words = f"its newest run {name} says that {_NOT_WELL[job][1]}"
-            yield finding("maintenance_failed", job, words, run=name)
+            yield make_finding("maintenance_failed", job, words, run=name)
 
 
 def _retry_is_due(job: str, line: Mapping[str, Any], *, now: float) -> bool:

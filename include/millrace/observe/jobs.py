@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings
-from millrace.base.file_lock import reported
+from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
-from millrace.node.range.owning import assigned_path, read_assigned
+from millrace.node.range_loop.ownership import assigned_path, read_assigned
 from millrace.observe.models import JobView
 
 QUERIES: Final = ("streaming-node", "flusher")
 
 
-def nodes_of(settings: Settings) -> list[Settings]:
+def node_settings(settings: Settings) -> list[Settings]:
     """The settings of the process without a name, and of each node of a cluster that left files here, by name."""
     found = [replace(settings, node="")]
     for folder in sorted((settings.run_path / "nodes").glob("*")):
@@ -28,7 +28,7 @@ def nodes_of(settings: Settings) -> list[Settings]:
 
 def read_jobs(settings: Settings) -> list[JobView]:
     """Each streaming query; where several nodes run it, as one."""
-    nodes = nodes_of(settings)
+    nodes = node_settings(settings)
     return [_together([read_job(each, name) for each in nodes]) for name in QUERIES]
 
 
@@ -53,10 +53,10 @@ def _together(views: Sequence[JobView]) -> JobView:
     )
 
 
-def owners(settings: Settings) -> dict[str, str]:
+def pchannel_owners(settings: Settings) -> dict[str, str]:
     """By PChannel the node that has it, as the nodes that run say themselves; empty where none is of a cluster."""
     found: dict[str, str] = {}
-    for each in nodes_of(settings)[1:]:
+    for each in node_settings(settings)[1:]:
         job = read_job(each, QUERIES[0])
         if job.state == "running":
             words = f"{each.node} (process {job.pid})"
@@ -73,7 +73,7 @@ def read_job(settings: Settings, name: str) -> JobView:
         channels = {str(key): dict(value) for key, value in dict(progress.get("pchannels") or {}).items()}
         return JobView(
             name=name,
-            state="running" if reported(settings.run_path, pid, at) else "stopped",
+            state="running" if is_report_live(settings.run_path, pid, at) else "stopped",
             pid=pid,
             at=at,
             batches=int(progress.get("batches", 0)),
@@ -94,7 +94,7 @@ def read_job(settings: Settings, name: str) -> JobView:
 def _before_its_first_batch(settings: Settings, name: str) -> JobView:
     for beat in _beats(settings, name):
         pid, at = int(beat["pid"]), float(beat["at"])
-        if reported(settings.run_path, pid, at):
+        if is_report_live(settings.run_path, pid, at):
             doing = str(beat["queries"][name].get("message") or "")[:200]
             return JobView(name=name, state="running", pid=pid, doing=doing)
     return JobView(name=name, state="never started")
@@ -107,7 +107,7 @@ def _beat(settings: Settings, name: str, pid: int) -> dict[str, Any]:
 
 def _beats(settings: Settings, name: str) -> Iterator[dict[str, Any]]:
     """The heartbeats of drivers that have the query."""
-    for path in settings.own_run_path.glob("*.heartbeat.json"):
+    for path in settings.node_run_path.glob("*.heartbeat.json"):
         try:
             beat = json.loads(path.read_text(encoding="utf-8"))
             float(beat["at"]), int(beat["pid"])

@@ -10,21 +10,21 @@ import numpy as np
 
 from millrace.base.settings import Settings
 from millrace.observe.models import OperationRow, QualityBlock, QualityRow, QualityView, TableView
-from millrace.observe.payloads import bounded
-from millrace.observe.tables import Pinned
+from millrace.observe.payloads import truncate_value
+from millrace.observe.table_cache import TableSnapshot
 from millrace.operations.quality.results import KIND_RESULT, read_state
 from millrace.runtime.launch import history as launch_history
-from millrace.runtime.launch.folder import RUN_ID, RunFolder, operations_path, read_json
-from millrace.runtime.launch.launcher import tail
-from millrace.runtime.places import BEFORE, EXPECTED_START
+from millrace.runtime.launch.folder import RUN_ID_PATTERN, RunFolder, operations_path, read_json
+from millrace.runtime.launch.launcher import log_tail
+from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD
 
 SMALL_FILE_BYTES: Final = 16 << 20
-MOST_OPERATIONS: Final = 200
-MOST_LINES: Final = 2000
+MAX_OPERATIONS: Final = 200
+MAX_LINES_SEARCHED: Final = 2000
 """Lines of the history that are looked at for operations of one job."""
-MOST_RUNNING: Final = 100
+MAX_RUN_FOLDERS: Final = 100
 """Folders of runs that are looked at, the newest."""
-MOST_WORDS: Final = 2000
+MAX_TEXT_CHARACTERS: Final = 2000
 LOG_LINES: Final = 200
 """Lines of a run's log that its page shows."""
 
@@ -32,7 +32,7 @@ _QUALITY_TEXTS: Final = ("run_id", "table", "expectation", "column", "source", "
 _QUALITY: Final = ["at", *_QUALITY_TEXTS, "critical", "success", "elements", "unexpected"]
 
 
-def table_view(name: str, title: str, pinned: Pinned) -> TableView:
+def table_view(name: str, title: str, pinned: TableSnapshot) -> TableView:
     """A table's files by number and size."""
     sizes = pinned.sizes()
     return TableView(
@@ -50,24 +50,28 @@ def table_view(name: str, title: str, pinned: Pinned) -> TableView:
 
 def finished_operations(settings: Settings, *, job: str = "", limit: int = 50) -> list[OperationRow]:
     """The last finished operations, the newest first (of one job where it is given)."""
-    lines = launch_history.read(
-        launch_history.history_path(settings, launch_history.OPERATIONS), limit=MOST_LINES if job else limit
+    lines = launch_history.read_history(
+        launch_history.history_path(settings, launch_history.OPERATIONS), limit=MAX_LINES_SEARCHED if job else limit
     )
     return [_finished(value) for value in lines if not job or value.get("job") == job][:limit]
 
 
-def operations_of(settings: Settings, run: str) -> list[OperationRow]:
+def run_attempts(settings: Settings, run: str) -> list[OperationRow]:
     """The attempts of one run, by the id that its Airflow task shows, the newest first: the running one too."""
     history = launch_history.history_path(settings, launch_history.OPERATIONS)
-    ended = [_finished(value) for value in launch_history.read(history, limit=MOST_LINES) if value.get("run_id") == run]
+    ended = [
+        _finished(value)
+        for value in launch_history.read_history(history, limit=MAX_LINES_SEARCHED)
+        if value.get("run_id") == run
+    ]
     return [*(each for each in running_operations(settings) if each.run_id == run), *ended]
 
 
-def log_of(settings: Settings, run: str) -> str:
+def run_log(settings: Settings, run: str) -> str:
     """The last lines of a run's log; empty where there is none (any more)."""
-    if RUN_ID.fullmatch(run) is None:
+    if RUN_ID_PATTERN.fullmatch(run) is None:
         return ""
-    return tail(RunFolder(settings, run).log, lines=LOG_LINES)
+    return log_tail(RunFolder(settings, run).log, lines=LOG_LINES)
 
 
 def _finished(value: Mapping[str, Any]) -> OperationRow:
@@ -78,9 +82,11 @@ def _finished(value: Mapping[str, Any]) -> OperationRow:
         run_id=str(value.get("run_id") or "")[:250],
         state=str(value.get("state") or "?")[:40],
         attempt=value["attempt"] if isinstance(value.get("attempt"), int) else 1,
-        started=seconds(value.get("started_at")),
-        ended=seconds(value.get("ended_at")),
-        words=f"{error.get('code', '')}: {error.get('message', '')}"[:MOST_WORDS] if isinstance(error, dict) else "",
+        started=unix_seconds(value.get("started_at")),
+        ended=unix_seconds(value.get("ended_at")),
+        words=f"{error.get('code', '')}: {error.get('message', '')}"[:MAX_TEXT_CHARACTERS]
+        if isinstance(error, dict)
+        else "",
         params=_object(value.get("params")),
         report=_object(value.get("report")),
     )
@@ -93,8 +99,8 @@ def running_operations(settings: Settings) -> list[OperationRow]:
     except OSError:
         return []
     found = []
-    for path in runs[:MOST_RUNNING]:
-        if RUN_ID.fullmatch(path.name) is None:
+    for path in runs[:MAX_RUN_FOLDERS]:
+        if RUN_ID_PATTERN.fullmatch(path.name) is None:
             continue
         run = RunFolder(settings, path.name)
         if not run.is_locked():
@@ -102,19 +108,19 @@ def running_operations(settings: Settings) -> list[OperationRow]:
         asked, progress = read_json(run.params) or {}, read_json(run.progress) or {}
         done = progress.get("done")
         figures = dict(progress.get("figures") or {})
-        before, expected = figures.pop(BEFORE, None), figures.pop(EXPECTED_START, None)
+        before, expected = figures.pop(JOBS_AHEAD, None), figures.pop(EXPECTED_START, None)
         found.append(
             OperationRow(
                 job=str(asked.get("job") or "?")[:80],
                 run_id=path.name,
                 state="running" if before is None else "waiting",
                 attempt=asked["attempt"] if isinstance(asked.get("attempt"), int) else 1,
-                started=seconds(asked.get("started_at") or asked.get("at")),
+                started=unix_seconds(asked.get("started_at") or asked.get("at")),
                 ended=None,
-                words=str(progress.get("words") or "")[:MOST_WORDS],
+                words=str(progress.get("words") or "")[:MAX_TEXT_CHARACTERS],
                 done=float(done) if isinstance(done, int | float) else None,
                 before=before,
-                expected_start=seconds(expected),
+                expected_start=unix_seconds(expected),
                 params=_object(asked.get("params")),
                 report=_object(figures),
             )
@@ -123,11 +129,11 @@ def running_operations(settings: Settings) -> list[OperationRow]:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    shown, _ = bounded(value if isinstance(value, dict) else {})
+    shown, _ = truncate_value(value if isinstance(value, dict) else {})
     return dict(shown)
 
 
-def seconds(value: Any) -> float | None:
+def unix_seconds(value: Any) -> float | None:
     """A moment as Unix seconds: a number, ISO 8601, or a datetime; None for anything else."""
     if isinstance(value, datetime):
         return value.timestamp()
@@ -139,7 +145,7 @@ def seconds(value: Any) -> float | None:
         return None
 
 
-def quality_view(settings: Settings, pinned: Pinned | None, *, limit: int) -> QualityView:
+def quality_view(settings: Settings, pinned: TableSnapshot | None, *, limit: int) -> QualityView:
     """The results of the newest runs and what they block (not whether there are Data Docs); empty where no check ran yet."""
     if pinned is None:
         return QualityView(present=False, rows=[], blocks=[], docs=False)
@@ -149,15 +155,15 @@ def quality_view(settings: Settings, pinned: Pinned | None, *, limit: int) -> Qu
             table=each.table,
             expectation=each.expectation,
             run_id=each.run_id,
-            at=seconds(each.at),
-            words=each.words[:MOST_WORDS],
+            at=unix_seconds(each.at),
+            words=each.words[:MAX_TEXT_CHARACTERS],
         )
         for each in read_state(settings).blocks
     ]
     return QualityView(present=True, rows=_quality_rows(pinned, limit), blocks=blocks, docs=False)
 
 
-def _quality_rows(pinned: Pinned, limit: int) -> list[QualityRow]:
+def _quality_rows(pinned: TableSnapshot, limit: int) -> list[QualityRow]:
     """The newest results: of the newest files, until there are enough."""
     files = sorted(
         (
@@ -181,10 +187,10 @@ def _quality_rows(pinned: Pinned, limit: int) -> list[QualityRow]:
 
 
 def _quality_row(row: dict[str, Any]) -> QualityRow:
-    texts = {name: str(row[name] or "")[:MOST_WORDS] for name in _QUALITY_TEXTS}
+    texts = {name: str(row[name] or "")[:MAX_TEXT_CHARACTERS] for name in _QUALITY_TEXTS}
     return QualityRow(
         **texts,
-        at=seconds(row["at"]),
+        at=unix_seconds(row["at"]),
         critical=bool(row["critical"]),
         success=bool(row["success"]),
         elements=row["elements"] or 0,

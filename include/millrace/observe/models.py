@@ -16,16 +16,16 @@ from millrace.message.types import OnDuplicate
 from millrace.wal.schema import RowKind
 from millrace.wal.visible.catalog import SegmentState
 
-Big = Annotated[str, BeforeValidator(str)]
+Int64String = Annotated[str, BeforeValidator(str)]
 """A 64-bit number as a decimal string."""
-State = Literal["healthy", "lagging", "degraded", "parked", "stopped", "empty"]
+HealthState = Literal["healthy", "lagging", "degraded", "parked", "stopped", "empty"]
 HealthKind = Literal[
     "parked", "job_failed", "job_stopped", "log_stopped", "lagging", "flusher_stalled", "ddl_stuck", "quality_blocks",
     "maintenance_failed", "maintenance_retry", "clock", "tokens_refused",
 ]  # fmt: skip
 
 
-class View(BaseModel):
+class BaseView(BaseModel):
     """Root of the answers."""
 
     model_config = ConfigDict(frozen=True)
@@ -38,7 +38,7 @@ class View(BaseModel):
         return {name: tick_physical_ms(tick) / 1000 for name, tick in ticks.items() if tick} | values
 
 
-class HealthFinding(View):
+class HealthFinding(BaseView):
     """One thing that is not as it should be."""
 
     severity: Literal["critical", "warning"]
@@ -52,7 +52,7 @@ class HealthFinding(View):
     """The id of the run that it is about, whose log says more; empty: it is about no run."""
 
 
-class JobView(View):
+class JobView(BaseView):
     """A streaming query, by its progress file."""
 
     name: str
@@ -75,14 +75,14 @@ class JobView(View):
     """How long it is in its present micro-batch."""
 
 
-class PChannelView(View):
+class PChannelView(BaseView):
     """One PChannel: who works on it, and how far it is."""
 
     name: str
     owner: str | None
     """The streaming node that has it; None where none runs."""
     term: int
-    time_tick: Big
+    time_tick: Int64String
     """The last committed one."""
     time: float | None
     """Its moment."""
@@ -93,7 +93,7 @@ class PChannelView(View):
     """Age of the oldest log entry that the WAL lacks; 0 where it lacks none; None where the log cannot be asked."""
     messages: int
     rejections: int
-    flushed_tick: Big
+    flushed_tick: Int64String
     flushed_time: float | None
     flush_lag_seconds: float
     """How far the collections' tables are behind the WAL."""
@@ -104,7 +104,7 @@ class PChannelView(View):
     parked: str | None
 
 
-class Totals(View):
+class OverviewTotals(BaseView):
     """Over all PChannels."""
 
     messages: int
@@ -124,24 +124,24 @@ class Totals(View):
     """How old the newest row of the last micro-batch was when it could be read."""
 
 
-class Overview(View):
+class Overview(BaseView):
     """The state of the whole, now."""
 
     at: float
-    state: State
+    state: HealthState
     words: str
     """Why it is that state, in a sentence."""
     log_server: bool
     jobs: list[JobView]
     pchannels: list[PChannelView]
-    totals: Totals
+    totals: OverviewTotals
     findings: list[HealthFinding]
     """Everything that is not as it should be, the worst first."""
     problems: list[str]
     """The findings, a line each."""
 
 
-class Series(View):
+class Series(BaseView):
     """One line of a chart: a value (None: nothing known) for each bucket."""
 
     name: str
@@ -150,7 +150,7 @@ class Series(View):
     values: list[float | None]
 
 
-class HistoryView(View):
+class HistoryView(BaseView):
     """Charts over the last `seconds`, in buckets of `step` seconds; the first bucket begins at `start`."""
 
     start: float
@@ -159,10 +159,10 @@ class HistoryView(View):
     series: list[Series]
 
 
-class CollectionRow(View):
+class CollectionRow(BaseView):
     """A collection in the list."""
 
-    id: Big
+    id: Int64String
     name: str
     state: CollectionState
     fields: int
@@ -176,11 +176,11 @@ class CollectionRow(View):
     segments: dict[str, int]
     """Segments by state."""
     growing_rows: int
-    flushed_tick: Big
+    flushed_tick: Int64String
     flushed_time: float | None = None
 
 
-class FieldView(View):
+class FieldView(BaseView):
     """A field of a collection."""
 
     name: str
@@ -191,19 +191,19 @@ class FieldView(View):
     since_version: int
 
 
-class VChannelView(View):
+class VChannelView(BaseView):
     """A VChannel of a collection, and how far it is flushed."""
 
     name: str
     pchannel: str
-    flushed_tick: Big
+    flushed_tick: Int64String
     flushed_time: float | None
 
 
-class PartitionView(View):
+class PartitionView(BaseView):
     """A partition of a collection, with its flushed segments' rows and payload bytes."""
 
-    id: Big
+    id: Int64String
     name: str
     segments: dict[str, int]
     rows: int
@@ -222,43 +222,43 @@ class CollectionView(CollectionRow):
     vchannel_list: list[VChannelView]
     table_path: str
     table_version: int | None
-    base_tick: Big
+    base_tick: Int64String
     """Reads before it are not possible; 0: all of history can be read."""
     base_time: float | None = None
 
 
-class SegmentView(View):
+class SegmentView(BaseView):
     """A segment in its newest state; of one that grows, what is in it so far."""
 
     pchannel: str
     vchannel: str
     partition: str
-    segment_id: Big
+    segment_id: Int64String
     state: SegmentState
     rows: int
     bytes: int
     policy: str
-    merged_into: Big
+    merged_into: Int64String
     """The segment that compaction joined it to; 0: none."""
     created: float
     since: float
 
 
-class FileView(View):
+class FileView(BaseView):
     """A file of a collection's table."""
 
     path: str
     rows: int
     bytes: int
     partition: str
-    min_tick: Big
-    max_tick: Big
+    min_tick: Int64String
+    max_tick: Int64String
     modified: float
     min_time: float | None = None
     max_time: float | None = None
 
 
-class Page(View):
+class Page(BaseView):
     """A part of a list that is ordered and paged by number."""
 
     total: int
@@ -278,11 +278,11 @@ class FilePage(Page):
     items: list[FileView]
 
 
-class Sample(View):
+class RowSample(BaseView):
     """Some of a collection's rows at a time tick."""
 
     collection: str
-    tick: Big
+    tick: Int64String
     time: float
     columns: list[str]
     types: list[str]
@@ -290,7 +290,7 @@ class Sample(View):
     note: str = ""
 
 
-class MessageRow(View):
+class MessageRow(BaseView):
     """A row of the WAL without its payload."""
 
     id: str
@@ -298,20 +298,20 @@ class MessageRow(View):
     kind: RowKind
     type: str
     vchannel: str
-    time_tick: Big
+    time_tick: Int64String
     time: float
     """The log's append stamp."""
     term: int
-    collection_id: Big
+    collection_id: Int64String
     collection: str | None
-    partition_id: Big
-    segment_id: Big
+    partition_id: Int64String
+    segment_id: Int64String
     schema_version: int
     rows: int
-    txn_id: Big
-    producer_id: Big
+    txn_id: Int64String
+    producer_id: Int64String
     epoch: int
-    sequence: Big
+    sequence: Int64String
     last_confirmed: str
     reason: str | None = None
     detail: str | None = None
@@ -327,7 +327,7 @@ class MessageView(MessageRow):
     """Whether only the beginning of it is shown."""
 
 
-class Search(View):
+class Search(BaseView):
     """A page of a search, newest first."""
 
     version: int | None
@@ -346,10 +346,10 @@ class RejectionSearch(Search):
     """All reasons there can be."""
 
 
-class TransactionRow(View):
+class TransactionRow(BaseView):
     """A transaction that is open or ended."""
 
-    txn_id: Big
+    txn_id: Int64String
     pchannel: str
     vchannel: str
     collection: str | None
@@ -357,7 +357,7 @@ class TransactionRow(View):
     begin: float | None
     ended: float | None
     end_id: str | None
-    end_tick: Big = "0"
+    end_tick: Int64String = "0"
     bytes: int | None = None
     detail: str | None = None
     expires: float | None = None
@@ -370,15 +370,15 @@ class TransactionSearch(Search):
     items: list[TransactionRow]
 
 
-class CheckpointView(View):
+class CheckpointView(BaseView):
     """A PChannel's checkpoints, and what of its log they would let go."""
 
     pchannel: str
     term: int
     wal_position: str | None
-    wal_tick: Big
+    wal_tick: Int64String
     wal_time: float | None
-    flush_tick: Big
+    flush_tick: Int64String
     flush_time: float | None
     confirmed: str
     written: float | None
@@ -397,7 +397,7 @@ class CheckpointView(View):
     """What keeps the log from being freed further."""
 
 
-class CheckpointsView(View):
+class CheckpointsView(BaseView):
     """Checkpoints of all PChannels, and the newest versions of their table."""
 
     checkpoints: list[CheckpointView]
@@ -407,7 +407,7 @@ class CheckpointsView(View):
     history: list[CommitView]
 
 
-class CommitView(View):
+class CommitView(BaseView):
     """A commit of a Delta table."""
 
     version: int
@@ -417,7 +417,7 @@ class CommitView(View):
     removed: int | None
 
 
-class TableView(View):
+class TableView(BaseView):
     """A Delta table's health."""
 
     name: str
@@ -432,7 +432,7 @@ class TableView(View):
     median: int
 
 
-class OperationRow(View):
+class OperationRow(BaseView):
     """An operation that runs, or ran."""
 
     job: str
@@ -452,7 +452,7 @@ class OperationRow(View):
     report: dict[str, Any] = {}
 
 
-class MaintenanceView(View):
+class MaintenanceView(BaseView):
     """The tables' health; operations that run, and that ran."""
 
     tables: list[TableView]
@@ -463,7 +463,7 @@ class MaintenanceView(View):
     """The last lines of the run's log, if one run was asked for."""
 
 
-class QualityRow(View):
+class QualityRow(BaseView):
     """The result of one expectation in one run."""
 
     at: float | None
@@ -482,7 +482,7 @@ class QualityRow(View):
     error: str
 
 
-class QualityBlock(View):
+class QualityBlock(BaseView):
     """A critical expectation that failed: truncation and vacuum of its table wait."""
 
     id: str
@@ -493,7 +493,7 @@ class QualityBlock(View):
     words: str
 
 
-class QualityView(View):
+class QualityView(BaseView):
     """Results of the data-quality checks, and what they hold back."""
 
     present: bool

@@ -14,40 +14,40 @@ from millrace.base.errors import MillraceError
 from millrace.message.bodies import parse_body
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import BRINGS_ROWS, DML, MessageType
+from millrace.message.types import DML, ROW_CARRYING_TYPES, MessageType
 
-MOST_ROWS: Final = 50
-MOST_CHARACTERS: Final = 2000
+MAX_ROWS_SHOWN: Final = 50
+MAX_CHARACTERS: Final = 2000
 """Of one text or binary value."""
-MOST_ITEMS: Final = 100
+MAX_ITEMS: Final = 100
 """Of one list or object."""
-MOST_PAYLOAD: Final = 64 << 20
+MAX_PAYLOAD_BYTES: Final = 64 << 20
 """A larger payload is not decoded for a page."""
 
 
-def payload(
-    kind: str, schemas: Sequence[CollectionSchema], version: int, data: bytes, *, rows: int = MOST_ROWS
+def payload_view(
+    kind: str, schemas: Sequence[CollectionSchema], version: int, data: bytes, *, rows: int = MAX_ROWS_SHOWN
 ) -> tuple[Any, bool]:
     """What `data` of a message type says, and whether that is only its beginning. What cannot be read is ``{"error": ...}``."""
     if not data:
         return None, False
-    if len(data) > MOST_PAYLOAD:
+    if len(data) > MAX_PAYLOAD_BYTES:
         return {"error": f"{len(data):,} bytes are too many to be shown here"}, True
     try:
         number = MessageType[kind]
         if number not in DML:
-            return bounded(parse_body(number, data))
+            return truncate_value(parse_body(number, data))
         if not 1 <= version <= len(schemas):
             return {"error": f"no schema version {version} of this collection is known here"}, False
         schema = schemas[version - 1]
-        found = decode_rows(data, schema.arrow() if number in BRINGS_ROWS else schema.key_arrow())
-        shown, cut = table_rows(found.slice(0, rows))
+        found = decode_rows(data, schema.arrow() if number in ROW_CARRYING_TYPES else schema.key_arrow())
+        shown, cut = row_objects(found.slice(0, rows))
         return shown, cut or found.num_rows > rows
     except (MillraceError, KeyError, ValueError) as error:
         return {"error": str(error) or type(error).__name__, "hex": data[:256].hex()}, len(data) > 256
 
 
-def table_rows(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], bool]:
+def row_objects(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], bool]:
     """Rows as objects with bounded values."""
     shown, cuts = [], False
     try:
@@ -55,7 +55,7 @@ def table_rows(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], b
     except OverflowError:
         found = [{name: _beyond(rows[name][place]) for name in rows.schema.names} for place in range(rows.num_rows)]
     for each in found:
-        value, cut = bounded(each)
+        value, cut = truncate_value(each)
         shown.append(value)
         cuts |= cut
     return shown, cuts
@@ -73,15 +73,15 @@ def _beyond(value: pa.Scalar) -> Any:
         return value.cast(pa.utf8()).as_py()
 
 
-def bounded(value: Any) -> tuple[Any, bool]:
+def truncate_value(value: Any) -> tuple[Any, bool]:
     """`value` as JSON has it, with long texts and lists cut; and whether any was."""
     if isinstance(value, CollectionSchema):
         value = value.to_json()
     if isinstance(value, bytes):
-        text = base64.b64encode(value[:MOST_CHARACTERS]).decode()
-        return text, len(value) > MOST_CHARACTERS
+        text = base64.b64encode(value[:MAX_CHARACTERS]).decode()
+        return text, len(value) > MAX_CHARACTERS
     if isinstance(value, str):
-        return (value, False) if len(value) <= MOST_CHARACTERS else (value[:MOST_CHARACTERS] + "…", True)
+        return (value, False) if len(value) <= MAX_CHARACTERS else (value[:MAX_CHARACTERS] + "…", True)
     if isinstance(value, datetime | date):
         return value.isoformat(), False
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1 << 53:
@@ -89,13 +89,13 @@ def bounded(value: Any) -> tuple[Any, bool]:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value), False  # JSON has no such number
     if isinstance(value, Mapping):
-        pairs = [(str(key), bounded(each)) for key, each in list(value.items())[:MOST_ITEMS]]
-        return {key: each for key, (each, _) in pairs}, len(value) > MOST_ITEMS or any(cut for _, (_, cut) in pairs)
+        pairs = [(str(key), truncate_value(each)) for key, each in list(value.items())[:MAX_ITEMS]]
+        return {key: each for key, (each, _) in pairs}, len(value) > MAX_ITEMS or any(cut for _, (_, cut) in pairs)
     if isinstance(value, list | tuple | set | frozenset):
-        items = [bounded(each) for each in list(value)[:MOST_ITEMS]]
-        return [each for each, _ in items], len(value) > MOST_ITEMS or any(cut for _, cut in items)
+        items = [truncate_value(each) for each in list(value)[:MAX_ITEMS]]
+        return [each for each, _ in items], len(value) > MAX_ITEMS or any(cut for _, cut in items)
     if value is None or isinstance(value, bool | int | float):
         return value, False
     if hasattr(value, "to_json"):
-        return bounded(value.to_json())
+        return truncate_value(value.to_json())
     return str(value), False

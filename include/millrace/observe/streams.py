@@ -11,12 +11,12 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.streams.running.status import StreamStatus, statuses
 
-MOST: Final = 500
+MAX_STREAMS: Final = 500
 """Streams that are shown: beyond it a page is no graph any more."""
 _RUNNING: Final = "running"
 
 
-class TableRow(BaseModel):
+class StreamEndpoint(BaseModel):
     """What streams read or write: a collection, a Delta table, a topic, a function."""
 
     id: str
@@ -28,7 +28,7 @@ class StreamsView(BaseModel):
     """All declared streams by name, and the tables between them."""
 
     streams: list[StreamStatus]
-    tables: list[TableRow]
+    tables: list[StreamEndpoint]
     levels: dict[str, int]
     """By table's id, or stream's name behind ``stream:``: how many steps it is from a table that no stream writes."""
     more: int = 0
@@ -38,15 +38,15 @@ class StreamsView(BaseModel):
 def streams_view(settings: Settings) -> StreamsView:
     """Raises InvalidStream where a declaration cannot be read."""
     found = statuses(settings)
-    rows = found[:MOST]
+    rows = found[:MAX_STREAMS]
     ids = dict.fromkeys(name for each in rows for name in (*each.reads, *each.writes))
-    tables = [TableRow(id=each, kind=each.partition(":")[0], name=each.partition(":")[2]) for each in ids]
-    edges = [(name, node_of(each)) for each in rows for name in each.reads]
-    edges += [(node_of(each), name) for each in rows for name in each.writes]
+    tables = [StreamEndpoint(id=each, kind=each.partition(":")[0], name=each.partition(":")[2]) for each in ids]
+    edges = [(name, stream_node(each)) for each in rows for name in each.reads]
+    edges += [(stream_node(each), name) for each in rows for name in each.writes]
     return StreamsView(streams=rows, tables=tables, levels=levels(edges), more=len(found) - len(rows))
 
 
-def node_of(stream: StreamStatus) -> str:
+def stream_node(stream: StreamStatus) -> str:
     """The stream's name among the levels: no table has it."""
     return f"stream:{stream.name}"
 
@@ -84,7 +84,7 @@ def levels(edges: Iterable[tuple[str, str]]) -> dict[str, int]:
     return found
 
 
-def of_streams(view: StreamsView) -> str:
+def stream_metrics(view: StreamsView) -> str:
     """What the read model knows of them by itself, as metrics: a stream that does not run says nothing."""
     metrics = Metrics()
     for each in view.streams:

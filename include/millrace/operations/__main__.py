@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import MillraceError
 from millrace.operations.entry import main
 from millrace.operations.registry import find_operation

@@ -19,14 +19,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from millrace.base.data_folder import claim, private
+from millrace.base.data_folder import prepare_data_folder, restrict_umask
 from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.operations.operation import Operation, OperationParams, OperationReport
-from millrace.runtime.places import place
-from millrace.runtime.priority import stand_behind
+from millrace.runtime.priority import lower_priority
 from millrace.runtime.progress import Progress
+from millrace.runtime.spark_slots import spark_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
     """Run `operation` as a process's whole work, as its command line says; the exit code."""
     arguments = _parser(operation).parse_args(argv)
-    private()
+    restrict_umask()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         chosen = operation.params.parse(json.loads(arguments.params))
-        report = perform(operation, Settings.load(), chosen, Progress(arguments.progress))
+        report = run_in_process(operation, Settings.load(), chosen, Progress(arguments.progress))
     except (MillraceError, json.JSONDecodeError) as error:
         logging.getLogger(__name__).exception("failed")
         code = error.code if isinstance(error, MillraceError) else "INVALID_ARGUMENT"
@@ -61,11 +61,13 @@ def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def perform(operation: Operation, settings: Settings, params: OperationParams, progress: Progress) -> OperationReport:
+def run_in_process(
+    operation: Operation, settings: Settings, params: OperationParams, progress: Progress
+) -> OperationReport:
     """Do it in this process, with a Spark session where it needs one."""
-    claim(settings.data_dir)
-    if operation.stands_behind:
-        stand_behind()
+    prepare_data_folder(settings.data_dir)
+    if operation.low_priority:
+        lower_priority()
     if not operation.needs_spark:
         return operation.load()(settings, params, progress)
     with spark_session(operation.name, settings, progress) as spark:
@@ -74,11 +76,11 @@ def perform(operation: Operation, settings: Settings, params: OperationParams, p
 
 @contextmanager
 def spark_session(name: str, settings: Settings, progress: Progress) -> Iterator[SparkSession]:
-    """A session for the operation `name`, in its turn: there are only so many at once (millrace.runtime.places)."""
+    """A session for the operation `name`, in its turn: there are only so many at once (millrace.runtime.spark_slots)."""
     from millrace.runtime.spark_session import session
 
-    with place(settings, name, progress):
-        progress.say("starting Spark")
+    with spark_slot(settings, name, progress):
+        progress.update("starting Spark")
         spark = session(f"millrace-{name}", settings=settings)
         try:
             yield spark

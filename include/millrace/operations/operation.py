@@ -20,7 +20,7 @@ from millrace.base.errors import InvalidArgument
 from millrace.message.ids import resolve_tick
 from millrace.pipelines.model.part import problems_of
 
-MOMENT_PATTERN: Final = (
+TIME_PATTERN: Final = (
     r"^(|\d{1,19}|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
     r"([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?(Z|[+-]\d{2}:?\d{2})?)?)$"
 )
@@ -36,7 +36,7 @@ def _moment(text: str) -> str:
     return text
 
 
-Moment: TypeAlias = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"pattern": MOMENT_PATTERN})]
+TimeParam: TypeAlias = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"pattern": TIME_PATTERN})]
 """When: a time tick in digits, or a moment in ISO 8601 (without a zone: UTC); "" for none."""
 
 
@@ -55,16 +55,16 @@ class OperationParams(BaseModel):
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
-            raise InvalidArgument(cls.faults(error, value)) from None
+            raise InvalidArgument(cls.describe_errors(error, value)) from None
 
     @classmethod
-    def faults(cls, error: ValidationError, value: Mapping[str, Any], *, but: Collection[str] = ()) -> str:
+    def describe_errors(cls, error: ValidationError, value: Mapping[str, Any], *, ignore: Collection[str] = ()) -> str:
         """What is wrong with `value`, field by field, without faults of the kinds `but`; empty: nothing else."""
         known = f"is no parameter; there are {', '.join(cls.model_fields)}"
         return "; ".join(
             f"{each.field or 'parameters'}: {known if each.kind == 'extra_forbidden' else each.message}"
             for each in problems_of(error, value)
-            if each.kind not in but
+            if each.kind not in ignore
         )
 
 
@@ -74,7 +74,7 @@ class OperationReport(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     @property
-    def holds(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether all is well; where it is not, the command ends with exit code 3."""
         return True
 
@@ -82,7 +82,7 @@ class OperationReport(BaseModel):
         return self.model_dump(mode="json")
 
 
-Run: TypeAlias = Callable[..., OperationReport]
+OperationFunction: TypeAlias = Callable[..., OperationReport]
 """``run(settings, params, progress)``, or ``run(spark, settings, params, progress)`` of an operation that needs Spark."""
 
 
@@ -95,12 +95,12 @@ class Operation:
     summary: str
     """What it does, in a line."""
     params: type[OperationParams]
-    run: str | Run
+    run: str | OperationFunction
     """``module:function``, imported when it runs; or the function where its module is light."""
     example: str = ""
     """Options of a call of its command, as the command's help shows it."""
     needs_spark: bool = False
-    stands_behind: bool = False
+    low_priority: bool = False
     """It may wait, what streams may not: its process has a lower priority."""
     role: Role = Role.OPERATE
     """The least role that may start it."""
@@ -110,7 +110,7 @@ class Operation:
     """Of the DAG; without any it is the operation's name."""
     retries: int = 3
     """Of each task of its DAG, where the error's class lets it (millrace_airflow.defaults.FaultClassPolicy)."""
-    of_the_run: tuple[str, ...] = ()
+    set_by_dag: tuple[str, ...] = ()
     """Parameters that the DAG gives to its runs, which its form therefore does not ask for."""
     title: str = ""
     """What its button in the UI says; without one the UI does not start it."""
@@ -120,7 +120,7 @@ class Operation:
     """Whether a run can change or remove what is stored."""
 
     def __post_init__(self) -> None:
-        unknown = set(self.of_the_run) - self.params.model_fields.keys()
+        unknown = set(self.set_by_dag) - self.params.model_fields.keys()
         if not self.name.isidentifier() or unknown:
             raise InvalidArgument(
                 f"operation {self.name!r}: a Python name, and no parameters but its own: {sorted(unknown)}"
@@ -130,26 +130,26 @@ class Operation:
     def dag_id(self) -> str:
         return self.dag or self.name
 
-    def load(self) -> Run:
+    def load(self) -> OperationFunction:
         """The function that does it."""
         if not isinstance(self.run, str):
             return self.run
         module, _, function = self.run.partition(":")
-        found: Run = getattr(import_module(module), function)
+        found: OperationFunction = getattr(import_module(module), function)
         return found
 
-    def trigger_faults(self, conf: Mapping[str, Any]) -> str:
+    def trigger_errors(self, conf: Mapping[str, Any]) -> str:
         """What is wrong with the parameters that somebody triggers its DAG with; empty: nothing that can be told before it runs.
 
         Parameters that the DAG gives to its runs may be missing, and others have defaults in the form: Airflow asks for them.
         """
-        if strange := [name for name in conf if name not in self.params.model_fields or name in self.of_the_run]:
-            known = ", ".join(name for name in self.params.model_fields if name not in self.of_the_run)
+        if strange := [name for name in conf if name not in self.params.model_fields or name in self.set_by_dag]:
+            known = ", ".join(name for name in self.params.model_fields if name not in self.set_by_dag)
             return "; ".join(
                 f"{name}: is no parameter of {self.dag_id}; there are {known or 'none'}" for name in strange
             )
         try:
             self.params.model_validate(dict(conf))
         except ValidationError as error:
-            return self.params.faults(error, conf, but=("missing",))
+            return self.params.describe_errors(error, conf, ignore=("missing",))
         return ""

@@ -15,17 +15,17 @@ from importlib.util import find_spec
 from typing import Final
 
 import millrace.operations
-from millrace.base.entry_points import registered
+from millrace.base.entry_points import load_entry_points
 from millrace.base.errors import InvalidArgument
 from millrace.operations.operation import Operation
-from millrace.runtime.launch.command import Job, job_file, module_job
+from millrace.runtime.launch.command import JobSpec, module_job, script_job
 
 GROUP: Final = "millrace.operations"
 
 
 def operations() -> dict[str, Operation]:
     """Every operation by name. Raises InvalidArgument where two have one name, InvalidSettings (an entry point is wrong)."""
-    return _by_name([*_built_in().values(), *registered(GROUP, Operation)])
+    return _by_name([*_built_in().values(), *load_entry_points(GROUP, Operation)])
 
 
 def find_operation(name: str) -> Operation:
@@ -37,11 +37,11 @@ def find_operation(name: str) -> Operation:
     return known[name]
 
 
-def find_job(name: str) -> Job:
+def find_job(name: str) -> JobSpec:
     """What a launcher starts as `name`: an operation, or a file of jobs/. Raises InvalidArgument that names those there are."""
     if name in _built_in() or name in (known := operations()):
         return module_job(name, "millrace.operations", name)
-    return job_file(name, others=known)
+    return script_job(name, others=known)
 
 
 def _built_in() -> dict[str, Operation]:

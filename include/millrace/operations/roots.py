@@ -14,15 +14,15 @@ from typing import Final
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
-from millrace.runtime.launch.process import RUN_FOLDER
+from millrace.runtime.launch.process import RUN_FOLDER_VARIABLE
 
 INBOX: Final = "inbox"
 """Folder in the data folder that loads may read where the setting names none."""
 
 
-def asked_through_a_form() -> bool:
+def started_by_launcher() -> bool:
     """Whether a launcher started this process, for somebody who need not have its rights."""
-    return RUN_FOLDER in os.environ
+    return RUN_FOLDER_VARIABLE in os.environ
 
 
 def load_roots(settings: Settings) -> list[Path]:
@@ -44,7 +44,7 @@ def check_within(path: str, roots: Sequence[Path], *, setting: str, asked: str =
     place = Path(path)
     written = ".." not in place.parts and "\0" not in path
     inside = written and any(place.is_relative_to(each) for root in roots for each in (root, root.resolve()))
-    if inside and root_of(place, roots) is not None:
+    if inside and containing_root(place, roots) is not None:
         return
     known = ", ".join(map(str, roots)) or "none yet"
     raise InvalidArgument(
@@ -53,7 +53,7 @@ def check_within(path: str, roots: Sequence[Path], *, setting: str, asked: str =
     )
 
 
-def root_of(path: Path, roots: Sequence[Path]) -> Path | None:
+def containing_root(path: Path, roots: Sequence[Path]) -> Path | None:
     """The folder among `roots`, resolved, that `path` lies in once links are resolved; None: none of them."""
     found = path.resolve()
     return next((root.resolve() for root in roots if found.is_relative_to(root.resolve())), None)

@@ -24,7 +24,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class AssignmentUpdate:
     """What is so as of `version`: everything (`whole`), or what changed since the version that was asked for."""
 
     version: int
@@ -33,14 +33,14 @@ class Update:
 
 
 class AssignmentSource(Protocol):
-    def since(self, version: int) -> Update:
+    def since(self, version: int) -> AssignmentUpdate:
         """What changed behind `version`. Raises RevisionCompacted."""
         ...
 
-    def all(self) -> Update: ...
+    def all(self) -> AssignmentUpdate: ...
 
 
-class Assignments:
+class AssignmentCache:
     """One follower's copy. :meth:`step` brings it up to date; it never goes back."""
 
     def __init__(self, source: AssignmentSource) -> None:
@@ -49,7 +49,7 @@ class Assignments:
         self._known: dict[tuple[str, str], Assignment] = {}
         self._stale: dict[tuple[str, str], int] = {}
 
-    def step(self) -> None:
+    def refresh(self) -> None:
         """Ask for what changed. Raises what the source does, RevisionCompacted aside."""
         try:
             update = self._source.all() if self.version < 0 else self._source.since(self.version)
@@ -57,7 +57,7 @@ class Assignments:
             update = self._source.all()
         self._take(update)
 
-    def _take(self, update: Update) -> None:
+    def _take(self, update: AssignmentUpdate) -> None:
         if update.version < self.version:
             return  # a slow answer, overtaken by a later one
         if update.whole:
@@ -66,7 +66,7 @@ class Assignments:
             self._known[each.pchannel, each.role] = each
         self.version = update.version
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Ask for everything in the next step: what is known may not be so any more, and nobody would say so."""
         self.version = -1
 
@@ -77,7 +77,7 @@ class Assignments:
             return None
         return found
 
-    def stale(self, assignment: Assignment) -> None:
+    def mark_stale(self, assignment: Assignment) -> None:
         """Its node does not serve that term any more: only a newer term counts from now on."""
         key = assignment.pchannel, assignment.role
         self._stale[key] = max(assignment.term, self._stale.get(key, 0))

@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import DataFolderCopied, LogBusy, LogUnavailable
-from millrace.base.file_lock import HeldFile, held, is_held, read_held
+from millrace.base.file_lock import LockedFile, exclusive_lock, is_locked, read_locked_file
 from millrace.base.files import make_folder
 from millrace.base.package import ROOT
-from millrace.base.process import has_open_files, look, this_process
+from millrace.base.process import current_process, find_process, has_open_files
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.wire import error_from_bytes
 
@@ -34,7 +34,7 @@ OUTPUT_FILE: Final = "server.log"
 STARTUP_ERROR: Final = "millrace-log-server cannot start: "
 """Begins the line by which a server that cannot start tells its starter the typed error."""
 
-ELSEWHERE: Final = 0
+REMOTE_PID: Final = 0
 """The process id of a server on another host."""
 
 _POLL: Final = 0.01
@@ -58,22 +58,22 @@ class ServerRecord:
     """Whether the server holds `server.json` itself; servers of earlier builds hold `server.lock` alone."""
 
     @classmethod
-    def elsewhere(cls, address: str, token: str, *, roots: str = "", tls_name: str = "") -> ServerRecord:
+    def remote(cls, address: str, token: str, *, roots: str = "", tls_name: str = "") -> ServerRecord:
         """A server on another host, of which only this is known: it cannot be looked up, started or watched from here."""
-        return cls(address, ELSEWHERE, 0.0, "", token, roots, tls_name)
+        return cls(address, REMOTE_PID, 0.0, "", token, roots, tls_name)
 
     @classmethod
     def of_this_process(cls, address: str) -> ServerRecord:
         """A record of this process with a new instance id and token."""
-        me = this_process()
-        return cls(address, me.pid, me.since_boot, secrets.token_hex(8), secrets.token_urlsafe(32), holds=True)
+        me = current_process()
+        return cls(address, me.pid, me.seconds_since_boot, secrets.token_hex(8), secrets.token_urlsafe(32), holds=True)
 
     def alive(self) -> bool:
         """Whether that very process still runs; of a server on another host that is not known, and assumed."""
-        if self.pid == ELSEWHERE:
+        if self.pid == REMOTE_PID:
             return True
-        found = look(self.pid)
-        return found is not None and abs(found.since_boot - self.started) < _SAME_START
+        found = find_process(self.pid)
+        return found is not None and abs(found.seconds_since_boot - self.started) < _SAME_START
 
 
 class Liveness:
@@ -82,7 +82,7 @@ class Liveness:
     def __init__(self, record: ServerRecord) -> None:
         self._record = record
         self._descriptor = -1
-        if record.pid == ELSEWHERE:
+        if record.pid == REMOTE_PID:
             return
         try:
             self._descriptor = os.pidfd_open(record.pid)
@@ -91,7 +91,7 @@ class Liveness:
         if not record.alive():
             self.close()  # the descriptor may be another process's that got the id
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process runs. A zombie does not."""
         descriptor = self._descriptor
         if descriptor < 0:
@@ -107,9 +107,9 @@ class Liveness:
             os.close(descriptor)
 
 
-def write_record(folder: Path, record: ServerRecord) -> HeldFile:
+def write_record(folder: Path, record: ServerRecord) -> LockedFile:
     """Publish `record` for as long as the answer lives, readable by the owner alone. The caller holds `server.lock`."""
-    return HeldFile(folder / RECORD_FILE, asdict(record))
+    return LockedFile(folder / RECORD_FILE, asdict(record))
 
 
 def read_record(folder: Path) -> ServerRecord | None:
@@ -120,7 +120,7 @@ def read_record(folder: Path) -> ServerRecord | None:
 def _read(folder: Path) -> tuple[ServerRecord | None, bool]:
     """The record, and whether a process holds it."""
     try:
-        data, held_now = read_held(folder / RECORD_FILE)
+        data, held_now = read_locked_file(folder / RECORD_FILE)
         document = json.loads(data)
         record = ServerRecord(
             address=str(document["address"]),
@@ -137,7 +137,7 @@ def _read(folder: Path) -> tuple[ServerRecord | None, bool]:
     return record, held_now
 
 
-def running(folder: Path) -> ServerRecord | None:
+def running_server(folder: Path) -> ServerRecord | None:
     """The record of the server that runs for `folder`; None where none does.
 
     Raises DataFolderCopied where the record names a living process that serves another folder: the one that this is a copy of.
@@ -146,7 +146,7 @@ def running(folder: Path) -> ServerRecord | None:
         record, proven = _read(folder)
         if record is None or not record.alive():
             return None
-        if proven or (not record.holds and is_held(folder / LOCK_FILE)):
+        if proven or (not record.holds and is_locked(folder / LOCK_FILE)):
             return record
         if _read(folder)[0] != record:
             continue  # it ended in order meanwhile, or another one began
@@ -165,11 +165,11 @@ def await_record(folder: Path, *, seconds: float) -> ServerRecord | None:
     Where one holds it and `server.json` is missing, waits up to `seconds` until the server has written it again. Raises LogBusy if it
     has not, DataFolderCopied. Starts nothing and makes nothing.
     """
-    if (found := running(folder)) is not None or not is_held(folder / LOCK_FILE):
+    if (found := running_server(folder)) is not None or not is_locked(folder / LOCK_FILE):
         return found
-    if (found := until(lambda: running(folder), Deadline.after(seconds), every=_POLL)) is None and is_held(
-        folder / LOCK_FILE
-    ):
+    if (
+        found := poll_until(lambda: running_server(folder), Deadline.after(seconds), interval=_POLL)
+    ) is None and is_locked(folder / LOCK_FILE):
         raise LogBusy(
             f"a process holds {folder / LOCK_FILE}, but {RECORD_FILE} does not say which: find it (fuser {folder / LOCK_FILE}) and end it"
         )
@@ -182,12 +182,12 @@ def remove_record(folder: Path, record: ServerRecord) -> None:
         (folder / RECORD_FILE).unlink(missing_ok=True)
 
 
-def locate(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunch | None = None) -> ServerRecord:
+def find_or_start(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunch | None = None) -> ServerRecord:
     """The record of the living server of `folder`; where there is none, starts one or, without `start`, raises LogUnavailable.
 
     Raises what kept a started server from running (LogCorrupted, ...); DataFolderCopied.
     """
-    record = running(folder)
+    record = running_server(folder)
     if record is not None:
         return record
     if not start:
@@ -195,8 +195,8 @@ def locate(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunc
             f"no log server runs for {folder}: start it with python -m millrace.log.server.main --data {folder}"
         )
     make_folder(folder)
-    with held(folder / STARTING_FILE, deadline=deadline):
-        record = running(folder)
+    with exclusive_lock(folder / STARTING_FILE, deadline=deadline):
+        record = running_server(folder)
         if record is not None:
             return record
         return _start(folder, deadline=deadline, launch=launch or ServerLaunch())
@@ -208,10 +208,10 @@ def _start(folder: Path, *, deadline: Deadline, launch: ServerLaunch) -> ServerR
         offset = file.tell()
     pid = _spawn(folder, output, launch)
     while True:
-        record = running(folder)
+        record = running_server(folder)
         if record is not None:
             return record
-        if look(pid) is None:
+        if find_process(pid) is None:
             raise _startup_failure(output, offset)
         if not deadline.pause(_POLL):
             raise LogUnavailable(f"the log server (process {pid}) is not up yet; it writes to {output}")

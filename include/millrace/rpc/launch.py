@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from millrace.base.log_backends import backend_of, in_own_folder
+from millrace.base.log_backends import backend_of, is_in_data_folder
 from millrace.base.settings import Settings
 from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 APPEND_HOST: Final = "millrace.node.append.server:append_extension"
 """What a log server is given as --extension to host the append role: the one call upward, by name."""
-CLUSTER_APPEND_HOST: Final = "millrace.node.cluster.elsewhere:append_extension"
+CLUSTER_APPEND_HOST: Final = "millrace.node.cluster.append_router:append_extension"
 """The same where nodes of a cluster may have the append role: it knows who does."""
-SHARED_APPEND_HOST: Final = "millrace.node.cluster.own_log:append_extension"
+SHARED_APPEND_HOST: Final = "millrace.node.cluster.single_node:append_extension"
 """The same where none may, and the catalog lies in a meta store."""
 
 
@@ -62,7 +62,7 @@ class ServerLaunch:
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 
-LAUNCH: Final = ServerLaunch(extensions=(APPEND_HOST,))
+DEFAULT_LAUNCH: Final = ServerLaunch(extensions=(APPEND_HOST,))
 """How whoever may start the log's server must start it: with the append host in it. Of a deployment: launch_of."""
 
 
@@ -80,7 +80,7 @@ def _idle_timeout(settings: Settings) -> float | None:
 
 def launch_of(settings: Settings) -> ServerLaunch:
     """How the log's server of a deployment is started: over the backend of the setting `log`, with the append host in it."""
-    embedded = in_own_folder(settings.log)
+    embedded = is_in_data_folder(settings.log)
     given: dict[str, str] = {}
     if embedded:
         given |= {"segment_bytes": str(settings.log_file_bytes), "clock_leap": str(settings.log_clock_leap)}
@@ -88,7 +88,7 @@ def launch_of(settings: Settings) -> ServerLaunch:
     if embedded or settings.max_entry_bytes != DEFAULT_MAX_ENTRY_BYTES:
         given["max_entry_bytes"] = str(settings.max_entry_bytes)
     return replace(
-        LAUNCH,
+        DEFAULT_LAUNCH,
         host=settings.log_host,
         port=settings.log_port,
         idle_timeout=_idle_timeout(settings),

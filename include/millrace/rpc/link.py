@@ -24,7 +24,7 @@ from millrace.rpc.discovery import Liveness, ServerRecord
 from millrace.rpc.wire import (
     AUTHORIZATION,
     VALUE_SCHEMA,
-    NotTaken,
+    NotAccepted,
     ack_from_bytes,
     from_json,
     to_json,
@@ -81,7 +81,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._closed.wait(_TICK):
             for number, (deadline, cancel) in list(self._guards.items()):
-                if deadline.over() and number in self._guards:
+                if deadline.expired() and number in self._guards:
                     self._guards.pop(number, None)
                     cancel()
 
@@ -91,14 +91,14 @@ class ExchangeStream:
 
     def __init__(self, link: Link, command: dict[str, Any]) -> None:
         self.link = link
-        self.over = False
+        self.ended = False
         """Whether the stream itself ended, so that it is of no more use."""
         try:
             self._writer, self._reader = link.client.do_exchange(
                 flight.FlightDescriptor.for_command(to_json(command)), link.options(None)
             )
         except CONNECTION_FAILURES as error:
-            raise lost(error, sent=False) from error
+            raise call_error(error, sent=False) from error
         self._begun = False
         link.opened(self)
 
@@ -115,8 +115,8 @@ class ExchangeStream:
                 else:
                     self._writer.write_with_metadata(batch, pa.py_buffer(metadata))
             except CONNECTION_FAILURES as error:
-                self.over = True
-                raise lost(error, sent=self._begun) from error
+                self.ended = True
+                raise call_error(error, sent=self._begun) from error
 
     def answer(self, *, deadline: Deadline) -> flight.FlightStreamChunk:
         """The next answer, by `deadline`. Raises ConnectionLost, or the typed error that ended the stream."""
@@ -124,12 +124,12 @@ class ExchangeStream:
             try:
                 return self._reader.read_chunk()
             except CONNECTION_FAILURES as error:
-                self.over = True
-                raise lost(error) from error
+                self.ended = True
+                raise call_error(error) from error
 
     def cancel(self) -> None:
         """Break the stream: whoever waits on it, in whatever thread, gets ConnectionLost."""
-        self.over = True
+        self.ended = True
         self._reader.cancel()
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Link:
 
     def check(self) -> None:
         """Raise ConnectionLost(sent=False) where the server's process is gone: nothing is sent in vain, nothing in doubt."""
-        if not self._server.lives():
+        if not self._server.is_alive():
             raise ConnectionLost(f"the log server (process {self.record.pid}) is gone", sent=False)
 
     def act(self, name: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Link:
             results = list(self.client.do_action(flight.Action(name, to_json(request)), self.options(timeout)))
             return from_json(results[0].body.to_pybytes()) if results else {}
         except CONNECTION_FAILURES as error:
-            raise lost(error) from error
+            raise call_error(error) from error
 
     def get(self, request: dict[str, Any], *, timeout: float) -> tuple[list[pa.RecordBatch], dict[str, Any]]:
         """One DoGet: its batches and the metadata of the last. Raises its typed error or ConnectionLost."""
@@ -219,7 +219,7 @@ class Link:
             reader = self.client.do_get(flight.Ticket(to_json(request)), self.options(timeout))
             schema, first = reader.schema, next(reader, None)
         except CONNECTION_FAILURES as error:
-            raise lost(error) from error
+            raise call_error(error) from error
         if first is None:
             raise ConnectionLost("the log server answered a read with nothing")
 
@@ -232,7 +232,7 @@ class Link:
                 ended = True
             except CONNECTION_FAILURES as error:
                 ended = True
-                raise lost(error) from error
+                raise call_error(error) from error
             finally:
                 if not ended:
                     reader.cancel()
@@ -253,7 +253,7 @@ class Link:
             yield stream
             keep = True
         except MillraceError:
-            keep = not stream.over
+            keep = not stream.ended
             raise
         finally:
             with self._lock:
@@ -291,7 +291,7 @@ def _tls(record: ServerRecord) -> dict[str, Any]:
     return trusted
 
 
-def lost(error: BaseException, *, sent: bool = True) -> MillraceError | ConnectionLost:
+def call_error(error: BaseException, *, sent: bool = True) -> MillraceError | ConnectionLost:
     """The typed error that a failed call carries, else ConnectionLost."""
     typed = typed_error(error)
     if typed is not None:
@@ -307,7 +307,7 @@ __all__ = [
     "ConnectionLost",
     "ExchangeStream",
     "Link",
-    "NotTaken",
+    "NotAccepted",
     "Watchdog",
-    "lost",
+    "call_error",
 ]

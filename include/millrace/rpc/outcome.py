@@ -89,7 +89,7 @@ class AppendOutcome:
         ticks = self.column("time_tick")
         return int(ticks.max()) if len(ticks) else 0
 
-    def judged(self) -> Iterator[AppendResult | AppendRejected]:
+    def message_outcomes(self) -> Iterator[AppendResult | AppendRejected]:
         """Each message's result or rejection, in order; a duplicate gives what the first one came to."""
         for row in self.rows.to_pylist():
             yield _judged(row)
@@ -97,7 +97,7 @@ class AppendOutcome:
     def results(self) -> list[AppendResult]:
         """Each message's result, in order. Raises the first rejection among them as AppendRejected."""
         found: list[AppendResult] = []
-        for each in self.judged():
+        for each in self.message_outcomes():
             if isinstance(each, AppendRejected):
                 raise each
             found.append(each)

@@ -19,17 +19,17 @@ from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.backoff import jittered
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable
-from millrace.base.pauses import jittered
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, VerifyReport
+from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Connector, as_values
 from millrace.rpc.clock import ClockView
-from millrace.rpc.discovery import ServerRecord, locate, running
+from millrace.rpc.discovery import ServerRecord, find_or_start, running_server
 from millrace.rpc.launch import ServerLaunch
-from millrace.rpc.link import AppendStream, ConnectionLost, Link, NotTaken, Watchdog
-from millrace.rpc.pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, Connector, Pipeline, as_values
+from millrace.rpc.link import AppendStream, ConnectionLost, Link, NotAccepted, Watchdog
 from millrace.rpc.wire import DEFAULT_DEADLINE, log_id, optional_log_id
 
 _PAUSE: Final = 0.02
@@ -40,7 +40,7 @@ _LEAST: Final = 0.05
 _T = TypeVar("_T")
 
 
-class RemoteLogService(Closing):
+class RemoteLogService(Closeable):
     """A LogService whose log lives in another process. Thread-safe."""
 
     def __init__(
@@ -98,7 +98,7 @@ class RemoteLogService(Closing):
             raise InvalidArgument(
                 f"{address!r} is no address of a log server: write grpc://host:port or grpc+tls://host:port"
             )
-        record = ServerRecord.elsewhere(address, token, roots=str(roots), tls_name=tls_name)
+        record = ServerRecord.remote(address, token, roots=str(roots), tls_name=tls_name)
         service = cls(Path(), start=False, deadline=deadline, launch=ServerLaunch(), elsewhere=record)
         service.link(Deadline.after(deadline))
         return service
@@ -164,7 +164,7 @@ class RemoteLogService(Closing):
         cached = self._link
         if cached is not None:
             self.drop_link(cached)
-        record = running(self._folder)
+        record = running_server(self._folder)
         if record is None:
             return
         link = Link(record, self._watchdog)
@@ -200,12 +200,12 @@ class RemoteLogService(Closing):
                     raise LogUnavailable("this log service is closed: connect again")
                 if self._link is not None:
                     return self._link
-                record = self._elsewhere or locate(
+                record = self._elsewhere or find_or_start(
                     self._folder, start=self._start, deadline=deadline, launch=self._launch
                 )
                 link = Link(record, self._watchdog)
                 try:
-                    stopping = link.act("ping", {}, timeout=deadline.left(least=0.1))["stopping"]
+                    stopping = link.act("ping", {}, timeout=deadline.remaining(minimum=0.1))["stopping"]
                     reason = "it is stopping"
                 except ConnectionLost as error:
                     stopping, reason = True, str(error)
@@ -223,7 +223,7 @@ class RemoteLogService(Closing):
                 self._link = None
         link.close()
 
-    def repeated(self, call: Callable[[Link, Deadline], _T], *, seconds: float) -> _T:
+    def call_with_retry(self, call: Callable[[Link, Deadline], _T], *, seconds: float) -> _T:
         """`call(link, deadline)`, repeated on new connections while it fails on its way, for `seconds` at the most."""
         deadline = Deadline.after(seconds)
         while True:
@@ -236,28 +236,29 @@ class RemoteLogService(Closing):
                 if not deadline.pause(jittered(_PAUSE)):
                     raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
 
-    def sent_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
+    def call_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
         """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
-        return sent_once(self, call, seconds=seconds, what=what)
+        return call_once(self, call, seconds=seconds, what=what)
 
-    def moved(self) -> None:
+    def rediscover(self) -> None:
         """There is one server: it is asked again (the protocol Connector)."""
 
     def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        return self.repeated(
-            lambda link, deadline: link.act(name, request, timeout=deadline.left(least=_LEAST)), seconds=self.deadline
+        return self.call_with_retry(
+            lambda link, deadline: link.act(name, request, timeout=deadline.remaining(minimum=_LEAST)),
+            seconds=self.deadline,
         )
 
     def _once(self, name: str, request: dict[str, Any]) -> None:
         what = f"whether {name} of {request['pchannel']} took place is unknown"
-        self.sent_once(
-            lambda link, deadline: link.act(name, request, timeout=deadline.left(least=_LEAST)),
+        self.call_once(
+            lambda link, deadline: link.act(name, request, timeout=deadline.remaining(minimum=_LEAST)),
             seconds=self.deadline,
             what=what,
         )
 
 
-def sent_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
+def call_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
     """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
     deadline = Deadline.after(seconds)
     while True:
@@ -265,13 +266,13 @@ def sent_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, sec
         try:
             link.check()
             return call(link, deadline)
-        except (ConnectionLost, NotTaken) as error:
+        except (ConnectionLost, NotAccepted) as error:
             connector.drop_link(link)
             if isinstance(error, ConnectionLost) and error.sent:
                 raise LogUnavailable(
                     f"{what}: the connection to the log server broke before its answer ({error})"
                 ) from error
-            if deadline.over():
+            if deadline.expired():
                 raise LogUnavailable(f"{what}: not done, no log server took it within {seconds:.1f} s") from error
 
 
@@ -304,17 +305,19 @@ class RemoteLog:
                 stream.send(array, deadline=deadline)
                 return stream.receive(deadline=deadline)
 
-        return self._service.sent_once(
+        return self._service.call_once(
             send, seconds=self._service.deadline, what="whether this batch is in the log is unknown"
         )
 
-    def pipeline(self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES) -> Pipeline[Sequence[LogId]]:
+    def pipeline(
+        self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES
+    ) -> AppendPipeline[Sequence[LogId]]:
         """Several appends in flight at once, in order, at most so many of so many bytes together."""
 
         def stream(link: Link) -> AppendStream:
             return AppendStream(link, self.pchannel, pipelined=True)
 
-        return Pipeline(self._service, stream, appends=appends, bytes=bytes)
+        return AppendPipeline(self._service, stream, appends=appends, bytes=bytes)
 
     def read(
         self,
@@ -330,7 +333,7 @@ class RemoteLog:
         """
         waited_until = Deadline.after(timeout)
         while True:
-            wait = waited_until.left()
+            wait = waited_until.remaining()
             request = {
                 "pchannel": self.pchannel,
                 "position": position,
@@ -338,8 +341,8 @@ class RemoteLog:
                 "max_bytes": max_bytes,
                 "timeout": wait,
             }
-            batches, metadata = self._service.repeated(
-                lambda link, deadline, request=request: link.get(request, timeout=deadline.left(least=_LEAST)),  # type: ignore[misc]
+            batches, metadata = self._service.call_with_retry(
+                lambda link, deadline, request=request: link.get(request, timeout=deadline.remaining(minimum=_LEAST)),  # type: ignore[misc]
                 seconds=self._service.deadline + wait,
             )
             rows = [batch for batch in batches if batch.num_rows]
@@ -370,8 +373,10 @@ class RemoteLog:
     def verify(self, *, seconds: float = 3600.0) -> VerifyReport:
         """Scan every checksum of the log, which may take `seconds`. Raises LogUnavailable beyond."""
 
-        found = self._service.repeated(
-            lambda link, deadline: link.act("verify", {"pchannel": self.pchannel}, timeout=deadline.left(least=_LEAST)),
+        found = self._service.call_with_retry(
+            lambda link, deadline: link.act(
+                "verify", {"pchannel": self.pchannel}, timeout=deadline.remaining(minimum=_LEAST)
+            ),
             seconds=seconds,
         )
         return VerifyReport(**found | {"first_bad": optional_log_id(found["first_bad"])})

@@ -18,20 +18,20 @@ if TYPE_CHECKING:  # a producer, which selects nothing, does without
 
 _ORDER: Final = re.compile(r"(`(?:[^`]|``)+`|\S+?)(?:\s+(asc|desc))?", re.IGNORECASE)
 
-Names: TypeAlias = str | Sequence[str]
+ColumnNames: TypeAlias = str | Sequence[str]
 """Names as a list, or as text with commas between them."""
 
 
-class Selecting(TypedDict, total=False):
+class SelectionOptions(TypedDict, total=False):
     """What of a collection's rows is wanted, as people write it."""
 
-    columns: Names | None
+    columns: ColumnNames | None
     where: str | None
     limit: int | None
-    order_by: Names | None
+    order_by: ColumnNames | None
 
 
-class ReadOptions(Selecting, total=False):
+class ReadOptions(SelectionOptions, total=False):
     """What reads take: the moment, what of the rows, and how many seconds to wait for the tables."""
 
     at: Moment | None
@@ -51,10 +51,10 @@ class Selection:
     def of(
         cls,
         *,
-        columns: Names | None = None,
+        columns: ColumnNames | None = None,
         where: str | None = None,
         limit: int | None = None,
-        order_by: Names | None = None,
+        order_by: ColumnNames | None = None,
     ) -> Self:
         """As people write it: ``order_by=["price desc", "id"]``. Raises InvalidArgument for what is no selection."""
         if where is not None and not isinstance(where, str):
@@ -63,10 +63,10 @@ class Selection:
             )
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit is a number of rows from 0 on, not {limit!r}")
-        chosen = None if columns is None else tuple(names(columns))
+        chosen = None if columns is None else tuple(name_list(columns))
         if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
             raise InvalidArgument(f"columns are one or more, each once, not {', '.join(chosen) or 'none'}")
-        made = cls(chosen, where, limit, tuple(map(_ordered, names(order_by or ()))))
+        made = cls(chosen, where, limit, tuple(map(_ordered, name_list(order_by or ()))))
         _ = made.condition
         return made
 
@@ -88,9 +88,9 @@ class Selection:
     @property
     def condition(self) -> Condition | None:
         """`where`, understood. Raises InvalidArgument."""
-        from millrace.base.predicate.language import condition
+        from millrace.base.predicate.language import parse_condition
 
-        return None if self.where is None else condition(self.where)
+        return None if self.where is None else parse_condition(self.where)
 
     def names(self, schema: pa.Schema) -> list[str]:
         """The columns to give, in their order. Raises InvalidArgument for one that is not there."""
@@ -100,25 +100,25 @@ class Selection:
         return schema.names if self.columns is None else list(self.columns)
 
     @property
-    def used(self) -> set[str]:
+    def referenced_columns(self) -> set[str]:
         """The columns that `where` and `order_by` look at."""
-        from millrace.base.predicate.language import columns
+        from millrace.base.predicate.language import column_names
 
         found = self.condition
-        return {*(name for name, _ in self.order_by), *(() if found is None else columns(found))}
+        return {*(name for name, _ in self.order_by), *(() if found is None else column_names(found))}
 
     def expression(self, schema: pa.Schema) -> pc.Expression | None:
         """`where` over these columns. Raises InvalidArgument where it does not fit them."""
-        from millrace.base.predicate.arrow import expression
+        from millrace.base.predicate.arrow import compile_condition
 
         found = self.condition
-        return None if found is None else expression(found, schema)
+        return None if found is None else compile_condition(found, schema)
 
 
-EVERYTHING: Final = Selection()
+ALL_ROWS: Final = Selection()
 
 
-def names(given: Names) -> list[str]:
+def name_list(given: ColumnNames) -> list[str]:
     """Names as a list. Raises InvalidArgument."""
     if isinstance(given, str):
         given = [each.strip() for each in given.split(",") if each.strip()]

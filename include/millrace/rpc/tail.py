@@ -12,7 +12,7 @@ from millrace.wal.schema import ROW_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
-class Tailed:
+class TailBatch:
     """Messages (ROW_SCHEMA, in tick order) behind the asked tick, and the tick up to which they are all there is."""
 
     batches: list[pa.RecordBatch]
@@ -50,13 +50,13 @@ def wire_schema(names: Sequence[str]) -> pa.Schema:
     return pa.schema([TAIL_SCHEMA.field(name) for name in names])
 
 
-def wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+def to_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch of ROW_SCHEMA, or of some of its columns, as TAIL_SCHEMA has them."""
     columns = [each.dictionary_decode() if isinstance(each, pa.DictionaryArray) else each for each in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=wire_schema(batch.schema.names))
 
 
-def tailed_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+def from_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch from the wire as ROW_SCHEMA has its columns again."""
     schema = pa.schema([ROW_SCHEMA.field(name) for name in batch.schema.names])
     arrays = [

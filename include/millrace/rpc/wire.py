@@ -41,11 +41,11 @@ _NOT_TAKEN: Final = 3
 _ACK: Final = struct.Struct("<BQqq")
 
 
-class NotTaken(Exception):
+class NotAccepted(Exception):
     """The server is stopping and took nothing of this append: it can be sent again elsewhere without doubt."""
 
 
-def sound(batch: pa.RecordBatch) -> bool:
+def is_valid_batch(batch: pa.RecordBatch) -> bool:
     """Whether a batch from the wire holds what its lengths and offsets say, which Flight takes as they come: before this was
     asked nothing may be read of it, not even its size."""
     try:
@@ -71,7 +71,7 @@ def from_json(data: bytes) -> dict[str, Any]:
     return document
 
 
-def number(request: dict[str, Any], key: str, default: float) -> float:
+def request_number(request: dict[str, Any], key: str, default: float) -> float:
     """A number of a request, 0 or more. Raises InvalidArgument."""
     value = request.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
@@ -156,7 +156,7 @@ def ack_to_bytes(ids: Sequence[LogId]) -> bytes:
 
 def failure_to_bytes(error: BaseException) -> bytes:
     """An append's failure, in place of its ids."""
-    if isinstance(error, NotTaken):
+    if isinstance(error, NotAccepted):
         return _ACK.pack(_NOT_TAKEN, 0, 0, 0)
     return _ACK.pack(_FAILED, 0, 0, 0) + error_to_bytes(error)
 
@@ -170,5 +170,5 @@ def ack_from_bytes(data: bytes) -> Sequence[LogId]:
         flat = struct.unpack_from(f"<{2 * count}q", data, _ACK.size)
         return [LogId(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
     if status == _NOT_TAKEN:
-        raise NotTaken
+        raise NotAccepted
     raise error_from_bytes(data[_ACK.size :])

@@ -22,7 +22,7 @@ class JobFailed(MillraceError):
     """A process of ours ended before it was ready, or with an error; the message names its log file."""
 
 
-class Job:
+class ChildProcess:
     """A running child with its output in `log_file`."""
 
     def __init__(self, command: Sequence[str], *, log_file: Path, env: Mapping[str, str]) -> None:

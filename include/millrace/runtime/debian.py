@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 
-def installer(*, timeout: float = 600) -> Installer | None:
+def apt_installer(*, timeout: float = 600) -> AptInstaller | None:
     """What installs packages here; None where this user may not, or there is no apt-get."""
     apt = shutil.which("apt-get")
     if apt is None:
@@ -19,10 +19,10 @@ def installer(*, timeout: float = 600) -> Installer | None:
         if sudo is None or subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode != 0:
             return None
         prefix = [sudo, "-n"]
-    return Installer([*prefix, "env", "DEBIAN_FRONTEND=noninteractive", apt, "-q", "-y"], timeout)
+    return AptInstaller([*prefix, "env", "DEBIAN_FRONTEND=noninteractive", apt, "-q", "-y"], timeout)
 
 
-class Installer:
+class AptInstaller:
     """apt-get, quiet and without questions. What it says goes to standard error."""
 
     def __init__(self, command: list[str], timeout: float) -> None:

@@ -18,18 +18,18 @@ from typing import Any, Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
 
-EVERY_SECONDS: Final = 2.0
+INTERVAL_SECONDS: Final = 2.0
 _JAVA_OBJECT: Final = re.compile(r"\b(?:[\w$]+\.)+[\w$]+@[0-9a-f]+\b")
 
 
 def heartbeat_path(settings: Settings, app_name: str) -> Path:
     """The heartbeat file of a job."""
-    return settings.own_run_path / f"{app_name}.heartbeat.json"
+    return settings.node_run_path / f"{app_name}.heartbeat.json"
 
 
 @dataclass(slots=True)
@@ -62,19 +62,19 @@ class Heartbeat:
         self._clock = clock
         self._last = 0.0
         self._looks: dict[str, _Look] = {}
-        self._reporter = Reporter(settings.run_path)
+        self._reporter = ProcessRegistration(settings.run_path)
 
     def __call__(self, queries: Sequence[StreamingQuery]) -> None:
         now = self._clock()
         passed = now - self._last
-        if passed < EVERY_SECONDS:
+        if passed < INTERVAL_SECONDS:
             return
         first, self._last = self._last == 0.0, now
         found = {query.name: self._query(query, now, 0.0 if first else passed) for query in queries}
         written = {"pid": os.getpid(), "at": now, "spark_ui": self._spark_ui, "queries": found}
         replace_json(self._path, written)
         if self._metrics is not None:
-            self._metrics.leave(self._path.with_suffix(METRICS_SUFFIX))
+            self._metrics.write_textfile(self._path.with_suffix(METRICS_SUFFIX))
         if self._progress is not None:
             replace_json(self._progress, self._in_words(found, now))
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millrace.base.deadline import Deadline
-from millrace.base.digests import sha256_of
+from millrace.base.digests import sha256_file
 from millrace.base.errors import DeadlineExceeded, InvalidSettings, MillraceError
-from millrace.base.file_lock import held
+from millrace.base.file_lock import exclusive_lock
 from millrace.runtime.java import find_java
 
 _PORTION: Final = 32
@@ -41,7 +41,7 @@ class Jar(NamedTuple):
         return f"{self.name}-{self.version}.jar"
 
 
-def fetched(
+def fetch_jars(
     jars: Sequence[Jar], folder: Path, *, what: str, ivy_settings: str = "", deadline: float = 300
 ) -> list[str]:
     """Paths of `jars` in `folder`, in their order; fetches them first where the folder lacks one. `what` names them in errors.
@@ -55,7 +55,7 @@ def fetched(
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.parent / f"{folder.name}.lock"
         busy = DeadlineExceeded(f"another process holds {lock} and fetches {what}; try again")
-        with held(lock, deadline=end, busy=busy):
+        with exclusive_lock(lock, deadline=end, busy=busy):
             if not all(path.is_file() for path in paths):
                 _fetch(jars, folder, what, ivy_settings, end)
     return [str(path) for path in paths]
@@ -81,7 +81,7 @@ def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end:
             command += ["-confs", "default", "-ivy", str(module), "-types", "jar", "bundle"]
             command += ["-retrieve", f"{staging}/jars/[artifact]-[revision].[ext]"]
             command += ["-settings", ivy_settings] if ivy_settings else []
-            left = end.left(least=1.0)
+            left = end.remaining(minimum=1.0)
             done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
             return (done.stdout + done.stderr)[-2000:]
 
@@ -114,7 +114,7 @@ def _ivy_module(jars: Sequence[Jar]) -> str:
 def _verify(path: Path, jar: Jar, output: str) -> None:
     if not path.is_file():
         raise InvalidSettings(f"{jar.file_name} could not be fetched from Maven Central:\n{output}")
-    digest = sha256_of(path)
+    digest = sha256_file(path)
     if digest != jar.sha256:
         raise InvalidSettings(f"{jar.file_name} has another SHA-256 ({digest}) than the pinned one; it is not used")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.base.errors import InvalidSettings
-from millrace.runtime.debian import installer
+from millrace.runtime.debian import apt_installer
 
 SUPPORTED: Final = (17, 21)
 PACKAGES: Final = tuple(f"openjdk-{version}-jre-headless" for version in SUPPORTED)
@@ -77,7 +77,7 @@ def install_java(*, timeout: float = 600) -> bool:
 
     A package that is installed already is left at its version: other programs may be running on it.
     """
-    apt = installer(timeout=timeout)
+    apt = apt_installer(timeout=timeout)
     if apt is None:
         return False
     apt.update()

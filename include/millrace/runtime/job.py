@@ -18,13 +18,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.base import errors
-from millrace.base.data_folder import claim, private
+from millrace.base.data_folder import prepare_data_folder, restrict_umask
 from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.runtime.heartbeat import Heartbeat
-from millrace.runtime.queries import await_queries, started, stop_on_signals, write_started
+from millrace.runtime.queries import await_queries, start_with_retries, stop_on_signals, write_started
 from millrace.runtime.spark_session import session
 
 _OURS: Final = re.compile(r"millrace(?:\.\w+)+\.(\w+): (.*)")
@@ -58,8 +58,8 @@ def run(
     available_now: bool,
     result: Path | None = None,
     progress: Path | None = None,
-    begun: Callable[[], None] = lambda: None,
-    ended: Callable[[], None] = lambda: None,
+    on_started: Callable[[], None] = lambda: None,
+    on_stopped: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `queries` in one driver until SIGTERM, SIGINT or the first failure; `begun` is called when all of them run, `ended` when
     none does any more.
@@ -67,7 +67,7 @@ def run(
     With `available_now` each runs to its end before the next starts: a later one reads what an earlier one wrote. `result`
     gets, last, ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the words of the heartbeat.
     """
-    private()
+    restrict_umask()
     stop = stop_on_signals()
     asked = threading.Event()
     try:
@@ -78,11 +78,11 @@ def run(
             progress=progress,
             stop=stop,
             asked=asked,
-            around=(begun, ended),
+            around=(on_started, on_stopped),
         )
     except BaseException as error:
         if result is not None:
-            replace_json(result, {"ok": False, "error": describe(error)})
+            replace_json(result, {"ok": False, "error": error_json(error)})
         raise
     if result is not None:
         replace_json(result, {"ok": True, "stopped": asked.is_set(), "report": {}})
@@ -101,7 +101,7 @@ def _run(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     settings = Settings.load()
-    claim(settings.data_dir)
+    prepare_data_folder(settings.data_dir)
     metrics = Metrics()
     server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
     spark = session(app_name, settings=settings, light_jvm=True)
@@ -112,13 +112,15 @@ def _run(
         around[0]()
 
     def start(turn: Sequence[StartQuery], place: int) -> StreamingQuery:
-        return started(partial(turn[place], spark, settings=settings, metrics=metrics, available_now=available_now))
+        return start_with_retries(
+            partial(turn[place], spark, settings=settings, metrics=metrics, available_now=available_now)
+        )
 
     try:
         for turn in [[query] for query in queries] if available_now else [queries]:
             running = [start(turn, place) for place in range(len(turn))]
             begun = None if available_now else say_begun
-            await_queries(running, stop=stop, beat=beat, restart=partial(start, turn), begun=begun)
+            await_queries(running, stop=stop, heartbeat=beat, restart=partial(start, turn), on_started=begun)
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
     finally:
@@ -128,7 +130,7 @@ def _run(
             server.close()
 
 
-def describe(error: BaseException) -> dict[str, Any]:
+def error_json(error: BaseException) -> dict[str, Any]:
     """An error as the result file has it. What failed in a query comes through the JVM as text: our own type is found in it.
 
     An error that is not ours may be the storage, or another writer: a retry is worth its cost.

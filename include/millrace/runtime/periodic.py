@@ -9,27 +9,27 @@ from typing import Final
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import MillraceError
 
-UPKEEP_FAILURES: Final = (MillraceError, OSError, pa.ArrowException)
+MAINTENANCE_ERRORS: Final = (MillraceError, OSError, pa.ArrowException)
 """What tables, log and disk raise: none of it may end the thread."""
 
 _log = logging.getLogger(__name__)
 
 
-class Periodic(Closing):
+class PeriodicTask(Closeable):
     """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`; with `at_once` for the first time at the start."""
 
-    def __init__(self, *, name: str, pause: float, at_once: bool = False) -> None:
+    def __init__(self, *, name: str, interval: float, run_at_start: bool = False) -> None:
         self._name = name
-        self._pause = pause
-        self._first = 0.0 if at_once else pause
+        self._pause = interval
+        self._first = 0.0 if run_at_start else interval
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
-    def work(self) -> None:
+    def run_once(self) -> None:
         """Do it once."""
 
     def start(self) -> None:
@@ -46,6 +46,6 @@ class Periodic(Closing):
         while not self._closed.wait(pause):
             pause = self._pause
             try:
-                self.work()
-            except UPKEEP_FAILURES:
+                self.run_once()
+            except MAINTENANCE_ERRORS:
                 _log.exception("%s failed; it is tried again in %.0f s", self._name, self._pause)

@@ -17,7 +17,7 @@ NICE: Final = 10
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 
 
-def stand_behind() -> None:
+def lower_priority() -> None:
     """Lower the priority of this process, of what it starts, and of its session where it leads one (a terminal's is not ours)."""
     os.nice(NICE)
     if os.getsid(0) == os.getpid():

@@ -15,7 +15,7 @@ class Progress:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
 
-    def say(self, words: str, *, done: float | None = None, **figures: float | int | str) -> None:
+    def update(self, words: str, *, done: float | None = None, **figures: float | int | str) -> None:
         """`words` for a person, `done` as a share of 1 where it is known, and figures by name."""
         if self._path is None:
             return

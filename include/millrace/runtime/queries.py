@@ -24,7 +24,7 @@ _WORKER_LATE: Final = "Python worker failed to connect back"
 _logger = logging.getLogger(__name__)
 
 
-def started(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+def start_with_retries(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Return the query that `start` starts; call it again, a few times, if Spark gave up on a Python worker while it planned.
 
     Planning asks Python workers for a source's name, columns and reader, and each must come up within 10 s. Raises what the last
@@ -46,9 +46,9 @@ def await_queries(
     *,
     stop: threading.Event,
     poll: float = 0.2,
-    beat: Callable[[Sequence[StreamingQuery]], None] | None = None,
+    heartbeat: Callable[[Sequence[StreamingQuery]], None] | None = None,
     restart: Callable[[int], StreamingQuery] | None = None,
-    begun: Callable[[], None] | None = None,
+    on_started: Callable[[], None] | None = None,
 ) -> None:
     """Wait until every query has ended, one has failed, or `stop` is set; then stop what still runs, between two batches.
 
@@ -70,11 +70,11 @@ def await_queries(
                 stop.set()
         if not any(query.isActive for query in running):
             break
-        if begun is not None and all(map(_runs, running)):
-            begun()
-            begun = None
-        if beat is not None:
-            beat(running)
+        if on_started is not None and all(map(_runs, running)):
+            on_started()
+            on_started = None
+        if heartbeat is not None:
+            heartbeat(running)
         stop.wait(poll)
     for query in running:
         stop_between_batches(query)
@@ -111,7 +111,7 @@ def stop_on_signals() -> threading.Event:
 
 def started_path(settings: Settings, app_name: str) -> Path:
     """The file that says that a job's queries run, and since when."""
-    return settings.own_run_path / f"{app_name}.started.json"
+    return settings.node_run_path / f"{app_name}.started.json"
 
 
 def write_started(settings: Settings, app_name: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.base.settings import Settings
-from millrace.runtime.jars import Jar, exit_code, fetched
+from millrace.runtime.jars import Jar, exit_code, fetch_jars
 
 DELTA_VERSION: Final = "4.4.0"
 SPARK_VERSION: Final = "4.2"
@@ -62,9 +62,9 @@ def jars_folder(settings: Settings) -> Path:
 def delta_jars(settings: Settings, *, deadline: float = 300) -> list[str]:
     """Paths of the jars, for ``spark.jars``; fetches them first where the cache lacks them, at most `deadline` seconds.
 
-    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetched` says.
+    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetch_jars` says.
     """
-    return fetched(
+    return fetch_jars(
         JARS, jars_folder(settings), what="Spark's jars", ivy_settings=settings.ivy_settings, deadline=deadline
     )
 

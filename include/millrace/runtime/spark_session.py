@@ -26,7 +26,7 @@ TASK_ATTEMPTS = 3
 """Attempts of one task: a Python worker that was killed is replaced; a poisoned entry parks its channel instead."""
 
 
-def configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, str]:
+def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, str]:
     """Spark's configuration for `settings`: sizes fit the cores, where Spark's defaults fit a cluster."""
     cores = str(settings.cores)
     java_options = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
@@ -92,7 +92,7 @@ def session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = _python_path()
     builder = SparkSession.builder.appName(app_name)
-    for key, value in {**configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
+    for key, value in {**spark_configuration(settings, light_jvm=light_jvm), **(extra or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

@@ -13,19 +13,19 @@ import socket
 import sys
 from contextlib import closing
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.access.token_file import TokenFile
-from millrace.base.data_folder import claim
+from millrace.base.data_folder import prepare_data_folder
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import cluster_token, open_store
-from millrace.coord.process import coordinate
-from millrace.observe.cluster import ClusterLook
+from millrace.coord.process import run_coordinator
+from millrace.coord.store_factory import cluster_token, open_cluster_store
+from millrace.observe.cluster import ClusterReader
 from millrace.observe.observer import Observer
-from millrace.runtime.service import begin_service
-from millrace.service.access import token_door
-from millrace.service.application import application, parts
+from millrace.runtime.process_setup import set_up_service
+from millrace.service.application import build_app, core_routes
+from millrace.service.authentication import token_authenticator
 from millrace.service.server import serving
 
 
@@ -36,19 +36,19 @@ def main() -> int:
         "--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how it is called in `millrace balance`"
     )
     name = parser.parse_args().name
-    stop = begin_service()
+    stop = set_up_service()
     try:
         settings = Settings.load()
-        claim(settings.data_dir)
+        prepare_data_folder(settings.data_dir)
         clock = SystemClock()
-        door = token_door([cluster_token(settings)], TokenFile(settings.data_dir))
+        door = token_authenticator([cluster_token(settings)], TokenFile(settings.data_dir))
         with (
-            open_store(settings, clock) as store,
+            open_cluster_store(settings, clock) as store,
             closing(Observer(settings)) as observer,
-            ClusterLook(settings, clock) as look,
-            serving(application(parts(observer, look), door), settings) as address,
+            ClusterReader(settings, clock) as look,
+            serving(build_app(core_routes(observer, look), door), settings) as address,
         ):
-            coordinate(settings, store, name=name, address=address, stop=stop, clock=clock)
+            run_coordinator(settings, store, name=name, address=address, stop=stop, clock=clock)
     except MillraceError as error:
         sys.stderr.write(f"{error.code}: {error}\n")
         return 1

@@ -11,42 +11,44 @@ from typing import Final, NamedTuple
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from millrace.access.calls import Need, Over
 from millrace.access.grants import Role
+from millrace.access.permissions import Requirement, Scope
 from millrace.base.package import VERSION
-from millrace.observe.cluster import ClusterLook
+from millrace.observe.cluster import ClusterReader
 from millrace.observe.observer import Observer
-from millrace.service import cluster, faults, reading
-from millrace.service.access import Admit, Door, checked
-from millrace.service.answers import GuardedAnswers
-from millrace.service.bodies import BoundedBodies
-from millrace.service.requests import KnownRequests
+from millrace.service import cluster_routes, error_responses, read_routes
+from millrace.service.authentication import Authenticator, AuthorizeCall, require_permission
+from millrace.service.bodies import BodyLimit
+from millrace.service.middleware import SecurityHeaders
+from millrace.service.requests import RequestLog
 
-DESCRIPTION: Final[Mapping[str, Need]] = {
-    "openapi": Need((Role.READ, Role.PRODUCE), Over.ANYTHING, words="the description of all this"),
+OPENAPI_CALLS: Final[Mapping[str, Requirement]] = {
+    "openapi": Requirement((Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the description of all this"),
 }
 
 
-class Part(NamedTuple):
+class RouteGroup(NamedTuple):
     """Routes, and what each of them needs, by the name of its function."""
 
     router: APIRouter
-    calls: Mapping[str, Need]
-    admit: Admit | None = None
+    calls: Mapping[str, Requirement]
+    authorize: AuthorizeCall | None = None
     """Who comes in, where more than `calls` says it."""
 
 
-def parts(observer: Observer, look: ClusterLook) -> list[Part]:
+def core_routes(observer: Observer, look: ClusterReader) -> list[RouteGroup]:
     """What every application has: the read model, the metrics, the cluster."""
     return [
-        Part(reading.router(observer), reading.CALLS),
-        Part(reading.metrics_router(observer.metrics), reading.CALLS),
-        Part(cluster.router(look), cluster.CALLS),
+        RouteGroup(read_routes.router(observer), read_routes.CALLS),
+        RouteGroup(read_routes.metrics_router(observer.metrics), read_routes.CALLS),
+        RouteGroup(cluster_routes.router(look), cluster_routes.CALLS),
     ]
 
 
-def application(parts: Sequence[Part], door: Door, *, page: faults.Page | None = None) -> FastAPI:
-    """The application of `parts` for whom `door` lets in; `page` renders an error for a browser."""
+def build_app(
+    parts: Sequence[RouteGroup], door: Authenticator, *, page: error_responses.ErrorRenderer | None = None
+) -> FastAPI:
+    """The application of `core_routes` for whom `door` lets in; `page` renders an error for a browser."""
     app = FastAPI(
         title="Millrace",
         version=VERSION,
@@ -55,16 +57,16 @@ def application(parts: Sequence[Part], door: Door, *, page: faults.Page | None =
         redoc_url=None,
         openapi_url=None,  # FastAPI would serve them to anybody
     )
-    app.add_middleware(BoundedBodies, door=door)
-    app.add_middleware(GuardedAnswers)
-    app.add_middleware(KnownRequests)
-    faults.install(app, page)
+    app.add_middleware(BodyLimit, door=door)
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(RequestLog)
+    error_responses.install_error_handlers(app, page)
 
     def openapi(request: Request) -> JSONResponse:
         servers = [{"url": str(request.scope.get("root_path", "")) or "/", "description": "This deployment."}]
         return JSONResponse({**app.openapi(), "servers": servers})
 
-    app.get("/openapi.json", include_in_schema=False, dependencies=[checked(door, DESCRIPTION)])(openapi)
+    app.get("/openapi.json", include_in_schema=False, dependencies=[require_permission(door, OPENAPI_CALLS)])(openapi)
     for part in parts:
-        app.include_router(part.router, dependencies=[checked(door, part.calls, part.admit)])
+        app.include_router(part.router, dependencies=[require_permission(door, part.calls, part.authorize)])
     return app

@@ -11,8 +11,8 @@ from typing import Final
 
 from fastapi import HTTPException, Request
 
-from millrace.service.access import Door, credentials_of
-from millrace.service.answers import App, Message, Receive, Scope, Send
+from millrace.service.authentication import Authenticator, credentials_of
+from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES: Final = 4 << 20
 """A declaration with all of its certificates, or the samples of a dry run; more is no call of ours."""
@@ -20,11 +20,11 @@ BODY_SECONDS: Final = 30.0
 """That all of a body may take."""
 
 
-class BoundedBodies:
+class BodyLimit:
     """Answers 401 to a body of a stranger, 413 where one says, or turns out, to be larger, 408 where it does not come, and ends that
     connection: what is left of the body is not read."""
 
-    def __init__(self, app: App, door: Door, seconds: float = BODY_SECONDS) -> None:
+    def __init__(self, app: App, door: Authenticator, seconds: float = BODY_SECONDS) -> None:
         self._app, self._door, self._seconds = app, door, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

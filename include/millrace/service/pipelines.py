@@ -18,29 +18,29 @@ from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException, Request, Response
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.access.token_file import TokenFile
-from millrace.base.closing import Closing
-from millrace.base.data_folder import claim
+from millrace.base.closeable import Closeable
+from millrace.base.data_folder import prepare_data_folder
 from millrace.base.errors import MillraceError
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
-from millrace.coord.opening import cluster_token
-from millrace.observe.exposition import merged, pipeline_metrics
+from millrace.coord.store_factory import cluster_token
+from millrace.observe.exposition import merge_expositions, pipeline_metrics
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.api.routes import CALLS, SERVICE, ServiceHealth, router, service_facts
 from millrace.pipelines.deploy.deployment import Deployment
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.store.store import PipelineStore, open_pipelines
 from millrace.pipelines.worker.logs import begin_log, new_run
-from millrace.runtime.service import begin_service
-from millrace.service import reading
-from millrace.service.access import Credentials, Door, token_door
-from millrace.service.application import Part, application
-from millrace.service.faults import ANSWERS
+from millrace.runtime.process_setup import set_up_service
+from millrace.service import read_routes
+from millrace.service.application import RouteGroup, build_app
+from millrace.service.authentication import Authenticator, Credentials, token_authenticator
+from millrace.service.error_responses import ERROR_RESPONSES
 from millrace.service.server import serving
 
-TEND_SECONDS: Final = 5.0
+RECONCILE_SECONDS: Final = 5.0
 HEALTH: Final = "/health"
 """Where probes look."""
 LOG: Final = "service.log"
@@ -48,24 +48,24 @@ LOG: Final = "service.log"
 _log: Final = logging.getLogger(__name__)
 
 
-def pipelines_part(management: Management) -> Part:
+def pipeline_routes(management: Management) -> RouteGroup:
     """The routes of pipelines, for whoever serves the application."""
-    return Part(router(management, ANSWERS), CALLS, partial(management.admit, CALLS))
+    return RouteGroup(router(management, ERROR_RESPONSES), CALLS, partial(management.admit, CALLS))
 
 
-def metrics_part(settings: Settings, management: Management) -> Part:
+def metrics_routes(settings: Settings, management: Management) -> RouteGroup:
     """``/metrics``: what the workers of this folder say, and whether each pipeline has the one that it is to have."""
 
     def render() -> bytes:
-        return merged([*pipeline_metrics(settings), management.metrics().decode()])
+        return merge_expositions([*pipeline_metrics(settings), management.metrics().decode()])
 
-    return Part(reading.metrics_router(render), reading.CALLS)
+    return RouteGroup(read_routes.metrics_router(render), read_routes.CALLS)
 
 
-def service_app(settings: Settings, management: Management, door: Door) -> FastAPI:
+def service_app(settings: Settings, management: Management, door: Authenticator) -> FastAPI:
     """What the service serves: the calls, the metrics, its health to anybody (a probe has no token), and at ``/`` where to go, which tells
     somebody without a token no more than the docs."""
-    app = application([pipelines_part(management), metrics_part(settings, management)], door)
+    app = build_app([pipeline_routes(management), metrics_routes(settings, management)], door)
 
     @app.get(HEALTH)
     def health(response: Response) -> ServiceHealth:
@@ -94,7 +94,7 @@ def service_app(settings: Settings, management: Management, door: Door) -> FastA
     return app
 
 
-class StoreOnce(Closing):
+class LazyPipelineStore(Closeable):
     """The store of a deployment, opened by the first call that needs it, and again by the next where it could not be. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
@@ -106,7 +106,7 @@ class StoreOnce(Closing):
         """Raises MetaUnavailable, UnsupportedVersion, UnsafeDataFolder."""
         with self._lock:
             if self._store is None:
-                claim(self._settings.data_dir)
+                prepare_data_folder(self._settings.data_dir)
                 self._store = open_pipelines(self._settings)
             return self._store
 
@@ -123,14 +123,14 @@ def configuration_of(settings: Settings, config: Path | None = None) -> Configur
     return Configuration() if path is None else Configuration.load(path)
 
 
-def tend(management: Management, stop: Event) -> None:
+def run_reconciler(management: Management, stop: Event) -> None:
     """Keep pipelines as they were asked to be, until `stop`."""
     while not stop.is_set():
         try:
             management.tend()
         except MillraceError as error:
             _log.warning("%s: %s", error.code, error)
-        stop.wait(TEND_SECONDS)
+        stop.wait(RECONCILE_SECONDS)
 
 
 def main() -> int:
@@ -138,13 +138,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, help="a pipeline-config.yaml")
     options = parser.parse_args()
-    stop = begin_service()
+    stop = set_up_service()
     try:
         settings = Settings.load()
-        claim(settings.data_dir)
+        prepare_data_folder(settings.data_dir)
         configuration = configuration_of(settings, options.config)
         begin_log(settings.data_dir / "pipelines", configuration.log, pipeline="", run=new_run(), file=LOG)
-        door = token_door([cluster_token(settings)], TokenFile(settings.data_dir))
+        door = token_authenticator([cluster_token(settings)], TokenFile(settings.data_dir))
         at_port = replace(settings, service_port=settings.service_port or configuration.server.httpPort)
         with open_pipelines(settings) as store:
             deployment = Deployment(settings, config=options.config)
@@ -152,7 +152,7 @@ def main() -> int:
                 Management(settings, store, configuration=configuration, deployment=deployment) as management,
                 serving(service_app(settings, management, door), at_port),
             ):
-                tend(management, stop)
+                run_reconciler(management, stop)
     except MillraceError as error:
         sys.stderr.write(f"{error.code}: {error}\n")
         return 1

@@ -6,13 +6,13 @@ import logging
 import time
 from typing import Any, Final
 
-from millrace.base.correlation import HEADER, REQUEST, request_id
-from millrace.service.answers import App, Message, Receive, Scope, Send
+from millrace.base.correlation import REQUEST_ID, REQUEST_ID_HEADER, accept_request_id
+from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 _log: Final = logging.getLogger(__name__)
 
 
-class KnownRequests:
+class RequestLog:
     """Gives every request of an application its id. What changes something is told of by INFO, what looks by DEBUG."""
 
     def __init__(self, app: App) -> None:
@@ -22,15 +22,15 @@ class KnownRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name.lower() == HEADER.encode()), b"")
-        own = request_id(given.decode("latin-1"))
-        before, begun, status = REQUEST.set(own), time.monotonic(), 500
+        given = next((value for name, value in scope["headers"] if name.lower() == REQUEST_ID_HEADER.encode()), b"")
+        own = accept_request_id(given.decode("latin-1"))
+        before, begun, status = REQUEST_ID.set(own), time.monotonic(), 500
 
         async def told(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (HEADER.encode(), own.encode())]
+                message["headers"] = [*message["headers"], (REQUEST_ID_HEADER.encode(), own.encode())]
             await send(message)
 
         try:
@@ -39,7 +39,7 @@ class KnownRequests:
             level = logging.DEBUG if scope["method"] in ("GET", "HEAD") else logging.INFO
             spent = 1000 * (time.monotonic() - begun)
             _log.log(level, "%s %s by %s: %d in %.0f ms", scope["method"], _path(scope), _who(scope), status, spent)
-            REQUEST.reset(before)
+            REQUEST_ID.reset(before)
 
 
 def _path(scope: Scope) -> str:

@@ -18,11 +18,11 @@ import uvicorn
 from millrace.access.grants import Caller
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.log.server.connections import ConnectionLimits, Connections
-from millrace.log.server.flight import EVERYWHERE
-from millrace.service.access import WELCOME
-from millrace.service.answers import App, Message, Receive, Scope, Send
+from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
+from millrace.log.server.flight import WILDCARD_HOSTS
+from millrace.service.authentication import ON_AUTHENTICATED
 from millrace.service.bodies import MAX_BODY_BYTES
+from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 _GRACE_SECONDS: Final = 1
 """How long requests that are under way are waited for at the end: a watch never ends by itself."""
@@ -37,7 +37,7 @@ _log: Final = logging.getLogger(__name__)
 class _Welcomed:
     """Tells `connections` who is let in over which, and ends those over which nobody was, behind one answer."""
 
-    def __init__(self, app: App, connections: Connections) -> None:
+    def __init__(self, app: App, connections: ConnectionGuard) -> None:
         self._app, self._connections = app, connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +59,7 @@ class _Welcomed:
                     message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
-        scope.setdefault("state", {})[WELCOME] = welcome
+        scope.setdefault("state", {})[ON_AUTHENTICATED] = welcome
         await self._app(scope, receive, answered)
 
 
@@ -78,8 +78,8 @@ def serving(app: Any, settings: Settings, limits: ConnectionLimits | None = None
         raise InvalidSettings(
             f"the service cannot listen at {host}, port {settings.service_port} (MILLRACE_SERVICE_PORT): {error.strerror}"
         ) from error
-    limits = limits or ConnectionLimits(settings.log_connections, unknown_bytes=_UNKNOWN_BYTES)
-    connections = Connections(listener.getsockname()[1], limits)
+    limits = limits or ConnectionLimits(settings.log_connections, unauthenticated_bytes=_UNKNOWN_BYTES)
+    connections = ConnectionGuard(listener.getsockname()[1], limits)
     config = uvicorn.Config(
         _Welcomed(app, connections),
         http="h11",  # the other one takes heads of any size
@@ -94,7 +94,7 @@ def serving(app: Any, settings: Settings, limits: ConnectionLimits | None = None
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="service", daemon=True)
-    shown = "127.0.0.1" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
+    shown = "127.0.0.1" if host in WILDCARD_HOSTS else f"[{host}]" if ":" in host else host
     address = f"{'http' if tls is None else 'https'}://{shown}:{listener.getsockname()[1]}"
     thread.start()
     connections.start()

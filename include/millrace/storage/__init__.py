@@ -5,7 +5,7 @@
 - :mod:`~millrace.storage.table`: :class:`Table`, a handle on one table at one version.
 - :mod:`~millrace.storage.commit`: :func:`commit_fenced`, the one way in which files come into a table or leave it, and
   :func:`alter_fenced` for its columns and properties.
-- :mod:`~millrace.storage.files`: Parquet files that are durable before a commit names them; the one type of file action.
+- :mod:`~millrace.storage.file_sink`: Parquet files that are durable before a commit names them; the one type of file action.
 
 Nobody else opens a Delta table, reads or writes its log, or makes its files durable.
 """

@@ -34,28 +34,28 @@ from deltalake import Field, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument, TableUnavailable
 from millrace.base.failpoint import hit
-from millrace.base.pauses import jittered
-from millrace.storage.files import drop_files
-from millrace.storage.log import METADATA_KEY, entry_name
+from millrace.storage.delta_log import COMMIT_INFO_KEY, commit_file
+from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.parquet_file import FileAction
-from millrace.storage.table import HOOKS, Table, Upkeep, maintain
+from millrace.storage.table import NO_COMMIT_HOOKS, LogMaintenance, TableHandle, maintain_log
 
-DEADLINE: Final = 60.0
+COMMIT_DEADLINE: Final = 60.0
 
 _MARK: Final = "millraceCommit"
 _FAILURES: Final = (DeltaError, OSError)
 _IDLE_TRIES: Final = 3
 _PAUSE: Final = (0.01, 1.0)
 
-Write = Callable[[CommitProperties], None]
+WriteAttempt = Callable[[CommitProperties], None]
 """One attempt at the transaction, from the snapshot that was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class AppMove:
+class AppTransaction:
     """One app id of a part: the version the work was planned from (0: none yet), and the one that the commit gives it."""
 
     base: int
@@ -63,93 +63,93 @@ class AppMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CommitPart:
     """What goes into a commit together or not at all."""
 
     adds: Sequence[FileAction] = ()
     removes: Sequence[str] = ()
     """Live files, relative to the table: one that is gone fences the part."""
-    moves: Mapping[str, AppMove] = field(default_factory=dict)
+    app_transactions: Mapping[str, AppTransaction] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
     """What stands of it in the commit's info, under METADATA_KEY."""
-    drops: Sequence[str] = ()
+    unchecked_removes: Sequence[str] = ()
     """Files that go too, without a look whether they are there: the app ids say enough of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class FencedPart:
     """Why a part is not in the table."""
 
-    moved: tuple[str, ...]
+    conflicts: tuple[str, ...]
     """App ids that stand elsewhere, and files that are gone."""
-    may_stand: bool
+    may_be_committed: bool
     """Whether an attempt that names its files may be in the table after all; otherwise the files are removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommitOutcome:
     """What became of the parts of one call."""
 
     version: int
     """Of the table, behind the commit."""
-    fenced: Mapping[int, Fence]
+    fenced: Mapping[int, FencedPart]
     """By place among the parts; all others are in the table."""
     conflicts: int = 0
 
-    def require(self) -> None:
+    def raise_if_fenced(self) -> None:
         """Raises CommitFenced where a part was fenced."""
         if self.fenced:
-            moved = sorted({name for fence in self.fenced.values() for name in fence.moved})
+            moved = sorted({name for fence in self.fenced.values() for name in fence.conflicts})
             raise CommitFenced(f"{', '.join(moved)} moved since this was planned: another writer committed; plan anew")
 
 
 def commit_fenced(
-    table: Table,
-    parts: Sequence[Part],
+    table: TableHandle,
+    parts: Sequence[CommitPart],
     *,
     data_change: bool = True,
-    deadline: float = DEADLINE,
-    upkeep: Upkeep = Upkeep(),  # noqa: B008 - a value
+    deadline: float = COMMIT_DEADLINE,
+    maintenance: LogMaintenance = LogMaintenance(),  # noqa: B008 - a value
     seam: Callable[[str], None] = hit,
-) -> Outcome:
+) -> CommitOutcome:
     """Commit every part that still follows what the table holds; `table` is at the newest version that was seen then.
 
     Without `data_change` the added files hold the rows of the removed ones again. Raises DeadlineExceeded where other writers, and
     TableUnavailable where the storage, kept it from committing: the commit may stand then, and its files stay.
     """
-    if len({move for part in parts for move in part.moves.items()}) > len(
-        {app for part in parts for app in part.moves}
+    if len({move for part in parts for move in part.app_transactions.items()}) > len(
+        {app for part in parts for app in part.app_transactions}
     ):
         raise InvalidArgument("two parts of one commit move an app id differently")
     attempts = _Attempts(table, deadline, seam)
     pending = dict(enumerate(parts))
-    fenced: dict[int, Fence] = {}
+    fenced: dict[int, FencedPart] = {}
 
-    def look() -> Write | None:
-        moved = {place: _moved(table, part, attempts.may_stand) for place, part in pending.items()}
+    def look() -> WriteAttempt | None:
+        moved = {place: _moved(table, part, attempts.may_be_committed) for place, part in pending.items()}
         if any(moved.values()):
             table.refresh()  # nobody is fenced by an old snapshot
-            moved = {place: _moved(table, part, attempts.may_stand) for place, part in pending.items()}
+            moved = {place: _moved(table, part, attempts.may_be_committed) for place, part in pending.items()}
         for place, names in moved.items():
             if names:
-                fenced[place] = Fence(tuple(names), attempts.may_stand)
+                fenced[place] = FencedPart(tuple(names), attempts.may_be_committed)
                 part = pending.pop(place)
-                if not attempts.may_stand:
-                    drop_files(table.store, part.adds)
+                if not attempts.may_be_committed:
+                    delete_uncommitted(table.store, part.adds)
         return _writing(table, list(pending.values()), data_change) if pending else None
 
     with table.store.lease():
         committed = attempts.run(look)
     if committed:
-        maintain(table, upkeep, seam)
-    return Outcome(table.version, fenced, attempts.conflicts)
+        maintain_log(table, maintenance, seam)
+    return CommitOutcome(table.version, fenced, attempts.conflicts)
 
 
 def alter_fenced(
-    table: Table,
-    look: Callable[[], Write | None],
+    table: TableHandle,
+    look: Callable[[], WriteAttempt | None],
     *,
-    deadline: float = DEADLINE,
+    deadline: float = COMMIT_DEADLINE,
     seam: Callable[[str], None] = hit,
 ) -> bool:
     """Change columns or properties by what `look` finds at the newest version; False where it finds nothing (any more) to do.
@@ -163,68 +163,68 @@ def alter_fenced(
 
 
 def add_columns(
-    table: Table,
+    table: TableHandle,
     wanted: pa.Schema,
     *,
     refuse: Callable[[Mapping[str, tuple[str, str]]], None] = lambda differing: None,
 ) -> bool:
     """Give the table the columns of `wanted` that it lacks, or has as ones that are never null; False where there are none. `refuse` may raise for those of another type."""
-    if table.delta.protocol().writer_features or any(needs_feature(field.type) for field in wanted):
+    if table.delta.protocol().writer_features or any(has_timestamp_ntz(field.type) for field in wanted):
         # From writer 7 on Spark does not open a table with columns that are not nullable and without this one: it is there before others.
         alter_fenced(table, lambda: _feature(table, "invariants", TableFeatures.Invariants))
-    if any(hides_ntz(field.type) for field in wanted):
+    if any(has_nested_timestamp_ntz(field.type) for field in wanted):
         alter_fenced(table, lambda: _feature(table, "timestampNtz", TableFeatures.TimestampWithoutTimezone))
 
-    def look() -> Write | None:
-        lacking, differing = table.columns_lacking(wanted)
+    def look() -> WriteAttempt | None:
+        lacking, differing = table.missing_columns(wanted)
         if differing:
             refuse(differing)
         if not lacking:
             return None
         fields = [Field(each.name, each.type, nullable=True, metadata=each.metadata) for each in lacking]
         return lambda properties: table.delta.alter.add_columns(
-            fields, commit_properties=properties, post_commithook_properties=HOOKS
+            fields, commit_properties=properties, post_commithook_properties=NO_COMMIT_HOOKS
         )
 
     return alter_fenced(table, look)
 
 
-def needs_feature(kind: pa.DataType) -> bool:
+def has_timestamp_ntz(kind: pa.DataType) -> bool:
     """Whether a timestamp without a zone is in it, wherever: a table with one has features of its own, which are added one by one
     (:func:`add_columns`). One that is created with it lacks what Spark wants beside it."""
     return "timestamp[us]" in str(kind)
 
 
-def hides_ntz(kind: pa.DataType) -> bool:
+def has_nested_timestamp_ntz(kind: pa.DataType) -> bool:
     """Whether a timestamp without a zone stands inside of a list or a map, where delta-rs does not see that the table needs the
     feature for it: it would make a table that it then does not open."""
     if pa.types.is_struct(kind):
-        return any(hides_ntz(kind.field(place).type) for place in range(kind.num_fields))
+        return any(has_nested_timestamp_ntz(kind.field(place).type) for place in range(kind.num_fields))
     return bool(pa.types.is_nested(kind) and "timestamp[us]" in str(kind))
 
 
-def _feature(table: Table, name: str, feature: TableFeatures) -> Write | None:
+def _feature(table: TableHandle, name: str, feature: TableFeatures) -> WriteAttempt | None:
     if name in (table.delta.protocol().writer_features or ()):
         return None
     return lambda properties: table.delta.alter.add_feature(
         feature,
         allow_protocol_versions_increase=True,
         commit_properties=properties,
-        post_commithook_properties=HOOKS,
+        post_commithook_properties=NO_COMMIT_HOOKS,
     )
 
 
 def set_properties(
-    table: Table, wanted: Callable[[Mapping[str, str]], Mapping[str, str]], *, seam: Callable[[str], None] = hit
+    table: TableHandle, wanted: Callable[[Mapping[str, str]], Mapping[str, str]], *, seam: Callable[[str], None] = hit
 ) -> bool:
     """Set those table properties that `wanted` gives for the present ones; False where it gives none."""
 
-    def look() -> Write | None:
+    def look() -> WriteAttempt | None:
         found = dict(wanted(table.configuration))
         if not found:
             return None
         return lambda properties: table.delta.alter.set_table_properties(
-            found, raise_if_not_exists=False, commit_properties=properties, post_commithook_properties=HOOKS
+            found, raise_if_not_exists=False, commit_properties=properties, post_commithook_properties=NO_COMMIT_HOOKS
         )
 
     return alter_fenced(table, look, seam=seam)
@@ -241,7 +241,7 @@ class _Owner(Enum):
 class _Attempts:
     """Looks, tries, and settles what became of the attempt, until one stands or there is nothing to write."""
 
-    def __init__(self, table: Table, deadline: float, seam: Callable[[str], None]) -> None:
+    def __init__(self, table: TableHandle, deadline: float, seam: Callable[[str], None]) -> None:
         self._table = table
         self._seconds = deadline
         self._ends = Deadline.after(deadline)
@@ -250,12 +250,12 @@ class _Attempts:
         self._idle = 0
         self._pause = _PAUSE[0]
         self.conflicts = 0
-        self.may_stand = False
+        self.may_be_committed = False
         """Of one attempt nobody knows any more whether it stands."""
 
-    def run(self, look: Callable[[], Write | None]) -> bool:
+    def run(self, look: Callable[[], WriteAttempt | None]) -> bool:
         table = self._table
-        if not table.stands():
+        if not table.version_exists():
             table.refresh()
         while (write := look()) is not None:
             self._seam("commit.checked")
@@ -265,7 +265,7 @@ class _Attempts:
             except _FAILURES as error:
                 if not self._settled(version, error):
                     continue
-            table.store.sync([entry_name(version)])
+            table.store.sync([commit_file(version)])
             table.refresh()
             return True
         return False
@@ -275,7 +275,7 @@ class _Attempts:
         owner = self._owner(version)
         if owner is _Owner.OURS:
             return True
-        if self._ends.over():
+        if self._ends.expired():
             raise DeadlineExceeded(f"no commit to {self._table.uri} in {self._seconds:.0f} s: {error}") from error
         if owner is _Owner.NOBODYS:  # nobody was first: it is the storage, or the commit itself
             self._idle += 1
@@ -285,12 +285,12 @@ class _Attempts:
             self._pause = min(self._pause * 2, _PAUSE[1])
         else:
             self.conflicts += 1
-            self.may_stand |= owner is _Owner.FORGOTTEN
+            self.may_be_committed |= owner is _Owner.FORGOTTEN
             self._table.refresh()
         return False
 
     def _owner(self, version: int) -> _Owner:
-        store, name = self._table.store, entry_name(version)
+        store, name = self._table.store, commit_file(version)
         try:
             data = store.read(name)
             if data is None:
@@ -307,43 +307,43 @@ class _Attempts:
         return _Owner.OURS if self._mark in marks else _Owner.ANOTHERS
 
 
-def _moved(table: Table, part: Part, may_stand: bool) -> list[str]:
-    moved = [app_id for app_id, move in part.moves.items() if table.app_version(app_id) != move.base]
-    moved += table.gone(part.removes)
-    if may_stand and not part.moves and not part.removes:
+def _moved(table: TableHandle, part: CommitPart, may_be_committed: bool) -> list[str]:
+    moved = [app_id for app_id, move in part.app_transactions.items() if table.app_version(app_id) != move.base]
+    moved += table.not_live(part.removes)
+    if may_be_committed and not part.app_transactions and not part.removes:
         return [action.path for action in part.adds]  # nothing in the table tells whether it is there
     return moved
 
 
-def _writing(table: Table, parts: Sequence[Part], data_change: bool) -> Write:
+def _writing(table: TableHandle, parts: Sequence[CommitPart], data_change: bool) -> WriteAttempt:
     now = int(time.time() * 1000)
-    removes = {name: None for part in parts for name in (*part.removes, *part.drops)}
+    removes = {name: None for part in parts for name in (*part.removes, *part.unchecked_removes)}
     actions: list[AddAction | RemoveAction] = [
         AddAction(each.path, each.size, each.partition, each.written_ms, data_change, each.stats)
         for part in parts
         for each in part.adds
     ]
-    actions += [RemoveAction(name, data_change, now, partition_values=partition_of(name)) for name in removes]
-    moves = {app_id: move.version for part in parts for app_id, move in part.moves.items()}
+    actions += [RemoveAction(name, data_change, now, partition_values=partition_values(name)) for name in removes]
+    moves = {app_id: move.version for part in parts for app_id, move in part.app_transactions.items()}
     info = {key: value for part in parts for key, value in part.info.items()}
 
     def write(properties: CommitProperties) -> None:
         properties.app_transactions = [Transaction(app_id, version) for app_id, version in moves.items()]
         if info:
-            properties.custom_metadata = {METADATA_KEY: info, **(properties.custom_metadata or {})}
+            properties.custom_metadata = {COMMIT_INFO_KEY: info, **(properties.custom_metadata or {})}
         table.delta.create_write_transaction(
             actions,
             mode="append",
             schema=table.delta.schema(),
             partition_by=table.partition_columns,
             commit_properties=properties,
-            post_commithook_properties=HOOKS,
+            post_commithook_properties=NO_COMMIT_HOOKS,
         )
 
     return write
 
 
-def partition_of(name: str) -> dict[str, str | None]:
+def partition_values(name: str) -> dict[str, str | None]:
     """The partition values of a file, by the folders that it lies in."""
     parts = (folder.partition("=") for folder in name.split("/")[:-1])
     return {unquote(column): unquote(value) for column, equals, value in parts if equals}

@@ -1,6 +1,6 @@
 """One Parquet file of a Delta table, durable before anyone hears of it: what every writer of ours writes files with.
 
-When :meth:`ParquetFile.close` returns, its bytes, its name and the folders above it are durable, and the :class:`FileAction` says
+When :meth:`ParquetFileWriter.close` returns, its bytes, its name and the folders above it are durable, and the :class:`FileAction` says
 what is in it. Naming it in a commit is left to others; so is a name that no other attempt has: a file that is there already
 is never written over.
 """
@@ -30,35 +30,39 @@ _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Longer strings stay out of the log: a cut maximum would prune what is there."""
 
-RowGroups: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
+RowGroupFilter: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
 """By a file's footer, the numbers of the row groups that are to be read."""
 
-REPAIR: Final = "run the operation recovery (mode repair), which makes it anew"
+REPAIR_HINT: Final = "run the operation recovery (mode repair), which makes it anew"
 _CHECKED: Final = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
 
 
 @contextmanager
-def readable(what: object) -> Iterator[None]:
+def translate_read_errors(what: object) -> Iterator[None]:
     """Reading `what`, a table's file or files: one that is missing or does not read is TableDamaged."""
     try:
         yield
     except TableDamaged:
         raise
     except FileNotFoundError as error:
-        raise TableDamaged(f"a file of {what} is missing: {error.filename or error}: {REPAIR}", missing=True) from error
+        raise TableDamaged(
+            f"a file of {what} is missing: {error.filename or error}: {REPAIR_HINT}", missing=True
+        ) from error
     except (pa.ArrowException, OSError, LookupError, UnicodeError) as error:  # the last two: a garbled footer's names
         if isinstance(error, MemoryError) or getattr(error, "errno", None):
             raise
-        raise TableDamaged(f"{what} does not read ({error}): {REPAIR}") from error
+        raise TableDamaged(f"{what} does not read ({error}): {REPAIR_HINT}") from error
 
 
 @contextmanager
-def opened(store: TableStore, name: str, *, read_dictionary: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+def open_file(
+    store: TableStore, name: str, *, read_dictionary: Sequence[str] | None = None
+) -> Iterator[pq.ParquetFile]:
     """The file `name` of a table, for reading: pages that have a checksum must match it. Raises TableDamaged."""
     with (
-        readable(f"{store.uri}/{name}"),
+        translate_read_errors(f"{store.uri}/{name}"),
         pq.ParquetFile(
             name, filesystem=store.filesystem, read_dictionary=read_dictionary, page_checksum_verification=True
         ) as file,
@@ -68,7 +72,7 @@ def opened(store: TableStore, name: str, *, read_dictionary: Sequence[str] | Non
 
 def read_file(store: TableStore, name: str) -> pa.Table:
     """All rows of the file `name` of a table. Raises TableDamaged."""
-    with opened(store, name) as file:
+    with open_file(store, name) as file:
         return file.read()
 
 
@@ -78,7 +82,7 @@ def dataset(
     schema: pa.Schema,
     *,
     partitioning: ds.Partitioning | None = None,
-    groups: RowGroups | None = None,
+    groups: RowGroupFilter | None = None,
 ) -> ds.Dataset:
     """The rows of files of a table, as a dataset with the columns of `schema`: pages that have a checksum must match it. `groups` looks
     at each footer and says which row groups are wanted."""
@@ -89,7 +93,7 @@ def dataset(
     )
 
 
-def _wanted(store: TableStore, names: Iterable[str], schema: pa.Schema, groups: RowGroups) -> ds.Dataset:
+def _wanted(store: TableStore, names: Iterable[str], schema: pa.Schema, groups: RowGroupFilter) -> ds.Dataset:
     kept = []
     for name in names:
         fragment = _CHECKED.make_fragment(name, store.filesystem)
@@ -108,33 +112,35 @@ def read_rows(
     *,
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
-    groups: RowGroups | None = None,
+    groups: RowGroupFilter | None = None,
 ) -> pa.Table:
     """The rows of files of a table, with `columns` of `schema`, for which `where` holds, out of the row groups that are wanted. Raises
     TableDamaged."""
     wanted = list(names)
     if not wanted:
         return schema.empty_table() if columns is None else schema.empty_table().select(list(columns))
-    with readable(store.uri):
+    with translate_read_errors(store.uri):
         return dataset(store, wanted, schema, groups=groups).to_table(columns=columns, filter=where)
 
 
-def read_kept(
+def read_filtered(
     store: TableStore,
     names: Iterable[str],
     schema: pa.Schema,
     *,
     columns: Sequence[str],
-    looked_at: Sequence[str],
-    kept: Callable[[pa.Table], npt.NDArray[np.bool_]],
+    filter_columns: Sequence[str],
+    keep: Callable[[pa.Table], npt.NDArray[np.bool_]],
 ) -> pa.Table:
     """The rows of files of a table that `kept` takes by the columns `looked_at` alone (shape ``(rows,)``), with those and `columns`. Of a
     row group that has none of them the others are not read. Raises TableDamaged."""
-    with readable(store.uri):
+    with translate_read_errors(store.uri):
         fragments = [_CHECKED.make_fragment(name, store.filesystem) for name in names]
-        first = ds.FileSystemDataset(fragments, schema, _CHECKED, store.filesystem).to_table(columns=list(looked_at))
-        wanted = kept(first)
-        others = [name for name in columns if name not in looked_at]
+        first = ds.FileSystemDataset(fragments, schema, _CHECKED, store.filesystem).to_table(
+            columns=list(filter_columns)
+        )
+        wanted = keep(first)
+        others = [name for name in columns if name not in filter_columns]
         if not others:
             return first.filter(pa.array(wanted))
         taken, there, at = [], np.zeros(len(wanted), dtype=bool), 0
@@ -166,11 +172,11 @@ def scan_rows(
     columns: Sequence[str],
     where: pc.Expression | None,
     batch_rows: int,
-    groups: RowGroups | None = None,
+    groups: RowGroupFilter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """As :func:`read_rows`, batch by batch, in the files' order: in memory are the row groups of two files at a time, which
     a writer of ours ends at 64 MiB, and some batches. Raises TableDamaged."""
-    with readable(store.uri):
+    with translate_read_errors(store.uri):
         scanner = dataset(store, names, schema, groups=groups).scanner(
             columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
         )
@@ -191,7 +197,7 @@ class FileAction:
     written_ms: int
 
 
-class ParquetFile:
+class ParquetFileWriter:
     """A new file of the table in `store`, of rows of `schema`, made with the `options` of pyarrow's ParquetWriter."""
 
     def __init__(self, store: TableStore, name: str, schema: pa.Schema, *, options: Mapping[str, Any]) -> None:

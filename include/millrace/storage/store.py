@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from millrace.base.entry_points import registered
+from millrace.base.entry_points import load_entry_points
 from millrace.base.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 
-class Sink(Protocol):
+class OutputFile(Protocol):
     """A new file, as pyarrow writes to it. It has its name, durable, once :meth:`sync` returned."""
 
     closed: bool
@@ -80,7 +80,7 @@ class TableStore(Protocol):
         """Make the table with these options of delta-rs. Raises DeltaError where another was first."""
         ...
 
-    def put(self, name: str) -> Sink:
+    def put(self, name: str) -> OutputFile:
         """A new file `name`."""
         ...
 
@@ -122,7 +122,7 @@ class TableStore(Protocol):
         ...
 
 
-GROUP: Final = "millrace.table_stores"
+ENTRY_POINT_GROUP: Final = "millrace.table_stores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def store_at(uri: object) -> TableStore:
 
 @cache
 def _kind(scheme: str) -> StoreKind:
-    kinds = {each.scheme: each for each in registered(GROUP, StoreKind)}
+    kinds = {each.scheme: each for each in load_entry_points(ENTRY_POINT_GROUP, StoreKind)}
     if scheme not in kinds:
         known = ", ".join(sorted(["file", *kinds]))
         raise InvalidSettings(f"no store is known for tables at {scheme}://; known are {known}, and plain paths")

@@ -1,7 +1,7 @@
 """A handle on one Delta table at one version; how tables are opened and made; the upkeep behind commits.
 
 A handle drags along what it has seen since it was opened, and its refreshes cost what the commits since the last Delta checkpoint
-are: :func:`maintain` writes a checkpoint now and then, trims the log (millrace.storage.log) and opens the handle anew.
+are: :func:`maintain_log` writes a checkpoint now and then, trims the log (millrace.storage.delta_log) and opens the handle anew.
 """
 
 from __future__ import annotations
@@ -24,18 +24,33 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from millrace.base.errors import TableDamaged, TableNotFound, TableUnavailable
 from millrace.base.failpoint import hit
-from millrace.storage.log import HINT, LOG, checkpoint_name, entry_name, last_checkpoint, trim
-from millrace.storage.parquet_file import RowGroups, dataset, opened, read_file, read_kept, read_rows, scan_rows
+from millrace.storage.delta_log import (
+    LAST_CHECKPOINT_FILE,
+    LOG_FOLDER,
+    checkpoint_file,
+    commit_file,
+    last_checkpoint_version,
+    trim_log,
+)
+from millrace.storage.parquet_file import (
+    RowGroupFilter,
+    dataset,
+    open_file,
+    read_file,
+    read_filtered,
+    read_rows,
+    scan_rows,
+)
 from millrace.storage.store import TableStore, store_at
-from millrace.storage.torn import put_aside
+from millrace.storage.torn_log import quarantine_torn_files
 
-HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Checkpoints and clean-up are done under rules of our own (:func:`maintain`)."""
+NO_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Checkpoints and clean-up are done under rules of our own (:func:`maintain_log`)."""
 
 _log = logging.getLogger(__name__)
 
 
-class Table:
+class TableHandle:
     """A table at one version. Not thread-safe but for what reads one version (:meth:`actions`, :meth:`app_version`)."""
 
     def __init__(self, store: TableStore, delta: DeltaTable) -> None:
@@ -121,7 +136,7 @@ class Table:
         uris = self.file_uris(predicate)
         return [unquote(uri.removeprefix("file://").removeprefix(root)) for uri in uris]
 
-    def gone(self, names: Iterable[str]) -> list[str]:
+    def not_live(self, names: Iterable[str]) -> list[str]:
         """Those of `names` that are no live files."""
         wanted = list(names)
         if not wanted:
@@ -133,11 +148,11 @@ class Table:
         live = self.live_files()
         return [name for name in wanted if name not in live]
 
-    def opened(
+    def open_file(
         self, name: str, *, read_dictionary: Sequence[str] | None = None
     ) -> AbstractContextManager[pq.ParquetFile]:
         """One of its files, for reading. Raises TableDamaged."""
-        return opened(self.store, name, read_dictionary=read_dictionary)
+        return open_file(self.store, name, read_dictionary=read_dictionary)
 
     def read(self, name: str) -> pa.Table:
         """All rows of one of its files. Raises TableDamaged."""
@@ -150,22 +165,22 @@ class Table:
         *,
         columns: Sequence[str] | None = None,
         where: pc.Expression | None = None,
-        groups: RowGroups | None = None,
+        groups: RowGroupFilter | None = None,
     ) -> pa.Table:
         """The rows of some of its files, with the columns of `schema`. Raises TableDamaged."""
         return read_rows(self.store, names, schema, columns=columns, where=where, groups=groups)
 
-    def read_kept(
+    def read_filtered(
         self,
         names: Iterable[str],
         schema: pa.Schema,
         *,
         columns: Sequence[str],
-        looked_at: Sequence[str],
-        kept: Callable[[pa.Table], npt.NDArray[np.bool_]],
+        filter_columns: Sequence[str],
+        keep: Callable[[pa.Table], npt.NDArray[np.bool_]],
     ) -> pa.Table:
         """The rows of some of its files that `kept` takes by the columns `looked_at` alone. Raises TableDamaged."""
-        return read_kept(self.store, names, schema, columns=columns, looked_at=looked_at, kept=kept)
+        return read_filtered(self.store, names, schema, columns=columns, filter_columns=filter_columns, keep=keep)
 
     def scan_rows(
         self,
@@ -175,16 +190,16 @@ class Table:
         columns: Sequence[str],
         where: pc.Expression | None,
         batch_rows: int,
-        groups: RowGroups | None = None,
+        groups: RowGroupFilter | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of some of its files, batch by batch. Raises TableDamaged."""
         return scan_rows(self.store, names, schema, columns=columns, where=where, batch_rows=batch_rows, groups=groups)
 
     def is_newest(self) -> bool:
         """Whether there is no later version, and this one still stands."""
-        return self.store.size(entry_name(self.version + 1)) is None and self.stands()
+        return self.store.size(commit_file(self.version + 1)) is None and self.version_exists()
 
-    def columns_lacking(self, wanted: pa.Schema) -> tuple[list[Field], dict[str, tuple[str, str]]]:
+    def missing_columns(self, wanted: pa.Schema) -> tuple[list[Field], dict[str, tuple[str, str]]]:
         """The columns of `wanted` that the table does not have, or lets not be null where `wanted` does; and, by name, (type here,
         type wanted) of those that differ."""
         there = self.delta.schema().fields
@@ -207,14 +222,18 @@ class Table:
             with self.store.lease():
                 self.refresh()
                 return self.delta.vacuum(
-                    hours, dry_run=False, enforce_retention_duration=False, full=full, post_commithook_properties=HOOKS
+                    hours,
+                    dry_run=False,
+                    enforce_retention_duration=False,
+                    full=full,
+                    post_commithook_properties=NO_COMMIT_HOOKS,
                 )
 
     def compact(self, partitions: list[tuple[str, str, Any]]) -> None:
         """Join small files. Raises TableUnavailable where another writer was in between."""
         with _answering(self.uri), self.store.lease():
             self.refresh()
-            self.delta.optimize.compact(partition_filters=partitions, post_commithook_properties=HOOKS)
+            self.delta.optimize.compact(partition_filters=partitions, post_commithook_properties=NO_COMMIT_HOOKS)
 
     def refresh(self) -> None:
         """Go to the newest version. Costs next to nothing where this is it: versions have no gaps."""
@@ -222,9 +241,9 @@ class Table:
             with _answering(self.uri):
                 self.delta.update_incremental()
 
-    def stands(self) -> bool:
+    def version_exists(self) -> bool:
         """Whether the log still has this version: under the lease, whether a commit made from it can take only its own place."""
-        return self.store.size(entry_name(self.version)) is not None
+        return self.store.size(commit_file(self.version)) is not None
 
     def reopen(self) -> None:
         """Go to the newest version by way of the last Delta checkpoint: what a handle drags along since it was opened goes."""
@@ -260,12 +279,12 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def open_table(uri: object, *, version: int | None = None) -> Table | None:
+def open_table(uri: object, *, version: int | None = None) -> TableHandle | None:
     """The table at `uri` (pinned to `version`, or as it is now); None where there is none. What a power loss tore at the end of its
     log is put aside. Raises TableDamaged."""
     store = store_at(uri)
     try:
-        return Table(store, _delta(store, version))
+        return TableHandle(store, _delta(store, version))
     except TableNotFoundError:
         return None
     except DeltaError as error:
@@ -283,7 +302,7 @@ def _delta(store: TableStore, version: int | None) -> DeltaTable:
     except TableNotFoundError:
         raise
     except DeltaError:
-        if not put_aside(store):
+        if not quarantine_torn_files(store):
             raise
         return store.delta(version)
 
@@ -293,7 +312,7 @@ def table_exists(uri: object) -> bool:
     return store_at(uri).exists()
 
 
-def table_at(uri: object, *, version: int | None = None) -> Table:
+def table_at(uri: object, *, version: int | None = None) -> TableHandle:
     """The table at `uri` as it is now, or at `version`. Raises TableNotFound, TableDamaged."""
     table = open_table(uri, version=version)
     if table is None:
@@ -309,7 +328,7 @@ def create_table(
     configuration: Mapping[str, str] | None = None,
     name: str | None = None,
     description: str | None = None,
-) -> Table:
+) -> TableHandle:
     """The table at `uri`, created if there is none; of several creators at once, all get the one that won."""
     table = open_table(uri)
     if table is not None:
@@ -333,12 +352,12 @@ def create_table(
     table = open_table(uri)
     if table is None:
         raise failed or TableNotFound(f"there is no table at {uri}")
-    store.sync([entry_name(0), LOG])
+    store.sync([commit_file(0), LOG_FOLDER])
     return table
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class LogMaintenance:
     """How a table's log is kept short."""
 
     checkpoint_commits: int = 50
@@ -347,18 +366,18 @@ class Upkeep:
     """Versions that stay behind: more than an hour at one a second."""
 
 
-def maintain(table: Table, upkeep: Upkeep, seam: Callable[[str], None] = hit) -> None:
+def maintain_log(table: TableHandle, maintenance: LogMaintenance, seam: Callable[[str], None] = hit) -> None:
     """Write a checkpoint where it is time, and clean up behind older ones. What fails is tried again by the next commit."""
-    every, version = upkeep.checkpoint_commits, table.version
+    every, version = maintenance.checkpoint_commits, table.version
     if table._checkpointed is None or version - table._checkpointed >= every:
-        table._checkpointed = last_checkpoint(table.store)
+        table._checkpointed = last_checkpoint_version(table.store)
     try:
         if version - table._checkpointed >= every:
             table.delta.create_checkpoint()
-            table.store.sync([checkpoint_name(version), HINT])
+            table.store.sync([checkpoint_file(version), LAST_CHECKPOINT_FILE])
             table._checkpointed = version
             seam("checkpoint.written")
-            trim(table.store, keep=upkeep.keep_commits)
+            trim_log(table.store, keep=maintenance.keep_commits)
             table.reopen()
         elif version - table._opened >= every:
             table.reopen()

@@ -19,10 +19,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.node.range.task_memory import keep_modules
+from millrace.runtime.spark_worker_gc import freeze_modules
 from millrace.streams.rows import UNBOUNDED, Place, RowsOf, RowsPlanner, Task, rows_of
 
 FORMAT: Final = "millrace_rows"
@@ -75,7 +75,7 @@ class RowsPartition(InputPartition):
 def _read(rows: RowsOf, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if partition.value is not None:  # where a batch has nothing to read, Spark makes a partition of nothing
         yield from rows_of(rows, partition.value)
-    keep_modules(FORMAT)
+    freeze_modules(FORMAT)
 
 
 class RowsReader(DataSourceReader):

@@ -22,23 +22,23 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgument
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
-from millrace.catalog.records import known_collections
+from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.sqlite_file import read_collections
 from millrace.message.ids import MAX_TICK, tick_physical_ms
 from millrace.message.schema import CollectionSchema
-from millrace.rpc.selection import EVERYTHING, Selection
+from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 from millrace.tables.collections.changes import ImportedFiles
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.collections.table import rows_uri
-from millrace.tables.read.arrow import PIECE_BYTES, pieces_of
+from millrace.tables.read.arrow import PIECE_BYTES, read_pieces
 from millrace.tables.read.plan import plan_read
 from millrace.tables.wal.reader import WalRange, WalSnapshot, read_range
 from millrace.wal.txn_buffer import TxnBuffer
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
-from millrace.wal.visible.changes import CHANGE_COLUMNS, ChangeReader, Position, Start, change_schema
-from millrace.wal.visible.rows import conform
+from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog
+from millrace.wal.visible.changes import CHANGE_COLUMNS, ChangePosition, ChangeReader, ChangeStart, change_schema
+from millrace.wal.visible.collection_rows import align_to_schema
 
 Kinds = Literal["all", "inserts", "skip others"]
 """Which changes are given: all; inserts, with ChangesRefused at any other; inserts, with the others left out."""
@@ -115,9 +115,9 @@ class RowsOf:
         return pa.schema([every.field(name) for name in self.columns]) if self.columns else every
 
 
-def find_collection(settings: Settings, name: str) -> Collection:
+def find_collection(settings: Settings, name: str) -> CollectionInfo:
     """The collection `name` of a data folder. Raises CollectionNotFound."""
-    for each in known_collections(settings.data_dir):
+    for each in read_collections(settings.data_dir):
         if each.name == name and each.state == "active":
             return each
     raise CollectionNotFound(
@@ -177,7 +177,7 @@ class Stretch:
     """A task: the changes behind `start.after` that a range of the ``wal`` table makes visible."""
 
     pchannel: str
-    start: Start
+    start: ChangeStart
     range: WalRange
 
 
@@ -279,24 +279,26 @@ class RowsPlanner:
                 begin = cut
         return found
 
-    def _start(self, wal: WalSnapshot, pchannel: str, tick: int, checkpoint: Checkpoint | None) -> Start:
+    def _start(self, wal: WalSnapshot, pchannel: str, tick: int, checkpoint: Checkpoint | None) -> ChangeStart:
         """The start behind `tick`, with a catalog that was carried up to there: nothing before the tick is read again."""
         mine = self._rows.collection_id
         if checkpoint is not None and checkpoint.time_tick >= tick:
-            return Start.of(Position(tick), checkpoint.time_tick, checkpoint.catalog.of_collection(mine))
+            return ChangeStart.of(
+                ChangePosition(tick), checkpoint.time_tick, checkpoint.catalog.collection_vchannels(mine)
+            )
         bases = [(0, {}), self._catalogs.get(pchannel, (0, {}))]
         if checkpoint is not None:
-            bases.append((checkpoint.time_tick, checkpoint.catalog.of_collection(mine)))
+            bases.append((checkpoint.time_tick, checkpoint.catalog.collection_vchannels(mine)))
         known, infos = max((each for each in bases if each[0] <= tick), key=lambda each: each[0])
-        catalog = Catalog(infos)
+        catalog = WalCatalog(infos)
         columns = ["time_tick", "type", "collection_id"]
         if any(_ddl(each, mine) for each in wal.messages(pchannel, after_tick=known, up_to_tick=tick, columns=columns)):
             for rows in wal.messages(pchannel, after_tick=known, up_to_tick=tick, types=CATALOG_TYPES):
                 for _ in catalog.apply(TxnBuffer().push(rows.filter(pc.equal(rows["collection_id"], mine)))):
                     pass
         self._catalogs[pchannel] = (tick, catalog.vchannels)
-        copied = Catalog.from_bytes(catalog.to_bytes())  # its reader carries it on
-        return Start(Position(tick), tick, copied, dict.fromkeys(copied.vchannels, tick))
+        copied = WalCatalog.from_bytes(catalog.to_bytes())  # its reader carries it on
+        return ChangeStart(ChangePosition(tick), tick, copied, dict.fromkeys(copied.vchannels, tick))
 
     def _newest(self) -> WalSnapshot | None:
         self._wal = WalSnapshot.open(self._rows.settings.wal_uri) if self._wal is None else self._wal.refreshed()
@@ -348,7 +350,7 @@ def rows_of(rows: RowsOf, task: Task) -> Iterator[pa.RecordBatch]:
     found = _stretch(rows, task) if isinstance(task, Stretch) else _snapshot(rows, task)
     target = rows.arrow()
     for table in found:
-        yield from conform(table, target).combine_chunks().to_batches()
+        yield from align_to_schema(table, target).combine_chunks().to_batches()
 
 
 def _stretch(rows: RowsOf, task: Stretch) -> Iterator[pa.Table]:
@@ -356,7 +358,7 @@ def _stretch(rows: RowsOf, task: Stretch) -> Iterator[pa.Table]:
     buffer = TxnBuffer(after_tick=task.start.scan_after)
     imports = ImportedFiles.of(settings)
     reader = ChangeReader(
-        task.pchannel, rows.collection_id, task.start, imports=imports, schema=rows.schema, to_its_end=True
+        task.pchannel, rows.collection_id, task.start, imports=imports, schema=rows.schema, raise_on_schema_change=True
     )
     for messages in read_range(store_at(settings.wal_uri), task.range):
         for batch in reader.push(_of_channels(rows, buffer.push(messages), "vchannel")):
@@ -390,9 +392,9 @@ def _snapshot(rows: RowsOf, task: SnapshotPart) -> Iterator[pa.Table]:
     plan = plan_read(rows.settings, rows.collection_id, at=task.tick, deadline=0.0, confirmed=_whole(rows, task.tick))
     plan = replace(plan, schema=rows.schema)
     fields = rows.schema.arrow().names
-    selection = Selection(tuple(each for each in rows.columns if each in fields)) if rows.columns else EVERYTHING
-    for each in pieces_of(
-        plan, selection=selection, with_ticks=True, most_bytes=PIECE_BYTES, ticks=(task.after, task.until)
+    selection = Selection(tuple(each for each in rows.columns if each in fields)) if rows.columns else ALL_ROWS
+    for each in read_pieces(
+        plan, selection=selection, with_ticks=True, max_bytes=PIECE_BYTES, ticks=(task.after, task.until)
     ):
         piece = _of_channels(rows, each, "_vchannel")
         if piece.num_rows:

@@ -15,7 +15,7 @@ from millrace.client.client import Client
 from millrace.message.ids import Moment, resolve_tick
 from millrace.streams.reader import FORMAT, RowsSource
 from millrace.streams.rows import Kinds, Place, RowsOf
-from millrace.tables.read.freshness import all_confirmed
+from millrace.tables.read.freshness import require_confirmed_ticks
 
 
 def changes(
@@ -83,7 +83,7 @@ def _confirmed(rows: RowsOf, at: Moment | None, deadline: float | None) -> dict[
     tick = None if at is None else resolve_tick(at)
     seconds = settings.read_deadline if deadline is None else deadline
     with Client.connect(settings) as client:
-        ticks = all_confirmed(settings, rows.name, rows.pchannels, client.append, tick, seconds)
+        ticks = require_confirmed_ticks(settings, rows.name, rows.pchannels, client.append, tick, seconds)
     return dict.fromkeys(rows.pchannels, tick) if tick is not None else {name: ticks[name] for name in rows.pchannels}
 
 

@@ -12,17 +12,17 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import Malformed
 from millrace.base.settings import Settings
-from millrace.storage.table import Table, open_table
+from millrace.storage.table import TableHandle, open_table
 
 KIND_STATE: Final = "state"
 
 
-def results_uri(settings: Settings) -> str:
+def quality_results_uri(settings: Settings) -> str:
     """The Delta table of results, with the state row among them."""
     return settings.table_uri("quality/results")
 
 
-def files_of(table: Table, kind: str) -> list[str]:
+def files_of_kind(table: TableHandle, kind: str) -> list[str]:
     """The table's live files of one kind, relative to it."""
     actions = table.actions()
     if actions.num_rows == 0:
@@ -31,17 +31,17 @@ def files_of(table: Table, kind: str) -> list[str]:
     return found
 
 
-def read_state_row(table: Table) -> tuple[str | None, list[str]]:
+def read_state_row(table: TableHandle) -> tuple[str | None, list[str]]:
     """The state as JSON (None before the first run), and the file that holds it. Raises Malformed where there are several."""
-    live = files_of(table, KIND_STATE)
+    live = files_of_kind(table, KIND_STATE)
     if len(live) > 1:
         raise Malformed(f"{table.uri} has {len(live)} state rows: something else than the quality run wrote to it")
     return (table.read(live[0])["state"][0].as_py() if live else None), live
 
 
-def standing_blocks(settings: Settings) -> list[str]:
+def failed_critical_expectations(settings: Settings) -> list[str]:
     """Ids of the critical expectations that stand failed: nothing may be given up while there is one."""
-    path = results_uri(settings)
+    path = quality_results_uri(settings)
     table = open_table(path)
     text = None if table is None else read_state_row(table)[0]
     return [] if text is None else [block["id"] for block in json.loads(text)["blocks"]]

@@ -15,20 +15,20 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.message.columns import Columns
+from millrace.message.columns import MessageColumns
 from millrace.message.header import HEADER
 from millrace.message.ids import GENERATION_BITS, LogId, MessageId
 from millrace.message.log_entries import LogEntries
 from millrace.message.types import DML, MessageType
 from millrace.message.wire.decode import decode_columns, entry_crc
-from millrace.wal.interceptors.interceptor import Emits, Interceptor, Proceed, Settles, Stamps, Timed
-from millrace.wal.interceptors.links import links
-from millrace.wal.rows import RowBuilder, decided
-from millrace.wal.run import ACCEPTED, MAX_RUN, MIN_RUN, Decided, Emission, Row, Run
+from millrace.wal.interceptors.interceptor import DeferredEmitter, Emitter, Interceptor, Proceed, Stamper, TimerSource
+from millrace.wal.interceptors.links import build_interceptors
+from millrace.wal.message_run import ACCEPTED, MAX_RUN, MIN_RUN, DecidedBatch, DecidedMessage, Emission, MessageRun
+from millrace.wal.rows import WalRowBuilder, iter_decided
 from millrace.wal.state import ChannelState
 from millrace.wal.versions import CHAIN_VERSION, CHAIN_VERSIONS
 
-__all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "Outcome", "replay"]
+__all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "ChainOutcome", "replay"]
 
 _header: Final = attrgetter(*HEADER)
 
@@ -37,7 +37,7 @@ _GROWTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChainOutcome:
     """What the chain made of a run of entries.
 
     `messages` (accepted and emitted) and `rejections` are batches of ROW_SCHEMA in id order; `state` stands behind the run.
@@ -52,18 +52,18 @@ class Chain:
     """redo → lock → timetick (with the transaction manager) → shard. Stateless: a caller may share one among PChannels."""
 
     def __init__(
-        self, *, around: Callable[[Interceptor], Interceptor] = lambda link: link, max_run: int = MAX_RUN
+        self, *, wrap: Callable[[Interceptor], Interceptor] = lambda link: link, max_run: int = MAX_RUN
     ) -> None:
         """`around` may put something around each link that watches it; a step judges at the most `max_run` messages."""
         self._max_run = max_run
-        own = links()
-        self._links = tuple(map(around, own))
-        self._timed = [link for link in own if isinstance(link, Timed)]
-        self._emitting = [link for link in own if isinstance(link, Emits)]
-        self._stamping = [link for link in own if isinstance(link, Stamps)]
-        self._settling = [link for link in own if isinstance(link, Settles)]
+        own = build_interceptors()
+        self._links = tuple(map(wrap, own))
+        self._timed = [link for link in own if isinstance(link, TimerSource)]
+        self._emitting = [link for link in own if isinstance(link, Emitter)]
+        self._stamping = [link for link in own if isinstance(link, Stamper)]
+        self._settling = [link for link in own if isinstance(link, DeferredEmitter)]
 
-    def process(self, state: ChannelState, entries: LogEntries) -> Outcome:
+    def process(self, state: ChannelState, entries: LogEntries) -> ChainOutcome:
         """Judge `entries`, which must begin at ``state.position``. `state` itself is left as it is.
 
         Raises UnsupportedVersion where the log asks for another version of the wire form or the chain; whatever stands
@@ -79,7 +79,7 @@ class Chain:
                 f"entries begin before {state.position}, the position of the state of {state.pchannel}"
             )
         state = state.copy()
-        rows = RowBuilder(columns)
+        rows = WalRowBuilder(columns)
         row, last, most = 0, len(columns) - 1, self._max_run
         while row < len(columns):
             begun, row = row, self._step(state, columns, row, rows, most)
@@ -95,17 +95,17 @@ class Chain:
             state.last_entry = _id(columns, last)
             value = batch.column("value")[_place(batch, state.last_entry)]
             # What did not decode is one row of type 0.
-            state.last_entry_crc = entry_crc(value.as_buffer(), sound=columns.type[last] != MessageType.UNDEFINED)
+            state.last_entry_crc = entry_crc(value.as_buffer(), verified=columns.type[last] != MessageType.UNDEFINED)
         messages, rejections = rows.build()
-        return Outcome(messages=messages, rejections=rejections, state=state)
+        return ChainOutcome(messages=messages, rejections=rejections, state=state)
 
-    def _step(self, state: ChannelState, columns: Columns, row: int, rows: RowBuilder, most: int) -> int:
+    def _step(self, state: ChannelState, columns: MessageColumns, row: int, rows: WalRowBuilder, most: int) -> int:
         """Take the messages from `row` on as far as they can be judged together, at the most `most`; the next row."""
         ordinal = 0
         now = state.next_tick(int(columns.physical_ms[row]))
         while state.term and (emission := self._due(state, now)) is not None:
             ordinal = self._emit(state, columns, row, rows, emission, ordinal)
-        run = Run.of(columns, row, most=most)
+        run = MessageRun.of(columns, row, most=most)
         if ordinal:
             run.cut(1)
         self.decide(state, run)
@@ -118,7 +118,7 @@ class Chain:
             state.last_tick = int(run.tick[0])
             return row + 1
         self._evolve_run(state, run, ordinal)
-        rows.run(run, ordinal=ordinal, confirmed=state.first_open_begin())
+        rows.add_run(run, ordinal=ordinal, confirmed=state.first_open_begin())
         last = row + run.count - 1
         ordinal = ordinal + 1 if run.count == 1 else 1
         if run.reason[-1] == ACCEPTED:
@@ -136,7 +136,7 @@ class Chain:
         ]
         return min(timers, key=lambda timer: timer[:3])[3]
 
-    def decide(self, state: ChannelState, run: Run) -> None:
+    def decide(self, state: ChannelState, run: MessageRun) -> None:
         """Have every link judge `run`, outermost first. Changes nothing but the run."""
 
         def after(number: int) -> Proceed:
@@ -146,25 +146,25 @@ class Chain:
 
         after(0)(run)
 
-    def evolve(self, state: ChannelState, rows: Decided | Row) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch | DecidedMessage) -> None:
         """Make decided messages part of `state`, innermost link first."""
         for link in reversed(self._links):
-            if isinstance(rows, Row):
+            if isinstance(rows, DecidedMessage):
                 link.evolve_one(state, rows)
             else:
                 link.evolve(state, rows)
 
-    def _evolve_run(self, state: ChannelState, run: Run, ordinal: int) -> None:
+    def _evolve_run(self, state: ChannelState, run: MessageRun, ordinal: int) -> None:
         columns, row = run.columns, run.start
-        if run.count == 1 and run.accepted_one:
+        if run.count == 1 and run.first_accepted:
             self.evolve(state, _row(run, ordinal))
             return
         ordinals = np.zeros(run.count, dtype=np.int32)
         ordinals[0] = ordinal
         self.evolve(
             state,
-            Decided(
-                **(columns.stretch(row, row + run.count) | {"type": run.type}),
+            DecidedBatch(
+                **(columns.slice_arrays(row, row + run.count) | {"type": run.type}),
                 tick=run.tick,
                 ordinal=ordinals,
                 segment_id=run.segment,
@@ -173,25 +173,33 @@ class Chain:
         )
 
     def _emit(
-        self, state: ChannelState, columns: Columns, cause: int, rows: RowBuilder, emission: Emission, ordinal: int
+        self,
+        state: ChannelState,
+        columns: MessageColumns,
+        cause: int,
+        rows: WalRowBuilder,
+        emission: Emission,
+        ordinal: int,
     ) -> int:
         """Give `emission` its tick and ordinal, take it into the state, then what it releases; the next ordinal."""
         tick = state.next_tick(int(columns.physical_ms[cause]))
         self.evolve(state, _emitted_row(columns, cause, emission, tick, ordinal, state.term))
         confirmed = state.first_open_begin()
-        rows.emitted(emission, cause=cause, ordinal=ordinal, tick=tick, term=state.term, confirmed=confirmed)
+        rows.add_emitted(emission, cause=cause, ordinal=ordinal, tick=tick, term=state.term, confirmed=confirmed)
         return self._settle(state, columns, cause, rows, ordinal + 1)
 
-    def _settle(self, state: ChannelState, columns: Columns, cause: int, rows: RowBuilder, ordinal: int) -> int:
+    def _settle(
+        self, state: ChannelState, columns: MessageColumns, cause: int, rows: WalRowBuilder, ordinal: int
+    ) -> int:
         """Emit what waits for nothing more (flushes of sealed segments); the next ordinal."""
         for link in self._settling:
-            emission = link.settled(state)
+            emission = link.ready_emission(state)
             if emission is not None:
                 return self._emit(state, columns, cause, rows, emission, ordinal)
         return ordinal
 
 
-def _id(columns: Columns, row: int) -> LogId:
+def _id(columns: MessageColumns, row: int) -> LogId:
     return LogId(int(columns.ledger[row]), int(columns.entry[row]))
 
 
@@ -208,23 +216,25 @@ def _before(batch: pa.RecordBatch, generation: int) -> int:
     return int(np.searchsorted(batch["ledger"].to_numpy(), generation << GENERATION_BITS))
 
 
-def _row(run: Run, ordinal: int) -> Row:
+def _row(run: MessageRun, ordinal: int) -> DecidedMessage:
     """The run's one message, accepted and stamped."""
     columns, row, message_type = run.columns, run.start, MessageType(int(run.type[0]))
     # The state takes no part of rows: theirs stay where they are.
     payload = b"" if message_type in DML else columns.payload(row)
     stamps = (int(run.tick[0]), ordinal, int(run.segment[0]), int(columns.size[row]), None, payload)
-    values: tuple[Any, ...] = (message_type, columns.vchannel_name(row), *columns.plain_of(row), *stamps)
-    return Row(*values)
+    values: tuple[Any, ...] = (message_type, columns.vchannel_name(row), *columns.header_numbers(row), *stamps)
+    return DecidedMessage(*values)
 
 
-def _emitted_row(columns: Columns, cause: int, emission: Emission, tick: int, ordinal: int, term: int) -> Row:
+def _emitted_row(
+    columns: MessageColumns, cause: int, emission: Emission, tick: int, ordinal: int, term: int
+) -> DecidedMessage:
     kind, vchannel, _, *others = _header(emission)
     place = (int(columns.ledger[cause]), int(columns.entry[cause]), int(columns.index[cause]))
     segment_id = tick if kind is MessageType.CREATE_SEGMENT else emission.segment_id
     stamps = (tick, ordinal, segment_id, len(emission.payload), emission.detail, emission.payload)
     values: tuple[Any, ...] = (kind, vchannel, term, *others, *place, *stamps)
-    return Row(*values)
+    return DecidedMessage(*values)
 
 
 def replay(
@@ -243,14 +253,14 @@ def replay(
     """
     chain = Chain()
     state = state.copy()
-    for part in decided(rows):
+    for part in iter_decided(rows):
         chain.evolve(state, part)
     state.position, state.last_entry, state.last_entry_crc = position, last_entry, last_entry_crc
     state.last_tick = max(state.last_tick, last_tick)
     return state
 
 
-def first_confirmed(state: ChannelState) -> MessageId:
+def last_confirmed(state: ChannelState) -> MessageId:
     """Where a reader must begin so that it misses nothing that becomes visible behind `state`."""
     begin = state.first_open_begin()
     return begin if begin is not None else MessageId(*state.position, 0, 0)

@@ -53,7 +53,7 @@ class ChainConfig:
     max_vchannels: int = 1024
     max_partitions: int = 4096
 
-    def changed(self, values: Mapping[str, int]) -> Self:
+    def with_changes(self, values: Mapping[str, int]) -> Self:
         """This config with `values` set. Raises Malformed for an unknown key or a value outside its bounds."""
         for key, value in values.items():
             if key not in BOUNDS:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a client that asks for definitions has no state to make the
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class VChannelDefinition:
     """One VChannel's collection, as the chain has it."""
 
     collection_id: int
@@ -57,15 +57,15 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True)
-class Definitions:
+class PChannelDefinitions:
     """A PChannel's VChannels: how many it has and may have, and those that were asked for, by name."""
 
-    taken: int
+    vchannel_count: int
     max_vchannels: int
     max_partitions: int
     collections: dict[int, str]
     """Every collection with a VChannel here: its name by its id."""
-    vchannels: dict[str, Definition]
+    vchannels: dict[str, VChannelDefinition]
 
     @classmethod
     def of(cls, state: ChannelState, collection_id: int | None) -> Self:
@@ -76,12 +76,12 @@ class Definitions:
             state.config.max_vchannels,
             state.config.max_partitions,
             {each.collection_id: each.collection_name for each in channels},
-            {each.name: Definition.of(each) for each in channels if each.collection_id == collection_id},
+            {each.name: VChannelDefinition.of(each) for each in channels if each.collection_id == collection_id},
         )
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "taken": self.taken,
+            "taken": self.vchannel_count,
             "max_vchannels": self.max_vchannels,
             "max_partitions": self.max_partitions,
             "collections": {str(number): name for number, name in self.collections.items()},
@@ -96,5 +96,5 @@ class Definitions:
             int(value["max_vchannels"]),
             int(value["max_partitions"]),
             {int(number): str(name) for number, name in value["collections"].items()},
-            {str(name): Definition.from_json(each) for name, each in value["vchannels"].items()},
+            {str(name): VChannelDefinition.from_json(each) for name, each in value["vchannels"].items()},
         )

@@ -57,18 +57,18 @@ _LANES: Final = (_constants(1), _constants(2))
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class WalDigest:
     """The digest of a multiset of rows: two sums modulo 2**64 and the number of rows. ``+`` is the union."""
 
     low: int = 0
     high: int = 0
     rows: int = 0
 
-    def __add__(self, other: Digest) -> Digest:
-        return Digest((self.low + other.low) & _MASK, (self.high + other.high) & _MASK, self.rows + other.rows)
+    def __add__(self, other: WalDigest) -> WalDigest:
+        return WalDigest((self.low + other.low) & _MASK, (self.high + other.high) & _MASK, self.rows + other.rows)
 
-    def __sub__(self, other: Digest) -> Digest:
-        return Digest((self.low - other.low) & _MASK, (self.high - other.high) & _MASK, self.rows - other.rows)
+    def __sub__(self, other: WalDigest) -> WalDigest:
+        return WalDigest((self.low - other.low) & _MASK, (self.high - other.high) & _MASK, self.rows - other.rows)
 
     def __str__(self) -> str:
         return f"{self.high:016x}{self.low:016x}-{self.rows}"
@@ -101,12 +101,12 @@ def payload_hashes(column: pa.Array) -> U64:
     return np.fromiter(map(xxhash.xxh3_64_intdigest, values, [_PAYLOAD_SEED] * size), dtype=np.uint64, count=size)
 
 
-def digest(rows: pa.RecordBatch | pa.Table) -> Digest:
+def digest_rows(rows: pa.RecordBatch | pa.Table) -> WalDigest:
     """The digest of rows with the columns of :data:`millrace.wal.schema.ROW_SCHEMA` (strings plain or dictionary).
 
     Costs about 0.4 µs a row of 1 KB on one core.
     """
-    total = Digest()
+    total = WalDigest()
     batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
     for batch in batches:
         for start in range(0, batch.num_rows, _MAX_ROWS):
@@ -114,7 +114,7 @@ def digest(rows: pa.RecordBatch | pa.Table) -> Digest:
     return total
 
 
-def _digest(batch: pa.RecordBatch) -> Digest:
+def _digest(batch: pa.RecordBatch) -> WalDigest:
     columns: dict[str, U64] = {}
     for name in _INTEGERS:
         columns[name] = batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False).view(np.uint64)
@@ -129,7 +129,7 @@ def _digest(batch: pa.RecordBatch) -> Digest:
             np.multiply(values, constants[name], out=product)
             np.add(mixed, product, out=mixed)
         sums.append(int(_finish(mixed).sum(dtype=np.uint64)))
-    return Digest(sums[0], sums[1], batch.num_rows)
+    return WalDigest(sums[0], sums[1], batch.num_rows)
 
 
 def _string_hashes(column: pa.Array) -> U64:

@@ -36,7 +36,7 @@ class Reason(StrEnum):
     NO_EFFECT = "NO_EFFECT"
 
 
-OUTSIDE_SEQUENCE = frozenset(
+SEQUENCE_NEUTRAL_REASONS = frozenset(
     {
         Reason.MALFORMED,
         Reason.UNSUPPORTED_TYPE,

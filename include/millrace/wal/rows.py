@@ -11,29 +11,39 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.message.batch import numbers, texts
-from millrace.message.columns import Columns
-from millrace.message.header import NUMBERS
+from millrace.message.batch import integer_array, string_array
+from millrace.message.columns import MessageColumns
+from millrace.message.header import NUMERIC_FIELDS
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
+from millrace.wal.message_run import (
+    ACCEPTED,
+    REASONS,
+    DecidedBatch,
+    DecidedMessage,
+    Emission,
+    MessageRun,
+    dml_mask,
+    payload_sizes,
+    reason_code,
+)
 from millrace.wal.reasons import Reason
-from millrace.wal.run import ACCEPTED, REASONS, Decided, Emission, Row, Run, changing, payload_sizes, reason_code
 from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.versions import CHAIN_VERSION
 
 _TYPES: Final = tuple(MessageType)
-_TYPE_NAMES: Final = texts(member.name for member in _TYPES)
+_TYPE_NAMES: Final = string_array(member.name for member in _TYPES)
 TYPE_CODES: Final = {member: code for code, member in enumerate(_TYPES)}
 """What stands for each type in the column ``type`` of a chain's rows."""
-_REASON_NAMES: Final = texts(reason.value for reason in REASONS)
+_REASON_NAMES: Final = string_array(reason.value for reason in REASONS)
 _TYPE_INDEX: Final = np.zeros(1 << 16, dtype=np.int32)
 _TYPE_INDEX[[member.value for member in _TYPES]] = np.arange(len(_TYPES), dtype=np.int32)
 
-EMPTY: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
+EMPTY_ROWS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
 """No rows."""
 
 _UNSUPPORTED: Final = reason_code(Reason.UNSUPPORTED_TYPE)
-_COPIED: Final = ("ledger", "entry", "index", "physical_ms", *NUMBERS)
+_COPIED: Final = ("ledger", "entry", "index", "physical_ms", *NUMERIC_FIELDS)
 _CONFIRMED: Final = ("ledger", "entry", "index", "ordinal")
 _NAMES: Final = tuple(ROW_SCHEMA.names)
 
@@ -55,21 +65,21 @@ class _Piece:
     term: int = 0
 
 
-class RowBuilder:
+class WalRowBuilder:
     """Collects what the chain decided about `columns` and makes ROW_SCHEMA batches of it."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: MessageColumns) -> None:
         self._columns = columns
         self._pieces: list[_Piece] = []
 
-    def run(self, run: Run, *, ordinal: int, confirmed: MessageId | None) -> None:
+    def add_run(self, run: MessageRun, *, ordinal: int, confirmed: MessageId | None) -> None:
         """Add a decided run, stamped; its first message has `ordinal`, the others 0. `confirmed`: the first open Begin, if any."""
         details = {place: words for place, words in run.details.items() if place < run.count and run.reason[place]}
         self._pieces.append(
             _Piece(run.start, run.count, ordinal, run.tick, run.reason, run.segment, run.type, confirmed, details)
         )
 
-    def emitted(
+    def add_emitted(
         self, emission: Emission, *, cause: int, ordinal: int, tick: int, term: int, confirmed: MessageId | None
     ) -> None:
         """Add a message that the chain made because of message `cause` of the batch."""
@@ -95,7 +105,7 @@ class RowBuilder:
         """Accepted and emitted messages, and rejections: two ROW_SCHEMA batches, each in id order."""
         pieces, columns = self._pieces, self._columns
         if not pieces:
-            return EMPTY, EMPTY
+            return EMPTY_ROWS, EMPTY_ROWS
         source = self._source()
         values: dict[str, npt.NDArray[Any]] = {name: getattr(columns, name)[source] for name in _COPIED}
         values["type"] = _TYPE_INDEX[np.concatenate([piece.type for piece in pieces])]
@@ -119,7 +129,7 @@ class RowBuilder:
             # Where an upsert has no behaviour its number had no name either: an old log gives the rows that it gave.
             nameless = (reason == _UNSUPPORTED) & (values["type"] == TYPE_CODES[MessageType.UPSERT])
             values["type"][nameless] = TYPE_CODES[MessageType.UNDEFINED]
-        plain = {name: numbers(each) for name, each in values.items()}
+        plain = {name: integer_array(each) for name, each in values.items()}
         plain |= self._confirmed(values, reason, starts) or {"lc_" + name: plain[name] for name in _CONFIRMED}
         codes = pa.array(reason.astype(np.int32) - 1, mask=~rejected) if some else pa.nulls(len(reason), pa.int32())
         arrays = plain | {
@@ -131,7 +141,7 @@ class RowBuilder:
         }
         batch = pa.RecordBatch.from_arrays([arrays[name] for name in _NAMES], schema=ROW_SCHEMA)
         if not some:
-            return batch, EMPTY
+            return batch, EMPTY_ROWS
         return batch.filter(pa.array(~rejected)), batch.filter(pa.array(rejected))
 
     def _source(self) -> npt.NDArray[np.intp] | slice:
@@ -170,7 +180,7 @@ class RowBuilder:
                 rows = start + np.flatnonzero(reason[start : start + piece.count] == ACCEPTED)
                 for name, value in zip(_CONFIRMED, piece.confirmed, strict=True):
                     held[name][rows] = value
-        return {"lc_" + name: numbers(each) for name, each in held.items()}
+        return {"lc_" + name: integer_array(each) for name, each in held.items()}
 
 
 def _words(details: dict[int, str], count: int) -> pa.Array:
@@ -187,7 +197,7 @@ def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, nam
     if emission.vchannel not in names:
         names.append(emission.vchannel)
     values["vchannel"][row] = names.index(emission.vchannel)
-    for name in NUMBERS:
+    for name in NUMERIC_FIELDS:
         values[name][row] = getattr(emission, name)
     values["term"][row] = piece.term
 
@@ -208,13 +218,13 @@ def _plain(batch: pa.RecordBatch | pa.Table) -> pa.Table:
     return table.select(ROW_SCHEMA.names).cast(pa.schema(plain))
 
 
-def decided(table: pa.Table) -> Iterator[Decided | Row]:
+def iter_decided(table: pa.Table) -> Iterator[DecidedBatch | DecidedMessage]:
     """Rows in id order as evolve takes them: stretches of what changes rows and of rejections, other messages one by one."""
     for batch in table.combine_chunks().to_batches():
         yield from _decided(batch)
 
 
-def _decided(batch: pa.RecordBatch) -> Iterator[Decided | Row]:
+def _decided(batch: pa.RecordBatch) -> Iterator[DecidedBatch | DecidedMessage]:
     def view(name: str) -> npt.NDArray[Any]:
         return batch.column(name).to_numpy(zero_copy_only=False)
 
@@ -223,7 +233,7 @@ def _decided(batch: pa.RecordBatch) -> Iterator[Decided | Row]:
     types = np.array([member.value for member in _TYPES], dtype=np.uint16)[
         pc.index_in(batch.column("type"), _TYPE_NAMES).to_numpy(zero_copy_only=False)
     ]
-    whole = Decided(
+    whole = DecidedBatch(
         type=types,
         vchannel=vchannel.indices.to_numpy(zero_copy_only=False),
         names=vchannel.dictionary.to_pylist(),
@@ -233,28 +243,33 @@ def _decided(batch: pa.RecordBatch) -> Iterator[Decided | Row]:
         index=view("index"),
         ordinal=view("ordinal"),
         segment_id=view("segment_id"),
-        **{name: view(name) for name in NUMBERS},
+        **{name: view(name) for name in NUMERIC_FIELDS},
         size=payload_sizes(batch.column("payload")),
         reason=reason.astype(np.uint8),
     )
-    alone = np.flatnonzero(~changing(CHAIN_VERSION)[types] & (whole.reason == ACCEPTED)).tolist()
+    alone = np.flatnonzero(~dml_mask(CHAIN_VERSION)[types] & (whole.reason == ACCEPTED)).tolist()
     start = 0
     for row in [*alone, len(whole)]:
         if row > start:
-            yield stretch(whole, start, row)
+            yield slice_decided(whole, start, row)
         if row < len(whole):
             yield _row(batch, whole, row)
         start = row + 1
 
 
-def stretch(rows: Decided, start: int, stop: int) -> Decided:
+def slice_decided(rows: DecidedBatch, start: int, stop: int) -> DecidedBatch:
     """Rows start .. stop - 1."""
     own = {name: getattr(rows, name)[start:stop] for name in ("tick", "ordinal", "segment_id", "reason")}
-    return Decided(**rows.stretch(start, stop), **own)
+    return DecidedBatch(**rows.slice_arrays(start, stop), **own)
 
 
-def _row(batch: pa.RecordBatch, rows: Decided, row: int) -> Row:
+def _row(batch: pa.RecordBatch, rows: DecidedBatch, row: int) -> DecidedMessage:
     detail, payload = batch.column("detail")[row].as_py(), batch.column("payload")[row].as_py() or b""
     stamps = (int(rows.tick[row]), int(rows.ordinal[row]), int(rows.segment_id[row]), len(payload), detail, payload)
-    values: tuple[Any, ...] = (MessageType(int(rows.type[row])), rows.vchannel_name(row), *rows.plain_of(row), *stamps)
-    return Row(*values)
+    values: tuple[Any, ...] = (
+        MessageType(int(rows.type[row])),
+        rows.vchannel_name(row),
+        *rows.header_numbers(row),
+        *stamps,
+    )
+    return DecidedMessage(*values)

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument, WalGap
-from millrace.message.batch import texts
-from millrace.message.header import NUMBERS
+from millrace.message.batch import string_array
+from millrace.message.header import NUMERIC_FIELDS
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
@@ -71,34 +71,34 @@ DeliverPolicy = All | Latest | StartFrom | StartAfter | StartAfterTick
 
 
 @dataclass(frozen=True, slots=True)
-class VChannels:
+class VChannelFilter:
     """Messages of these VChannels, and those of the whole PChannel (with an empty VChannel), which concern each of them."""
 
     names: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
-class TickAbove:
+class TickAboveFilter:
     """Units that became visible after `tick`."""
 
     tick: int
 
 
 @dataclass(frozen=True, slots=True)
-class TickFrom:
+class TickFromFilter:
     """Units that became visible at `tick` or after."""
 
     tick: int
 
 
 @dataclass(frozen=True, slots=True)
-class Types:
+class TypeFilter:
     """Units of these types."""
 
     types: Collection[MessageType]
 
 
-Filter = VChannels | TickAbove | TickFrom | Types
+Filter = VChannelFilter | TickAboveFilter | TickFromFilter | TypeFilter
 
 # --- units as objects ---------------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ _ROWS: Final = 256
 _BYTES: Final = 1 << 20
 """Of a table, that become objects together: at most, about."""
 
-_SILENT: Final = texts(("BEGIN_TXN", "KEEP_ALIVE", "ROLLBACK_TXN"))
+_SILENT: Final = string_array(("BEGIN_TXN", "KEEP_ALIVE", "ROLLBACK_TXN"))
 _IDS: Final = ("ledger", "entry", "index", "ordinal")
 
 
@@ -153,13 +153,13 @@ class Scanner:
         types: set[MessageType] | None = None
         for each in filters:
             match each:
-                case VChannels(wanted):
+                case VChannelFilter(wanted):
                     names = set(wanted) if names is None else names & set(wanted)
-                case Types(kinds):
+                case TypeFilter(kinds):
                     types = set(kinds) if types is None else types & set(kinds)
-                case TickAbove(tick):
+                case TickAboveFilter(tick):
                     after_tick = max(after_tick, tick)
-                case TickFrom(tick):
+                case TickFromFilter(tick):
                     after_tick = max(after_tick, tick - 1)
                 case _:
                     raise InvalidArgument(f"{each!r} is no filter of a scan")
@@ -169,7 +169,7 @@ class Scanner:
         self._types = None if types is None else pa.array([kind.name for kind in types], pa.utf8())
         self._buffer = TxnBuffer(after_tick=after_tick)
         self._last_tick = 0
-        self.left_out = 0
+        self.filtered_count = 0
         """Messages that the filters let not through, so far."""
 
     @property
@@ -188,7 +188,7 @@ class Scanner:
         self._follow(table)
         if self._names is not None:
             pushed, table = table, table.filter(pc.is_in(_names(table, "vchannel"), self._names))
-            self.left_out += pushed.num_rows - table.num_rows
+            self.filtered_count += pushed.num_rows - table.num_rows
         visible = self._buffer.push(table)
         if visible.num_rows == 0:
             return visible
@@ -199,7 +199,7 @@ class Scanner:
             kinds = _names(visible, "type")
         if visible.num_rows and (self._types is not None or self._first_id is not None):
             whole, visible = visible, visible.filter(pa.array(self._passing(visible, kinds)))
-            self.left_out += whole.num_rows - visible.num_rows
+            self.filtered_count += whole.num_rows - visible.num_rows
         return visible
 
     def _follow(self, table: pa.Table) -> None:
@@ -246,7 +246,7 @@ def _names(table: pa.Table, column: str) -> pa.ChunkedArray:
     return values.cast(pa.utf8()) if pa.types.is_dictionary(values.type) else values
 
 
-def messages(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
+def visible_units(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
     """The units of a table that :meth:`Scanner.push` gave, as objects, which are made as they are asked for: a message without
     much in it is ten times as large as its row."""
     if visible.num_rows == 0:
@@ -265,7 +265,7 @@ def messages(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
                 yield message
 
 
-_SAME: Final = ("time_tick", "physical_ms", "vchannel", "segment_id", *NUMBERS)
+_SAME: Final = ("time_tick", "physical_ms", "vchannel", "segment_id", *NUMERIC_FIELDS)
 _CONFIRMED: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
 
 
@@ -290,7 +290,7 @@ def _objects(rows: pa.Table) -> Iterator[ImmutableMessage]:
         )
 
 
-def immutable(row: dict[str, Any]) -> ImmutableMessage:
+def message_from_row(row: dict[str, Any]) -> ImmutableMessage:
     """A row of ROW_SCHEMA as an object."""
     return ImmutableMessage(
         id=MessageId(row["ledger"], row["entry"], row["index"], row["ordinal"]),

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from millrace.message.header import fields
+from millrace.message.header import header_fields
 
 KIND_MESSAGE: Final = "message"
 KIND_REJECTION: Final = "rejection"
@@ -30,16 +30,16 @@ ROW_SCHEMA: Final = pa.schema(
         pa.field("ordinal", pa.int32(), nullable=False),
         pa.field("physical_ms", pa.int64(), nullable=False),  # the log's append stamp, Unix ms
         pa.field("type", pa.dictionary(pa.int32(), pa.utf8()), nullable=False),  # MessageType name
-        *fields("vchannel"),
-        *fields("term"),
+        *header_fields("vchannel"),
+        *header_fields("term"),
         pa.field("lc_ledger", pa.int64(), nullable=False),  # LastConfirmed, a message id
         pa.field("lc_entry", pa.int64(), nullable=False),
         pa.field("lc_index", pa.int32(), nullable=False),
         pa.field("lc_ordinal", pa.int32(), nullable=False),
-        *fields("collection_id", "partition_id"),
+        *header_fields("collection_id", "partition_id"),
         # 0: none; unique within its PChannel (the tick of its CreateSegment)
         pa.field("segment_id", pa.int64(), nullable=False),
-        *fields("schema_version", "rows", "txn_id", "producer_id", "epoch", "sequence"),
+        *header_fields("schema_version", "rows", "txn_id", "producer_id", "epoch", "sequence"),
         pa.field("reason", pa.dictionary(pa.int32(), pa.utf8())),  # a rejection's Reason; null on accepted messages
         pa.field("detail", pa.utf8()),  # a rejection in words; the id of the original for a DUPLICATE; null otherwise
         pa.field("payload", pa.large_binary()),

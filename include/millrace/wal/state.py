@@ -15,7 +15,7 @@ from millrace.base.errors import Malformed, MillraceError, UnsupportedVersion
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId, MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.wal.config import ChainConfig
-from millrace.wal.segments.policies.registry import deadline as sealed_at
+from millrace.wal.segments.policies.registry import seal_deadline as sealed_at
 from millrace.wal.segments.segment import NEVER, Segment
 from millrace.wal.versions import CHAIN_VERSIONS
 
@@ -25,7 +25,7 @@ ENDED_TXNS: Final = 64
 """How many ended transactions a VChannel remembers, to tell a late message why it is refused."""
 
 
-class Result(NamedTuple):
+class SequenceResult(NamedTuple):
     """What a producer's sequences `sequence` .. `sequence + length - 1` came to; message j has index + j and tick + j."""
 
     sequence: int
@@ -47,13 +47,13 @@ class Result(NamedTuple):
         )
 
 
-class Producer(NamedTuple):
+class ProducerState(NamedTuple):
     """An idempotent producer on a VChannel."""
 
     epoch: int
     next_sequence: int
     last_tick: int
-    results: tuple[Result, ...]
+    results: tuple[SequenceResult, ...]
 
     def result(self, sequence: int) -> tuple[MessageId, int, str] | None:
         """The first result of `sequence`, where it is still among the last ones."""
@@ -63,7 +63,7 @@ class Producer(NamedTuple):
         return None
 
 
-class Txn(NamedTuple):
+class OpenTxn(NamedTuple):
     """An open transaction."""
 
     id: int
@@ -98,9 +98,9 @@ class VChannelState:
     """By partition id."""
     sealed: dict[int, Segment] = field(default_factory=dict)
     """By segment id: full, waiting for the transactions that touch them."""
-    txns: dict[int, Txn] = field(default_factory=dict)
+    txns: dict[int, OpenTxn] = field(default_factory=dict)
     ended: tuple[tuple[int, str], ...] = ()
-    producers: dict[int, Producer] = field(default_factory=dict)
+    producers: dict[int, ProducerState] = field(default_factory=dict)
     delete_rows: int = 0
     mvcc: int = 0
     forgotten: int = 0
@@ -116,7 +116,7 @@ class VChannelState:
             producers=dict(self.producers),
         )
 
-    def how_ended(self, txn_id: int) -> str | None:
+    def txn_outcome(self, txn_id: int) -> str | None:
         """How a transaction that is not open ended: "committed", "rolled back", "expired", "barrier"; None where unknown."""
         for ended_id, how in reversed(self.ended):
             if ended_id == txn_id:
@@ -146,7 +146,7 @@ class VChannelState:
     def from_json(cls, data: dict[str, Any]) -> VChannelState:
         growing = [_segment_from(item) for item in data["growing"]]
         sealed = [_segment_from(item) for item in data["sealed"]]
-        txns = [Txn(item[0], MessageId(*item[1]), *item[2:]) for item in data["txns"]]
+        txns = [OpenTxn(item[0], MessageId(*item[1]), *item[2:]) for item in data["txns"]]
         return cls(
             name=data["name"],
             collection_id=data["collection_id"],
@@ -160,7 +160,7 @@ class VChannelState:
             txns={txn.id: txn for txn in txns},
             ended=tuple((txn_id, how) for txn_id, how in data["ended"]),
             producers={
-                key: Producer(epoch, following, tick, tuple(Result(*result) for result in results))
+                key: ProducerState(epoch, following, tick, tuple(SequenceResult(*result) for result in results))
                 for key, epoch, following, tick, results in data["producers"]
             },
             delete_rows=data["delete_rows"],
@@ -170,7 +170,7 @@ class VChannelState:
 
 
 def _segment_json(segment: Segment) -> list[Any]:
-    return [*segment[:6], sorted(segment.txns), segment.sealed]
+    return [*segment[:6], sorted(segment.txns), segment.seal_policy]
 
 
 def _segment_from(item: list[Any]) -> Segment:
@@ -211,7 +211,7 @@ class ChannelState:
         """The tick that the next message would get at `physical_ms`."""
         return max(self.last_tick + 1, physical_ms << LOGICAL_BITS)
 
-    def open_txns(self) -> Iterator[tuple[VChannelState, Txn]]:
+    def open_txns(self) -> Iterator[tuple[VChannelState, OpenTxn]]:
         for channel in self.vchannels.values():
             for txn in channel.txns.values():
                 yield channel, txn

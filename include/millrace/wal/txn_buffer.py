@@ -20,19 +20,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import WalGap
-from millrace.message.batch import texts
+from millrace.message.batch import string_array
 from millrace.message.types import DML, MessageType
 
 VISIBLE_TICK: Final = "visible_tick"
 
-_BODIES: Final = texts(kind.name for kind in DML)
+_BODIES: Final = string_array(kind.name for kind in DML)
 _BEGIN: Final = MessageType.BEGIN_TXN.name
 _COMMIT: Final = MessageType.COMMIT_TXN.name
 _ROLLBACK: Final = MessageType.ROLLBACK_TXN.name
 _DROP: Final = MessageType.DROP_COLLECTION.name
 
 Bools = npt.NDArray[np.bool_]
-Places = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 
 
 class TxnBuffer:
@@ -125,7 +125,7 @@ class _Columns:
         self.known: Bools = np.zeros(len(txn), dtype=bool)
         """Rows of transactions whose Begin is among the rows."""
 
-    def ends(self) -> Places:
+    def ends(self) -> Indices:
         """For each row of a transaction the place of the row that ends it; -1 where it is open, or outside any.
 
         A transaction id may come again once it has ended: each Begin opens another lifetime of it.

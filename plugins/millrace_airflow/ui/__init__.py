@@ -1,6 +1,6 @@
 """The views inside Airflow, the REST API and the metrics of Millrace: one web application, mounted under ``/millrace``.
 
-The application is built once the web server has started (millrace_airflow.ui.front), and no sooner, so that schedulers and workers, which
+The application is built once the web server has started (millrace_airflow.ui.middleware), and no sooner, so that schedulers and workers, which
 load the plugin too, pay nothing for it. :data:`EXTERNAL_VIEWS` is its place in the navigation.
 """
 
@@ -25,7 +25,7 @@ STARTING: Final = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"
 <title>Millrace</title></head><body><p>Millrace's pages are starting. This page loads again by itself.</p></body></html>"""
 
 
-class FirstRequest:
+class LazyApp:
     """An ASGI application that is built with its first request, or before, by :meth:`build`; a page that comes meanwhile says so."""
 
     def __init__(self, build: Callable[[], FastAPI]) -> None:

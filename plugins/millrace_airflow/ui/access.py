@@ -18,23 +18,23 @@ from fastapi import Depends, HTTPException, Request, status
 from fastapi.security import HTTPAuthorizationCredentials
 
 from millrace.access.grants import Caller, Grant, Principal, Role
-from millrace.service.access import Credentials
+from millrace.service.authentication import Credentials
 
 STREAMING: Final = "streaming"
 """Who may read this DAG may read what Millrace shows; who may start it may drain nodes and freeze the balance."""
 
 
-async def reader(request: Request, credentials: Credentials) -> BaseUser:
+async def require_reader(request: Request, credentials: Credentials) -> BaseUser:
     """The person, logged in and allowed to read. Raises HTTPException 401 or 403."""
     user = await get_user(request, None, credentials)
-    if not principal_of(user).has((Role.READ,), ()):
+    if not principal_of(user).has_role((Role.READ,), ()):
         raise HTTPException(status.HTTP_403_FORBIDDEN, f"You need the permission to read the DAG {STREAMING!r}.")
     return user
 
 
-async def door(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-    """The person, logged in, with what Airflow lets them do here (millrace.service.access). Raises HTTPException 401 or 403."""
-    return Caller(principal_of(await reader(request, credentials)))
+async def authorize(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+    """The person, logged in, with what Airflow lets them do here (millrace.service.authentication). Raises HTTPException 401 or 403."""
+    return Caller(principal_of(await require_reader(request, credentials)))
 
 
 def principal_of(user: BaseUser) -> Principal:
@@ -58,5 +58,5 @@ def may_trigger(user: BaseUser, dag_id: str) -> bool:
     )
 
 
-Reader = Annotated[BaseUser, Depends(reader)]
+Reader = Annotated[BaseUser, Depends(require_reader)]
 """A route's parameter of this type lets only readers in."""

@@ -7,14 +7,14 @@ from fastapi.responses import HTMLResponse
 
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
-from millrace.observe.cluster import ClusterLook
+from millrace.observe.cluster import ClusterReader
 from millrace.observe.observer import Observer
 from millrace.pipelines.api.management import Management
-from millrace.service.application import application, parts
-from millrace.service.faults import ANSWERS
-from millrace.service.pipelines import StoreOnce, configuration_of, pipelines_part
+from millrace.service.application import build_app, core_routes
+from millrace.service.error_responses import ERROR_RESPONSES
+from millrace.service.pipelines import LazyPipelineStore, configuration_of, pipeline_routes
 from millrace_airflow.ui import data_docs, pages, pipelines, streams_page
-from millrace_airflow.ui.access import Reader, door, may_trigger
+from millrace_airflow.ui.access import Reader, authorize, may_trigger
 from millrace_airflow.ui.actions import Action, actions_for
 
 
@@ -22,10 +22,12 @@ def create_app(observer: Observer | None = None, management: Management | None =
     """The application over `observer` and `management`, or over those of the settings of this process."""
     observer = observer or Observer(Settings.load())
     settings = observer.settings
-    management = management or Management(settings, StoreOnce(settings), configuration=configuration_of(settings))
+    management = management or Management(
+        settings, LazyPipelineStore(settings), configuration=configuration_of(settings)
+    )
     renderer = pages.Renderer()
-    look = ClusterLook(settings, SystemClock())
-    app = application([*parts(observer, look), pipelines_part(management)], door, page=renderer.fault)
+    look = ClusterReader(settings, SystemClock())
+    app = build_app([*core_routes(observer, look), pipeline_routes(management)], authorize, page=renderer.error_page)
 
     @app.get("/docs", include_in_schema=False)
     def docs(request: Request, user: Reader) -> HTMLResponse:
@@ -41,7 +43,7 @@ def create_app(observer: Observer | None = None, management: Management | None =
 
 
 def _actions() -> APIRouter:
-    made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=ANSWERS)
+    made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=ERROR_RESPONSES)
 
     @made.get("/actions")
     def actions(user: Reader) -> list[Action]:

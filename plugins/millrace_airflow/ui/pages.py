@@ -18,15 +18,15 @@ from starlette.exceptions import HTTPException
 from millrace.access.grants import Role
 from millrace.base.errors import MillraceError
 from millrace.message.ids import compose_tick
-from millrace.observe.cluster import ClusterLook
-from millrace.observe.history import WINDOWS
+from millrace.observe.charts import WINDOWS
+from millrace.observe.cluster import ClusterReader
 from millrace.observe.observer import Observer
-from millrace.service.faults import Fault
-from millrace.service.searching import moment, number, rejection_query, transaction_query
+from millrace.service.error_responses import ApiError
+from millrace.service.search_parameters import parse_id, parse_moment_ms, rejection_query, transaction_query
 from millrace_airflow.ui import text
 from millrace_airflow.ui.access import Reader, may_trigger, principal_of
 from millrace_airflow.ui.actions import actions_for
-from millrace_airflow.ui.queue import waiting
+from millrace_airflow.ui.queue import queue_entries
 
 FOLDER: Final = Path(__file__).parent
 TABS: Final = (
@@ -85,7 +85,7 @@ class Renderer:
         )
         return HTMLResponse(html, status)
 
-    def fault(self, request: Request, status: int, fault: Fault) -> Response:
+    def error_page(self, request: Request, status: int, fault: ApiError) -> Response:
         """The page of an error."""
         asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return self.page(
@@ -109,7 +109,7 @@ def static_router() -> APIRouter:
     return made
 
 
-def router(observer: Observer, look: ClusterLook, renderer: Renderer) -> APIRouter:
+def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRouter:
     """The routes of the pages."""
     made = APIRouter(include_in_schema=False)
 
@@ -186,7 +186,7 @@ def router(observer: Observer, look: ClusterLook, renderer: Renderer) -> APIRout
         request: Request, user: Reader, job: Short = "", run: Annotated[str, Query(max_length=500)] = ""
     ) -> HTMLResponse:
         found = observer.maintenance(job=job, run=run)
-        queue = [] if run else waiting(found.running)
+        queue = [] if run else queue_entries(found.running)
         return show(request, user, "maintenance.html", "maintenance", found=found, queue=queue, job=job, run=run)
 
     @made.get("/quality")
@@ -195,7 +195,7 @@ def router(observer: Observer, look: ClusterLook, renderer: Renderer) -> APIRout
 
     @made.get("/cluster")
     def cluster(request: Request, user: Reader) -> HTMLResponse:
-        operates = principal_of(user).has((Role.OPERATE,), ())
+        operates = principal_of(user).has_role((Role.OPERATE,), ())
         return show(request, user, "cluster.html", "cluster", found=look.view(), operates=operates)
 
     @made.get("/actions")
@@ -218,6 +218,6 @@ def _tick(at: str) -> int | None:
     """A time tick, or a moment as its last tick; None for nothing. Raises InvalidArgument."""
     at = at.strip()
     if at.isascii() and at.isdigit() and len(at) > 12:
-        return number("at", at)
-    ms = moment("at", at)
+        return parse_id("at", at)
+    ms = parse_moment_ms("at", at)
     return None if ms is None else compose_tick(ms, (1 << 18) - 1)

@@ -73,12 +73,12 @@ def router(management: Management, observer: Observer, renderer: Renderer) -> AP
         return show(
             request, user, "pipelines.html",
             rows=rows[offset : offset + PER_PAGE], page=page, counts=counts, text=text, state=state,
-            creates=caller.principal.has((Role.OPERATE,)),
+            creates=caller.principal.has_role((Role.OPERATE,)),
         )  # fmt: skip
 
     @made.get("/pipelines-new")
     def new(request: Request, user: Reader) -> HTMLResponse:
-        creates = caller_of(user).principal.has((Role.OPERATE,))
+        creates = caller_of(user).principal.has_role((Role.OPERATE,))
         return show(
             request, user, "pipeline_form.html",
             found=None, declaration=_STARTER, secrets=[], may_save=creates, defaults=_DEFAULTS,
@@ -169,7 +169,8 @@ def _row(management: Management, record: Record) -> dict[str, Any]:
 def _may(caller: Caller, pipeline: str) -> dict[str, bool]:
     """By call, whether the person may make it."""
     return {
-        name: caller.principal.has(need.roles, need.resources({"pipeline": pipeline})) for name, need in CALLS.items()
+        name: caller.principal.has_role(need.roles, need.resources({"pipeline": pipeline}))
+        for name, need in CALLS.items()
     }
 
 

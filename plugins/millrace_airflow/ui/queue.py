@@ -21,15 +21,15 @@ from sqlalchemy import select
 
 from millrace.observe.models import OperationRow
 from millrace.operations.registry import operations
-from millrace.runtime.places import RUNS, Ticket, expected_start
+from millrace.runtime.spark_slots import DURATION_SAMPLES, Ticket, expected_start
 from millrace_airflow.operators import run_id_of
 
-MOST: Final = 100
+MAX_ENTRIES: Final = 100
 """Rows that the page shows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueueEntry:
     """Something that has not begun, or goes on when it is its turn."""
 
     position: int
@@ -47,7 +47,7 @@ class Waiting:
     """Of its job, where that has begun to wait."""
 
 
-def waiting(jobs: Sequence[OperationRow], *, now: float | None = None) -> list[Waiting]:
+def queue_entries(jobs: Sequence[OperationRow], *, now: float | None = None) -> list[QueueEntry]:
     """Everything that waits, `jobs` (those that wait for a place, or run) among it, the next one first."""
     now = time.time() if now is None else now
     dags = {each.dag_id for each in operations().values()}
@@ -57,7 +57,7 @@ def waiting(jobs: Sequence[OperationRow], *, now: float | None = None) -> list[W
                 select(DagRun)
                 .where(DagRun.dag_id.in_(dags), DagRun.state.in_([DagRunState.QUEUED, DagRunState.RUNNING]))
                 .order_by(DagRun.queued_at, DagRun.id)
-                .limit(MOST)
+                .limit(MAX_ENTRIES)
             )
         )
         tasks = list(
@@ -70,7 +70,7 @@ def waiting(jobs: Sequence[OperationRow], *, now: float | None = None) -> list[W
                     ),
                 )
                 .order_by(TaskInstance.queued_dttm, TaskInstance.id)
-                .limit(MOST)
+                .limit(MAX_ENTRIES)
             )
         )
         queued = {each.dag_id for each in runs if each.state == DagRunState.QUEUED}
@@ -84,33 +84,33 @@ def waiting(jobs: Sequence[OperationRow], *, now: float | None = None) -> list[W
         *_for_a_run(runs, typical, most, now=now),
     ]
     return [
-        Waiting(
+        QueueEntry(
             number, each.dag_id, each.dag_run_id, each.job, each.words, each.since, each.expected_start, each.run_id
         )
         for number, each in enumerate(found, 1)
     ]
 
 
-def _for_a_place(jobs: Sequence[OperationRow], tasks: Mapping[str, Any]) -> list[Waiting]:
-    """Jobs that wait in turn for a Spark session's place (millrace.runtime.places)."""
+def _for_a_place(jobs: Sequence[OperationRow], tasks: Mapping[str, Any]) -> list[QueueEntry]:
+    """Jobs that wait in turn for a Spark session's place (millrace.runtime.spark_slots)."""
     found = []
     for each in sorted((each for each in jobs if each.state == "waiting"), key=lambda each: each.before or 0):
         task = tasks.get(each.run_id)
         dag_id, run_id = ("", "") if task is None else (task.dag_id, task.run_id)
         found.append(
-            Waiting(0, dag_id, run_id, each.job, each.words, each.started, each.expected_start, run_id=each.run_id)
+            QueueEntry(0, dag_id, run_id, each.job, each.words, each.started, each.expected_start, run_id=each.run_id)
         )
     return found
 
 
-def _for_a_worker(task: Any) -> Waiting:
+def _for_a_worker(task: Any) -> QueueEntry:
     words = f"task {task.task_id}: waits for a worker of Airflow"
-    return Waiting(0, task.dag_id, task.run_id, task.dag_id, words, _seconds(task.queued_dttm), None)
+    return QueueEntry(0, task.dag_id, task.run_id, task.dag_id, words, _seconds(task.queued_dttm), None)
 
 
 def _for_a_run(
     runs: Sequence[Any], typical: Mapping[str, float | None], most: Mapping[str, int | None], *, now: float
-) -> list[Waiting]:
+) -> list[QueueEntry]:
     """Runs that Airflow has queued: a DAG has only so many at once. By DAG, as its last runs took, the next begins."""
     before: dict[str, list[Ticket]] = {}
     for each in runs:
@@ -128,7 +128,7 @@ def _for_a_run(
         words = f"a run of {each.dag_id}: " + (
             f"{len(tickets)} of the same DAG before it" if tickets else "Airflow has not begun it yet"
         )
-        found.append(Waiting(0, each.dag_id, each.run_id, each.dag_id, words, _seconds(each.queued_at), starts))
+        found.append(QueueEntry(0, each.dag_id, each.run_id, each.dag_id, words, _seconds(each.queued_at), starts))
         tickets.append(Ticket(each.dag_id, 0, now, running=False))
     return found
 
@@ -139,7 +139,7 @@ def _typical(session: Any, dag_id: str) -> float | None:
         select(DagRun.start_date, DagRun.end_date)
         .where(DagRun.dag_id == dag_id, DagRun.state == DagRunState.SUCCESS, DagRun.end_date.is_not(None))
         .order_by(DagRun.end_date.desc())
-        .limit(RUNS)
+        .limit(DURATION_SAMPLES)
     ).all()
     lengths = [(end - start).total_seconds() for start, end in ended if start is not None]
     return statistics.median(lengths) if lengths else None

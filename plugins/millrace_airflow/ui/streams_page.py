@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse
 from millrace.base.errors import MillraceError
 from millrace.observe.observer import Observer
 from millrace_airflow.ui.access import Reader
-from millrace_airflow.ui.graph import picture
 from millrace_airflow.ui.pages import Renderer
+from millrace_airflow.ui.streams import graph_layout
 
 
 def router(observer: Observer, renderer: Renderer) -> APIRouter:
@@ -23,7 +23,7 @@ def router(observer: Observer, renderer: Renderer) -> APIRouter:
         values: dict[str, Any] = {"found": None, "drawn": None, "problem": None, "collections": set()}
         try:
             found = observer.streams()
-            values |= {"found": found, "drawn": picture(found)}
+            values |= {"found": found, "drawn": graph_layout(found)}
             values["collections"] = {each.name for each in observer.collections()}
         except MillraceError as error:  # a declaration that cannot be read
             values["problem"] = f"{error.code}: {error}"

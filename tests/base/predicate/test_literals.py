@@ -13,11 +13,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument
-from millrace.base.predicate.arrow import matching
-from millrace.base.predicate.language import Compare, Like, Literal, condition, like_regex, like_text
+from millrace.base.predicate.arrow import filter_table
+from millrace.base.predicate.language import Compare, Like, Literal, like_regex, like_text, parse_condition
 from millrace.message.expression import binding
-from millrace.message.expression.kernels import evaluate, values_of
-from millrace.message.expression.shown import shown
+from millrace.message.expression.formatter import format_expression
+from millrace.message.expression.kernels import column_values, evaluate
 from millrace.message.field_types import parse_type
 
 TEXTS = st.text(st.sampled_from("ab\\%_'\"\n\0é𠮷t.*[ "), max_size=8)
@@ -36,10 +36,10 @@ def quoted(text: str) -> str:
 
 def by_check(rows: list[str], text: str) -> list[str]:
     """The rows that satisfy a schema's condition, which is kept as a typed tree."""
-    node = binding.condition(text, FIELDS)
-    again = binding.condition(shown(node), FIELDS)
-    assert again == node, shown(node)
-    found = evaluate(node, len(rows), lambda path: values_of(pa.array(rows, pa.utf8()), FIELDS[path[0]]))
+    node = binding.bind_condition(text, FIELDS)
+    again = binding.bind_condition(format_expression(node), FIELDS)
+    assert again == node, format_expression(node)
+    found = evaluate(node, len(rows), lambda path: column_values(pa.array(rows, pa.utf8()), FIELDS[path[0]]))
     return [row for row, hit in zip(rows, found.data, strict=True) if hit]
 
 
@@ -51,7 +51,7 @@ def test_a_literal_in_single_quotes_is_that_of_duckdb(
     held = pa.table({"s": rows})
     for where in (f"s {op} {quoted(text)}", f"s in ({quoted(text)}, 'z')"):
         wanted = oracle.sql(f"select s from held where {where}").fetchnumpy()["s"].tolist()
-        assert matching(held, where)["s"].to_pylist() == wanted
+        assert filter_table(held, where)["s"].to_pylist() == wanted
         assert by_check(rows, where) == wanted
 
 
@@ -68,13 +68,13 @@ def test_like_is_that_of_duckdb(oracle: duckdb.DuckDBPyConnection, rows: list[st
         assume(False)
     if dangles(pattern, {"": "\\", " escape '!'": "!"}.get(escape, "")):
         with pytest.raises(InvalidArgument, match="ends in its escape"):
-            condition(where)
+            parse_condition(where)
         return
-    assert matching(held, where)["s"].to_pylist() == wanted
+    assert filter_table(held, where)["s"].to_pylist() == wanted
     try:
-        binding.condition(where, FIELDS)
+        binding.bind_condition(where, FIELDS)
     except InvalidArgument:
-        found = condition(where)
+        found = parse_condition(where)
         assert isinstance(found, Like)
         assert like_text(found.pattern) is None
     else:
@@ -94,20 +94,20 @@ def test_a_literal_in_double_quotes_is_that_of_python(text: str) -> None:
             wanted = ast.literal_eval(f'"{text}"')
     except SyntaxError:
         with pytest.raises(InvalidArgument):
-            condition(f's = "{text}"')
+            parse_condition(f's = "{text}"')
         return
-    found = condition(f's = "{text}"')
+    found = parse_condition(f's = "{text}"')
     assert isinstance(found, Compare)
     assert found.right == Literal(wanted)
 
 
 @given(st.binary(max_size=8))
 def test_bytes_are_those_of_python(value: bytes) -> None:
-    found = condition(f"b = {value!r}")
+    found = parse_condition(f"b = {value!r}")
     assert isinstance(found, Compare)
     assert found.right == Literal(value)
-    node = binding.condition(f"b = {value!r}", FIELDS)
-    assert binding.condition(shown(node), FIELDS) == node
+    node = binding.bind_condition(f"b = {value!r}", FIELDS)
+    assert binding.bind_condition(format_expression(node), FIELDS) == node
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_bytes_are_those_of_python(value: bytes) -> None:
 )  # fmt: skip
 def test_what_is_no_literal_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"character [0-9]+: "):
-        condition(text)
+        parse_condition(text)
 
 
 def test_a_pattern_of_many_wildcards_stays_short() -> None:
     assert like_regex("%%%a%%") == ".*a.*"
     held = pa.table({"s": ["ba" * 4000]})
-    assert matching(held, f"s like '{'%' * 4000}a_%{'%' * 4000}'").num_rows == 1
+    assert filter_table(held, f"s like '{'%' * 4000}a_%{'%' * 4000}'").num_rows == 1

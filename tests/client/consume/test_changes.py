@@ -15,23 +15,23 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import InvalidArgument, StagedFileDamaged
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES, Change
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
 from millrace.client.produce.rows import conform, split_rows
-from millrace.node.ingest.in_process import catch_up
-from millrace.operations.backfill.importing import append_imports
-from millrace.operations.backfill.staged import Manifest, StagingFolder
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.operations.backfill.importer import append_imports
+from millrace.operations.backfill.staging_folder import StagingFolder, StagingManifest
 from millrace.runtime.progress import Progress
-from millrace.tables.collections import staged
+from millrace.tables.collections import staged_files
 from millrace.wal.visible.changes import ChangeBatch
 from tests.client.conftest import ITEMS, item_rows, own_name
 from tests.tables.collections.test_changes import fold
 
 
 @pytest.fixture
-def items(shop: Client, request: pytest.FixtureRequest) -> Collection:
+def items(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
     """A collection of three VChannels on two PChannels, and of two partitions."""
     return shop.catalog.create_collection(
         f"changes_{own_name(request)}", ITEMS, vchannels=3, partitions=["_default", "other"]
@@ -39,14 +39,16 @@ def items(shop: Client, request: pytest.FixtureRequest) -> Collection:
 
 
 def load(
-    shop: Client, items: Collection, rows: pa.Table, *, partition: str = "_default", replace: bool = False
-) -> Manifest:
+    shop: Client, items: CollectionInfo, rows: pa.Table, *, partition: str = "_default", replace: bool = False
+) -> StagingManifest:
     """What a file load and a restore in place do: stage, and one Import a VChannel."""
     folder = StagingFolder(shop.settings, f"load-{items.id}-{rows.num_rows}-{replace}", items, slice_bytes=None)
     for vchannel, partition_id, batch in split_rows(conform(rows, items), items, partition, None):
         folder.add(vchannel, partition_id, batch)
     manifest = folder.publish({})
-    append_imports(shop, manifest, replace=replace, everywhere=items.vchannels if replace else (), progress=Progress())
+    append_imports(
+        shop, manifest, replace=replace, all_vchannels=items.vchannels if replace else (), progress=Progress()
+    )
     return manifest
 
 
@@ -54,14 +56,14 @@ def now(shop: Client) -> int:
     return max(shop.append.tick(name) for name in ("dml_0", "dml_1"))
 
 
-def lived(shop: Client, items: Collection) -> int:
+def lived(shop: Client, items: CollectionInfo) -> int:
     """A collection's life, half of it in the table and half in the tail; the tick at its end."""
     producer = shop.producer()
     producer.insert(items, item_rows(*range(20)), partition="_default")
     producer.insert(items, item_rows(*range(20, 30)), partition="other")
     load(shop, items, item_rows(*range(100, 140), name="loaded"))
     producer.delete(items, [3, 101])
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     load(shop, items, item_rows(*range(200, 260), name="restored"), partition="other", replace=True)
     producer.upsert(items, item_rows(200, 300, name="upserted"), partition="_default")
     shop.catalog.create_partition(items.name, "short")
@@ -79,7 +81,7 @@ def kept(batches: Iterable[ChangeBatch], tick: int) -> dict[int, str]:
 
 
 def test_a_stream_folds_to_what_a_read_gives(
-    shop: Client, reader: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, reader: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     end = lived(shop, items)
     with reader.changes(items.name, until_tick=end) as stream:
@@ -93,10 +95,10 @@ def test_a_stream_folds_to_what_a_read_gives(
 
 
 def test_a_stream_goes_on_from_positions_that_were_kept_amid_an_imports_rows(
-    shop: Client, items: Collection, monkeypatch: pytest.MonkeyPatch
+    shop: Client, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = lived(shop, items)
-    monkeypatch.setattr(staged, "BATCH_BYTES", 1)
+    monkeypatch.setattr(staged_files, "BATCH_BYTES", 1)
     with shop.changes(items, until_tick=end) as stream:
         whole = [row for batch in stream for row in batch.rows.to_pylist()]
     found: list[dict[str, Any]] = []
@@ -118,7 +120,9 @@ def test_a_stream_goes_on_from_positions_that_were_kept_amid_an_imports_rows(
     assert sorted(found, key=order) == sorted(whole, key=order), "each change once, in the order of its VChannel"
 
 
-def test_a_client_holds_what_its_user_has_closed_no_longer_than_until_the_next(shop: Client, items: Collection) -> None:
+def test_a_client_holds_what_its_user_has_closed_no_longer_than_until_the_next(
+    shop: Client, items: CollectionInfo
+) -> None:
     made: list[weakref.ref[Any]] = []
     for _ in range(3):
         with shop.changes(items) as changes, shop.consumer(items) as consumer, shop.producer() as producer:
@@ -131,7 +135,7 @@ def test_a_client_holds_what_its_user_has_closed_no_longer_than_until_the_next(s
     assert [each() is not None for each in made] == [False] * 11 + [True] * 4
 
 
-def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader: Client, items: Collection) -> None:
+def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader: Client, items: CollectionInfo) -> None:
     load(shop, items, item_rows(*range(30), name="x" * 1_000_000))
     end = now(shop)
     for first, then in ((reader, shop), (shop, reader)):
@@ -151,7 +155,7 @@ def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader:
 
 
 def test_a_stream_begins_behind_a_snapshot_and_follows_what_comes(
-    shop: Client, reader: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, reader: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     begin = lived(shop, items)
     with reader.changes(items.name, after=begin) as stream:
@@ -165,7 +169,7 @@ def test_a_stream_begins_behind_a_snapshot_and_follows_what_comes(
         assert stream.poll(timeout=0.1) is None
 
 
-def test_what_is_no_position_is_refused(shop: Client, reader: Client, items: Collection) -> None:
+def test_what_is_no_position_is_refused(shop: Client, reader: Client, items: CollectionInfo) -> None:
     for wrong in ({"dml_9": [1]}, {"dml_0": [-1]}, {"dml_0": ["x"]}, {"dml_0": []}):
         with pytest.raises(InvalidArgument, match="position"):
             reader.changes(items, after=wrong)  # type: ignore[arg-type]
@@ -185,7 +189,7 @@ def applied(changes: Iterable[Change], copy: dict[int, tuple[str, int, str]]) ->
 
 
 def test_a_consumers_changes_make_a_copy_of_the_collection(
-    shop: Client, reader: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, reader: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     end = lived(shop, items)
     copy: dict[int, tuple[str, int, str]] = {}
@@ -197,10 +201,10 @@ def test_a_consumers_changes_make_a_copy_of_the_collection(
 
 @pytest.mark.parametrize("by", ["vchannel", "key"])
 def test_a_pool_of_workers_applies_imports_piece_by_piece_and_retractions_to_every_key(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]], by: str, monkeypatch: pytest.MonkeyPatch
+    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]], by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = lived(shop, items)
-    monkeypatch.setattr(staged, "BATCH_BYTES", 200)
+    monkeypatch.setattr(staged_files, "BATCH_BYTES", 200)
     copy: dict[int, tuple[str, int, str]] = {}
     sizes: list[int] = []
 
@@ -221,7 +225,7 @@ def test_a_pool_of_workers_applies_imports_piece_by_piece_and_retractions_to_eve
 
 
 def test_a_missing_staged_file_stops_a_stream_and_a_consumer_until_it_is_back(
-    shop: Client, reader: Client, items: Collection
+    shop: Client, reader: Client, items: CollectionInfo
 ) -> None:
     manifest = load(shop, items, item_rows(*range(5)))
     path: Path = shop.settings.staged_path / manifest.slices[0].files[0]["path"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import GroupBusy, MillraceError, PositionsBusy
 from millrace.base.metrics import Metrics
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.consume.async_consumer import AsyncConsumer
 from millrace.client.consume.consumer import Consumer, _Place
@@ -27,21 +27,21 @@ from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
-from millrace.node.ingest.in_process import catch_up
-from millrace.wal.scanner import Latest, Types
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.wal.scanner import Latest, TypeFilter
 from millrace.wal.state import ChannelState
 from tests.client.conftest import item_rows
 from tests.node.append.samples import PCHANNEL, VCHANNELS, commit_wal, insert, open_log, opening
 from tests.node.append.samples import keys_of as keys_of_vchannel
 
-INSERTS = Types({MessageType.INSERT, MessageType.DELETE})
+INSERTS = TypeFilter({MessageType.INSERT, MessageType.DELETE})
 
 
 def keys_of(delivery: Delivery) -> list[int]:
     return [key for change in delivery.changes() for key in change.rows.column("id").to_pylist()]
 
 
-def now(shop: Client, items: Collection) -> int:
+def now(shop: Client, items: CollectionInfo) -> int:
     return max(shop.append.tick(name) for name in ("dml_0", "dml_1"))
 
 
@@ -57,11 +57,11 @@ def taken(consumer: Consumer, count: int, *, acknowledge: bool = True) -> list[i
 
 
 def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(
-    shop: Client, reader: Client, items: Collection
+    shop: Client, reader: Client, items: CollectionInfo
 ) -> None:
     producer = shop.producer()
     producer.insert(items, item_rows(*range(50)))
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     producer.insert(items, item_rows(*range(50, 100)))
     with producer.transaction(items, vchannel=0) as txn:
         txn.keep_alive()
@@ -72,7 +72,9 @@ def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(
     assert consumer.ended
 
 
-def test_a_group_goes_on_exactly_behind_what_it_acknowledged(shop: Client, reader: Client, items: Collection) -> None:
+def test_a_group_goes_on_exactly_behind_what_it_acknowledged(
+    shop: Client, reader: Client, items: CollectionInfo
+) -> None:
     producer = shop.producer()
     for key in range(30):
         producer.insert(items, item_rows(key))
@@ -88,7 +90,7 @@ def test_a_group_goes_on_exactly_behind_what_it_acknowledged(shop: Client, reade
 
 
 def test_a_group_that_reads_for_the_first_time_follows_its_policy(
-    shop: Client, reader: Client, items: Collection
+    shop: Client, reader: Client, items: CollectionInfo
 ) -> None:
     producer = shop.producer()
     producer.insert(items, item_rows(1))
@@ -97,14 +99,14 @@ def test_a_group_that_reads_for_the_first_time_follows_its_policy(
         assert taken(consumer, 1) == [2]
 
 
-def test_a_group_has_one_consumer_a_channel(shop: Client, reader: Client, items: Collection) -> None:
+def test_a_group_has_one_consumer_a_channel(shop: Client, reader: Client, items: CollectionInfo) -> None:
     with reader.consumer(items.name, group=f"busy {items.id}"), pytest.raises(GroupBusy, match="group of its own"):
         reader.consumer(items.name, group=f"busy {items.id}")
     reader.consumer(items.name, group=f"busy {items.id}").close()
 
 
 def test_a_position_that_cannot_be_written_now_is_written_later(
-    shop: Client, items: Collection, monkeypatch: pytest.MonkeyPatch
+    shop: Client, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = f"later {items.id}"
     shop.producer().insert(items, item_rows(*range(5)))
@@ -133,7 +135,7 @@ def test_a_position_that_cannot_be_written_now_is_written_later(
         assert [keys_of(each) for each in consumer] == []
 
 
-def test_a_dropped_group_begins_anew(shop: Client, reader: Client, items: Collection) -> None:
+def test_a_dropped_group_begins_anew(shop: Client, reader: Client, items: CollectionInfo) -> None:
     group = f"dropped {items.id}"
     shop.producer().insert(items, item_rows(1, 2))
     with reader.consumer(items.name, group=group, filters=[INSERTS]) as consumer:
@@ -148,7 +150,7 @@ def test_a_dropped_group_begins_anew(shop: Client, reader: Client, items: Collec
     shop.drop_group(group)
 
 
-def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, reader: Client, items: Collection) -> None:
+def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, reader: Client, items: CollectionInfo) -> None:
     metrics = Metrics()
     with reader.consumer(items.name, group="lag", filters=[INSERTS], metrics=metrics) as consumer:
         shop.producer().insert(items, item_rows(1))
@@ -176,12 +178,12 @@ def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance:
             id=MessageId(0, tick, 0, 0), time_tick=tick, last_confirmed=MessageId(0, 0, 0, 0), physical_ms=0, type=1
         )
         deliveries.append(Delivery("p", message))
-    place.out.extend(each.mark for each in deliveries)
+    place.out.extend(each.ack for each in deliveries)
     place.seen = tick + 5
     order = list(deliveries)
     chance.shuffle(order)  # type: ignore[attr-defined]
     for delivery in order:
-        delivery.mark.done = True
+        delivery.ack.done = True
         place.settle()
         undone = [each.tick for each in deliveries if not each.done]
         assert place.tick < min(undone, default=tick + 6)
@@ -191,7 +193,7 @@ def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance:
 
 @pytest.mark.parametrize("by", ["vchannel", "key"])
 def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(
-    shop: Client, reader: Client, items: Collection, by: str
+    shop: Client, reader: Client, items: CollectionInfo, by: str
 ) -> None:
     producer = shop.producer()
     for turn in range(20):
@@ -213,7 +215,9 @@ def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(
         assert list(again) == []
 
 
-def test_work_that_fails_stops_the_pool_and_is_delivered_again(shop: Client, reader: Client, items: Collection) -> None:
+def test_work_that_fails_stops_the_pool_and_is_delivered_again(
+    shop: Client, reader: Client, items: CollectionInfo
+) -> None:
     producer = shop.producer()
     for key in range(20):
         producer.insert(items, item_rows(key))
@@ -244,7 +248,7 @@ def test_work_that_fails_stops_the_pool_and_is_delivered_again(shop: Client, rea
     assert done | again == set(range(20)), "what was not done comes again"
 
 
-def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, reader: Client, items: Collection) -> None:
+def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, reader: Client, items: CollectionInfo) -> None:
     for key in range(6):
         shop.producer().insert(items, item_rows(key))
     dead: list[tuple[list[int], str]] = []
@@ -267,7 +271,7 @@ def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, reader:
     assert sorted(done) == [0, 1, 2, 4, 5]
 
 
-def test_deliveries_can_be_awaited(shop: Client, reader: Client, items: Collection) -> None:
+def test_deliveries_can_be_awaited(shop: Client, reader: Client, items: CollectionInfo) -> None:
     found: list[int] = []
 
     async def run() -> None:
@@ -286,11 +290,11 @@ def test_deliveries_can_be_awaited(shop: Client, reader: Client, items: Collecti
     assert sorted(found) == [0, 1, 2, 3, 4]
 
 
-def test_what_nobody_acknowledges_holds_no_rows(shop: Client, items: Collection) -> None:
+def test_what_nobody_acknowledges_holds_no_rows(shop: Client, items: CollectionInfo) -> None:
     producer = shop.producer()
     for start in range(0, 2_000, 100):
         producer.insert(items, item_rows(*range(start, start + 100)))
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     until = now(shop, items)
     with shop.consumer(items.name, filters=[INSERTS], until_tick=until) as consumer:
         found = [keys_of(delivery) for delivery in consumer]

@@ -15,27 +15,27 @@ import pytest
 from millrace.base.errors import PositionTruncated, TickNotReached, WalGap
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
-from millrace.client import tables_served
+from millrace.catalog.collection import CollectionInfo
+from millrace.client import remote_tables
 from millrace.client.append_client import AppendClient
 from millrace.client.consume import scan as scanning
 from millrace.client.consume.consumer import Consumer
-from millrace.client.consume.scan import Histories, Scan, TailSource, scan
-from millrace.client.tables_served import TablesServed
+from millrace.client.consume.scan import Scan, TailSource, WalOpener, scan
+from millrace.client.remote_tables import RemoteTables
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.server.flight import LogServer
 from millrace.message.ids import LogId, MessageId, compose_tick, tick_physical_ms
 from millrace.message.model import ImmutableMessage, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
-from millrace.node.append.history import Histories as ServedHistories
+from millrace.node.append.history_reads import HistoryReads as ServedHistories
 from millrace.node.append.host import AppendHost, HostSettings
 from millrace.node.append.server import AppendExtension
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.rpc.tail import Evicted, Tailed
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.tables.wal.log_replay import Untaken
+from millrace.rpc.tail import Evicted, TailBatch
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX, WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.scanner import (
@@ -48,8 +48,8 @@ from millrace.wal.scanner import (
     StartAfter,
     StartAfterTick,
     StartFrom,
-    Types,
-    messages,
+    TypeFilter,
+    visible_units,
 )
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import (
@@ -74,7 +74,7 @@ class Deployment:
     service: RocksMQ
     host: AppendHost
     wal: Path
-    history: str | Histories
+    history: str | WalOpener
     """The ``wal`` table as a reader has it."""
     tail: TailSource
     marks: list[LogId] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Deployment:
 
     def ids(self) -> list[MessageId]:
         """The ids of all units, by the chain's own rows."""
-        return [unit.id for unit in messages(Scanner().push(judged(self.service).messages))]
+        return [unit.id for unit in visible_units(Scanner().push(judged(self.service).messages))]
 
 
 @contextmanager
@@ -111,12 +111,12 @@ def deployed(folder: Path, where: str, host_settings: HostSettings | None = None
             return
         patch = served.enter_context(pytest.MonkeyPatch.context())
         for name in ("FIRST_BYTES", "PIECE_BYTES"):
-            patch.setattr(tables_served, name, 1)  # a piece a row group
+            patch.setattr(remote_tables, name, 1)  # a piece a row group
         extension = AppendExtension(host, histories=ServedHistories(settings, NoCollections(), host))
         server = LogServer(service, tokens=[TOKEN], extensions=[extension])
         served.callback(server.close)
         client = served.enter_context(AppendClient(RemoteLogService.at(server.address, token=TOKEN)))
-        yield Deployment(service, host, folder / "wal", TablesServed(client).histories([PCHANNEL]), client)
+        yield Deployment(service, host, folder / "wal", RemoteTables(client).wal_opener([PCHANNEL]), client)
 
 
 class NoCollections:
@@ -125,7 +125,7 @@ class NoCollections:
     def collection_of(self, vchannel: str) -> str | None:
         return None
 
-    def collections(self, *, dropped: bool = False) -> list[Collection]:
+    def collections(self, *, dropped: bool = False) -> list[CollectionInfo]:
         return []
 
 
@@ -179,7 +179,7 @@ def test_a_scan_counts_what_it_delivers_and_what_its_filters_leave_out(deploymen
     def told(name: str, **labels: str) -> float:
         return metrics.registry.get_sample_value(f"millrace_{name}", {"pchannel": PCHANNEL, **labels}) or 0.0
 
-    inserts = Types({MessageType.INSERT})
+    inserts = TypeFilter({MessageType.INSERT})
     until = deployment.host.tick(PCHANNEL)
     with scan(
         V0, All(), wal=deployment.history, tail=deployment.tail, filters=[inserts], until_tick=until, metrics=metrics
@@ -243,7 +243,7 @@ def test_latest_delivers_what_is_appended_from_then_on_alone(deployment: Deploym
 
 def test_a_vchannel_and_its_types_can_be_scanned_alone(deployment: Deployment) -> None:
     fill(deployment)
-    units = list(deployment.scan(V1, All(), Types({MessageType.INSERT})))
+    units = list(deployment.scan(V1, All(), TypeFilter({MessageType.INSERT})))
     assert [unit.vchannel for unit in units] == [V1, V1]
     assert [unit.type for unit in units if not isinstance(unit, ImmutableTxn)] == [MessageType.INSERT] * 2
 
@@ -309,7 +309,7 @@ class _Counting:
         self._source = source
         self.evicted = self.tailed = 0
 
-    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 1) -> Tailed | Evicted:
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 1) -> TailBatch | Evicted:
         found = self._source.tail(pchannel, after_tick, timeout=timeout, max_bytes=max_bytes)
         if isinstance(found, Evicted):
             self.evicted += 1
@@ -329,7 +329,9 @@ def trim_first_commit(made: Deployment) -> int:
     tick, app = second.first_tick, PCHANNEL + TRIMMED_APP_SUFFIX
     earliest = snapshot.confirmed_at(PCHANNEL, tick).log_id
     moves = {app: tick, f"{app}/ledger": earliest.ledger, f"{app}/entry": earliest.entry}
-    part = Part(removes=[first.path], moves={name: AppMove(0, to) for name, to in moves.items()}, info={})
+    part = CommitPart(
+        removes=[first.path], app_transactions={name: AppTransaction(0, to) for name, to in moves.items()}, info={}
+    )
     assert not commit_fenced(table.table, [part]).fenced
     return tick
 
@@ -419,7 +421,7 @@ def fill_beyond_the_tail(made: Deployment, count: int = 20) -> None:
 
 
 def inserts_of(made: Deployment) -> list[MessageId]:
-    units = messages(Scanner().push(judged(made.service).messages))
+    units = visible_units(Scanner().push(judged(made.service).messages))
     return [unit.id for unit in units if unit.type is MessageType.INSERT]
 
 
@@ -437,7 +439,7 @@ def test_a_scan_that_nothing_can_go_on_with_says_what_it_waits_for_and_goes_on_o
             assert waited.value.retriable
             assert not found.caught_up
         made.commit()
-        delivered = [unit for rows in found.tables() for unit in messages(rows)]
+        delivered = [unit for rows in found.tables() for unit in visible_units(rows)]
         assert [unit.id for unit in delivered if unit.type is MessageType.INSERT] == inserts_of(made)
 
 
@@ -450,7 +452,7 @@ def test_what_has_left_the_tail_and_is_in_no_table_is_read_from_the_log(
         fill_beyond_the_tail(made)
         if committed is not None:
             made.commit(made.marks[committed])
-        log = Untaken(Settings(data_dir=tmp_path).wal_uri, made.service)
+        log = UncommittedMessages(Settings(data_dir=tmp_path).wal_uri, made.service)
         begun: list[LogId] = []
 
         def noted(pchannel: str) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -458,17 +460,17 @@ def test_what_has_left_the_tail_and_is_in_no_table_is_read_from_the_log(
             return log(pchannel)
 
         got: list[MessageId] = []
-        inserts = Types({MessageType.INSERT})
+        inserts = TypeFilter({MessageType.INSERT})
         with scan(V0, All(), wal=made.history, tail=made.tail, filters=[inserts], log=noted) as found:
             for _ in range(2):  # the second time it has come to the end, and falls behind again
                 while (rows := found.poll(timeout=0.5)) is not None or not found.caught_up:
-                    got += [] if rows is None else [unit.id for unit in messages(rows)]
+                    got += [] if rows is None else [unit.id for unit in visible_units(rows)]
                 assert got == inserts_of(made)
                 fill_beyond_the_tail(made)
             while len(got) < 60:
                 rows = found.poll(timeout=10.0)
                 assert rows is not None
-                got += [unit.id for unit in messages(rows)]
+                got += [unit.id for unit in visible_units(rows)]
         assert got == inserts_of(made)
         assert begun == sorted(begun)
         assert len(set(begun)) == len(begun) == 3, "each time from where it ended, not from the table's end"

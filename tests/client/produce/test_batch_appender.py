@@ -14,20 +14,20 @@ import pytest
 
 from millrace.base.errors import BufferFull, Closed, DeadlineExceeded, InvalidArgument, LogUnavailable
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
-from millrace.client.produce.sequencer import Sending
+from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
 from millrace.message.keys import vchannel_index
-from millrace.wal.scanner import VChannels
+from millrace.wal.scanner import VChannelFilter
 from tests.client.conftest import item_rows
 
 Stored = Callable[..., dict[int, str]]
 
 
-def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Client, items: Collection) -> None:
+def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Client, items: CollectionInfo) -> None:
     with shop.producer().batch() as batch:
         futures = [batch.insert(items, item_rows(key)) for key in range(300)]
     found = [future.result(timeout=0) for future in futures]
@@ -36,7 +36,7 @@ def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Cli
     assert len(messages) < 150, "small calls share messages"
 
 
-def test_the_calls_for_one_key_take_effect_in_their_order(shop: Client, items: Collection, stored: Stored) -> None:
+def test_the_calls_for_one_key_take_effect_in_their_order(shop: Client, items: CollectionInfo, stored: Stored) -> None:
     with shop.producer().batch(limits=BatchLimits(delay=0.0)) as batch:
         for turn in range(40):
             for key in range(5):
@@ -46,7 +46,7 @@ def test_the_calls_for_one_key_take_effect_in_their_order(shop: Client, items: C
 
 
 def test_upserts_of_many_calls_share_messages_and_the_last_row_of_a_key_counts(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     producer = shop.producer()
     with producer.batch(limits=BatchLimits(delay=0.2)) as batch:
@@ -61,7 +61,7 @@ def test_upserts_of_many_calls_share_messages_and_the_last_row_of_a_key_counts(
     assert stored(items) == {1: "4", 3: "4", 4: "old", 5: "again"}
 
 
-def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Client, items: Collection) -> None:
+def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Client, items: CollectionInfo) -> None:
     batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, buffer_bytes=4096, deadline=0.05))
     taken = batch.insert(items, item_rows(*range(100)))
     with pytest.raises(BufferFull, match="append them again later"):
@@ -73,7 +73,7 @@ def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Cl
     batch.close(deadline=10.0)
 
 
-def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: Collection) -> None:
+def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: CollectionInfo) -> None:
     key = next(each for each in range(100) if vchannel_index(pa.array([each]), 2)[0] == 0)
     batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, count=3))
     first = [batch.insert(items, item_rows(key)) for _ in range(2)]
@@ -87,18 +87,18 @@ def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: Co
     assert late.result(timeout=0).rows == 1
 
 
-def test_a_closed_appender_takes_nothing(shop: Client, items: Collection) -> None:
+def test_a_closed_appender_takes_nothing(shop: Client, items: CollectionInfo) -> None:
     batch = shop.producer().batch()
     batch.close()
     with pytest.raises(Closed, match="closed"):
         batch.insert(items, item_rows(1))
 
 
-def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Client, items: Collection) -> None:
+def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Client, items: CollectionInfo) -> None:
     producer = shop.producer()
     batch = producer.batch(limits=BatchLimits(delay=60.0))
     lanes = [producer.lane(name.rpartition("_")[0]) for name in items.vchannels]
-    with lanes[0].turns.taken(), lanes[1].turns.taken():  # nothing can be sent
+    with lanes[0].lock.held(), lanes[1].lock.held():  # nothing can be sent
         future = batch.insert(items, item_rows(1))
         with pytest.raises(DeadlineExceeded):
             batch.close(deadline=0.05)
@@ -106,7 +106,7 @@ def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Client, i
         future.result(timeout=5)
 
 
-def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Client, items: Collection) -> None:
+def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Client, items: CollectionInfo) -> None:
     shop.catalog.create_partition(items.name, "gone")
     there = shop.collection(items.name)
     shop.catalog.drop_partition(items.name, "gone")
@@ -118,7 +118,7 @@ def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Client, items: Col
     assert good.result().rejections == []
 
 
-def test_frames_of_every_kind_go_in_with_one_call(shop: Client, items: Collection, stored: Stored) -> None:
+def test_frames_of_every_kind_go_in_with_one_call(shop: Client, items: CollectionInfo, stored: Stored) -> None:
     import pandas as pd
 
     producer = shop.producer()
@@ -147,7 +147,7 @@ def test_frames_of_every_kind_go_in_with_one_call(shop: Client, items: Collectio
 
 
 def test_awaited_appends_keep_their_order_and_wait_for_room_without_a_thread(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     async def run() -> list[Written]:
         limits = BatchLimits(delay=0.001, buffer_bytes=2048)
@@ -164,14 +164,14 @@ def test_awaited_appends_keep_their_order_and_wait_for_room_without_a_thread(
     assert stored(items).keys() == set(range(2, 500))
 
 
-def test_a_future_is_of_the_standard_library(shop: Client, items: Collection) -> None:
+def test_a_future_is_of_the_standard_library(shop: Client, items: CollectionInfo) -> None:
     with shop.producer().batch() as batch:
         assert isinstance(batch.insert(items, item_rows(1)), Future)
         empty = batch.insert(items, item_rows())
     assert empty.result(timeout=0).rows == 0
 
 
-def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Client, items: Collection) -> None:
+def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Client, items: CollectionInfo) -> None:
     from millrace.client.consume.scan import scan
     from millrace.message.payload.rows import decode_rows
 
@@ -182,7 +182,7 @@ def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Client, items
     name = items.vchannels[0]
     found: list[int] = []
     with scan(
-        name, wal=Path(shop.settings.wal_uri), tail=shop.append, filters=[VChannels({name})], until_tick=until
+        name, wal=Path(shop.settings.wal_uri), tail=shop.append, filters=[VChannelFilter({name})], until_tick=until
     ) as units:
         for unit in units:
             payload = getattr(unit, "payload", b"")
@@ -191,7 +191,7 @@ def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Client, items
     assert found == keys
 
 
-def item_home(key: int, items: Collection) -> int:
+def item_home(key: int, items: CollectionInfo) -> int:
     from millrace.message.keys import vchannel_index
 
     return int(vchannel_index(pa.array([key]), len(items.vchannels))[0])
@@ -201,13 +201,13 @@ class Broken:
     """A lane that fails before it takes anything, in a way that nothing is known of."""
 
     def __init__(self) -> None:
-        self.unresolved: list[Sending] = []
+        self.unresolved: list[OutboundEntry] = []
 
-    def deliver(self, source: Callable[[], Sending | None]) -> None:
+    def deliver(self, source: Callable[[], OutboundEntry | None]) -> None:
         raise ZeroDivisionError("a bug")
 
 
-def test_what_is_given_up_gives_its_room_back_and_tells_who_waits_for_it(items: Collection) -> None:
+def test_what_is_given_up_gives_its_room_back_and_tells_who_waits_for_it(items: CollectionInfo) -> None:
     lane: Any = Broken()
     batch = BatchAppender(
         lambda pchannel: lane,
@@ -219,7 +219,7 @@ def test_what_is_given_up_gives_its_room_back_and_tells_who_waits_for_it(items: 
     for _ in range(3):  # each fills the buffer
         future = batch.insert(items, item_rows(1))
         told = threading.Event()
-        batch.on_room(told.set)
+        batch.on_capacity(told.set)
         with pytest.raises(ZeroDivisionError):
             future.result(timeout=10)
         assert told.wait(10), "who waits for room without a thread waits for ever"
@@ -227,7 +227,7 @@ def test_what_is_given_up_gives_its_room_back_and_tells_who_waits_for_it(items: 
     batch.close()
 
 
-def test_a_closed_appender_tells_who_waits_for_room(items: Collection) -> None:
+def test_a_closed_appender_tells_who_waits_for_room(items: CollectionInfo) -> None:
     lane: Any = Broken()
     lane.deliver = lambda source: threading.Event().wait(0.05) and None
     batch = BatchAppender(
@@ -235,7 +235,7 @@ def test_a_closed_appender_tells_who_waits_for_room(items: Collection) -> None:
     )
     future = batch.insert(items, item_rows(1))
     told = threading.Event()
-    batch.on_room(told.set)
+    batch.on_capacity(told.set)
     with pytest.raises(DeadlineExceeded):
         batch.close(deadline=0.1)
     with pytest.raises(LogUnavailable):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.errors import AppendRejected, AppendUnresolved
-from millrace.client.produce.upsert import LOOK_AGAIN
+from millrace.client.produce.upsert import CHAIN_RECHECK_SECONDS
 from tests.client.produce.test_lane import Fault, Rig
 
 
@@ -31,7 +31,7 @@ def test_where_a_term_runs_an_older_chain_upserts_are_transactions_until_a_newer
             rig.coordinator.open_term("dml_0")
             assert producer.upsert(rig.collection, {"id": rig.keys(0, 2)}).messages == 4, "not looked for again yet"
             with monkeypatch.context() as patch:
-                later = time.monotonic() + LOOK_AGAIN
+                later = time.monotonic() + CHAIN_RECHECK_SECONDS
                 patch.setattr("millrace.client.produce.upsert.time.monotonic", lambda: later)
                 assert producer.upsert(rig.collection, {"id": rig.keys(0, 2)}).messages == 1
         rig.host.tick("dml_0")

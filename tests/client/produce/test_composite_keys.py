@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.consume.delivery import Change
 from millrace.client.schemas import schema
-from millrace.message.schema_changes import Rename, Reorder
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.operations.verify.run import verify_collections
+from millrace.message.schema_changes import RenameField, ReorderFields
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.operations.verification import verify_collections
 from millrace.wal.scanner import All
 from tests.client.conftest import opened_shop, own_name
 
@@ -36,7 +36,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture
-def quotes(shop: Client, request: pytest.FixtureRequest) -> Collection:
+def quotes(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
     return shop.catalog.create_collection(own_name(request), QUOTES, vchannels=3, partitions=["a", "b"])
 
 
@@ -44,12 +44,12 @@ def quotes(shop: Client, request: pytest.FixtureRequest) -> Collection:
 def stored(shop: Client) -> Callable[..., list[Found]]:
     """Of each collection, notes by key; read once from the WAL alone and once from the flushed tables."""
 
-    def read(*collections: Collection) -> list[Found]:
+    def read(*collections: CollectionInfo) -> list[Found]:
         found: list[list[Found]] = [[], []]
         for flushed in (False, True):
-            catch_up(shop.settings, shop.log)
+            ingest_to_end(shop.settings, shop.log)
             if flushed:
-                flush(shop.settings)
+                flush_to_end(shop.settings)
             for collection in collections:
                 rows = shop.read(collection.name, deadline=10.0).to_pylist()
                 by_key = {tuple(row[name] for name in collection.schema.key_names): row["note"] for row in rows}
@@ -66,7 +66,7 @@ def rows(note: str, *keys: tuple[str, date]) -> list[dict[str, Any]]:
 
 
 def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
-    shop: Client, quotes: Collection, stored: Callable[..., list[Found]]
+    shop: Client, quotes: CollectionInfo, stored: Callable[..., list[Found]]
 ) -> None:
     producer = shop.producer()
     every = [(symbol, day) for symbol in ("A", "B", "C", "A\0") for day in (MONDAY, TUESDAY)]
@@ -95,12 +95,12 @@ def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
 
 
 def test_a_field_of_the_key_is_renamed_and_goes_on_being_one(
-    shop: Client, quotes: Collection, stored: Callable[..., list[Found]]
+    shop: Client, quotes: CollectionInfo, stored: Callable[..., list[Found]]
 ) -> None:
     producer = shop.producer()
     producer.insert(quotes, rows("first", ("A", MONDAY), ("A", TUESDAY)), partition="a")
     assert len(stored(quotes)[0]) == 2
-    shop.catalog.alter(quotes.name, [Rename("day", "date"), Reorder(("date",))])
+    shop.catalog.alter(quotes.name, [RenameField("day", "date"), ReorderFields(("date",))])
     renamed = shop.collection(quotes.name)
     assert renamed.schema.primary_key == ("symbol", "date")
     producer.upsert(renamed, [{"symbol": "A", "date": MONDAY, "note": "again"}], partition="b")
@@ -108,7 +108,7 @@ def test_a_field_of_the_key_is_renamed_and_goes_on_being_one(
     assert stored(renamed) == [{("A", MONDAY): "again"}]
 
 
-def test_a_scan_tells_the_names_of_the_key(shop: Client, quotes: Collection) -> None:
+def test_a_scan_tells_the_names_of_the_key(shop: Client, quotes: CollectionInfo) -> None:
     producer = shop.producer()
     producer.insert(quotes, rows("one", ("A", MONDAY)), partition="a")
     last = producer.delete(quotes, [("A", MONDAY)]).last_tick
@@ -119,7 +119,7 @@ def test_a_scan_tells_the_names_of_the_key(shop: Client, quotes: Collection) -> 
 
 
 def test_a_key_of_one_field_is_of_any_of_the_types(shop: Client, stored: Callable[..., list[Found]]) -> None:
-    made: list[tuple[Collection, list[Any]]] = []
+    made: list[tuple[CollectionInfo, list[Any]]] = []
     for number, (kind, keys) in enumerate(
         {
             "uuid": ["9f1c0ab2-5a04-4f4f-9e0e-0a1b2c3d4e5f", "00000000-0000-0000-0000-000000000000"],
@@ -156,7 +156,7 @@ def test_a_key_of_one_field_is_of_any_of_the_types(shop: Client, stored: Callabl
     ],
 )
 def test_what_is_no_key_of_the_collection_is_refused_with_what_one_is(
-    shop: Client, quotes: Collection, keys: Any
+    shop: Client, quotes: CollectionInfo, keys: Any
 ) -> None:
     with pytest.raises(InvalidArgument, match=r"symbol|keys are a list"):
         shop.producer().delete(quotes, keys)

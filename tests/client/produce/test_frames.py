@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.client.produce.rows import table_of
@@ -94,7 +94,7 @@ def test_frames_that_are_no_table_are_refused_in_words(frame: Any, why: str) -> 
 
 
 def test_relations_and_streams_are_upserted_batch_by_batch(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     producer = shop.producer()
     with duckdb.connect() as connection:
@@ -112,7 +112,7 @@ def test_relations_and_streams_are_upserted_batch_by_batch(
 
 
 def test_upserts_batches_and_awaited_writes_evolve_the_schema(
-    shop: Client, items: Collection, stored: Callable[..., dict[int, str]]
+    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     producer = shop.producer()
     row = {"id": 1, "name": "a"}
@@ -138,7 +138,7 @@ def test_upserts_batches_and_awaited_writes_evolve_the_schema(
 
 
 def test_the_catalog_is_asked_only_where_what_is_known_does_not_take_the_rows(
-    shop: Client, items: Collection, monkeypatch: pytest.MonkeyPatch
+    shop: Client, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = shop.producer()
     asked: list[str] = []
@@ -150,7 +150,7 @@ def test_the_catalog_is_asked_only_where_what_is_known_does_not_take_the_rows(
     assert len(asked) == 2  # before the change, and behind it
 
 
-def test_a_transaction_takes_no_rows_that_need_another_schema(shop: Client, items: Collection) -> None:
+def test_a_transaction_takes_no_rows_that_need_another_schema(shop: Client, items: CollectionInfo) -> None:
     lone = shop.catalog.create_collection(items.name + "_one", items.schema)
     with shop.producer().transaction(lone) as txn:
         txn.insert([{"id": 1, "name": "a"}], evolve=True)

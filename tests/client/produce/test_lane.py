@@ -29,11 +29,11 @@ from millrace.base.errors import (
 )
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import delete_message
-from millrace.client.produce.sequencer import WINDOW, Sending
-from millrace.coord.appending import OneByOne
+from millrace.client.produce.sequencer import WINDOW, OutboundEntry
+from millrace.coord.append_port import SingleEntryAppender
 from millrace.coord.coordinator import Coordinator
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST
@@ -156,9 +156,9 @@ class Rig:
         self.settings = Settings(data_dir=folder, cache_dir=folder, append_retry_delay=0.0)
         self.service = RocksMQ(folder / "log")
         self.host = AppendHost(self.service, ChannelState.new)
-        self.coordinator = Coordinator(self.settings, log=self.service, append=OneByOne(self.host, 30.0))
+        self.coordinator = Coordinator(self.settings, log=self.service, append=SingleEntryAppender(self.host, 30.0))
         self.coordinator.ensure_pchannels(1)
-        self.collection: Collection = self.coordinator.create_collection("c", SCHEMA, vchannels=2)
+        self.collection: CollectionInfo = self.coordinator.create_collection("c", SCHEMA, vchannels=2)
         self.way = Way(self.host, self.coordinator)
 
     def producer(self, **options: Any) -> Producer:
@@ -250,11 +250,11 @@ def test_an_interrupt_anywhere_and_a_source_that_raises_forget_nothing_that_was_
     waiting = deque(messages)
     trouble = set(raises)
 
-    def source() -> Sending | None:
+    def source() -> OutboundEntry | None:
         if len(waiting) in trouble:
             trouble.remove(len(waiting))
             raise Stopped
-        return Sending([waiting.popleft()]) if waiting else None
+        return OutboundEntry([waiting.popleft()]) if waiting else None
 
     with rig.producer() as producer:
         lane = producer.lane("dml_0")

@@ -11,13 +11,13 @@ import pytest
 
 from millrace.base.errors import AppendRejected, InvalidArgument, LogUnavailable, TickNotReached
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.log.protocol import Log
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.tables.read import freshness
 from millrace.tables.read.freshness import lacks_rows
 from millrace.tables.wal.table import WalTable
@@ -40,7 +40,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture
-def collection(client: Client, request: pytest.FixtureRequest) -> Collection:
+def collection(client: Client, request: pytest.FixtureRequest) -> CollectionInfo:
     name = own_name(request)
     return client.catalog.create_collection(name, SCHEMA, vchannels=3, partitions=["rome", "oslo"])
 
@@ -49,15 +49,15 @@ def rows(*keys: int, city: str = "rome") -> pa.Table:
     return pa.table({"id": list(keys), "city": [city] * len(keys)})
 
 
-def stored(client: Client, collection: Collection) -> dict[int, str]:
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+def stored(client: Client, collection: CollectionInfo) -> dict[int, str]:
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     table = client.read(collection.name, deadline=10.0)
     return dict(zip(table["id"].to_pylist(), table["city"].to_pylist(), strict=True))
 
 
 def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
-    client: Client, collection: Collection
+    client: Client, collection: CollectionInfo
 ) -> None:
     both = pa.concat_tables([rows(*range(100)), rows(*range(100, 200), city="oslo")])
     for given, why in (
@@ -72,7 +72,7 @@ def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
     assert {key: found[key] for key in range(200)} == {key: "rome" if key < 100 else "oslo" for key in range(200)}
 
 
-def test_deletes_hit_earlier_rows_alone(client: Client, collection: Collection) -> None:
+def test_deletes_hit_earlier_rows_alone(client: Client, collection: CollectionInfo) -> None:
     producer = client.producer()
     producer.insert(collection, rows(1, 2, 3), partition="rome")
     producer.delete(collection, [2, 3, 99])
@@ -85,7 +85,7 @@ def _fail_after(written: object) -> None:
     raise ZeroDivisionError(written)
 
 
-def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Client, collection: Collection) -> None:
+def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Client, collection: CollectionInfo) -> None:
     producer = client.producer()
     mine = [key for key in range(100) if vchannel_index(pa.array([key]), 3)[0] == 1][:4]
     with producer.transaction(collection, vchannel=1) as txn:
@@ -99,13 +99,13 @@ def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Client, colle
     assert [key for key in mine if key in found] == [mine[1]]
 
 
-def test_a_transaction_refuses_keys_of_another_vchannel(client: Client, collection: Collection) -> None:
+def test_a_transaction_refuses_keys_of_another_vchannel(client: Client, collection: CollectionInfo) -> None:
     producer = client.producer()
     with pytest.raises(InvalidArgument, match="one VChannel"), producer.transaction(collection) as txn:
         txn.insert(rows(*range(50)), partition="rome")
 
 
-def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Client, collection: Collection) -> None:
+def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Client, collection: CollectionInfo) -> None:
     older = client.producer(producer_id=77)
     older.insert(collection, rows(*range(30)), partition="rome")
     newer = client.producer(producer_id=77)
@@ -117,7 +117,7 @@ def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Client, c
     assert set(range(60)) <= set(stored(client, collection))
 
 
-def test_a_new_term_is_asked_for_and_nothing_is_lost(client: Client, collection: Collection) -> None:
+def test_a_new_term_is_asked_for_and_nothing_is_lost(client: Client, collection: CollectionInfo) -> None:
     producer = client.producer()
     producer.insert(collection, rows(1, 2, 3), partition="rome")
     for name in {pchannel_of(vchannel) for vchannel in collection.vchannels}:
@@ -145,7 +145,7 @@ class LosesAnswers:
 
 
 def test_an_append_whose_answer_was_lost_is_repeated_without_a_second_effect(
-    client: Client, collection: Collection, monkeypatch: pytest.MonkeyPatch
+    client: Client, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from millrace.client.produce.producer import Producer
 
@@ -154,29 +154,31 @@ def test_an_append_whose_answer_was_lost_is_repeated_without_a_second_effect(
         written = producer.insert(collection, rows(*range(first, first + 10)), partition="rome")
         assert written.rejections == []
     producer.close()
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     assert sorted(client.read(collection.name)["id"].to_pylist()) == list(range(50))
 
 
-def test_a_channel_on_which_nothing_happens_does_not_hold_a_read_back(client: Client, collection: Collection) -> None:
+def test_a_channel_on_which_nothing_happens_does_not_hold_a_read_back(
+    client: Client, collection: CollectionInfo
+) -> None:
     for key in range(3):
         written = client.producer().insert(collection, rows(key), partition="rome")
-        catch_up(client.settings, client.log)
+        ingest_to_end(client.settings, client.log)
         assert client.read(collection.name)["id"].to_pylist() == list(range(key + 1))
         assert len(client.read(collection.name, at=written.last_tick)) == key + 1
 
 
-def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(client: Client, collection: Collection) -> None:
-    catch_up(client.settings, client.log)
+def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(client: Client, collection: CollectionInfo) -> None:
+    ingest_to_end(client.settings, client.log)
     client.producer().insert(collection, rows(1), partition="rome")
     with pytest.raises(TickNotReached, match="streaming node"):
         client.read(collection.name, deadline=0.2)
 
 
 def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
-    client: Client, collection: Collection, monkeypatch: pytest.MonkeyPatch
+    client: Client, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     client.producer().insert(collection, rows(1), partition="rome")
     looked: list[tuple[str, int, int]] = []
 
@@ -188,7 +190,7 @@ def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(client.read, collection.name, deadline=20.0)
         until(lambda: len(looked) >= len(collection.pchannels))
-        catch_up(client.settings, client.log)
+        ingest_to_end(client.settings, client.log)
         assert reading.result()["id"].to_pylist() == [1]
     assert len(looked) == len(set(looked)), "a PChannel was asked for twice at one tick and version of the table"
 
@@ -235,7 +237,7 @@ def test_a_new_partition_changes_nothing_for_writers_that_name_none(
 
 
 def test_a_partition_must_be_named_where_there_are_several_without_a_default(
-    client: Client, collection: Collection
+    client: Client, collection: CollectionInfo
 ) -> None:
     with pytest.raises(InvalidArgument, match="name the partition"):
         client.producer().insert(collection, rows(1))

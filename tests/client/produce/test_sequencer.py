@@ -32,19 +32,19 @@ from millrace.base.errors import (
 from millrace.client.produce.sequencer import (
     WINDOW,
     Action,
-    AskEpochs,
-    AskTerm,
-    Draw,
-    Patience,
+    FetchEpochs,
+    FetchTerm,
+    OutboundEntry,
+    Pull,
     Receive,
-    Repeat,
+    RetryAfter,
+    RetryPolicy,
     Send,
-    Sending,
     Sequencer,
     Settle,
     Steps,
 )
-from millrace.client.produce.written import Judged
+from millrace.client.produce.written import MessageOutcome
 from millrace.message.ids import MessageId
 from millrace.message.model import MutableMessage
 from millrace.message.types import MessageType
@@ -73,7 +73,7 @@ def kind_of(each: MutableMessage) -> str:
 class Known:
     epoch: int
     following: int = 0
-    results: dict[int, Judged] = field(default_factory=dict)
+    results: dict[int, MessageOutcome] = field(default_factory=dict)
 
 
 class Chain:
@@ -85,7 +85,7 @@ class Chain:
         self.effects: dict[str, list[int]] = {name: [] for name in VCHANNELS}
         self.ticks: dict[int, int] = {}
 
-    def take(self, entry: list[MutableMessage]) -> list[Judged]:
+    def take(self, entry: list[MutableMessage]) -> list[MessageOutcome]:
         judged = [self._judged(each) for each in entry]
         for name, count in Counter(each.vchannel for each in entry).items():
             if name in self.known:
@@ -93,7 +93,7 @@ class Chain:
                 self.known[name].results = {s: r for s, r in self.known[name].results.items() if s >= least}
         return judged
 
-    def _judged(self, each: MutableMessage) -> Judged:
+    def _judged(self, each: MutableMessage) -> MessageOutcome:
         if each.term != self.term:
             return rejected(Reason.TERM_FENCED if each.term < self.term else Reason.TERM_NOT_OPENED)
         if kind_of(each) == "malformed":
@@ -115,7 +115,7 @@ class Chain:
         known.following += 1
         return result
 
-    def _applied(self, each: MutableMessage) -> Judged:
+    def _applied(self, each: MutableMessage) -> MessageOutcome:
         if kind_of(each) == "mismatch":
             return rejected(Reason.SCHEMA_MISMATCH)
         self.effects[each.vchannel].append(number_of(each))
@@ -145,9 +145,9 @@ class Deliveries(RuleBasedStateMachine):
         self.sequencer = Sequencer("p", PRODUCER, term=1, epoch=1)
         self.steps: Steps | None = None
         self.action: Action | None = None
-        self.way: deque[tuple[list[MutableMessage], list[Judged] | MillraceError]] = deque()
+        self.way: deque[tuple[list[MutableMessage], list[MessageOutcome] | MillraceError]] = deque()
         self.late: list[list[MutableMessage]] = []
-        self.drawn: list[Sending] = []
+        self.drawn: list[OutboundEntry] = []
         self.numbers: dict[tuple[str, int, int], int] = {}
         self.settled: Counter[int] = Counter()
         self.count = 0
@@ -160,7 +160,7 @@ class Deliveries(RuleBasedStateMachine):
         assert self.steps is not None
         try:
             while isinstance(action := self.steps.send(reply), Settle):
-                assert not action.sending.open, "settled is who knows all"
+                assert not action.sending.unanswered, "settled is who knows all"
                 self.settled[id(action.sending)] += 1
                 reply = None
             self.action = action
@@ -168,7 +168,7 @@ class Deliveries(RuleBasedStateMachine):
         except StopIteration:
             assert not self.sequencer.unresolved
         except AppendUnresolved as error:
-            held = [each for each in self.sequencer.unresolved if each.open]
+            held = [each for each in self.sequencer.unresolved if each.unanswered]
             assert held, "nothing is left, and yet it gives up"
             if "nothing of" in str(error):
                 assert not any(each.ambiguous for each in held)
@@ -191,10 +191,10 @@ class Deliveries(RuleBasedStateMachine):
     @rule(pipelined=st.booleans(), attempts=st.integers(1, 3))
     def deliver(self, pipelined: bool, attempts: int) -> None:
         self.pipelined = pipelined
-        self.steps = self.sequencer.delivery(Patience(attempts, 1.0, limited=1.0), pipelined=pipelined)
+        self.steps = self.sequencer.delivery(RetryPolicy(attempts, 1.0, throttle_seconds=1.0), pipelined=pipelined)
         self.go_on(None)
 
-    @asks(Draw)
+    @asks(Pull)
     @rule(
         run=st.lists(
             st.tuples(st.sampled_from(VCHANNELS), st.sampled_from(["good"] * 8 + ["malformed", "mismatch"])),
@@ -208,11 +208,11 @@ class Deliveries(RuleBasedStateMachine):
         for vchannel, kind in run * times:
             messages.append(message(self.count, vchannel, kind))
             self.count += 1
-        sending = Sending(messages, settled=lambda _: None)
+        sending = OutboundEntry(messages, on_settled=lambda _: None)
         self.drawn.append(sending)
         self.go_on(sending)
 
-    @asks(Draw)
+    @asks(Pull)
     @rule()
     def draw_nothing(self) -> None:
         self.go_on(None)
@@ -221,7 +221,7 @@ class Deliveries(RuleBasedStateMachine):
     @rule(how=st.sampled_from(WAYS))
     def send(self, how: str) -> None:
         assert isinstance(self.action, Send)
-        entry = [self.action.sending.messages[place] for place in self.action.sending.open]
+        entry = [self.action.sending.messages[place] for place in self.action.sending.unanswered]
         assert entry
         for each in entry:
             number = self.numbers.setdefault((each.vchannel, each.epoch, each.sequence), number_of(each))
@@ -229,7 +229,7 @@ class Deliveries(RuleBasedStateMachine):
         if how == "no way":
             self.go_on(LogUnavailable(how))
             return
-        answer: list[Judged] | MillraceError = LogUnavailable(how)
+        answer: list[MessageOutcome] | MillraceError = LogUnavailable(how)
         if how in ("taken", "lost after"):
             judged = self.chain.take(entry)
             answer = judged if how == "taken" else answer
@@ -249,17 +249,17 @@ class Deliveries(RuleBasedStateMachine):
     def receive(self) -> None:
         self.go_on(self.way.popleft()[1])
 
-    @asks(AskTerm)
+    @asks(FetchTerm)
     @rule(how=st.sampled_from(["told", "told", "stale", "unknown"]))
     def tell_term(self, how: str) -> None:
         self.stuck |= how == "stale"
         stale = self.sequencer.term
         self.go_on({"told": self.chain.term, "stale": stale, "unknown": LogUnavailable(how)}[how])
 
-    @asks(AskEpochs)
+    @asks(FetchEpochs)
     @rule(known=st.sampled_from([True, True, False]))
     def tell_epochs(self, known: bool) -> None:
-        assert isinstance(self.action, AskEpochs)
+        assert isinstance(self.action, FetchEpochs)
         assert self.action.above
         if self.fenced:
             self.go_on(ProducerFenced("another has the id"))
@@ -272,10 +272,10 @@ class Deliveries(RuleBasedStateMachine):
         self.sequencer.epoch = max(self.sequencer.epoch, above + 1)
         return self.sequencer.epoch
 
-    @asks(Repeat)
+    @asks(RetryAfter)
     @rule()
     def repeat(self) -> None:
-        assert isinstance(self.action, Repeat)
+        assert isinstance(self.action, RetryAfter)
         assert self.action.pause in (0.0, 0.5, 1.0)
         assert not self.way, "nothing is on the way between two rounds"
         self.go_on(None)
@@ -291,7 +291,7 @@ class Deliveries(RuleBasedStateMachine):
     def meanwhile(self, what: str, sent: bool) -> None:
         if what == "interrupt" and self.steps is not None:
             if sent and isinstance(self.action, Send):  # it had just gone out
-                self.chain.take([self.action.sending.messages[place] for place in self.action.sending.open])
+                self.chain.take([self.action.sending.messages[place] for place in self.action.sending.unanswered])
             self.steps.close()
             self.ended()
         elif what == "term":
@@ -309,7 +309,10 @@ class Deliveries(RuleBasedStateMachine):
     def _may_forget(self) -> bool:
         """A chain that forgot cannot tell an entry that begins an epoch from a new one, nor one that comes late."""
         return not self.late and all(
-            each.sequence for sending in self.drawn for place in sending.open for each in [sending.messages[place]]
+            each.sequence
+            for sending in self.drawn
+            for place in sending.unanswered
+            for each in [sending.messages[place]]
         )
 
     # --- what always holds ------------------------------------------------------------------------------------------------
@@ -322,7 +325,7 @@ class Deliveries(RuleBasedStateMachine):
     @invariant()
     def what_is_open_is_held_once_and_in_order(self) -> None:
         if self.steps is None:
-            assert self.sequencer.unresolved == [each for each in self.drawn if each.open]
+            assert self.sequencer.unresolved == [each for each in self.drawn if each.unanswered]
 
     @invariant()
     def answers_are_right(self) -> None:
@@ -344,15 +347,15 @@ class Deliveries(RuleBasedStateMachine):
                 if not self.sequencer.unresolved:
                     break
                 self.deliver(pipelined=True, attempts=3)
-            elif isinstance(self.action, Draw):
+            elif isinstance(self.action, Pull):
                 self.draw_nothing()
             elif isinstance(self.action, Send):
                 self.send("taken")
             elif isinstance(self.action, Receive):
                 self.receive()
-            elif isinstance(self.action, AskTerm):
+            elif isinstance(self.action, FetchTerm):
                 self.tell_term("told")
-            elif isinstance(self.action, AskEpochs):
+            elif isinstance(self.action, FetchEpochs):
                 self.tell_epochs(known=True)
             else:
                 self.repeat()
@@ -368,7 +371,7 @@ class Deliveries(RuleBasedStateMachine):
             for each, answer in zip(sending.messages, sending.answers, strict=True):
                 self._check_last(each, answer)
 
-    def _check_last(self, each: MutableMessage, answer: Judged | None) -> None:
+    def _check_last(self, each: MutableMessage, answer: MessageOutcome | None) -> None:
         assert answer is not None
         if isinstance(answer, AppendResult | AppendDenied):
             return
@@ -384,11 +387,13 @@ TestDeliveries.settings = settings(max_examples=100, stateful_step_count=80, dea
 
 
 def test_a_refusal_of_a_repeat_does_not_say_that_nothing_took_effect() -> None:
-    sending = Sending([message(0, VCHANNELS[0])])
-    steps = Sequencer("p", PRODUCER, term=1, epoch=1).delivery(Patience(3, 0.0, limited=1.0), pipelined=False)
+    sending = OutboundEntry([message(0, VCHANNELS[0])])
+    steps = Sequencer("p", PRODUCER, term=1, epoch=1).delivery(
+        RetryPolicy(3, 0.0, throttle_seconds=1.0), pipelined=False
+    )
     replies = [None, sending, None, LogUnavailable("lost"), None, None, EntryTooLarge("the server takes less now")]
     asked = [type(steps.send(reply)) for reply in replies]
-    assert asked == [Draw, Send, Receive, Repeat, Send, Receive, Repeat]
+    assert asked == [Pull, Send, Receive, RetryAfter, Send, Receive, RetryAfter]
     (answer,) = sending.answers
     assert isinstance(answer, AppendRejected)
     assert answer.reason == Reason.TOO_LARGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from millrace.base.errors import AppendRejected
-from millrace.client.produce.sequencer import Sending
+from millrace.client.produce.sequencer import OutboundEntry
 from tests.client.produce.test_lane import Rig
 
 
@@ -19,7 +19,7 @@ def test_what_was_stamped_before_a_newer_term_opened_is_sent_in_that_term_by_a_l
         stamped = producer.lane("dml_0").stamp([rig.message(key)])
         rig.coordinator.open_term("dml_0")
         with rig.producer(resumed=producer.id) as successor:
-            waiting = [Sending(stamped, ambiguous=True)]
+            waiting = [OutboundEntry(stamped, ambiguous=True)]
             sent = list(waiting)
             successor.lane("dml_0").deliver(lambda: waiting.pop() if waiting else None, stamped=True)
             assert not isinstance(sent[0].answers[0], AppendRejected)

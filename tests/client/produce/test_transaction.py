@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from millrace.base.errors import InvalidArgument, TransactionLost
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.client.produce.transaction import DEFAULT_LEASE_MS, Transaction
 from millrace.client.produce.written import Written
@@ -22,11 +22,11 @@ from tests.client.produce.test_batch_appender import item_home
 Stored = Callable[..., dict[int, str]]
 
 
-def mine(items: Collection, count: int = 3) -> list[int]:
+def mine(items: CollectionInfo, count: int = 3) -> list[int]:
     return [key for key in range(100) if item_home(key, items) == 0][:count]
 
 
-def let_log_time_pass(shop: Client, items: Collection, milliseconds: int) -> None:
+def let_log_time_pass(shop: Client, items: CollectionInfo, milliseconds: int) -> None:
     """Until the log's own clock has gone on that far."""
     name = pchannel_of(items.vchannels[0])
     end = (shop.append.tick(name) >> LOGICAL_BITS) + milliseconds
@@ -37,12 +37,12 @@ def let_log_time_pass(shop: Client, items: Collection, milliseconds: int) -> Non
     raise AssertionError("the log's clock stands still")
 
 
-def end_by_a_flush(shop: Client, items: Collection, txn: Transaction) -> None:
+def end_by_a_flush(shop: Client, items: CollectionInfo, txn: Transaction) -> None:
     txn.insert(item_rows(*mine(items)))
     shop.catalog.flush(items.name)
 
 
-def test_a_block_may_last_longer_than_its_lease(shop: Client, items: Collection, stored: Stored) -> None:
+def test_a_block_may_last_longer_than_its_lease(shop: Client, items: CollectionInfo, stored: Stored) -> None:
     # Three seconds may a renewal come late on a machine that has much to do.
     with shop.producer().transaction(items, keepalive_ms=4500) as txn:
         txn.insert(item_rows(*mine(items), name="kept"))
@@ -78,7 +78,7 @@ class Renewals:
 
 
 @pytest.mark.parametrize("lease_ms", [None, 600, 60_000])
-def test_a_quiet_block_of_many_leases_is_renewed_twice_in_each(items: Collection, lease_ms: int | None) -> None:
+def test_a_quiet_block_of_many_leases_is_renewed_twice_in_each(items: CollectionInfo, lease_ms: int | None) -> None:
     lease = (lease_ms or DEFAULT_LEASE_MS) / 1000
     clock = Clock(5 * lease)
     renewals = Renewals(clock)
@@ -94,7 +94,7 @@ def test_the_lease_that_none_names_is_the_chains() -> None:
 
 
 def test_a_lease_is_renewed_for_the_longest_lifetime_and_no_longer(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     begun = shop.producer().transaction(items, keepalive_ms=200, max_lifetime=0.0)
 
@@ -109,7 +109,9 @@ def test_a_lease_is_renewed_for_the_longest_lifetime_and_no_longer(
     assert stored(items) == {}
 
 
-def test_a_flush_that_ends_a_transaction_is_said_at_its_commit(shop: Client, items: Collection, stored: Stored) -> None:
+def test_a_flush_that_ends_a_transaction_is_said_at_its_commit(
+    shop: Client, items: CollectionInfo, stored: Stored
+) -> None:
     with pytest.raises(TransactionLost) as caught, shop.producer().transaction(items) as txn:
         end_by_a_flush(shop, items, txn)
     assert caught.value.reason == "TXN_NOT_ACTIVE"
@@ -117,7 +119,7 @@ def test_a_flush_that_ends_a_transaction_is_said_at_its_commit(shop: Client, ite
 
 
 def test_an_error_in_the_block_is_the_callers_own_even_where_the_transaction_is_lost(
-    shop: Client, items: Collection
+    shop: Client, items: CollectionInfo
 ) -> None:
     def work(txn: Transaction) -> None:
         end_by_a_flush(shop, items, txn)
@@ -128,7 +130,7 @@ def test_an_error_in_the_block_is_the_callers_own_even_where_the_transaction_is_
 
 
 def test_keys_are_deleted_and_inserted_in_the_order_of_the_block(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     producer = shop.producer()
     keys = mine(items)
@@ -140,13 +142,13 @@ def test_keys_are_deleted_and_inserted_in_the_order_of_the_block(
 
 
 def test_a_transaction_upserts_and_deletes_by_predicate_with_its_inserts_at_one_tick(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     first, second, third, fourth = mine(items, 4)
     producer = shop.producer()
     producer.insert(items, item_rows(first, second, name="old"))
     assert stored(items) == {first: "old", second: "old"}
-    before = shop.now(items.pchannels)
+    before = shop.current_tick(items.pchannels)
     with producer.transaction(items) as txn:
         txn.insert(item_rows(third, name="inserted"))
         txn.upsert(item_rows(first, third, fourth, fourth, name="upserted"))
@@ -159,13 +161,13 @@ def test_a_transaction_upserts_and_deletes_by_predicate_with_its_inserts_at_one_
 
 
 def test_keys_of_another_vchannel_are_refused_with_what_to_do_instead(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     [ours], theirs = mine(items, 1), next(key for key in range(100) if item_home(key, items) == 1)
     producer = shop.producer()
     producer.insert(items, item_rows(ours, theirs))
     stored(items)
-    before = shop.now(items.pchannels)
+    before = shop.current_tick(items.pchannels)
     uses: list[Callable[[Transaction], object]] = [
         lambda txn: txn.insert(item_rows(ours, theirs)),
         lambda txn: txn.upsert(item_rows(ours, theirs)),

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import AppendRejected, InvalidArgument, TickNotReached
-from millrace.base.predicate.arrow import matching, parse
-from millrace.catalog.collection import Collection
+from millrace.base.predicate.arrow import filter_table, parse_predicate
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.consume.scan import scan
 from millrace.message.keys import vchannel_index
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from tests.client.conftest import ITEMS, item_rows
 
 Stored = Callable[..., dict[int, str]]
@@ -23,7 +23,7 @@ Stored = Callable[..., dict[int, str]]
 
 @pytest.mark.slow
 def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     producer = shop.producer()
     first = producer.insert(items, item_rows(1, 2, 3, name="v0")).last_tick
@@ -46,14 +46,14 @@ def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
     assert {each[1] for each in seen} == {"v0", "v1", "v2", "v3"}
 
 
-def test_of_several_rows_of_one_key_the_last_counts(shop: Client, items: Collection, stored: Stored) -> None:
+def test_of_several_rows_of_one_key_the_last_counts(shop: Client, items: CollectionInfo, stored: Stored) -> None:
     rows = pa.concat_tables([item_rows(7, name="one"), item_rows(8, name="eight"), item_rows(7, name="two")])
     assert shop.producer().upsert(items, rows).rows == 2
     assert stored(items) == {7: "two", 8: "eight"}
 
 
 def test_an_upsert_is_one_message_a_vchannel_and_a_transaction_where_it_needs_several(
-    shop: Client, items: Collection, stored: Stored
+    shop: Client, items: CollectionInfo, stored: Stored
 ) -> None:
     shop.catalog.create_partition(items.name, "other")
     both = shop.collection(items.name)
@@ -67,7 +67,7 @@ def test_an_upsert_is_one_message_a_vchannel_and_a_transaction_where_it_needs_se
     assert stored(items) == dict(zip([*here, *there], names, strict=True))
 
 
-def test_upserts_of_one_key_at_once_leave_one_row(shop: Client, items: Collection, stored: Stored) -> None:
+def test_upserts_of_one_key_at_once_leave_one_row(shop: Client, items: CollectionInfo, stored: Stored) -> None:
     def write(number: int) -> None:
         producer = shop.producer()
         for turn in range(4):
@@ -78,7 +78,7 @@ def test_upserts_of_one_key_at_once_leave_one_row(shop: Client, items: Collectio
     assert stored(items).keys() == {1, 2}
 
 
-def test_an_upsert_whose_insert_is_refused_deletes_nothing(shop: Client, items: Collection, stored: Stored) -> None:
+def test_an_upsert_whose_insert_is_refused_deletes_nothing(shop: Client, items: CollectionInfo, stored: Stored) -> None:
     producer = shop.producer()
     producer.insert(items, item_rows(1, 2, name="old"))
     shop.catalog.create_partition(items.name, "gone")
@@ -90,7 +90,9 @@ def test_an_upsert_whose_insert_is_refused_deletes_nothing(shop: Client, items: 
     assert stored(items) == {1: "old", 2: "old"}
 
 
-def test_a_delete_by_predicate_hits_what_matched_at_its_tick(shop: Client, items: Collection, stored: Stored) -> None:
+def test_a_delete_by_predicate_hits_what_matched_at_its_tick(
+    shop: Client, items: CollectionInfo, stored: Stored
+) -> None:
     producer = shop.producer()
     cheap = producer.insert(items, item_rows(1, 2, 3, price=1.0))
     producer.insert(items, item_rows(4, 5, price=9.0))
@@ -136,7 +138,7 @@ TABLE = pa.table(
     ],
 )
 def test_a_predicate_hits(predicate: str, hit: list[int]) -> None:
-    assert matching(TABLE, predicate).column("id").to_pylist() == hit
+    assert filter_table(TABLE, predicate).column("id").to_pylist() == hit
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_predicate_hits(predicate: str, hit: list[int]) -> None:
 )  # fmt: skip
 def test_what_is_no_predicate_is_refused(predicate: str) -> None:
     with pytest.raises(InvalidArgument):
-        parse(predicate, TABLE.schema)
+        parse_predicate(predicate, TABLE.schema)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +162,14 @@ def test_what_is_no_predicate_is_refused(predicate: str) -> None:
 )
 def test_what_is_wrong_is_told_with_its_place(predicate: str, words: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        parse(predicate, TABLE.schema)
+        parse_predicate(predicate, TABLE.schema)
     assert words in str(caught.value)
 
 
-def test_a_read_at_a_tick_does_not_wait_for_what_comes_behind_it(shop: Client, items: Collection) -> None:
+def test_a_read_at_a_tick_does_not_wait_for_what_comes_behind_it(shop: Client, items: CollectionInfo) -> None:
     producer = shop.producer()
     at = producer.insert(items, item_rows(*range(20), name="old")).last_tick
-    catch_up(shop.settings, shop.log)
+    ingest_to_end(shop.settings, shop.log)
     producer.insert(items, item_rows(*range(20, 40), name="new"))  # on both PChannels, and in no table
     assert sorted(shop.read(items.name, at=at, deadline=0.0)["id"].to_pylist()) == list(range(20))
     with pytest.raises(TickNotReached):

@@ -13,8 +13,8 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.rpc.discovery import read_record
 from millrace.tables.read.arrow import read_arrow
 
@@ -55,8 +55,8 @@ def test_a_remote_producer_spools_while_its_server_is_gone_and_sends_each_row_on
             assert producer.spool.wait_empty(timeout=30)
             assert producer.spool.error is None
             remote.catalog.flush("users")
-            catch_up(settings, local.log)
-            flush(settings)
+            ingest_to_end(settings, local.log)
+            flush_to_end(settings)
             found = read_arrow(settings, users.id).sort_by("id")
             assert found["id"].to_pylist() == list(range(10, 40))
             assert found["body"].to_pylist() == ["first"] * 10 + ["second"] * 20

@@ -10,14 +10,14 @@ import pytest
 
 from millrace.base.errors import AppendUnresolved, LogUnavailable, SpoolBusy, SpoolFull
 from millrace.base.metrics import Metrics
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce import framing
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.queue import SpoolChannel
 from millrace.client.spool.sender import SpoolSender
+from millrace.rpc.append_pipeline import AppendFuture, AppendPipeline
 from millrace.rpc.outcome import AppendOutcome
-from millrace.rpc.pipeline import Pending, Pipeline
 from tests.client.conftest import item_rows
 from tests.client.medium import Medium
 from tests.client.produce.test_transaction import mine
@@ -43,19 +43,19 @@ class Breakable:
             raise LogUnavailable("cut behind the append")
         return outcome
 
-    def append_stream(self, pchannel: str, *, deadline: float | None = None) -> Pipeline[AppendOutcome]:
+    def append_stream(self, pchannel: str, *, deadline: float | None = None) -> AppendPipeline[AppendOutcome]:
         return BreakableStream(self, self._append.append_stream(pchannel, deadline=deadline))  # type: ignore[return-value]
 
 
 class BreakableStream:
     """A pipeline on that way."""
 
-    def __init__(self, way: Breakable, pipeline: Pipeline[AppendOutcome]) -> None:
+    def __init__(self, way: Breakable, pipeline: AppendPipeline[AppendOutcome]) -> None:
         self._way = way
         self._pipeline = pipeline
         self.close = pipeline.close
 
-    def submit(self, values: bytes) -> Pending[AppendOutcome]:
+    def submit(self, values: bytes) -> AppendFuture[AppendOutcome]:
         if self._way.down:
             raise LogUnavailable("cut")
         return self._pipeline.submit(values)
@@ -72,7 +72,7 @@ def producer_with(shop: Client, way: Breakable, folder: Path, **options: object)
 
 
 def test_rows_go_straight_to_the_log_while_it_is_there(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path
 ) -> None:
     with producer_with(shop, way, tmp_path) as producer:
         written = producer.insert(items, item_rows(1, 2, 3))
@@ -82,7 +82,7 @@ def test_rows_go_straight_to_the_log_while_it_is_there(
 
 
 def test_what_is_spooled_is_sent_in_order_once_the_log_is_back(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     metrics = Metrics()
     with producer_with(shop, way, tmp_path, metrics=metrics) as producer:
@@ -105,7 +105,7 @@ def test_what_is_spooled_is_sent_in_order_once_the_log_is_back(
 
 
 def test_a_batch_appender_spools_too_and_its_futures_say_so(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
@@ -120,7 +120,7 @@ def test_a_batch_appender_spools_too_and_its_futures_say_so(
 
 
 def test_what_a_process_left_in_the_spool_the_next_one_sends(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as first:
@@ -137,7 +137,7 @@ def test_what_a_process_left_in_the_spool_the_next_one_sends(
 
 
 def test_what_processes_left_goes_out_in_their_order_though_one_knew_no_term(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     """Of one entry the chain fences what has no term and takes what stands behind it, if another producer wrote it."""
     way.down = True
@@ -155,7 +155,7 @@ def test_what_processes_left_goes_out_in_their_order_though_one_knew_no_term(
     assert stored(items) == {2: "left", 3: "new", 8: "left", 9: "left"}
 
 
-def accepted(producer: Producer, items: Collection) -> list[int]:
+def accepted(producer: Producer, items: CollectionInfo) -> list[int]:
     """Keys that were taken, one by one, before the first that was not."""
     taken: list[int] = []
     while True:
@@ -167,7 +167,7 @@ def accepted(producer: Producer, items: Collection) -> list[int]:
 
 
 def test_a_full_spool_refuses_and_loses_nothing(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     metrics = Metrics()
     way.down = True
@@ -183,7 +183,7 @@ def test_a_full_spool_refuses_and_loses_nothing(
 
 
 def test_what_the_chain_rejects_of_the_spool_is_written_down_and_told(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     shop.catalog.create_partition(items.name, "gone")
     there = shop.collection(items.name)
@@ -204,7 +204,7 @@ def test_what_the_chain_rejects_of_the_spool_is_written_down_and_told(
 
 
 def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_settled(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     medium = Medium(monkeypatch)
     durable: list[bool] = []
@@ -230,9 +230,9 @@ def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_set
 
 
 def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "ENTRY_BYTES", 1)
+    monkeypatch.setattr(framing, "ENTRY_OVERHEAD_BYTES", 1)
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
         for turn in range(5):
@@ -247,7 +247,7 @@ def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
 
 
 def test_a_new_term_while_rows_are_spooled_changes_nothing(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
@@ -260,7 +260,7 @@ def test_a_new_term_while_rows_are_spooled_changes_nothing(
     assert stored(items).keys() == {1, 2, 3}
 
 
-def test_a_transaction_is_not_spooled(shop: Client, way: Breakable, items: Collection, tmp_path: Path) -> None:
+def test_a_transaction_is_not_spooled(shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
         producer.insert(items, item_rows(*range(10)))  # on both PChannels
@@ -269,7 +269,7 @@ def test_a_transaction_is_not_spooled(shop: Client, way: Breakable, items: Colle
 
 
 def test_a_transaction_whose_answer_is_lost_is_told_so_although_there_is_a_spool(
-    shop: Client, way: Breakable, items: Collection, tmp_path: Path
+    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path
 ) -> None:
     with producer_with(shop, way, tmp_path) as producer:
         begun = producer.transaction(items)
@@ -286,7 +286,7 @@ def test_a_transaction_whose_answer_is_lost_is_told_so_although_there_is_a_spool
 
 
 def test_without_a_spool_an_unknown_append_is_held_and_settled_before_the_next(
-    shop: Client, way: Breakable, items: Collection, stored: Stored
+    shop: Client, way: Breakable, items: CollectionInfo, stored: Stored
 ) -> None:
     with Producer(way, shop.catalog, shop.settings) as producer:
         way.loses_answers = 1

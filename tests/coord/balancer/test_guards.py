@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from millrace.base.errors import NodeUnreachable
-from millrace.coord.balancer.balancer import PUT_OUT, Balancer, Guards, Stats
-from millrace.coord.balancer.policies import policy
-from millrace.coord.channels.record import CHANNELS, Owner
-from millrace.coord.control import DRAINS
+from millrace.coord.balancer.balancer import EVICTED_PREFIX, Balancer, ChannelStats, RebalanceLimits
+from millrace.coord.balancer.policies import find_policy
+from millrace.coord.channels.record import CHANNEL_PREFIX, Owner
+from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.leadership import Leadership
-from millrace.coord.session import INGEST, NODES, NodeInfo
-from millrace.coord.tenure import DRIFT
+from millrace.coord.lease import CLOCK_DRIFT
+from millrace.coord.session import INGEST, NODE_PREFIX, NodeInfo
 from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Put
 
@@ -56,11 +56,11 @@ def test_what_is_behind_is_moved_for_balance_when_it_has_caught_up_and_not_again
         leadership,
         clock,
         Obedient(),
-        policy("vchannelfair"),
+        find_policy("vchannelfair"),
         pchannels=lambda: NAMES,
-        together=together,
-        stats=lambda: {name: Stats(vchannels=1, recovery_lag=2.0 if name in behind else 0.5) for name in NAMES},
-        guards=Guards(min_interval=100.0, max_recovery_lag=1.0),
+        run_all=together,
+        stats=lambda: {name: ChannelStats(vchannels=1, recovery_lag=2.0 if name in behind else 0.5) for name in NAMES},
+        limits=RebalanceLimits(min_interval=100.0, max_recovery_lag=1.0),
         roles=(INGEST,),
     )
 
@@ -72,7 +72,7 @@ def test_what_is_behind_is_moved_for_balance_when_it_has_caught_up_and_not_again
 
     def come(session: str) -> None:
         info = NodeInfo(session.partition("@")[0], "grpc://h:1", (INGEST,))
-        store.commit([Put(NODES + session, info.encoded())])
+        store.commit([Put(NODE_PREFIX + session, info.encode())])
 
     come("n1@1")
     assert owned() == {"n1@1": 4}, "what has no home is placed, however far behind"
@@ -80,7 +80,7 @@ def test_what_is_behind_is_moved_for_balance_when_it_has_caught_up_and_not_again
     assert owned() == {"n1@1": 4}
     behind.discard("dml_2")
     assert owned() == {"n1@1": 3, "n2@2": 1}
-    assert balancer.manager.records[f"{CHANNELS}dml_2@{INGEST}"].owner.session == "n2@2"  # type: ignore[union-attr]
+    assert balancer.manager.records[f"{CHANNEL_PREFIX}dml_2@{INGEST}"].owner.session == "n2@2"  # type: ignore[union-attr]
     behind.clear()
     assert owned() == {"n1@1": 2, "n2@2": 2}
     come("n3@3")
@@ -108,30 +108,30 @@ def test_the_role_of_a_node_that_was_put_out_is_opened_when_its_lease_has_ended_
         leadership,
         clock,
         Orders(),
-        policy("vchannelfair"),
+        find_policy("vchannelfair"),
         pchannels=lambda: ["dml_0"],
-        together=together,
-        guards=Guards(patience=3.0),
+        run_all=together,
+        limits=RebalanceLimits(eviction_seconds=3.0),
         session_seconds=session,
         roles=(INGEST,),
     )
 
     def come(name: str) -> None:
-        store.commit([Put(NODES + name, NodeInfo(name.partition("@")[0], "grpc://h:1", (INGEST,)).encoded())])
+        store.commit([Put(NODE_PREFIX + name, NodeInfo(name.partition("@")[0], "grpc://h:1", (INGEST,)).encode())])
 
     come("n1@1")
     balancer.step()
     assert opened == ["n1@1"]
-    store.commit([Put(f"{DRAINS}n1", b"")])
+    store.commit([Put(f"{DRAIN_PREFIX}n1", b"")])
     come("n2@2")
     put_out = None
     while "n2@2" not in opened:
         clock.sleep(0.25)
         balancer.step()
-        if put_out is None and store.get(f"{PUT_OUT}n1@1") is not None:
+        if put_out is None and store.get(f"{EVICTED_PREFIX}n1@1") is not None:
             put_out = clock.now
         assert clock.now < 60.0, "it is never opened"
     assert put_out is not None
-    assert clock.now >= put_out + session * (1 + DRIFT)
-    assert clock.now < put_out + session * (1 + DRIFT) + 2.0
-    assert store.get(f"{PUT_OUT}n1@1") is None
+    assert clock.now >= put_out + session * (1 + CLOCK_DRIFT)
+    assert clock.now < put_out + session * (1 + CLOCK_DRIFT) + 2.0
+    assert store.get(f"{EVICTED_PREFIX}n1@1") is None

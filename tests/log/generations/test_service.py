@@ -20,8 +20,8 @@ from millrace.base.errors import (
     PositionTruncated,
     UnsupportedVersion,
 )
-from millrace.base.file_lock import held
-from millrace.log.generations.listing import FILE, LOCK, GenerationFile
+from millrace.base.file_lock import exclusive_lock
+from millrace.log.generations.generation_file import FILE, LOCK, GenerationFile
 from millrace.log.generations.service import GenerationsService, open_deployment_log
 from millrace.message.builders import alter_wal
 from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
@@ -67,7 +67,7 @@ def test_a_deployment_that_never_switched_has_the_backends_own_ids(tmp_path: Pat
 def test_from_its_first_channel_on_a_log_is_where_it_is_whatever_the_settings_say(tmp_path: Path) -> None:
     elsewhere = f"rocksmq://{tmp_path / 'elsewhere'}"
     with open_deployment_log(tmp_path / "log") as service:
-        service.file.keep()
+        service.file.ensure_written()
     (tmp_path / "log" / FILE).unlink()  # nothing was made yet: the settings may still change
     with open_deployment_log(tmp_path / "log", elsewhere) as service:
         assert not (tmp_path / "log" / FILE).exists()
@@ -81,15 +81,15 @@ def test_from_its_first_channel_on_a_log_is_where_it_is_whatever_the_settings_sa
 
 def test_who_makes_the_first_channel_by_other_settings_than_another_process_is_refused(tmp_path: Path) -> None:
     one, other = GenerationFile(tmp_path, ""), GenerationFile(tmp_path, "kafka://b:9092/p")
-    one.keep()
+    one.ensure_written()
     with pytest.raises(InvalidSettings, match="MILLRACE_LOG=rocksmq"):
-        other.keep()
-    one.keep()
+        other.ensure_written()
+    one.ensure_written()
     assert [item.url for item in GenerationFile(tmp_path, "").generations.items] == ["rocksmq"]
 
 
 def test_brokers_that_have_other_addresses_now_hold_the_same_log(tmp_path: Path) -> None:
-    GenerationFile(tmp_path, "kafka://b:9092/p?acks=all").keep()
+    GenerationFile(tmp_path, "kafka://b:9092/p?acks=all").ensure_written()
     moved = "kafka://c:9093,d:9093/p?acks=1"
     assert [item.url for item in GenerationFile(tmp_path, moved).generations.items] == [moved]
     for url in ("kafka://b:9092/q", "pulsar://b:9092/p", "rocksmq"):
@@ -161,7 +161,7 @@ def test_who_must_not_open_an_embedded_log_is_sent_to_its_server(tmp_path: Path)
 
 def test_two_writers_of_the_list_take_turns(tmp_path: Path) -> None:
     file = GenerationFile(tmp_path, "")
-    with held(tmp_path / LOCK, deadline=Deadline.after(1)), pytest.raises(LogBusy):
+    with exclusive_lock(tmp_path / LOCK, deadline=Deadline.after(1)), pytest.raises(LogBusy):
         file.change(lambda list_: list_.with_next("rocksmq", {}), timeout=0.05)
     assert not (tmp_path / FILE).exists()
 

@@ -14,15 +14,15 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from millrace.base.errors import LogCorrupted, PositionTruncated
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.log.kafka.admin import Batch
-from millrace.log.kafka.markers import KafkaMarkers
+from millrace.log.kafka.admin import BatchInfo
+from millrace.log.kafka.markers import TransactionMarkers
 from millrace.log.kafka.service import Kafka, KafkaLog, open_location
-from millrace.log.kafka.settings import Place
+from millrace.log.kafka.settings import KafkaPartition
 from millrace.message.ids import EARLIEST, LogId
 from millrace.node.append.host import AppendHost
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import run_range
-from millrace.node.range.schedule import START
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import run_ingest
+from millrace.node.range_loop.schedule import START
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
@@ -52,7 +52,7 @@ class Foreign:
 
     def __init__(self, service: Kafka, name: str = "other") -> None:
         self._log = service.open("p")
-        self._topic = service.settings.place("p").topic
+        self._topic = service.settings.partition_of("p").topic
         self._producer = Producer(
             {"bootstrap.servers": service.settings.brokers, "transactional.id": f"{self._topic}-{name}"}
         )
@@ -157,12 +157,12 @@ def test_the_hosts_judge_the_entries_and_wait_for_no_marker(service: Kafka, log:
     foreign.write([accepted()], commit=False)
     path = Path(WalTable.create(tmp_path / "wal").uri)
     planner = log_schedule(service, WalTable.open(path), parked=tmp_path / "parked")
-    [plan] = planner.plan(planner.latest(START))
-    report = run_range(plan, log=log, table=path)
+    [plan] = planner.plan(planner.next_offset(START))
+    report = run_ingest(plan, log=log, table=path)
     assert report.failure is None
     assert (report.totals.messages, report.totals.rejections, report.position) == (3, 1, LogId(0, 5))
-    Committer(WalTable.open(path)).commit([report])
-    assert planner.latest(START) == START, "the marker at the end is no work"
+    WalCommitter(WalTable.open(path)).commit([report])
+    assert planner.next_offset(START) == START, "the marker at the end is no work"
     with AppendHost(service, ChannelState.new) as host:
         follower = host._follower("p")
         follower.reach_end(timeout=DEADLINE)
@@ -223,39 +223,41 @@ def test_a_marker_is_asked_for_once_and_one_that_is_forgotten_again(monkeypatch:
     monkeypatch.setattr("millrace.log.kafka.markers._MOST", 4)
     asked: list[int] = []
 
-    def look(offset: int) -> list[Batch]:
+    def look(offset: int) -> list[BatchInfo]:
         asked.append(offset)
-        return [Batch(each, each, each % 2 == 1) for each in range(offset, min(offset + 6, 40))]
+        return [BatchInfo(each, each, each % 2 == 1) for each in range(offset, min(offset + 6, 40))]
 
-    markers = KafkaMarkers(Place("t"), look)
-    markers.prove(1, 2)
-    markers.prove(3, 4)
-    markers.prove(5, 6)
+    markers = TransactionMarkers(KafkaPartition("t"), look)
+    markers.require_markers(1, 2)
+    markers.require_markers(3, 4)
+    markers.require_markers(5, 6)
     assert asked == [1], "what came with the first is not asked for again"
-    assert [markers.behind(offset) for offset in range(7)] == [0, 2, 2, 4, 4, 6, 6]
+    assert [markers.skip_known(offset) for offset in range(7)] == [0, 2, 2, 4, 4, 6, 6]
     for offset in range(7, 21, 2):
-        markers.prove(offset, offset + 1)
-    markers.prove(1, 2)
+        markers.require_markers(offset, offset + 1)
+    markers.require_markers(1, 2)
     assert asked == [1, 7, 13, 19, 1]
     assert len(markers._starts) == len(markers._stops) == 4
 
 
 def test_a_run_of_markers_is_proven_piece_by_piece_and_only_as_far_as_it_goes() -> None:
-    batches = [Batch(0, 3, False), *(Batch(each, each, True) for each in range(4, 9)), Batch(9, 9, False)]
-    markers = KafkaMarkers(Place("t"), lambda offset: [each for each in batches if each.last >= offset][:2])
-    markers.prove(4, 9)
-    assert markers.behind(4) == 9
+    batches = [BatchInfo(0, 3, False), *(BatchInfo(each, each, True) for each in range(4, 9)), BatchInfo(9, 9, False)]
+    markers = TransactionMarkers(
+        KafkaPartition("t"), lambda offset: [each for each in batches if each.last >= offset][:2]
+    )
+    markers.require_markers(4, 9)
+    assert markers.skip_known(4) == 9
     with pytest.raises(LogCorrupted, match="offset 9"):
-        markers.prove(4, 10)
+        markers.require_markers(4, 10)
     with pytest.raises(LogCorrupted, match="offset 3"):
-        markers.prove(3, 5)
-    assert EARLIEST.entry <= markers.behind(0) == 0
+        markers.require_markers(3, 5)
+    assert EARLIEST.entry <= markers.skip_known(0) == 0
 
 
 def test_what_was_known_of_a_log_that_ends_before_it_is_forgotten() -> None:
-    markers = KafkaMarkers(Place("t"), lambda offset: [Batch(4, 4, True)])
-    markers.prove(4, 5)
-    markers.ends_at(5)
-    assert markers.behind(4) == 5
-    markers.ends_at(4)
-    assert markers.behind(4) == 4, "the log was made again: another record may stand there"
+    markers = TransactionMarkers(KafkaPartition("t"), lambda offset: [BatchInfo(4, 4, True)])
+    markers.require_markers(4, 5)
+    markers.forget_beyond(5)
+    assert markers.skip_known(4) == 5
+    markers.forget_beyond(4)
+    assert markers.skip_known(4) == 4, "the log was made again: another record may stand there"

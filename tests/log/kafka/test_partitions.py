@@ -13,10 +13,10 @@ from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.log.kafka.service import Kafka, open_location
-from millrace.log.kafka.settings import KafkaSettings, Place
+from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.connection import Connection
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.log_connection import LogConnection
 from tests import running_brokers
 from tests.conformance.backends import deployment_name
 from tests.conformance.reading import read_all
@@ -41,10 +41,13 @@ def test_a_number_that_cannot_be_is_refused(partitions: str) -> None:
 
 def test_numbered_pchannels_are_partitions_and_all_others_have_topics() -> None:
     settings = KafkaSettings.of("host:1/orders", {"partitions": "2"})
-    assert [settings.place(name) for name in ("dml_0", "dml_1")] == [Place("orders", 0), Place("orders", 1)]
+    assert [settings.partition_of(name) for name in ("dml_0", "dml_1")] == [
+        KafkaPartition("orders", 0),
+        KafkaPartition("orders", 1),
+    ]
     for name in ("dml_2", "dml_01", "dml_", "dml_-1", "dml_0_1v0", "events"):
-        assert settings.place(name) == Place(settings.topic(name))
-        assert not settings.is_shared(settings.place(name))
+        assert settings.partition_of(name) == KafkaPartition(settings.topic(name))
+        assert not settings.is_shared(settings.partition_of(name))
 
 
 def test_the_first_one_made_makes_all_of_them_and_each_is_a_log_of_its_own(location: str) -> None:
@@ -133,8 +136,8 @@ def test_a_deployment_lies_on_one_topic(location: str, tmp_path: Path) -> None:
         schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
         collection = client.catalog.create_collection("numbers", schema, vchannels=4)
         client.producer().insert(collection, pa.table({"id": range(1000)}))
-        with Connection(settings).service() as direct:
-            catch_up(settings, direct)
+        with LogConnection(settings).service() as direct:
+            ingest_to_end(settings, direct)
         assert sorted(client.read("numbers", deadline=DEADLINE)["id"].to_pylist()) == list(range(1000))
         client.append.service.shutdown()
     topics = AdminClient({"bootstrap.servers": running_brokers.kafka().address}).list_topics(timeout=DEADLINE).topics

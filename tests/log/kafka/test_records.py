@@ -23,7 +23,7 @@ def test_records_of_another_are_entries_by_their_value_alone_and_park_nothing(tm
     service = open_location(f"{address}/{deployment_name(tmp_path)}", {})
     service.create("p")
     log = service.open("p")
-    topic = service.settings.place("p").topic
+    topic = service.settings.partition_of("p").topic
     log.append([opening()])
     other = Producer({"bootstrap.servers": address})
     other.produce(topic, value=None, key=b"k", headers=[("h", b"v"), ("n", None)])

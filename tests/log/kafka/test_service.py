@@ -31,16 +31,16 @@ from millrace.brokers.kafka import KafkaBroker
 from millrace.client.client import Client
 from millrace.commands.main import app
 from millrace.log.kafka.service import Kafka, open_location
-from millrace.log.kafka.settings import KafkaSettings, Place
+from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 from millrace.log.kafka.writer import KafkaWriter
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.connection import Connection
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.ingest.ranges import RangeReport, run_range
-from millrace.node.range.schedule import START
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.ingester import IngestReport, run_ingest
+from millrace.node.ingest.log_connection import LogConnection
+from millrace.node.range_loop.schedule import START
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
 from tests import running_brokers
@@ -127,18 +127,18 @@ def test_topics_have_the_deployments_prefix_and_names_of_any_kind() -> None:
     settings = KafkaSettings.of("host:1/a.b", {})
     names = ["p0", "by-dev-rootcoord-dml_0", "ä ö", ".", "a.b", "x_5F", "%41", "\n"]
     topics = [settings.topic(name) for name in names]
-    assert [settings.name_of(topic) for topic in topics] == names
+    assert [settings.decode_name(topic) for topic in topics] == names
     # Kafka takes '.' and '_' for one another in its metrics, and refuses names that collide so.
     assert len({topic.replace(".", "_") for topic in topics}) == len(names)
     others = ["a.p0", "a.b", "a.b.", "a.b.p0.x", "a.b.p_zz", "a.b._", "a.b._FF"]
-    assert [settings.name_of(topic) for topic in others] == [None] * len(others)
+    assert [settings.decode_name(topic) for topic in others] == [None] * len(others)
 
 
 # --- topics -------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_keeps_everything_and_the_brokers_give_the_stamps(service: Kafka) -> None:
-    found = service.configs(service.settings.place("p"))
+    found = service.configs(service.settings.partition_of("p"))
     assert {name: found[name] for name in service.settings.topic_configs()} == service.settings.topic_configs()
     assert (found["retention.ms"], found["cleanup.policy"]) == ("-1", "delete")
     assert found["message.timestamp.type"] == "LogAppendTime"
@@ -227,7 +227,7 @@ def test_of_equal_records_by_several_writers_the_first_ones_are_taken_and_what_i
             raise PositionTruncated("gone", earliest=(0, 9))
         return iter(list(enumerate(topic))[start:stop])
 
-    writer = KafkaWriter(KafkaSettings.of("localhost:9092/p", {}), Place("t"), exists=lambda: True, read=read)
+    writer = KafkaWriter(KafkaSettings.of("localhost:9092/p", {}), KafkaPartition("t"), exists=lambda: True, read=read)
     assert writer._all_places([b"a", b"b", b"b", b"c"], [0, 3], [0, 5]) == [0, 1, 3, 5]
     assert writer._all_places([b"a", b"b", b"c"], [0, 1, 2], [0, 4, 5]) == [0, 4, 5]
     with pytest.raises(LogUnavailable, match="producer's sequence"):
@@ -279,7 +279,7 @@ def test_an_entry_refused_in_the_midst_of_an_append_fails_all_of_it_and_nothing_
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         admin.incremental_alter_configs([resource])[resource].result(DEADLINE)
         until = time.monotonic() + DEADLINE
-        while service.configs(Place(topic))["max.message.bytes"] != str(2 << 20):
+        while service.configs(KafkaPartition(topic))["max.message.bytes"] != str(2 << 20):
             assert time.monotonic() < until
         values = [b"%04d" % number * 250 for number in range(4000)]
         for _ in range(5):  # the client tells what stopped it before or behind what became of the entry
@@ -427,9 +427,9 @@ def test_a_deployment_works_through_the_logs_server_and_only_hosts_of_ours_log_i
         producer.insert(collection, pa.table({"id": [1, 2, 3], "word": ["a", "b", "c"]}))
         producer.delete(collection, [2])
         # The streaming node reads the brokers directly.
-        with Connection(settings).service() as direct:
+        with LogConnection(settings).service() as direct:
             assert not isinstance(direct, RemoteLogService)
-            catch_up(settings, direct)
+            ingest_to_end(settings, direct)
         table = client.read("words", deadline=DEADLINE)
         assert dict(zip(table["id"].to_pylist(), table["word"].to_pylist(), strict=True)) == {1: "a", 3: "c"}
         monkeypatch.setenv("MILLRACE_LOG", settings.log)
@@ -445,15 +445,15 @@ def test_a_deployment_works_through_the_logs_server_and_only_hosts_of_ours_log_i
 def test_a_log_that_lost_what_the_wal_has_is_planned_and_says_so(service: Kafka, tmp_path: Path, goes_on: bool) -> None:
     path = Path(WalTable.create(tmp_path / "wal").uri)
 
-    def work() -> list[RangeReport]:
+    def work() -> list[IngestReport]:
         planner = log_schedule(service, WalTable.open(path), parked=tmp_path / "parked")
-        plans = planner.plan(planner.latest(START))
-        return [run_range(plan, log=service.open("p"), table=path) for plan in plans]
+        plans = planner.plan(planner.next_offset(START))
+        return [run_ingest(plan, log=service.open("p"), table=path) for plan in plans]
 
     service.open("p").append([opening(), accepted(), accepted(), accepted()])
     reports = work()
     assert [report.failure for report in reports] == [None]
-    Committer(WalTable.open(path)).commit(reports)
+    WalCommitter(WalTable.open(path)).commit(reports)
     service.drop("p")
     service.create("p")
     service.open("p").append([opening(), accepted()])

@@ -17,8 +17,8 @@ from millrace.client.client import Client
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.connection import Connection
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.log_connection import LogConnection
 from tests.certificates import certificate
 from tests.conformance.reading import read_all
 
@@ -137,8 +137,8 @@ def test_a_deployment_works_with_tls_and_a_login(logged_in: Tls, tmp_path: Path)
         collection = client.catalog.create_collection("words", WORDS)
         client.producer().insert(collection, pa.table({"id": [1, 2], "word": ["a", "b"]}))
         # The streaming node reads the brokers directly.
-        with Connection(settings).service() as direct:
-            catch_up(settings, direct)
+        with LogConnection(settings).service() as direct:
+            ingest_to_end(settings, direct)
         assert client.read("words", deadline=DEADLINE).num_rows == 2
         client.append.service.shutdown()
 

@@ -16,7 +16,7 @@ from millrace.brokers.pulsar import PulsarBroker
 from millrace.log.protocol import Log
 from millrace.log.pulsar.service import PulsarService
 from millrace.log.pulsar.settings import PulsarSettings
-from millrace.log.pulsar.writer import PulsarWriter, Unknown
+from millrace.log.pulsar.writer import LostId, PulsarWriter
 from millrace.message.ids import EARLIEST, LogId
 from tests.conformance.reading import read_all
 
@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[PulsarBroker]:
 
 
 def opened(broker: PulsarBroker, **options: object) -> PulsarService:
-    return PulsarService(PulsarSettings.of(f"{broker.address}/millrace/log", {"admin": broker.admin} | options))
+    return PulsarService(PulsarSettings.of(f"{broker.address}/millrace/log", {"admin": broker.admin_url} | options))
 
 
 class Appender(threading.Thread):
@@ -177,7 +177,7 @@ def test_a_message_that_the_broker_acknowledged_without_its_id_is_found(broker: 
         assert isinstance(core._writer, PulsarWriter)
         for number in range(1, 10):
             for behind in range(number):
-                place = Unknown(ids[behind].following(), number - behind - 1)
+                place = LostId(ids[behind].following(), number - behind - 1)
                 assert core._looked_up(place, b"%d" % number) == ids[number]
         with pytest.raises(LogUnavailable):
-            core._looked_up(Unknown(ids[3].following(), 0), b"other bytes")
+            core._looked_up(LostId(ids[3].following(), 0), b"other bytes")

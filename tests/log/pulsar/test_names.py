@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings
-from millrace.log.pulsar.names import groups_topic, pchannel_of, topic_of
+from millrace.log.pulsar.names import groups_topic, pchannel_of_topic, topic_of
 from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings
 
 PLACE = "127.0.0.1:6650/millrace/log"
@@ -21,19 +21,19 @@ def test_every_name_is_a_topic_that_pulsar_takes_and_that_gives_the_name_back(pr
     topic = topic_of(prefix, pchannel)
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", topic)
     assert not re.search(r"-partition-\d+$", topic)
-    assert pchannel_of(prefix, topic) == pchannel
+    assert pchannel_of_topic(prefix, topic) == pchannel
 
 
 @given(st.text())
 def test_the_topics_of_other_deployments_are_nobodys(pchannel: str) -> None:
     topic = topic_of("demo2", pchannel)
-    assert pchannel_of("demo", topic) is None
-    assert pchannel_of("demo", groups_topic("demo")) is None
+    assert pchannel_of_topic("demo", topic) is None
+    assert pchannel_of_topic("demo", groups_topic("demo")) is None
 
 
 @pytest.mark.parametrize("topic", ["demo.a.2b", "demo.a.FF", "demo.a.", "demo.ä", "demo.a.41", "demo.x-partition-1"])
 def test_a_topic_that_no_name_gives_is_nobodys(topic: str) -> None:
-    assert pchannel_of("demo", topic) is None
+    assert pchannel_of_topic("demo", topic) is None
 
 
 def test_a_location_says_where_the_brokers_and_the_namespace_are() -> None:

@@ -27,7 +27,7 @@ from millrace.base.errors import (
 from millrace.log.pulsar.names import topic_of
 from millrace.log.pulsar.service import PulsarLog, PulsarService
 from millrace.log.pulsar.settings import PulsarSettings
-from millrace.log.pulsar.writer import BATCH_BITS, PulsarWriter, Unknown, _Chunk
+from millrace.log.pulsar.writer import BATCH_BITS, LostId, PulsarWriter, _Chunk
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST, LogId
 from tests import running_brokers
@@ -49,7 +49,7 @@ def prefix() -> Iterator[str]:
 def opened(prefix: str, *, namespace: str = "log", **options: object) -> PulsarService:
     broker = running_brokers.pulsar()
     location = f"{broker.address}/millrace/{namespace}/{prefix}"
-    OPENED.append(PulsarService(PulsarSettings.of(location, {"admin": broker.admin} | options)))
+    OPENED.append(PulsarService(PulsarSettings.of(location, {"admin": broker.admin_url} | options)))
     return OPENED[-1]
 
 
@@ -270,11 +270,11 @@ def test_a_batch_that_the_broker_had_already_has_no_id_in_any_of_its_messages() 
     chunk = _Chunk(9, 0, lambda chunk: None)
     for ledger, entry, index in [*known, *lost, (9, 0, 0), (9, 0, 1), (9, 0, 2)]:
         chunk.callback(_pulsar.Result.Ok, _pulsar.MessageId(-1, ledger, entry, index))
-    ids: list[LogId | Unknown] = []
+    ids: list[LogId | LostId] = []
     PulsarWriter.__new__(PulsarWriter)._collect(chunk, ids)
     last = LogId(7, 3 << BATCH_BITS | 2)
     assert ids[:3] == [LogId(7, 3 << BATCH_BITS | index) for index in range(3)]
-    assert ids[3:6] == [Unknown(last.following(), skip) for skip in range(3)]
+    assert ids[3:6] == [LostId(last.following(), skip) for skip in range(3)]
     assert ids[6:] == [LogId(9, index) for index in range(3)]
 
 

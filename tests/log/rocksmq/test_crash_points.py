@@ -16,9 +16,9 @@ import pytest
 from millrace.base.errors import LogCorrupted
 from millrace.log.rocksmq import segment
 from millrace.log.rocksmq.disk import Buffer, OsDisk
-from millrace.log.rocksmq.manifest import Manifest, file_name
-from millrace.log.rocksmq.record import HEADER_BYTES, frame, parse_header
-from millrace.log.rocksmq.segment import proven_durable
+from millrace.log.rocksmq.manifest import ChannelManifest, encode_file_name
+from millrace.log.rocksmq.record import HEADER_BYTES, frame_batch, parse_header
+from millrace.log.rocksmq.segment import find_durable_end
 from millrace.log.rocksmq.service import RocksMQ
 from tests.log.crash_images import CHANNEL, SETTINGS, Image, append, begin, make_image, opened, read, records_of
 
@@ -32,7 +32,7 @@ def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def behind(image: Image) -> bytes:
     """What stood in the last file before this life of it: the bytes that a torn write leaves behind its tear."""
     data = image.tail.read_bytes()
-    former = sorted((image.directory / "channels" / file_name(CHANNEL)).glob("spare-*"))
+    former = sorted((image.directory / "channels" / encode_file_name(CHANNEL)).glob("spare-*"))
     return former[0].read_bytes() if former and data[image.records[-1].end :].strip(b"\0") else bytes(len(data))
 
 
@@ -98,14 +98,14 @@ def test_a_file_that_lost_its_end_is_cut_at_its_last_whole_record(image: Image, 
 
 def test_a_closed_file_that_lost_its_end_is_an_error(image: Image, tmp_path: Path) -> None:
     directory = image.copy(tmp_path / "data", image.tail.read_bytes())
-    closed = sorted((directory / "channels" / file_name(CHANNEL)).glob("*.log"))[-2]
+    closed = sorted((directory / "channels" / encode_file_name(CHANNEL)).glob("*.log"))[-2]
     closed.write_bytes(closed.read_bytes()[:30_000])
     with RocksMQ(directory, settings=SETTINGS) as service, pytest.raises(LogCorrupted):
         service.open(CHANNEL)
 
 
 def test_a_garbled_opening_of_a_file_is_an_error_wherever_it_is_garbled(image: Image, tmp_path: Path) -> None:
-    for path in sorted((image.directory / "channels" / file_name(CHANNEL)).glob("*.log"))[-2:]:
+    for path in sorted((image.directory / "channels" / encode_file_name(CHANNEL)).glob("*.log"))[-2:]:
         data = path.read_bytes()
         size = HEADER_BYTES + int.from_bytes(data[32:40], "little")
         for place in range(size):
@@ -120,7 +120,7 @@ def test_files_that_a_truncation_gave_up_and_could_not_remove_go_with_the_next_o
     image: Image, tmp_path: Path
 ) -> None:
     directory = image.copy(tmp_path / "data", image.tail.read_bytes())
-    channel = directory / "channels" / file_name(CHANNEL)
+    channel = directory / "channels" / encode_file_name(CHANNEL)
     shutil.copytree(channel, tmp_path / "before")
     with opened(directory) as log:
         log.truncate(image.records[0].entries[0][0])
@@ -140,7 +140,7 @@ def test_a_truncated_log_whose_files_are_all_missing_is_an_error(image: Image, t
     directory = image.copy(tmp_path / "data", image.tail.read_bytes())
     with opened(directory) as log:
         log.truncate(image.records[1].entries[0][0])
-    for path in (directory / "channels" / file_name(CHANNEL)).glob("*.log"):
+    for path in (directory / "channels" / encode_file_name(CHANNEL)).glob("*.log"):
         path.unlink()
     with pytest.raises(LogCorrupted, match="missing"), opened(directory):
         pass
@@ -152,23 +152,23 @@ def test_a_proof_of_what_was_synced_is_found_wherever_the_search_cuts_the_file(
     monkeypatch.setattr(segment, "_SEARCH_WINDOW", 100)
     path = tmp_path / "file"
     for offset in range(250):
-        header = frame([b"x"], max_entry_bytes=9).header(salt=7, base=1, durable=77, offset=offset)
+        header = frame_batch([b"x"], max_entry_bytes=9).header(salt=7, base=1, durable=77, offset=offset)
         path.write_bytes(bytes(offset) + header + bytes(300))
         with path.open("rb") as file:
-            assert proven_durable(file.fileno(), 7, 0) == 77, f"at {offset}"
+            assert find_durable_end(file.fileno(), 7, 0) == 77, f"at {offset}"
 
 
 def test_a_closed_file_that_is_missing_is_an_error(image: Image, tmp_path: Path) -> None:
     for which in (0, -2):
         directory = image.copy(tmp_path / "data", image.tail.read_bytes())
-        sorted((directory / "channels" / file_name(CHANNEL)).glob("*.log"))[which].unlink()
+        sorted((directory / "channels" / encode_file_name(CHANNEL)).glob("*.log"))[which].unlink()
         with RocksMQ(directory, settings=SETTINGS) as service, pytest.raises(LogCorrupted):
             service.open(CHANNEL)
 
 
 def test_a_garbled_record_in_a_closed_file_is_an_error_for_its_readers_alone(image: Image, tmp_path: Path) -> None:
     directory = image.copy(tmp_path / "data", image.tail.read_bytes())
-    closed = sorted((directory / "channels" / file_name(CHANNEL)).glob("*.log"))[-2]
+    closed = sorted((directory / "channels" / encode_file_name(CHANNEL)).glob("*.log"))[-2]
     data = bytearray(closed.read_bytes())
     place = data.rindex(b"filler", 0, data.rindex(b"filler") - 5_000)
     data[place] ^= 1
@@ -213,14 +213,14 @@ def test_records_of_a_files_former_life_are_not_live_even_where_they_stand_exact
     tmp_path: Path,
 ) -> None:
     data, batch = tmp_path / "data", [b"same size" * 500, b""]
-    channel = data / "channels" / file_name(CHANNEL)
+    channel = data / "channels" / encode_file_name(CHANNEL)
     with RocksMQ(data, settings=SETTINGS) as service:
         service.create(CHANNEL)
         log = service.open(CHANNEL)
         entries = [entry for _ in range(60) for entry in append(log, batch)]
         log.truncate(entries[-1][0])
         entries = entries[-1:]
-        manifest, aligned = Manifest.load(channel), 0
+        manifest, aligned = ChannelManifest.load(channel), 0
         files = len(list(channel.glob("*.log")))
         while len(list(channel.glob("*.log"))) == files:  # on into a recycled file
             entries += append(log, batch)

@@ -16,7 +16,7 @@ import pytest
 from millrace.base.errors import LogUnavailable
 from millrace.log.rocksmq.disk import Buffer, OsDisk
 from millrace.log.rocksmq.group_commit import PendingAppend
-from millrace.log.rocksmq.manifest import file_name
+from millrace.log.rocksmq.manifest import encode_file_name
 from millrace.log.rocksmq.service import RocksMQ, RocksMQLog
 from tests.log.crash_images import CHANNEL, SETTINGS, Entry, append, opened, read, records_of
 
@@ -149,7 +149,7 @@ def test_a_group_that_is_torn_in_any_of_its_records_is_a_torn_tail_and_no_damage
             pass
         entries = sorted(entries + gathered.entries())
         shutil.copytree(data, tmp_path / "crashed", ignore=shutil.ignore_patterns("index"))
-    channel = Path("channels") / file_name(CHANNEL)
+    channel = Path("channels") / encode_file_name(CHANNEL)
     tail = max((tmp_path / "crashed" / channel).glob("*.log"))
     whole = tail.read_bytes()
     records = records_of(tail, tail.parent, entries)

@@ -9,8 +9,8 @@ import pytest
 from rocksdict import AccessType, Options, Rdict
 
 from millrace.base.errors import LogBusy, LogCorrupted
-from millrace.log.rocksmq.index import Pointer, PointerIndex
-from millrace.log.rocksmq.manifest import Manifest, file_name
+from millrace.log.rocksmq.manifest import ChannelManifest, encode_file_name
+from millrace.log.rocksmq.pointer_index import PointerIndex, RecordPointer
 from millrace.log.rocksmq.service import RocksMQ
 from tests.log.crash_images import CHANNEL, SETTINGS, append, read
 
@@ -93,9 +93,9 @@ def test_pointers_of_a_former_channel_of_the_same_name_count_for_nothing(tmp_pat
     with RocksMQ(tmp_path, settings=SETTINGS) as service:
         service.drop(CHANNEL)
         service.create(CHANNEL)
-        incarnation = Manifest.load(tmp_path / "channels" / file_name(CHANNEL)).incarnation
+        incarnation = ChannelManifest.load(tmp_path / "channels" / encode_file_name(CHANNEL)).incarnation
     index = PointerIndex(tmp_path / "index")
-    stale = Pointer(1 << 60, 12345, 0, 100, 1)
+    stale = RecordPointer(1 << 60, 12345, 0, 100, 1)
     index.put(CHANNEL, incarnation + 1, [stale], 1 << 61)  # as if the drop had not reached the medium
     index.close()
     entries = fill(tmp_path, 3)
@@ -105,7 +105,7 @@ def test_pointers_of_a_former_channel_of_the_same_name_count_for_nothing(tmp_pat
 
 def test_the_index_proves_what_was_acknowledged(tmp_path: Path) -> None:
     entries = fill(tmp_path)
-    tail = sorted((tmp_path / "channels" / file_name(CHANNEL)).glob("*.log"))[-1]
+    tail = sorted((tmp_path / "channels" / encode_file_name(CHANNEL)).glob("*.log"))[-1]
     data = tail.read_bytes()
     for broken in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), b"", None):
         if broken is None:
@@ -134,7 +134,7 @@ def test_the_index_proves_a_last_file_that_is_missing_even_where_it_held_one_ent
         log = service.open(CHANNEL)
         append(log, [b"x" * 60_000])
         append(log, [b"y" * 60_000])  # in a file of its own
-    files = sorted((tmp_path / "channels" / file_name(CHANNEL)).glob("*.log"))
+    files = sorted((tmp_path / "channels" / encode_file_name(CHANNEL)).glob("*.log"))
     assert len(files) == 2
     files[-1].unlink()
     with RocksMQ(tmp_path, settings=SETTINGS) as service, pytest.raises(LogCorrupted, match="acknowledged"):

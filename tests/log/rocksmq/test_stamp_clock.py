@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from millrace.log.clock import clock_of, stamp_ms, stamping_ms
+from millrace.log.clock import log_clock, log_or_wall_time_ms, log_time_ms
 from millrace.log.rocksmq.disk import OsDisk
 from millrace.log.rocksmq.service import RocksMQ
-from millrace.log.rocksmq.stamp_clock import KEEP_SECONDS, LEAP_SECONDS, StampClock
+from millrace.log.rocksmq.stamp_clock import MAX_LEAP_SECONDS, PERSIST_SECONDS, StampClock
 from millrace.log.server.flight import LogServer
 from millrace.message.ids import LOGICAL_BITS
 from millrace.rpc.remote_log import RemoteLogService
@@ -45,9 +45,9 @@ class Host:
     def steady(self) -> int:
         return round((self.true - self.booted) * SECOND)
 
-    def open(self, *, leap_seconds: float = LEAP_SECONDS) -> StampClock:
+    def open(self, *, leap_seconds: float = MAX_LEAP_SECONDS) -> StampClock:
         path = self.folder / "clock.json"
-        return StampClock(path, leap_seconds=leap_seconds, wall=self.wall, steady=self.steady, boot=self.boot)
+        return StampClock(path, max_leap_seconds=leap_seconds, wall=self.wall, steady=self.steady, boot=self.boot)
 
     def reboot(self, *, off: float = 60.0, boot: str = "second") -> None:
         self.true += off
@@ -73,11 +73,11 @@ def test_stamps_are_the_wall_clock_while_that_is_right_and_an_idle_day_is_no_lea
 
 def test_a_leap_within_the_bound_is_believed_and_one_beyond_is_not(host: Host) -> None:
     clock = host.open()
-    host.error = LEAP_SECONDS
-    assert seconds(clock) == host.true + LEAP_SECONDS
-    host.error += LEAP_SECONDS + 0.001
-    assert seconds(clock) == host.true + LEAP_SECONDS
-    assert clock.view().ahead_seconds == pytest.approx(-LEAP_SECONDS - 0.001, abs=0.002)
+    host.error = MAX_LEAP_SECONDS
+    assert seconds(clock) == host.true + MAX_LEAP_SECONDS
+    host.error += MAX_LEAP_SECONDS + 0.001
+    assert seconds(clock) == host.true + MAX_LEAP_SECONDS
+    assert clock.view().ahead_seconds == pytest.approx(-MAX_LEAP_SECONDS - 0.001, abs=0.002)
 
 
 def test_while_a_leap_is_held_stamps_go_on_by_the_steady_clock_until_the_wall_clock_is_back(
@@ -140,7 +140,7 @@ def test_a_clock_that_was_set_back_by_mistake_and_then_right_again_needs_nobody(
 @pytest.mark.parametrize("closed", [True, False])
 def test_the_next_process_of_the_same_boot_goes_on_with_what_was_believed(host: Host, closed: bool) -> None:
     clock = host.open()
-    host.true += KEEP_SECONDS
+    host.true += PERSIST_SECONDS
     seconds(clock)
     if closed:
         host.true += 1.0
@@ -200,11 +200,11 @@ def test_a_disk_that_takes_nothing_stops_no_stamp(host: Host) -> None:
     clock = host.open()
     (host.folder / "clock.json").unlink()
     host.folder.rmdir()
-    host.true += 2 * KEEP_SECONDS
+    host.true += 2 * PERSIST_SECONDS
     assert seconds(clock) == host.true
     host.folder.mkdir()
     assert not (host.folder / "clock.json").exists()
-    host.true += 2 * KEEP_SECONDS
+    host.true += 2 * PERSIST_SECONDS
     seconds(clock)
     assert (host.folder / "clock.json").exists()
 
@@ -214,7 +214,7 @@ def test_what_is_believed_is_kept_once_in_a_while_and_when_a_leap_begins_or_ends
     path = host.folder / "clock.json"
     kept = [path.read_bytes()]
     for _ in range(105):
-        host.true += KEEP_SECONDS / 50
+        host.true += PERSIST_SECONDS / 50
         seconds(clock)
         if path.read_bytes() != kept[-1]:
             kept.append(path.read_bytes())
@@ -246,15 +246,15 @@ def test_no_machines_end_undoes_that_a_leap_is_held_or_is_not_any_more(
         return len(synced)
 
     clock = host.open()
-    assert syncs(2 * KEEP_SECONDS) == 0, "no append waits for more than its own sync while all is well"
+    assert syncs(2 * PERSIST_SECONDS) == 0, "no append waits for more than its own sync while all is well"
     host.error = DAY
     assert syncs(0.1) == 1
-    assert syncs(2 * KEEP_SECONDS) == 1, "the time that went on while it is held"
+    assert syncs(2 * PERSIST_SECONDS) == 1, "the time that went on while it is held"
     host.error, full = 0.0, True
     assert syncs(0.1) == 0
     full = False
-    assert syncs(2 * KEEP_SECONDS) == 1, "what the disk did not take is kept once it does"
-    assert syncs(2 * KEEP_SECONDS) == 0
+    assert syncs(2 * PERSIST_SECONDS) == 1, "what the disk did not take is kept once it does"
+    assert syncs(2 * PERSIST_SECONDS) == 0
     host.error = DAY
     seconds(clock)
     synced.clear()
@@ -278,7 +278,7 @@ def test_a_stamp_that_is_seen_counts_from_when_it_is_seen(host: Host) -> None:
     clock = host.open()
     ahead = host.true + DAY
     for more in (0, 100):
-        clock.seen(round(ahead + more) * 1000)
+        clock.observe(round(ahead + more) * 1000)
         assert seconds(clock) == ahead + more
         host.true += 60.0
     assert seconds(clock) == ahead + 130.0
@@ -321,16 +321,16 @@ def test_the_last_stamp_of_a_channel_feeds_the_clock_where_nothing_was_kept(host
         host.true += 60.0
         assert stamps(service, "c") == [first + 30_000]
         assert stamps(service, "d") == [first + 30_000], "one log, one time"
-        assert stamping_ms(service) == first + 30_000
+        assert log_or_wall_time_ms(service) == first + 30_000
 
 
 def test_the_embedded_log_stamps_by_a_judged_clock_unless_it_is_given_another(tmp_path: Path) -> None:
     with RocksMQ(tmp_path / "a", settings=SETTINGS) as service:
-        assert service.clock is clock_of(service) is not None
+        assert service.clock is log_clock(service) is not None
         assert (tmp_path / "a" / "clock.json").exists()
     with RocksMQ(tmp_path / "b", settings=SETTINGS, now_ms=lambda: 7) as service:
-        assert clock_of(service) is None
-    assert clock_of(object()) is None
+        assert log_clock(service) is None
+    assert log_clock(object()) is None
 
 
 def test_who_asks_a_server_for_the_time_hears_what_it_stamps_by(host: Host) -> None:
@@ -339,21 +339,21 @@ def test_who_asks_a_server_for_the_time_hears_what_it_stamps_by(host: Host) -> N
         server = LogServer(service, tokens=["a-token"])
         try:
             with RemoteLogService.at(server.address, token="a-token") as elsewhere:
-                assert stamp_ms(elsewhere) == stamping_ms(elsewhere) == stamp_ms(service)
+                assert log_time_ms(elsewhere) == log_or_wall_time_ms(elsewhere) == log_time_ms(service)
         finally:
             server.close()
     with RocksMQ(host.folder / "other", settings=SETTINGS, now_ms=lambda: 7) as service:
         server = LogServer(service, tokens=["a-token"])
         try:
             with RemoteLogService.at(server.address, token="a-token") as elsewhere:
-                assert stamp_ms(elsewhere) is stamp_ms(service) is None, "somebody else stamps"
+                assert log_time_ms(elsewhere) is log_time_ms(service) is None, "somebody else stamps"
         finally:
             server.close()
 
 
 # --- the law ----------------------------------------------------------------------------------------------------------------
 
-_JUMPS = st.sampled_from([-400 * DAY, -HOUR, -LEAP_SECONDS, -1.0, 1.0, 299.0, 301.0, HOUR, DAY, 3000 * DAY])
+_JUMPS = st.sampled_from([-400 * DAY, -HOUR, -MAX_LEAP_SECONDS, -1.0, 1.0, 299.0, 301.0, HOUR, DAY, 3000 * DAY])
 _PASSED = st.sampled_from([0.0, 0.001, 1.0, 4.0, 6.0, 200.0, HOUR, DAY])
 
 
@@ -397,7 +397,7 @@ class StampsUnderAnyClock(RuleBasedStateMachine):
         self.host.error = max(-1000 * DAY, self.host.error + jump)
         self.grown += max(0.0, jump)
         self.set_back |= jump < 0
-        if self.host.error <= self.believed + LEAP_SECONDS:
+        if self.host.error <= self.believed + MAX_LEAP_SECONDS:
             self._believes()
 
     @rule()
@@ -412,15 +412,15 @@ class StampsUnderAnyClock(RuleBasedStateMachine):
             self.clock.close()
         self.host.true += passed
         self._open()
-        self.clock.seen(self.last)
-        self.slack = KEEP_SECONDS / 2 + 0.002
+        self.clock.observe(self.last)
+        self.slack = PERSIST_SECONDS / 2 + 0.002
 
     @rule(passed=_PASSED)
     def the_machine_starts_anew(self, passed: float) -> None:
         held = self.clock.view().held_since_ms is not None
         self.host.reboot(off=passed, boot=self.host.boot + "'")
         self._open()
-        self.clock.seen(self.last)
+        self.clock.observe(self.last)
         if self.clock.view().held_since_ms is None:
             assert not held or self.set_back
             self._believes()
@@ -434,7 +434,7 @@ class StampsUnderAnyClock(RuleBasedStateMachine):
         (self.host.folder / "clock.json").unlink(missing_ok=True)
         self.host.true += passed
         self._open()
-        self.clock.seen(self.last)
+        self.clock.observe(self.last)
         self._believes()
         self.at = self.host.true
 
@@ -449,7 +449,7 @@ class StampsUnderAnyClock(RuleBasedStateMachine):
             assert view.stamp_ms >= view.wall_ms
             self.grown, self.set_back = 0.0, False
         else:
-            assert view.wall_ms - view.stamp_ms > LEAP_SECONDS * 1000 - 2
+            assert view.wall_ms - view.stamp_ms > MAX_LEAP_SECONDS * 1000 - 2
         assert view.stamp_ms / 1000 <= self.host.true + self.believed + 0.002
         self.last, self.at, self.slack = self.clock.now_ms(), self.host.true, 0.0
 

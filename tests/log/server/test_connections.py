@@ -107,7 +107,7 @@ def test_what_the_server_prints_stays_small(server: ServerRecord, tmp_path: Path
 def test_a_connection_without_a_token_is_shut_after_its_time_and_one_with_stays(
     rig: Callable[[ConnectionLimits], Rig],
 ) -> None:
-    made = rig(ConnectionLimits(unknown_seconds=0.3))
+    made = rig(ConnectionLimits(unauthenticated_seconds=0.3))
     log, _ = made.log()
     host, port = "127.0.0.1", made.server.port
     silent = [socket.create_connection((host, port)) for _ in range(20)]
@@ -123,7 +123,7 @@ def test_a_connection_without_a_token_is_shut_after_its_time_and_one_with_stays(
 def test_there_are_no_more_connections_than_allowed_and_a_client_gets_in_through_a_flood(
     rig: Callable[[ConnectionLimits], Rig],
 ) -> None:
-    made = rig(ConnectionLimits(connections=8, unknown_seconds=PATIENCE))
+    made = rig(ConnectionLimits(connections=8, unauthenticated_seconds=PATIENCE))
     log, _ = made.log()
     flood = [socket.create_connection(("127.0.0.1", made.server.port)) for _ in range(40)]
     until(lambda: made.server.connections.refused >= 33, "what is too much is shut")
@@ -234,7 +234,7 @@ def test_to_look_for_connections_takes_no_lock_of_a_file_away(
     taken = f"import fcntl; fcntl.lockf(open({str(held)!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     with held.open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        made = rig(ConnectionLimits(unknown_seconds=0.1))
+        made = rig(ConnectionLimits(unauthenticated_seconds=0.1))
         with socket.create_connection(("127.0.0.1", made.server.port)):
             until(lambda: made.server.connections.refused == 1, "all descriptors were looked at")
         assert subprocess.run([sys.executable, "-c", taken], stderr=subprocess.DEVNULL).returncode != 0

@@ -30,7 +30,7 @@ from millrace.base.errors import (
     MillraceError,
     PositionTruncated,
 )
-from millrace.base.file_lock import held
+from millrace.base.file_lock import exclusive_lock
 from millrace.log.protocol import Log
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST, LogId
@@ -42,7 +42,7 @@ from millrace.rpc.discovery import (
     await_record,
     read_record,
     remove_record,
-    running,
+    running_server,
     write_record,
 )
 from millrace.rpc.launch import ServerLaunch
@@ -126,7 +126,7 @@ def server_of(folder: Path) -> ServerRecord:
 def kill(server: ServerRecord) -> None:
     living = Liveness(server)
     os.kill(server.pid, signal.SIGKILL)
-    until(lambda: not living.lives(), "the killed server is dead, with all its threads")
+    until(lambda: not living.is_alive(), "the killed server is dead, with all its threads")
     living.close()
 
 
@@ -252,9 +252,9 @@ def test_a_server_whose_first_thread_has_ended_lives_until_the_others_have(folde
     watched = Liveness(record)
     until(lambda: process.status() == psutil.STATUS_ZOMBIE, "its first thread ends")
     assert record.alive(), "else a client starts another server beside it, or appends to it what it will never answer"
-    assert watched.lives()
+    assert watched.is_alive()
     child.kill()
-    until(lambda: not watched.lives(), "all of it ends")
+    until(lambda: not watched.is_alive(), "all of it ends")
     assert not record.alive()
     watched.close()
     child.communicate(timeout=PATIENCE)
@@ -332,7 +332,7 @@ def test_a_folder_that_an_unknown_process_holds_is_busy_and_not_free(folder: Pat
     folder.mkdir(exist_ok=True)
     assert await_record(folder, seconds=0.05) is None
     assert not (folder / LOCK_FILE).exists(), "to look makes nothing"
-    with held(folder / LOCK_FILE, deadline=Deadline.after(1.0)), pytest.raises(LogBusy, match="fuser"):
+    with exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(1.0)), pytest.raises(LogBusy, match="fuser"):
         await_record(folder, seconds=0.05)
 
 
@@ -381,7 +381,7 @@ def test_what_keeps_a_server_from_starting_reaches_its_starter_typed(folder: Pat
 def test_a_folder_has_one_server_whatever_its_record_says(folder: Path) -> None:
     with RemoteLogService.connect(folder, launch=LAUNCH):
         record = server_of(folder)
-        with pytest.raises(LogBusy), held(folder / LOCK_FILE, deadline=Deadline.after(0)):
+        with pytest.raises(LogBusy), exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(0)):
             pass
         (folder / RECORD_FILE).unlink()
         with RemoteLogService.connect(folder, deadline=PATIENCE) as other:
@@ -422,25 +422,25 @@ def test_a_server_of_an_earlier_build_which_does_not_hold_its_record_is_known_by
     record = replace(ServerRecord.of_this_process("grpc://127.0.0.1:9"), holds=False)
     document = {name: value for name, value in asdict(record).items() if name != "holds"}
     (folder / RECORD_FILE).write_text(json.dumps(document))
-    with held(folder / LOCK_FILE, deadline=Deadline.after(0)):
-        assert running(folder) == record
+    with exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(0)):
+        assert running_server(folder) == record
     with pytest.raises(DataFolderCopied):
-        running(folder)
+        running_server(folder)
 
 
 def test_a_record_that_ends_while_it_is_looked_at_is_no_copy(folder: Path) -> None:
     record = ServerRecord.of_this_process("grpc://127.0.0.1:9")
     published = write_record(folder, record)
-    assert running(folder) == record
+    assert running_server(folder) == record
     remove_record(folder, record)
     published.close()
-    assert running(folder) is None
+    assert running_server(folder) is None
     child = python("import sys; sys.stdin.readline()")
     started = psutil.Process(child.pid).create_time() - psutil.boot_time()
     write_record(folder, replace(record, pid=child.pid, started=started)).close()
     child.kill()
     until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, "the child is a zombie")
-    assert running(folder) is None
+    assert running_server(folder) is None
     child.communicate(timeout=PATIENCE)
 
 

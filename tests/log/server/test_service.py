@@ -24,7 +24,7 @@ from millrace.base.errors import (
 )
 from millrace.log.server.flight import ReadLimits
 from millrace.message.ids import EARLIEST, LogId
-from millrace.message.log_entries import ENTRY_BYTES, ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.rpc.discovery import write_record
 from millrace.rpc.remote_log import RemoteLogService
 from tests.log.server_rig import LARGEST, PATIENCE, MemoryLog, Rig, values_of
@@ -63,7 +63,7 @@ def test_a_read_beyond_the_end_is_an_empty_run_at_its_position(rig: Rig) -> None
 
 
 def test_a_large_read_crosses_in_pieces_and_comes_out_whole(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, ReadLimits(piece_bytes=1000))
+    rig = Rig(tmp_path, ReadLimits(chunk_bytes=1000))
     try:
         log, _ = rig.log()
         sent = [bytes([number]) * 100 for number in range(200)]
@@ -71,7 +71,7 @@ def test_a_large_read_crosses_in_pieces_and_comes_out_whole(tmp_path: Path) -> N
         assert values_of(log.read(EARLIEST)) == sent
         some = values_of(log.read(EARLIEST, max_bytes=5000))
         assert some == sent[: len(some)]
-        assert 4500 <= sum(len(value) + ENTRY_BYTES for value in some) <= 5000
+        assert 4500 <= sum(len(value) + ENTRY_OVERHEAD_BYTES for value in some) <= 5000
         assert len(values_of(log.read(EARLIEST, max_bytes=1))) == 1
     finally:
         rig.close()

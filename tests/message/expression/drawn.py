@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument
-from millrace.message.expression.kernels import Values, values_of
-from millrace.message.expression.tree import CASTS, Node, literal_text, made
+from millrace.message.expression.kernels import ColumnValues, column_values
+from millrace.message.expression.tree import CASTS, Node, literal_text, make_node
 from millrace.message.field_types import parse_type
 
 TYPES = {
@@ -94,11 +94,11 @@ def lookup(given: list[dict[str, Any]]) -> Any:
     """How the kernels find the fields of rows."""
     columns = {name: pa.array([row[name] for row in given], kind.arrow) for name, kind in FIELDS.items()}
 
-    def find(path: tuple[str, ...]) -> Values:
+    def find(path: tuple[str, ...]) -> ColumnValues:
         column, kind = columns[path[0]], FIELDS[path[0]]
         for name in path[1:]:
             column, kind = pc.struct_field(column, name), kind.children[kind.names.index(name)]
-        return values_of(column, kind)
+        return column_values(column, kind)
 
     return find
 
@@ -122,11 +122,11 @@ def _leaf(draw: st.DrawFn, kind: str) -> Node:
     names = [name for name, tree in FIELDS.items() if value_kind(tree) == kind]
     which = draw(st.integers(0, 9))
     if which < 6 and names:
-        return made("field", (), (draw(st.sampled_from(names)),), FIELDS)
+        return make_node("field", (), (draw(st.sampled_from(names)),), FIELDS)
     if which < 7 and kind in ("int64", "string"):
-        return made("field", (), ("in_it", "x" if kind == "int64" else "y"), FIELDS)
+        return make_node("field", (), ("in_it", "x" if kind == "int64" else "y"), FIELDS)
     if which == 9:
-        return made("null", (), (kind,), FIELDS)
+        return make_node("null", (), (kind,), FIELDS)
     return draw(_literal(kind))
 
 
@@ -137,7 +137,7 @@ def _literal(draw: st.DrawFn, kind: str) -> Node:
     value = plain(draw(st.floats(allow_nan=False, allow_infinity=False) if kind == "float64" else VALUES[kind]))
     if isinstance(value, Decimal):
         value = value.copy_abs() if value == 0 else value
-    return made("literal", (), (kind, literal_text(kind, value)), FIELDS)
+    return make_node("literal", (), (kind, literal_text(kind, value)), FIELDS)
 
 
 @st.composite
@@ -150,7 +150,7 @@ def _tree(draw: st.DrawFn, kind: str, depth: int) -> Node:  # noqa: C901 - one a
         return found
 
     def make(op: str, *args: Node, given: tuple[str, ...] = ()) -> Node:
-        return made(op, args, given, FIELDS)
+        return make_node(op, args, given, FIELDS)
 
     plain = "decimal" if kind.startswith("decimal(") else kind
     choices = ["case", "coalesce", "cast"]

@@ -25,11 +25,11 @@ def row_value(node: Node, row: dict[str, Any]) -> Any:
     match op:
         case "field":
             found: Any = row
-            for name in node.given:
+            for name in node.params:
                 found = None if found is None else found[name]
             return found
         case "literal":
-            return literal_value(*node.given)
+            return literal_value(*node.params)
         case "null":
             return None
         case "is_null":
@@ -106,14 +106,14 @@ def of_values(node: Node, values: list[Any]) -> Any:  # noqa: C901 - one arm an 
         case "length":
             return len(one)
         case "substring":
-            start, length = map(int, node.given)
+            start, length = map(int, node.params)
             return one[start - 1 : start - 1 + length]
         case "ascii_lower":
             return "".join(c.lower() if c.isascii() else c for c in one)
         case "ascii_upper":
             return "".join(c.upper() if c.isascii() else c for c in one)
         case "round":
-            return one.quantize(Decimal(1).scaleb(-int(node.given[0])), ROUND_HALF_UP, EXACT)
+            return one.quantize(Decimal(1).scaleb(-int(node.params[0])), ROUND_HALF_UP, EXACT)
         case "cast":
             return cast(one, kind, node.kind)
         case "year" | "month" | "day" | "hour" | "minute" | "second":

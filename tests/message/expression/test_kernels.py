@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.expression import binding
-from millrace.message.expression.kernels import array_of, evaluate, values_of
-from millrace.message.expression.shown import shown
-from millrace.message.expression.tree import Node, from_json, made, to_json
+from millrace.message.expression.formatter import format_expression
+from millrace.message.expression.kernels import column_values, evaluate, to_array
+from millrace.message.expression.tree import Node, make_node, node_from_json, node_to_json
 from millrace.message.field_types import parse_type, type_of_arrow
 from tests.message.expression.drawn import FIELDS, lookup, rows, trees
 from tests.message.expression.model import Failed, plain, row_value
@@ -28,7 +28,7 @@ VECTORS = Path(__file__).parents[3] / "docs" / "expression-vectors.json"
 def found(node: Node, given: list[dict[str, Any]]) -> list[Any]:
     """By row the value, None, or Failed, as the kernels have it."""
     count = len(given)
-    array, failed = array_of(evaluate(node, count, lookup(given)), node.tree, count)
+    array, failed = to_array(evaluate(node, count, lookup(given)), node.parsed_type, count)
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):  # days and moments that Python has none of
         array = array.view(pa.int64() if pa.types.is_timestamp(array.type) else pa.int32())
     values = array.to_pylist()
@@ -55,7 +55,7 @@ def alike(one: Any, other: Any) -> bool:
 @settings(max_examples=200)
 def test_a_column_has_what_each_row_comes_to(node: Node, given: list[dict[str, Any]]) -> None:
     have, want = found(node, given), expected(node, given)
-    assert all(map(alike, have, want)), (shown(node), have, want)
+    assert all(map(alike, have, want)), (format_expression(node), have, want)
 
 
 @given(trees(), rows(), st.integers(1, 7))
@@ -70,20 +70,20 @@ def test_what_a_row_comes_to_does_not_depend_on_the_rows_beside_it(
 
 @given(trees())
 def test_a_tree_is_the_same_behind_its_json(node: Node) -> None:
-    assert from_json(json.loads(json.dumps(to_json(node))), FIELDS) == node
+    assert node_from_json(json.loads(json.dumps(node_to_json(node))), FIELDS) == node
 
 
 @given(trees("bool"), rows())
 @settings(max_examples=100)
 def test_a_condition_reads_back_from_its_text_and_means_the_same(node: Node, given: list[dict[str, Any]]) -> None:
-    text = shown(node)
+    text = format_expression(node)
     try:
-        again = binding.condition(text, FIELDS)
+        again = binding.bind_condition(text, FIELDS)
     except InvalidArgument:
         assert "NULL" in text or "-" in text  # of a null alone nothing says the type
         return
     have, want = found(again, given), found(node, given)
-    assert have == want or "NULL" in text or "decimal" in text, (text, shown(again))
+    assert have == want or "NULL" in text or "decimal" in text, (text, format_expression(again))
 
 
 STEPS = st.lists(
@@ -126,10 +126,10 @@ STEPS = st.lists(
 @settings(max_examples=300)
 def test_any_json_is_an_expression_or_a_typed_error(value: Any) -> None:
     try:
-        node = from_json(value, FIELDS)
+        node = node_from_json(value, FIELDS)
     except (Malformed, InvalidArgument):
         return
-    assert from_json(to_json(node), FIELDS) == node
+    assert node_from_json(node_to_json(node), FIELDS) == node
 
 
 def test_what_is_too_deep_or_too_large_is_refused_in_bounded_time() -> None:
@@ -147,11 +147,11 @@ def test_what_is_too_deep_or_too_large_is_refused_in_bounded_time() -> None:
         [field, ["and", 10**9]],
     ):
         with pytest.raises((Malformed, InvalidArgument)):
-            from_json(steps, FIELDS)
+            node_from_json(steps, FIELDS)
 
 
 def test_joined_texts_have_a_bound_and_others_in_the_column_are_not_hurt_by_it() -> None:
-    node = made("||", (made("field", (), ("s",), FIELDS), made("field", (), ("r",), FIELDS)), (), FIELDS)
+    node = make_node("||", (make_node("field", (), ("s",), FIELDS), make_node("field", (), ("r",), FIELDS)), (), FIELDS)
     row = dict.fromkeys(FIELDS)
     given = [
         row | {"s": "x" * (16 << 10), "r": ""},
@@ -168,7 +168,7 @@ def test_joined_texts_have_a_bound_and_others_in_the_column_are_not_hurt_by_it()
 )  # fmt: skip
 def test_what_is_no_condition_says_so(text: str) -> None:
     with pytest.raises(InvalidArgument):
-        binding.condition(text, FIELDS)
+        binding.bind_condition(text, FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_what_is_no_condition_says_so(text: str) -> None:
 )  # fmt: skip
 def test_a_formula_of_forty_levels_is_bound_at_once(text: str) -> None:
     """Each part is asked for twice on a level: 2 ** 40 askings, where none was kept."""
-    assert binding.computed(text, FIELDS, parse_type("float64")).kind == "float64"
+    assert binding.bind_computed(text, FIELDS, parse_type("float64")).kind == "float64"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_formula_of_forty_levels_is_bound_at_once(text: str) -> None:
 )  # fmt: skip
 def test_a_text_that_is_too_long_or_too_deep_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
-        binding.condition(f"{text} > 0", FIELDS)
+        binding.bind_condition(f"{text} > 0", FIELDS)
 
 
 def vectors() -> list[dict[str, Any]]:
@@ -199,11 +199,11 @@ def vectors() -> list[dict[str, Any]]:
 def test_the_golden_vectors_hold() -> None:
     for each in vectors():
         kinds = {name: parse_type(text) for name, text in each["fields"].items()}
-        node = from_json(each["expression"], kinds)
+        node = node_from_json(each["expression"], kinds)
         columns = {name: _column(values, kinds[name].arrow) for name, values in each["rows"].items()}
         count = len(next(iter(columns.values())))
-        values = evaluate(node, count, lambda path, c=columns, k=kinds: values_of(c[path[0]], k[path[0]]))
-        array, failed = array_of(values, node.tree, count)
+        values = evaluate(node, count, lambda path, c=columns, k=kinds: column_values(c[path[0]], k[path[0]]))
+        array, failed = to_array(values, node.parsed_type, count)
         wrong = np.zeros(count, dtype=bool) if failed is None else failed
         have = ["failed" if bad else _text(value) for value, bad in zip(array, wrong, strict=True)]
         assert have == each["values"], each["text"]
@@ -211,7 +211,7 @@ def test_the_golden_vectors_hold() -> None:
 
 
 def _column(values: list[str | None], arrow: pa.DataType) -> pa.Array:
-    from millrace.client.produce.files.fitting import from_text
+    from millrace.client.produce.files.row_conversion import from_text
 
     return from_text(pa.array(values, pa.utf8()), type_of_arrow("it", arrow))
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.client.produce.files.fitting import from_text
+from millrace.client.produce.files.row_conversion import from_text
 from millrace.message.expression import binding
-from millrace.message.expression.shown import shown
-from millrace.message.expression.tree import Node, made, to_json
+from millrace.message.expression.formatter import format_expression
+from millrace.message.expression.tree import Node, make_node, node_to_json
 from millrace.message.field_types import parse_type
 from tests.message.expression.model import Failed, plain, row_value
 
@@ -103,13 +103,13 @@ def bound(text: str) -> Node:
     kinds = {name: parse_type(kind) for name, kind in FIELDS.items()}
     for kind in ("bool", "int64", "float64", "string", "date", "timestamp"):
         try:
-            return binding.computed(text, kinds, parse_type(kind))
+            return binding.bind_computed(text, kinds, parse_type(kind))
         except Exception:
             continue
-    from millrace.base.predicate.values import value
+    from millrace.base.predicate.expressions import parse_scalar_expression
     from millrace.message.expression.binding import _Binder
 
-    return _Binder(kinds).typed(value(text), None)
+    return _Binder(kinds).typed(parse_scalar_expression(text), None)
 
 
 def as_text(value: Any, kind: str) -> str | None:
@@ -133,7 +133,7 @@ def main() -> None:
         used = [
             name
             for name in FIELDS
-            if made("field", (), (name,), {n: parse_type(k) for n, k in FIELDS.items()}) in every(node)
+            if make_node("field", (), (name,), {n: parse_type(k) for n, k in FIELDS.items()}) in every(node)
         ]
         values = []
         for row in rows:
@@ -143,8 +143,8 @@ def main() -> None:
                 values.append("failed")
         made_of.append(
             {
-                "text": shown(node),
-                "expression": to_json(node),
+                "text": format_expression(node),
+                "expression": node_to_json(node),
                 "type": node.kind,
                 "fields": {name: FIELDS[name] for name in used},
                 "rows": {name: ROWS[name] for name in used},

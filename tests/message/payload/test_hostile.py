@@ -42,7 +42,7 @@ def rows(count: int) -> pa.RecordBatch:
         [None if place % 4 == 1 else {"street": "é", "floors": [{"number": place}, None]} for place in range(count)],
         [[("a", Decimal("99.9")), ("bc", None)][: place % 3] for place in range(count)],
     ]
-    arrays = [column(field.tree, part) for field, part in zip(ALL.fields, values, strict=True)]
+    arrays = [column(field.parsed_type, part) for field, part in zip(ALL.fields, values, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ALL.arrow())
 
 
@@ -113,7 +113,7 @@ def test_every_word_set_to_an_extreme_is_judged_alike_both_ways() -> None:
 
 def test_every_byte_of_the_metadata_of_empty_columns_is_judged_among_good_ones_as_alone() -> None:
     values: list[list[object]] = [[""], [None], [None], [[]], [[]], [None], [None], [[]]]
-    arrays = [column(field.tree, part) for field, part in zip(ALL.fields, values, strict=True)]
+    arrays = [column(field.parsed_type, part) for field, part in zip(ALL.fields, values, strict=True)]
     good = bytes(encode_rows(pa.RecordBatch.from_arrays(arrays, schema=ALL.arrow())))
     (metadata,) = struct.unpack_from("<i", good, 4)
     changed = [

@@ -12,7 +12,7 @@ from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.model import Payload
 from millrace.message.payload.rows import decode_many, decode_rows, encode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add, apply
+from millrace.message.schema_changes import AddField, apply_change
 from tests.message.samples import batches, schemas
 
 
@@ -109,7 +109,7 @@ def refused(payload: bytes, schema: pa.Schema, words: str) -> None:
 def test_rows_of_another_schema_are_refused() -> None:
     payload = encode_rows(small(1))
     refused(payload, SMALL.key_arrow(), "nodes")
-    refused(payload, apply(SMALL, Add(FieldSpec("more", "int8", True))).arrow(), "nodes")
+    refused(payload, apply_change(SMALL, AddField(FieldSpec("more", "int8", True))).arrow(), "nodes")
     strings = pa.schema([pa.field("id", pa.utf8(), nullable=False)])
     refused(encode_rows(pa.RecordBatch.from_arrays([pa.array([1])], names=["id"])), strings, "buffers")
 

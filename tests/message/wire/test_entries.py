@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import InvalidArgument
 from millrace.message.batch import MESSAGE_SCHEMA
 from millrace.message.model import MutableMessage
-from millrace.message.wire.crc import joined_crc
+from millrace.message.wire.crc import combine_crc32c
 from millrace.message.wire.decode import decode_entries, entry_crc
 from millrace.message.wire.encode import encode_columns, encode_entry
 from tests.message.samples import HEADER, entries, messages, runs
@@ -152,10 +152,10 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, object]) -> None
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_the_checksum_of_joined_bytes_follows_from_those_of_the_parts(first: bytes, second: bytes) -> None:
     crc = crc32c.crc32c
-    assert joined_crc(crc(first), crc(second), len(second)) == crc(first + second)
+    assert combine_crc32c(crc(first), crc(second), len(second)) == crc(first + second)
 
 
 @pytest.mark.parametrize("size", [0, 1, 300_000, 1 << 20, (4 << 20) + 3])
 def test_the_checksum_of_a_whole_entry_is_that_of_its_bytes_whether_they_are_looked_at_or_not(size: int) -> None:
     entry = encode_entry([MutableMessage(type=1, vchannel="p0_1v0", payload=b"\x9a" * size)])
-    assert entry_crc(entry, sound=True) == entry_crc(entry) == crc32c.crc32c(entry)
+    assert entry_crc(entry, verified=True) == entry_crc(entry) == crc32c.crc32c(entry)

@@ -24,7 +24,7 @@ from millrace.message.wire.decode import (
     decode_entries,
 )
 from millrace.message.wire.encode import encode_entry
-from millrace.message.wire.framing import Refused, check_framing
+from millrace.message.wire.framing import FramingFault, check_framing
 from millrace.message.wire.layout import ABSENT, ARRAY, COLUMNS, COLUMNS_START, CONSTANT, RAMP
 from tests.message.samples import entries, messages, runs
 
@@ -216,7 +216,7 @@ def test_the_framing_says_of_a_header_what_the_decoder_says_and_nothing_of_the_r
         for cut in (run, pa.concat_arrays([pa.array([b"before"], pa.large_binary()), run]).slice(1)):
             refused = check_framing(cut)
             if row["detail"] in FRAMING:
-                assert refused == Refused(len(others), row["detail"], 1)
+                assert refused == FramingFault(len(others), row["detail"], 1)
             else:
                 assert refused is None
 
@@ -235,13 +235,13 @@ def test_what_is_encoded_passes_and_what_is_refused_does_not_decode(
     among = check_framing(pa.array([value, changed, None, changed], pa.large_binary()))
     assert among is not None
     if alone is None:
-        assert (among.place, among.count) == (2, 1)
+        assert (among.index, among.count) == (2, 1)
         return
-    assert (among.place, among.cause, among.count) == (1, alone.cause, 3)
+    assert (among.index, among.cause, among.count) == (1, alone.cause, 3)
     try:
         decoded = decode_entries(entries([changed]))
     except UnsupportedVersion:
-        assert alone.later
+        assert alone.is_newer_version
     else:
         assert decoded.column("type").to_pylist() == [0]
         assert decoded.column("detail").to_pylist() == [alone.cause]

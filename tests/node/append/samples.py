@@ -17,10 +17,10 @@ from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangePlan, run_range
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestPlan, run_ingest
 from millrace.tables.wal.table import WalTable
-from millrace.wal.chain import Chain, Outcome
+from millrace.wal.chain import Chain, ChainOutcome
 from millrace.wal.state import ChannelState
 
 PCHANNEL = "p0"
@@ -96,7 +96,7 @@ def transaction(txn_id: int, keys: Sequence[int], *, vchannel: str, commit: bool
     ]
 
 
-def judged(service: LogService, pchannel: str = PCHANNEL) -> Outcome:
+def judged(service: LogService, pchannel: str = PCHANNEL) -> ChainOutcome:
     """The chain's own answer about the whole log."""
     return Chain().process(ChannelState.new(pchannel), service.open(pchannel).read(LogId(0, 0), max_bytes=1 << 30))
 
@@ -105,8 +105,8 @@ def commit_wal(service: LogService, wal: Path, pchannel: str = PCHANNEL, *, end:
     """Bring the ``wal`` table up to `end` (default: the log's end), as the streaming node does; its last tick."""
     table = WalTable.create(wal)
     log = service.open(pchannel)
-    plan = RangePlan(base=table.position(pchannel), end=end or log.describe().end, max_bytes=1 << 30)
-    report = run_range(plan, log=log, table=wal)
+    plan = IngestPlan(base=table.position(pchannel), end=end or log.describe().end, max_bytes=1 << 30)
+    report = run_ingest(plan, log=log, table=wal)
     assert report.failure is None, report.failure
-    Committer(table).commit([report])
+    WalCommitter(table).commit([report])
     return WalTable.open(wal).last_tick(pchannel)

@@ -24,7 +24,7 @@ from millrace.message.builders import flush_all
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_columns, encode_entry
 from millrace.node.append.host import AppendHost
-from millrace.node.ingest.ranges import RangePlan, run_range
+from millrace.node.ingest.ingester import IngestPlan, run_ingest
 from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, VCHANNELS, opening
@@ -78,9 +78,9 @@ def take(folder: Path, host: str, kind: str) -> dict[str, object]:
             wal = WalTable.create(folder / "wal")
             log = service.open(PCHANNEL)
             log.append([*opening(), *storm])
-            plan = RangePlan(base=wal.position(PCHANNEL), end=log.end(), max_bytes=1 << 40)
+            plan = IngestPlan(base=wal.position(PCHANNEL), end=log.end(), max_bytes=1 << 40)
             before = _begin()
-            report = run_range(plan, log=log, table=Path(wal.uri))
+            report = run_ingest(plan, log=log, table=Path(wal.uri))
             grown = _resident("VmHWM") - before
             assert report.failure is None, report.failure
             judged = report.totals.messages + report.totals.rejections - OPENING_MESSAGES

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.metrics import Metrics
-from millrace.log.clock import stamping_ms
+from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.generations.service import GenerationsService, open_deployment_log
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.stamp_clock import StampClock
@@ -121,7 +121,7 @@ def test_brokers_stamps_are_shown_and_not_judged(tmp_path: Path, metrics: Metric
         shown = metrics.registry.get_sample_value("millrace_log_time_ahead_seconds", {"pchannel": PCHANNEL})
         assert shown == pytest.approx(ahead, abs=5.0)
         assert metrics.registry.get_sample_value("millrace_log_clock_held") == 0.0
-        assert abs(stamping_ms(service) - time.time_ns() // 1_000_000) < 5_000
+        assert abs(log_or_wall_time_ms(service) - time.time_ns() // 1_000_000) < 5_000
 
 
 def test_a_deployments_clock_is_that_of_its_newest_generation(tmp_path: Path) -> None:

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings, RateLimited
 from millrace.node.append.flow_control import (
-    LONGEST_WAIT,
+    MAX_WAIT_SECONDS,
     STEP_SECONDS,
     FlowControl,
     FlowLimits,
+    FlowWatermark,
     Level,
     Mode,
-    Watermark,
 )
 
-MEMORY = Watermark("memory", slow=0.8, reject=0.9)
-DISK = Watermark("disk", slow=1000.0, reject=100.0, falling=True)
+MEMORY = FlowWatermark("memory", slow=0.8, reject=0.9)
+DISK = FlowWatermark("disk", slow=1000.0, reject=100.0, falling=True)
 LIMITS = FlowLimits((MEMORY, DISK), start_rate=1000.0, least_rate=100.0)
 
 
@@ -69,12 +69,12 @@ def test_a_slowdown_tightens_step_by_step_down_to_the_least_rate() -> None:
 def test_an_append_that_would_wait_too_long_is_refused_and_leaves_no_debt() -> None:
     flow = control()
     flow.observe({"memory": 0.85}, now=0.0)
-    flow.admit(int(LIMITS.start_rate * (LONGEST_WAIT + 2)), now=0.0)
+    flow.admit(int(LIMITS.start_rate * (MAX_WAIT_SECONDS + 2)), now=0.0)
     with pytest.raises(RateLimited) as refused:
         flow.admit(1 << 30, now=0.0)
     assert refused.value.retriable
     assert refused.value.retry_after == pytest.approx(2.0)
-    assert flow.admit(1, now=2.0) == pytest.approx(LONGEST_WAIT)
+    assert flow.admit(1, now=2.0) == pytest.approx(MAX_WAIT_SECONDS)
 
 
 def test_a_refusal_names_the_watermark_and_its_figures() -> None:
@@ -106,7 +106,9 @@ def test_a_reading_that_wavers_about_its_mark_does_not_flip_the_mode() -> None:
     assert {flow.observe({"disk": 99.0 + 4 * (step % 2)}, now=float(step)) for step in range(10)} == {Mode.REJECT}
 
 
-@pytest.mark.parametrize("build", [lambda: Watermark("m", 0.9, 0.8), lambda: Watermark("d", 1.0, 2.0, falling=True)])
+@pytest.mark.parametrize(
+    "build", [lambda: FlowWatermark("m", 0.9, 0.8), lambda: FlowWatermark("d", 1.0, 2.0, falling=True)]
+)
 def test_a_watermark_that_refuses_before_it_slows_is_no_setting(build: object) -> None:
     with pytest.raises(InvalidSettings):
         build()  # type: ignore[operator]
@@ -135,11 +137,11 @@ def test_whatever_happens_no_wait_is_too_long_and_no_more_is_admitted_than_the_r
             admitted += 0 if mode is Mode.NORMAL else size
         except RateLimited as error:
             refusal = error
-        assert 0.0 <= wait <= LONGEST_WAIT
+        assert 0.0 <= wait <= MAX_WAIT_SECONDS
         assert refusal is None or refusal.retry_after > 0
         assert {Mode.NORMAL: refusal is None, Mode.REJECT: refusal is not None}.get(mode, True)
         levels = flow.describe()["levels"].values()
         assert (mode is Mode.REJECT) == (max(levels) == Level.REJECT)
         # What is out was paid for, but for what may wait and the one append that went beyond it.
-        assert admitted <= allowed + LIMITS.start_rate * 2 * (LONGEST_WAIT + STEP_SECONDS) + 2000
+        assert admitted <= allowed + LIMITS.start_rate * 2 * (MAX_WAIT_SECONDS + STEP_SECONDS) + 2000
         was = mode

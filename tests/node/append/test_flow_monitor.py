@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from millrace.access.grants import MACHINE
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import RateLimited
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -21,14 +21,22 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append import flow_monitor
-from millrace.node.append.door import EntryDoor
+from millrace.node.append.authorizer import AppendAuthorizer
 from millrace.node.append.flow_control import Mode
-from millrace.node.append.flow_monitor import DISK, LAG, FlowMonitor, FlushLag, carries_rows, limits_of, memory_used
+from millrace.node.append.flow_monitor import (
+    DISK,
+    LAG,
+    FlowMonitor,
+    FlushLag,
+    carries_rows,
+    limits_of,
+    memory_used_fraction,
+)
 from millrace.node.append.host import AppendHost
-from millrace.node.append.server import AppendExtension, committed_states
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
+from millrace.node.append.server import AppendExtension, committed_state_loader
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run
 from millrace.tables.read.arrow import read_arrow
@@ -36,7 +44,7 @@ from tests.node.append.samples import insert
 
 P = "dml_0"
 
-DOOR = EntryDoor(MACHINE, lambda vchannel: None)
+DOOR = AppendAuthorizer(LOCAL_ADMIN, lambda vchannel: None)
 
 
 @pytest.mark.parametrize("name", ["flow_memory_slow", "flow_disk_slow", "flow_lag_slow"])
@@ -52,7 +60,7 @@ def settings(filled: Settings) -> Settings:
 
 @pytest.fixture
 def host(settings: Settings, engine: RocksMQ) -> Iterator[AppendHost]:
-    with AppendHost(engine, committed_states(Path(settings.wal_uri), engine), metrics=Metrics()) as host:
+    with AppendHost(engine, committed_state_loader(Path(settings.wal_uri), engine), metrics=Metrics()) as host:
         host.tick(P)
         yield host
 
@@ -83,7 +91,7 @@ def test_inserts_and_deletes_and_what_does_not_decode_carry_rows_and_nothing_els
 
 
 def test_memory_in_use_is_a_part_of_what_there_is() -> None:
-    assert 0.0 < memory_used() < 1.0
+    assert 0.0 < memory_used_fraction() < 1.0
 
 
 def test_flush_lag_is_how_long_the_oldest_unflushed_row_waits() -> None:
@@ -109,11 +117,11 @@ def test_a_row_that_no_flusher_takes_slows_and_then_stops_its_producers_until_on
     monitor = FlowMonitor(settings, host, engine, clock=lambda: now[0])
     modes = []
     for now[0] in (0.0, 9.0, 11.0, 21.0):
-        modes.append(monitor.look())
+        modes.append(monitor.sample())
     assert modes == [Mode.NORMAL, Mode.NORMAL, Mode.SLOWDOWN, Mode.REJECT]
-    catch_up(settings, engine)
-    flush(settings)
-    assert monitor.look() is Mode.RECOVERY
+    ingest_to_end(settings, engine)
+    flush_to_end(settings)
+    assert monitor.sample() is Mode.RECOVERY
     assert monitor.control.describe()["readings"][LAG] == 0.0
 
 
@@ -124,7 +132,7 @@ def test_in_reject_mode_row_changes_are_refused_before_the_log_and_everything_el
     monitor = FlowMonitor(settings, host, engine, metrics=host.metrics, relief_pause=1e9)
     monitor._relieved = monitor._clock()
     extension = AppendExtension(host, flow=monitor)
-    assert monitor.look() is Mode.REJECT
+    assert monitor.sample() is Mode.REJECT
     end = engine.open(P).describe().end
     with pytest.raises(RateLimited, match="free disk bytes is 1 "):
         extension.submit(P, [pa.array([encode_entry([insert(1)])], pa.large_binary())], DOOR)
@@ -132,7 +140,7 @@ def test_in_reject_mode_row_changes_are_refused_before_the_log_and_everything_el
     flushed = encode_entry([builders.flush_all(term=host.state(P).term)])
     assert extension.submit(P, [pa.array([flushed], pa.large_binary())], DOOR)[0].outcome(timeout=10).result().time_tick
     assert host.metrics is not None
-    monitor.look()
+    monitor.sample()
     text = host.metrics.render().decode()
     assert 'millrace_wal_rate_limit_state{mode="reject"} 1.0' in text
     assert "millrace_wal_rate_limit_refused 1.0" in text
@@ -147,10 +155,10 @@ def test_an_append_that_waits_is_counted_and_the_rate_is_shown(
     assert host.metrics is not None
     monitor = FlowMonitor(settings, host, engine, metrics=host.metrics, relief_pause=1e9)
     monitor._relieved = monitor._clock()
-    assert monitor.look() is Mode.SLOWDOWN
+    assert monitor.sample() is Mode.SLOWDOWN
     assert monitor.control.admit(1 << 20, now=monitor._clock()) == 0.0
     assert monitor.control.admit(1, now=monitor._clock()) > 0.0, "behind the first"
-    monitor.look()
+    monitor.sample()
     assert host.metrics.registry.get_sample_value("millrace_wal_rate_limit_delayed") == 1
     rate = host.metrics.registry.get_sample_value("millrace_wal_rate_limit_bytes_per_second")
     assert rate == settings.flow_start_rate
@@ -166,16 +174,16 @@ def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_
 
     def flusher() -> None:
         while not stop.wait(0.05):
-            catch_up(settings, engine)
-            flush(settings)
+            ingest_to_end(settings, engine)
+            flush_to_end(settings)
 
     working = threading.Thread(target=flusher)
     working.start()
     try:
         monitor = FlowMonitor(settings, host, engine, metrics=metrics)
-        monitor.look()
+        monitor.sample()
         monitor.await_relief(timeout=30)
-        mode = monitor.look()
+        mode = monitor.sample()
     finally:
         stop.set()
         working.join(30)
@@ -192,14 +200,14 @@ def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_
 def test_a_disk_that_runs_full_keeps_the_log_while_quality_forbids_that_it_goes(
     settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catch_up(settings, engine)
-    flush(settings)
-    failed = TableOutcome("wal", {P: TickRange(0, 1 << 62)}, (Outcome(CHECK, success=False, unexpected=1),))
+    ingest_to_end(settings, engine)
+    flush_to_end(settings)
+    failed = TableCheckResult("wal", {P: TickRange(0, 1 << 62)}, (CheckResult(CHECK, success=False, unexpected=1),))
     record_run(settings, "first", [failed])
     free_is(monkeypatch, [settings.flow_disk_slow - 1])
     before = engine.open(P).describe()
     monitor = FlowMonitor(settings, host, engine)
-    assert monitor.look() is Mode.SLOWDOWN
+    assert monitor.sample() is Mode.SLOWDOWN
     monitor.await_relief(timeout=30)
     assert engine.open(P).describe() == before
 

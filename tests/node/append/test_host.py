@@ -108,10 +108,10 @@ def test_one_append_of_several_entries_is_answered_in_order_whatever_stands_in_t
         encode_entry([insert(keys[2]), insert(keys[2], vchannel=V1), builders.time_tick(term=1)]),
     ]
     outcome = host.append(PCHANNEL, entries)
-    reasons = [each.reason if isinstance(each, AppendRejected) else "" for each in outcome.judged()]
+    reasons = [each.reason if isinstance(each, AppendRejected) else "" for each in outcome.message_outcomes()]
     assert reasons == ["", "", "MALFORMED", "", "WRONG_VCHANNEL", ""]
     assert outcome.column("index").tolist() == [0, 1, 0, 0, 1, 2]
-    accepted = [each for each in outcome.judged() if isinstance(each, AppendResult)]
+    accepted = [each for each in outcome.message_outcomes() if isinstance(each, AppendResult)]
     assert [each.time_tick for each in accepted] == sorted({each.time_tick for each in accepted})
 
 

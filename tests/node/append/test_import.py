@@ -12,7 +12,7 @@ import pytest
 from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
 from millrace.client.consume.scan import scan
-from millrace.commands.parts.messages_out import payload_reader, unit_json
+from millrace.commands.parts.message_json import payload_decoder, unit_json
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.bodies import ImportFile
@@ -22,7 +22,7 @@ from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.rpc.outcome import AppendResult
 from millrace.wal.chain import CHAIN_VERSION
-from millrace.wal.scanner import All, ImmutableTxn, Types
+from millrace.wal.scanner import All, ImmutableTxn, TypeFilter
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, commit_wal, insert, keys_of, open_log, opening, transaction
 
@@ -117,10 +117,10 @@ def test_a_scan_delivers_the_import_itself(host: AppendHost, service: RocksMQ, t
     types = [MessageType(unit.type).name for unit in units if not isinstance(unit, ImmutableTxn)]
     around = types.index("IMPORT")
     assert types[around - 2 : around + 2] == ["FLUSH", "CREATE_SEGMENT", "IMPORT", "FLUSH"]
-    filters = [Types({MessageType.IMPORT})]
+    filters = [TypeFilter({MessageType.IMPORT})]
     [unit] = scan(PCHANNEL, All(), wal=wal, tail=host, filters=filters, until_tick=until)
     assert not isinstance(unit, ImmutableTxn)
     assert (unit.id, unit.time_tick, unit.rows) == (result.message_id, result.time_tick, 3)
-    shown = unit_json(unit, payload_reader(Settings(data_dir=tmp_path)))
+    shown = unit_json(unit, payload_decoder(Settings(data_dir=tmp_path)))
     assert (shown["type"], shown["rows"]) == ("IMPORT", 3)
     assert json.loads(json.dumps(shown))["payload"] == {"import_id": "load", "files": [FILE], "replace": True}

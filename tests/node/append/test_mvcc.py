@@ -13,7 +13,7 @@ from millrace.message import builders
 from millrace.message.ids import compose_tick
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
-from millrace.rpc.tail import Tailed
+from millrace.rpc.tail import TailBatch
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, VCHANNELS, insert, keys_of, open_log, opening, transaction
 
@@ -90,6 +90,6 @@ def test_a_time_tick_says_who_wanted_it_and_how_far_it_goes(host: AppendHost) ->
     host.append(PCHANNEL, encode_entry([message]))
     host.confirm(PCHANNEL, barrier + 1)
     found = host.tail(PCHANNEL, written.time_tick, timeout=0)
-    assert isinstance(found, Tailed)
+    assert isinstance(found, TailBatch)
     [row] = [row for batch in found.batches for row in batch.to_pylist()]
     assert (row["type"], row["producer_id"], row["time_tick"]) == ("TIME_TICK", 77, barrier + 1)

@@ -15,23 +15,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.log.protocol import Log
-from millrace.log.rocksmq.recent import RecentBatches
+from millrace.log.rocksmq.recent_batches import RecentBatches
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import LogId
-from millrace.message.log_entries import ENTRY_BYTES, LogEntries
+from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, LogEntries
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_columns
 from millrace.node.append.follower import READ_BYTES
 from millrace.node.append.host import AppendHost
 from millrace.node.append.tail_buffer import ROW_BYTES, TailBuffer, TailLimits
-from millrace.node.ingest.ranges import RangePlan, run_range
+from millrace.node.ingest.ingester import IngestPlan, run_ingest
 from millrace.rpc.tail import Evicted
 from millrace.tables.wal.table import WalTable
 from millrace.wal.chain import Chain
+from millrace.wal.entry_chunks import MAX_CHUNK_MESSAGES, chunk_entries
 from millrace.wal.interceptors.interceptor import Interceptor, Proceed
-from millrace.wal.portions import MAX_PORTION, portions
-from millrace.wal.run import MAX_RUN, MIN_RUN, Decided, Row, Run
+from millrace.wal.message_run import MAX_RUN, MIN_RUN, DecidedBatch, DecidedMessage, MessageRun
 from millrace.wal.state import ChannelState
 from tests.message.samples import entries
 from tests.node.append.samples import PCHANNEL, VCHANNELS, insert, keys_of, opening
@@ -66,21 +66,21 @@ class _Looking:
     def __init__(self, link: Interceptor, looked: list[int]) -> None:
         self.name, self._link, self._looked = link.name, link, looked
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         if self.name == "redo":
             self._looked.append(run.count)
         self._link.decide(state, run, proceed)
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         self._link.evolve(state, rows)
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         self._link.evolve_one(state, row)
 
 
 def test_what_the_chain_looks_at_grows_with_the_messages_and_not_with_their_square() -> None:
     looked: list[int] = []
-    chain = Chain(around=lambda link: _Looking(link, looked))
+    chain = Chain(wrap=lambda link: _Looking(link, looked))
     count = 6 * MIN_RUN
     outcome = chain.process(ChannelState.new(PCHANNEL), LogEntries(entries([b"garbage"] * count), LogId(0, count)))
     assert outcome.rejections.num_rows == len(looked) == count
@@ -88,15 +88,15 @@ def test_what_the_chain_looks_at_grows_with_the_messages_and_not_with_their_squa
 
 
 def test_entries_are_cut_into_portions_of_bounded_messages() -> None:
-    half = _inserts(MAX_PORTION // 2)
-    batch = entries([half, half, b"", half, _inserts(MAX_PORTION), half])
+    half = _inserts(MAX_CHUNK_MESSAGES // 2)
+    batch = entries([half, half, b"", half, _inserts(MAX_CHUNK_MESSAGES), half])
     whole = LogEntries(batch, LogId(7, 7))
-    found = list(portions(whole))
+    found = list(chunk_entries(whole))
     assert [each.batch["entry"].to_pylist() for each in found] == [[0, 1], [2, 3], [4], [5]]
     assert [each.next for each in found] == [LogId(0, 2), LogId(0, 4), LogId(0, 5), LogId(7, 7)]
     # What claims to hold more than its bytes can is no reason to cut.
     liar = b"MLRW" + bytes(8) + (1 << 16).to_bytes(4, "little") + bytes(60)
-    assert len(list(portions(LogEntries(entries([liar] * 100), LogId(0, 100))))) == 1
+    assert len(list(chunk_entries(LogEntries(entries([liar] * 100), LogId(0, 100))))) == 1
 
 
 @pytest.fixture
@@ -109,14 +109,14 @@ def log(tmp_path: Path) -> Iterator[Log]:
 def test_a_task_writes_a_portion_at_a_time(log: Log, tmp_path: Path) -> None:
     wal = WalTable.create(tmp_path / "wal")
     log.append([*opening(), *[_inserts(30_000)] * 3])
-    plan = RangePlan(base=wal.position(PCHANNEL), end=log.end(), max_bytes=1 << 40)
-    report = run_range(plan, log=log, table=Path(wal.uri))
+    plan = IngestPlan(base=wal.position(PCHANNEL), end=log.end(), max_bytes=1 << 40)
+    report = run_ingest(plan, log=log, table=Path(wal.uri))
     assert report.failure is None
     messages = next(action for action in report.actions if action.partition["kind"] == "message")
     footer = pq.ParquetFile(Path(wal.uri) / messages.path).metadata
     groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
     assert len(groups) == 2
-    assert max(groups) <= MAX_PORTION
+    assert max(groups) <= MAX_CHUNK_MESSAGES
 
 
 def test_the_append_host_decides_a_portion_at_a_time(tmp_path: Path) -> None:
@@ -127,12 +127,14 @@ def test_the_append_host_decides_a_portion_at_a_time(tmp_path: Path) -> None:
             assert len(host.append(PCHANNEL, [_inserts(30_000)] * 3)) == 90_000
             found = host.tail(PCHANNEL, 0, timeout=0.0, max_bytes=1 << 40)
             assert not isinstance(found, Evicted)
-            assert max(batch.num_rows for batch in found.batches) <= MAX_PORTION + 1  # with the segment's opening
+            assert (
+                max(batch.num_rows for batch in found.batches) <= MAX_CHUNK_MESSAGES + 1
+            )  # with the segment's opening
 
 
 @pytest.mark.parametrize("recent_bytes", [0, 64 << 20], ids=["files", "memory"])
 def test_a_read_of_entries_without_bytes_is_bounded(tmp_path: Path, recent_bytes: int) -> None:
-    count = 3 * READ_BYTES // ENTRY_BYTES
+    count = 3 * READ_BYTES // ENTRY_OVERHEAD_BYTES
     with RocksMQ(tmp_path / "log", settings=RocksMQSettings(recent_bytes=recent_bytes)) as service:
         service.create(PCHANNEL)
         log = service.open(PCHANNEL)
@@ -141,7 +143,7 @@ def test_a_read_of_entries_without_bytes_is_bounded(tmp_path: Path, recent_bytes
         while (run := log.read(position, max_bytes=READ_BYTES)).batch.num_rows:
             reads.append(run.batch.num_rows)
             position = run.next
-    assert reads == [READ_BYTES // ENTRY_BYTES] * 3
+    assert reads == [READ_BYTES // ENTRY_OVERHEAD_BYTES] * 3
 
 
 def test_what_is_kept_of_the_newest_appends_counts_entries_without_bytes() -> None:
@@ -149,8 +151,8 @@ def test_what_is_kept_of_the_newest_appends_counts_entries_without_bytes() -> No
     for number in range(40):
         values = pa.array([b""] * 1000, pa.large_binary())
         kept.add(behind=number * 1000 - 1, base=number * 1000, values=values, bytes=0)
-    assert len(kept.behind(39_000, None, 1 << 30)) == 1
-    assert not kept.behind(0, None, 1 << 30)
+    assert len(kept.run_batches(39_000, None, 1 << 30)) == 1
+    assert not kept.run_batches(0, None, 1 << 30)
 
 
 def test_the_tail_buffer_counts_messages_without_payload() -> None:

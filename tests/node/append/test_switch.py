@@ -16,7 +16,7 @@ from millrace.message import builders
 from millrace.message.ids import EARLIEST, LogId, generation_start
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
-from millrace.node.ingest.ranges import check_not_regressed
+from millrace.node.ingest.ingester import check_not_regressed
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, commit_wal, insert, opening

@@ -22,18 +22,18 @@ from millrace.base.errors import (
     TombstoneRefused,
     UnsupportedVersion,
 )
-from millrace.log.generations.listing import FILE, GenerationFile
+from millrace.log.generations.generation_file import FILE, GenerationFile
 from millrace.log.generations.service import GenerationsService, open_deployment_log
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogEntries
-from millrace.message.tombstones import MAX_REASON_BYTES, MAX_TOMBSTONES, Tombstone, checksum
+from millrace.message.tombstones import MAX_REASON_BYTES, MAX_TOMBSTONES, Tombstone, entry_sha256
 from millrace.node.append.host import AppendHost
-from millrace.node.append.server import AppendExtension, committed_states
-from millrace.node.append.tombstones import Tombstones
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangePlan, run_range
-from millrace.tables.wal.log_replay import replayed
-from millrace.tables.wal.table import Totals, WalTable
+from millrace.node.append.server import AppendExtension, committed_state_loader
+from millrace.node.append.tombstones import TombstonePlacer
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestPlan, run_ingest
+from millrace.tables.wal.log_replay import replay_totals
+from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.wal.state import ChannelState
 from tests.conformance.reading import read_all
 from tests.node.log_samples import accepted, later_build, opening, poison
@@ -52,8 +52,8 @@ class Place:
 
     def open(self) -> None:
         self.service: GenerationsService = open_deployment_log(self.folder / "log")
-        self.host = AppendHost(self.service, committed_states(self.wal, self.service))
-        self.tombstones = Tombstones(self.host, self.service, self.wal)
+        self.host = AppendHost(self.service, committed_state_loader(self.wal, self.service))
+        self.tombstones = TombstonePlacer(self.host, self.service, self.wal)
 
     def close(self) -> None:
         self.host.close()
@@ -65,20 +65,22 @@ class Place:
             return list(log.append(entries))
 
     def place(self, entry: LogId, value: bytes | None = None, **words: str) -> Tombstone:
-        return self.tombstones.place(P, entry, sha256=checksum(poison() if value is None else value), **(WORDS | words))
+        return self.tombstones.place(
+            P, entry, sha256=entry_sha256(poison() if value is None else value), **(WORDS | words)
+        )
 
-    def plan(self) -> RangePlan:
+    def plan(self) -> IngestPlan:
         with closing(self.service.open(P)) as log:
-            return RangePlan(WalTable.create(self.wal).position(P), log.end(), 1 << 30)
+            return IngestPlan(WalTable.create(self.wal).position(P), log.end(), 1 << 30)
 
-    def run(self, plan: RangePlan | None = None):  # type: ignore[no-untyped-def]
+    def run(self, plan: IngestPlan | None = None):  # type: ignore[no-untyped-def]
         with closing(self.service.open(P)) as log:
-            return run_range(plan or self.plan(), log=log, table=self.wal)
+            return run_ingest(plan or self.plan(), log=log, table=self.wal)
 
     def commit(self) -> None:
         report = self.run()
         assert report.failure is None, report.failure
-        assert Committer(WalTable.open(self.wal)).commit([report]).committed
+        assert WalCommitter(WalTable.open(self.wal)).commit([report]).committed
 
     def entries(self) -> list[tuple[LogId, bytes]]:
         with closing(self.service.open(P)) as log:
@@ -103,9 +105,9 @@ def test_the_pchannel_goes_on_and_the_wal_records_who_replaced_what(place: Place
     report = place.run()
     assert report.failure is not None
     assert report.failure.position == entry
-    assert Committer(WalTable.create(place.wal)).commit([report]).committed, "up to right before it"
-    seen = place.tombstones.look(P, entry)
-    assert seen["sha256"] == checksum(poison())
+    assert WalCommitter(WalTable.create(place.wal)).commit([report]).committed, "up to right before it"
+    seen = place.tombstones.inspect(P, entry)
+    assert seen["sha256"] == entry_sha256(poison())
     assert seen["bytes"] == len(poison())
     assert seen["judged"].startswith("UNSUPPORTED_VERSION")
     placed = place.place(entry)
@@ -122,16 +124,16 @@ def test_the_pchannel_goes_on_and_the_wal_records_who_replaced_what(place: Place
     assert [(LogId(row["ledger"], row["entry"]), row["reason"]) for row in rows] == [(entry, "MALFORMED")]
     record = rows[0]["payload"].split(b"\n", 1)[1]
     assert json.loads(record)["author"] == "ada"
-    assert json.loads(record)["sha256"] == checksum(poison())
+    assert json.loads(record)["sha256"] == entry_sha256(poison())
     with closing(place.service.open(P)) as log:
-        again = replayed(log, ChannelState.new(P), Totals(), until=log.end())
+        again = replay_totals(log, ChannelState.new(P), WalTotals(), until=log.end())
     assert again == (table.position(P).state, table.position(P).totals), "whoever computes it again gets the same"
 
 
 def test_who_comes_with_a_token_is_the_author_whoever_it_says_it_was(place: Place) -> None:
     place.append(opening(), accepted())
     (entry,) = place.append(poison())
-    asked = {"pchannel": P, "entry": entry, "sha256": checksum(poison()), **WORDS}
+    asked = {"pchannel": P, "entry": entry, "sha256": entry_sha256(poison()), **WORDS}
     extension = AppendExtension(place.host, tombstones=place.tombstones)
     action = flight.Action("append/tombstone", json.dumps(asked).encode())
     (answer,) = extension.do_action(action, Caller(Principal.admin("grace")))
@@ -188,7 +190,7 @@ def test_only_the_entry_that_parks_its_pchannel_is_replaced(place: Place) -> Non
     place.service.create("p1")
     (other,) = place.append(opening(), pchannel="p1")
     with pytest.raises(TombstoneRefused, match="not parked"):
-        place.tombstones.look("p1", other)
+        place.tombstones.inspect("p1", other)
 
 
 def test_what_a_commit_covers_stands(place: Place) -> None:
@@ -201,7 +203,7 @@ def test_what_a_commit_covers_stands(place: Place) -> None:
     assert place.parked()
     refuse(place, entry, "committed")
     with pytest.raises(TombstoneRefused, match="committed"):
-        place.tombstones.look(P, entry)
+        place.tombstones.inspect(P, entry)
 
 
 def test_where_the_log_or_memory_is_at_fault_the_entry_stands(place: Place) -> None:
@@ -214,13 +216,13 @@ def test_where_the_log_or_memory_is_at_fault_the_entry_stands(place: Place) -> N
     refuse(place, entry, "not parked", accepted())
 
     def another_state(pchannel: str) -> ChannelState:
-        state = committed_states(place.wal, place.service)(pchannel)
+        state = committed_state_loader(place.wal, place.service)(pchannel)
         state.last_entry, state.last_entry_crc = first, 1
         return state
 
     (entry,) = place.append(poison())
     with AppendHost(place.service, another_state) as host, pytest.raises(LogRegressed):
-        Tombstones(host, place.service, place.wal).place(P, entry, sha256=checksum(poison()), **WORDS)
+        TombstonePlacer(host, place.service, place.wal).place(P, entry, sha256=entry_sha256(poison()), **WORDS)
     assert not place.service.file.refresh().tombstones
 
 
@@ -257,13 +259,13 @@ def test_what_a_task_made_of_the_old_bytes_is_fenced(place: Place) -> None:
         else:
             place.append(opening())
         (entry,) = place.append(poison())
-        place.tombstones.look(P, entry)  # the host, which shares the process, has met it
+        place.tombstones.inspect(P, entry)  # the host, which shares the process, has met it
         with later_build():
             report = place.run()
         assert report.failure is None
         assert report.position > entry
         place.place(entry)
-        result = Committer(WalTable.open(place.wal)).commit([report])
+        result = WalCommitter(WalTable.open(place.wal)).commit([report])
         assert result.fenced == (report,)
         position = WalTable.open(place.wal).position(P)
         assert position.commits == 2 * commits + 1
@@ -284,7 +286,7 @@ def test_a_commit_that_is_first_wins_and_readers_see_nothing_of_the_tombstone(
 
     def come_first(name: str) -> None:
         if name == "tombstone.proposed":
-            committed.append(bool(Committer(WalTable.open(place.wal)).commit([report]).committed))
+            committed.append(bool(WalCommitter(WalTable.open(place.wal)).commit([report]).committed))
 
     monkeypatch.setattr("millrace.node.append.tombstones.hit", come_first)
     with pytest.raises(TombstoneRefused, match="committed"):
@@ -298,7 +300,7 @@ def test_nobody_reads_an_entry_that_is_being_replaced(place: Place) -> None:
     (first,) = place.append(opening())
     (entry,) = place.append(poison())
     place.append(accepted())
-    proposal = Tombstone(P, entry, checksum(poison()), "a", "b", "now")
+    proposal = Tombstone(P, entry, entry_sha256(poison()), "a", "b", "now")
     place.service.file.change(lambda list_: list_.with_tombstone(proposal))
     with closing(place.service.open(P)) as log:
         run = log.read(EARLIEST)
@@ -319,9 +321,9 @@ def test_a_read_that_a_proposal_overtakes_does_not_give_the_entry_out(
     """What makes the fence enough: whoever got the old bytes had them, and so its plan, before the proposal."""
     (first,) = place.append(opening())
     (entry,) = place.append(poison())
-    proposal = Tombstone(P, entry, checksum(poison()), "a", "b", "now")
+    proposal = Tombstone(P, entry, entry_sha256(poison()), "a", "b", "now")
     with closing(place.service.open(P)) as log:
-        backend = log.handle(0)
+        backend = log.backend_log(0)
         read = backend.read
 
         def slow(*arguments: Any, **options: Any) -> LogEntries:
@@ -341,7 +343,7 @@ def test_a_server_that_takes_up_what_was_left_gives_way_to_who_asked_again(
     """Between its look at the list and its turn the same call completed it, and a commit has come to cover it."""
     place.append(opening())
     (entry,) = place.append(poison())
-    proposal = Tombstone(P, entry, checksum(poison()), "a", "b", "now")
+    proposal = Tombstone(P, entry, entry_sha256(poison()), "a", "b", "now")
     place.service.file.change(lambda list_: list_.with_tombstone(proposal))
     hold = place.host.hold
 
@@ -371,7 +373,7 @@ def test_two_operators_at_once_place_one_tombstone(place: Place) -> None:
 def test_other_bytes_than_were_replaced_are_a_log_that_regressed(place: Place) -> None:
     place.append(opening())
     (entry,) = place.append(accepted())
-    other = Tombstone(P, entry, checksum(poison()), "a", "b", "now", True)
+    other = Tombstone(P, entry, entry_sha256(poison()), "a", "b", "now", True)
     place.service.file.change(lambda list_: list_.with_tombstone(other))
     with closing(place.service.open(P)) as log, pytest.raises(LogRegressed, match="not the one"):
         log.read(entry)

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from pyarrow import flight
 
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidArgument, InvalidSettings, NodeUnreachable, OrderIgnored, SessionEnded
 from millrace.base.settings import Settings
 from millrace.coord import control
 from millrace.coord.channels.record import Owner
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import cluster_token, open_store
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import INGEST
+from millrace.coord.store_factory import cluster_token, open_cluster_store
 from millrace.node.cluster.member import Member
-from millrace.node.cluster.owned import Owned
-from millrace.node.range.owning import assigned_path, read_assigned
+from millrace.node.cluster.owned_channels import OwnedChannels
+from millrace.node.range_loop.ownership import assigned_path, read_assigned
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def orders(node: Settings) -> Iterator[FlightOrders]:
 
 def registered(settings: Settings) -> Owner:
     """The node's session, as an owner in term 1."""
-    with open_store(settings, SystemClock()) as store:
-        assert until(lambda: control.nodes(store), Deadline.after(20), every=0.05)
+    with open_cluster_store(settings, SystemClock()) as store:
+        assert poll_until(lambda: control.nodes(store), Deadline.after(20), interval=0.05)
         (found,) = control.nodes(store)
     return Owner(found.session, found.address, 1)
 
 
-def may(owned: Owned, *pchannels: str) -> set[str]:
+def may(owned: OwnedChannels, *pchannels: str) -> set[str]:
     with owned.committing(frozenset(pchannels)) as mine:
         return set(mine)
 
@@ -62,8 +62,8 @@ def test_what_is_assigned_may_be_planned_and_committed_until_it_is_removed(
         none = {"rows_per_second": 0.0, "bytes_per_second": 0.0, "lag_seconds": 0.0}
         status = {"session": owner.session, "held": [["p0", INGEST, 1]], "rates": {"p0": none}}
         assert orders.status(owner.address) == status
-        member.owned.committed("p0", rows=20, bytes=2_000, tick=1 << 18)
-        member.owned.committed("p1", rows=20, bytes=2_000, tick=1 << 18)  # which is not this node's
+        member.owned.record_commit("p0", rows=20, bytes=2_000, tick=1 << 18)
+        member.owned.record_commit("p1", rows=20, bytes=2_000, tick=1 << 18)  # which is not this node's
         (rates,) = orders.status(owner.address)["rates"].values()
         assert rates["rows_per_second"] == 2.0
         assert rates["lag_seconds"] > 1e6
@@ -78,7 +78,7 @@ def test_what_is_assigned_may_be_planned_and_committed_until_it_is_removed(
     with pytest.raises(NodeUnreachable):
         orders.status(owner.address)
     assert read_assigned(assigned_path(node)) == frozenset()
-    with open_store(node, SystemClock()) as store:
+    with open_cluster_store(node, SystemClock()) as store:
         assert control.nodes(store) == [], "its session ended with it"
 
 
@@ -110,7 +110,9 @@ class Rig:
 
     def __init__(self, folder: Path, drain_seconds: float) -> None:
         self.held = True
-        self.owned = Owned(folder / "assigned.json", held=lambda session: self.held, drain_seconds=drain_seconds)
+        self.owned = OwnedChannels(
+            folder / "assigned.json", held=lambda session: self.held, drain_seconds=drain_seconds
+        )
         self.owned.open("p0", INGEST, 1, "n1@1")
 
     def close(self) -> threading.Thread:
@@ -123,7 +125,9 @@ def test_a_range_that_runs_is_committed_before_its_channel_is_let_go(tmp_path: P
     rig = Rig(tmp_path, drain_seconds=30.0)
     with rig.owned.running(frozenset({"p0"})):
         closing = rig.close()
-        assert until(lambda: not read_assigned(tmp_path / "assigned.json"), Deadline.after(10), every=0.01) is True
+        assert (
+            poll_until(lambda: not read_assigned(tmp_path / "assigned.json"), Deadline.after(10), interval=0.01) is True
+        )
         assert may(rig.owned, "p0") == {"p0"}
         assert closing.is_alive()
     closing.join(10)
@@ -136,7 +140,7 @@ def test_a_range_that_takes_too_long_is_left_out_and_a_commit_is_waited_for(tmp_
     with rig.owned.running(frozenset({"p0"})):
         with rig.owned.committing(frozenset({"p0"})):
             closing = rig.close()
-            assert until(lambda: not may(rig.owned, "p0"), Deadline.after(10), every=0.01) is True
+            assert poll_until(lambda: not may(rig.owned, "p0"), Deadline.after(10), interval=0.01) is True
             assert closing.is_alive(), "a commit is at work"
         closing.join(10)
         assert not closing.is_alive()

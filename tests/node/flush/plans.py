@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.base.settings import Settings
 from millrace.node.flush.flusher import FlushPlan
 from millrace.node.flush.planner import FlushPlanner
-from millrace.node.range.schedule import UNBOUNDED
+from millrace.node.range_loop.schedule import UNBOUNDED
 
 
 def plans_of(settings: Settings) -> list[FlushPlan]:

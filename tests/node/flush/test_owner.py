@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.node.flush.commit import FlushCommitter
+from millrace.node.flush.committer import FlushCommitter
 from millrace.node.flush.flusher import run_flush
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints
-from millrace.tables.collections.table import rows_uri
 from tests.node.flush.plans import plans_of
 from tests.tables.wal_maker import Collection, WalMaker
 
@@ -51,7 +51,7 @@ def test_what_is_not_owned_any_more_is_not_committed(settings: Settings, commits
     assert {report.channel for report in result.committed} == ({"p0", "p1"} if whole else {"p1"})
     assert ("p0" in read_checkpoints(open_table(Path(settings.checkpoints_uri)))) is whole
     assert whole is (len(asked) <= commits)
-    flush(settings)
+    flush_to_end(settings)
     assert keys(settings) == sorted(appended)
     checkpoints = read_checkpoints(open_table(Path(settings.checkpoints_uri)))
     assert set(checkpoints) == {"p0", "p1"}

@@ -10,12 +10,12 @@ from deltalake import DeltaTable
 from millrace.base.errors import ChannelParked
 from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.commit import FlushCommitter
+from millrace.node.flush.committer import FlushCommitter
 from millrace.node.flush.flusher import run_flush
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import ensure_rows_table, rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints
-from millrace.tables.collections.table import ensure_rows_table, rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.node.flush.plans import plans_of
 from tests.tables.wal_maker import Collection, WalMaker
@@ -57,7 +57,7 @@ def files(path: Path) -> set[Path]:
 def test_the_others_are_flushed_and_the_parked_one_is_told(settings: Settings, maker: WalMaker) -> None:
     ensure_rows_table(Path(rows_uri(settings, 2)), OTHER)
     with pytest.raises(ChannelParked, match="another schema"):
-        flush(settings)
+        flush_to_end(settings)
     assert flushed(settings) == ["p1"]
     assert DeltaTable(str(Path(rows_uri(settings, 1)))).to_pyarrow_dataset().count_rows() == 3
     assert not files(Path(rows_uri(settings, 2))), "no rows are written that cannot be committed"
@@ -65,7 +65,7 @@ def test_the_others_are_flushed_and_the_parked_one_is_told(settings: Settings, m
     append(more)
     maker.commit()
     with pytest.raises(ChannelParked):
-        flush(settings)
+        flush_to_end(settings)
     assert DeltaTable(str(Path(rows_uri(settings, 1)))).to_pyarrow_dataset().count_rows() == 6
 
 
@@ -90,8 +90,8 @@ def test_a_table_that_comes_in_between_parks_its_report_and_leaves_nothing_of_it
 def test_it_goes_on_where_the_cause_is_mended(settings: Settings, maker: WalMaker) -> None:
     ensure_rows_table(Path(rows_uri(settings, 2)), OTHER)
     with pytest.raises(ChannelParked):
-        flush(settings)
+        flush_to_end(settings)
     Path(rows_uri(settings, 2)).rename(Path(rows_uri(settings, 2)).with_name("set-aside"))
-    flush(settings)
+    flush_to_end(settings)
     assert flushed(settings) == ["p0", "p1"]
     assert [read_arrow(settings, number).num_rows for number in (1, 2)] == [6, 3]

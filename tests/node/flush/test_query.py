@@ -15,12 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.node.flush.definition import Flush
+from millrace.node.flush.definition import FlushLoop
 from millrace.node.flush.flusher import run_flush
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints
-from millrace.tables.collections.table import rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.node.flush.plans import plans_of
 from tests.tables.wal_maker import Collection, WalMaker
@@ -64,11 +64,11 @@ def test_a_plan_and_its_report_cross_into_the_jvm_and_back_unchanged(settings: S
 
 def test_a_flush_without_news_commits_nothing(settings: Settings) -> None:
     grown(settings, 1)
-    assert flush(settings)
+    assert flush_to_end(settings)
     versions = [
         DeltaTable(str(path)).version() for path in (Path(rows_uri(settings, 1)), Path(settings.checkpoints_uri))
     ]
-    assert flush(settings) == {}
+    assert flush_to_end(settings) == {}
     assert versions == [
         DeltaTable(str(path)).version() for path in (Path(rows_uri(settings, 1)), Path(settings.checkpoints_uri))
     ]
@@ -77,9 +77,9 @@ def test_a_flush_without_news_commits_nothing(settings: Settings) -> None:
 def test_the_checkpoints_table_keeps_one_live_row_a_pchannel(settings: Settings) -> None:
     _, collection = grown(settings, 1)
     for number in range(3):
-        flush(settings)
+        flush_to_end(settings)
         more(collection, number + 1)
-    flush(settings)
+    flush_to_end(settings)
     table = open_table(Path(settings.checkpoints_uri))
     assert table is not None
     assert len(table.file_uris()) == 2
@@ -88,7 +88,7 @@ def test_the_checkpoints_table_keeps_one_live_row_a_pchannel(settings: Settings)
 
 def test_duckdb_reads_the_tables_as_they_lie(settings: Settings) -> None:
     grown(settings, 2)
-    flush(settings)
+    flush_to_end(settings)
     uris = DeltaTable(str(Path(rows_uri(settings, 1)))).file_uris()
     count, keys = duckdb.sql(f"select count(*), count(distinct id) from read_parquet({uris})").fetchall()[0]
     assert (count, keys) == (12, 6)
@@ -98,23 +98,23 @@ def test_duckdb_reads_the_tables_as_they_lie(settings: Settings) -> None:
 def test_the_query_fills_the_tables_and_needs_no_checkpoint_of_its_own(
     spark: SparkSession, settings: Settings, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from millrace.node.range.query import start_query
+    from millrace.node.range_loop.query import start_query
 
     _, collection = grown(settings, 3)
     other = Settings(data_dir=tmp_path_factory.mktemp("plain") / "data")
     metrics = Metrics()
     for again in range(2):
-        query = start_query(spark, Flush(settings), metrics=metrics, available_now=True)
+        query = start_query(spark, FlushLoop(settings), metrics=metrics, available_now=True)
         query.awaitTermination()
         assert query.exception() is None
         shutil.rmtree(other.data_dir, ignore_errors=True)
         shutil.copytree(Path(settings.wal_uri), Path(other.wal_uri))
-        flush(other)
+        flush_to_end(other)
         assert table_rows(settings) == table_rows(other)
         assert read_arrow(settings, 1).num_rows == read_arrow(other, 1).num_rows > 0
-        shutil.rmtree(settings.spark_checkpoint_path(Flush.name))
+        shutil.rmtree(settings.spark_checkpoint_path(FlushLoop.name))
         more(collection, 10 + again)
-    assert json.loads(settings.progress_path(Flush.name).read_text())["rows"] > 0
+    assert json.loads(settings.progress_path(FlushLoop.name).read_text())["rows"] > 0
     assert metrics.render().count(b"millrace_flusher_rows_total{") == 2
 
 
@@ -122,10 +122,10 @@ def test_the_query_fills_the_tables_and_needs_no_checkpoint_of_its_own(
 @pytest.mark.spark
 def test_delta_spark_and_delta_rs_both_append_to_a_collection(spark: SparkSession, settings: Settings) -> None:
     _, collection = grown(settings, 1)
-    flush(settings)
+    flush_to_end(settings)
     path = str(Path(rows_uri(settings, 1)))
     spark.read.format("delta").load(path).write.format("delta").mode("append").save(path)
     write_deltalake(path, DeltaTable(path).to_pyarrow_dataset().to_table(), mode="append")
     more(collection, 1)
-    flush(settings)
+    flush_to_end(settings)
     assert spark.read.format("delta").load(path).count() == 4 * 6 + 6

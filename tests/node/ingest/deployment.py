@@ -11,7 +11,7 @@ from millrace.message.ids import LogId
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
-from millrace.wal.digest import digest
+from millrace.wal.digest import digest_rows
 
 
 class Deployment:
@@ -39,4 +39,4 @@ class Deployment:
         assert len(set(zip(*columns, strict=True))) == content.num_rows
         table = WalTable.open(Path(self.settings.wal_uri))
         totals = [table.position(name).totals for name in ("p0", "p1")]
-        assert digest(content) == totals[0].digest + totals[1].digest
+        assert digest_rows(content) == totals[0].digest + totals[1].digest

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from millrace.base.errors import DeadlineExceeded, InvalidArgument
 from millrace.base.metrics import Metrics
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangeReport
-from millrace.storage.log import METADATA_KEY
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestReport
+from millrace.storage.delta_log import COMMIT_INFO_KEY
 from millrace.tables.wal.table import WalTable
 from tests.client.medium import Medium
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
@@ -28,8 +28,8 @@ def table(tmp_path: Path) -> WalTable:
 
 
 @pytest.fixture
-def committer(table: WalTable) -> Committer:
-    return Committer(WalTable.open(table.uri))
+def committer(table: WalTable) -> WalCommitter:
+    return WalCommitter(WalTable.open(table.uri))
 
 
 def entries(table: WalTable) -> list[tuple[str, str, int]]:
@@ -43,13 +43,13 @@ def files(table: WalTable) -> set[Path]:
     return set(Path(table.uri).rglob("kind=*/**/*.parquet"))
 
 
-def test_several_pchannels_go_in_with_one_commit(table: WalTable, committer: Committer) -> None:
+def test_several_pchannels_go_in_with_one_commit(table: WalTable, committer: WalCommitter) -> None:
     result = committer.commit([inserts(Path(table.uri), table.position(name), 1) for name in ("p0", "p1", "p2")])
     assert (len(result.committed), len(result.fenced), result.version) == (3, 0, 1)
     assert entries(table) == [("message", name, 1) for name in ("p0", "p1", "p2")]
 
 
-def test_a_range_from_an_older_base_is_fenced_and_its_files_go(table: WalTable, committer: Committer) -> None:
+def test_a_range_from_an_older_base_is_fenced_and_its_files_go(table: WalTable, committer: WalCommitter) -> None:
     old = table.position("p0")
     committer.commit([inserts(Path(table.uri), old, 1)])
     before = files(table)
@@ -60,7 +60,7 @@ def test_a_range_from_an_older_base_is_fenced_and_its_files_go(table: WalTable, 
     assert entries(table) == [("message", "p0", 1)]
 
 
-def test_the_fenced_range_goes_and_the_others_of_its_batch_stay(table: WalTable, committer: Committer) -> None:
+def test_the_fenced_range_goes_and_the_others_of_its_batch_stay(table: WalTable, committer: WalCommitter) -> None:
     old = table.position("p0")
     committer.commit([inserts(Path(table.uri), old, 1)])
     good = inserts(Path(table.uri), table.position("p1"), 7)
@@ -71,7 +71,7 @@ def test_the_fenced_range_goes_and_the_others_of_its_batch_stay(table: WalTable,
 
 def test_a_first_commit_is_fenced_by_another_first_commit(table: WalTable) -> None:
     ranges = [inserts(Path(table.uri), table.position("p0"), 1) for _ in range(2)]
-    committers = [Committer(WalTable.open(table.uri)) for _ in range(2)]
+    committers = [WalCommitter(WalTable.open(table.uri)) for _ in range(2)]
     results = [committer.commit([item]) for committer, item in zip(committers, ranges, strict=True)]
     assert [len(result.committed) for result in results] == [1, 0]
     assert results[1].conflicts == 1, "its handle did not know of the first one yet"
@@ -79,13 +79,13 @@ def test_a_first_commit_is_fenced_by_another_first_commit(table: WalTable) -> No
 
 
 def test_ranges_of_rejections_alone_fence_each_other_although_the_tick_stands(
-    table: WalTable, committer: Committer
+    table: WalTable, committer: WalCommitter
 ) -> None:
     committer.commit([inserts(Path(table.uri), table.position("p0"), 1)])
     table.refresh()
     base = table.position("p0")
 
-    def rejected() -> RangeReport:
+    def rejected() -> IngestReport:
         return write_range(Path(table.uri), base, outcome(base, rejections=[rejection(2, tick=base.last_tick)]))
 
     first, second = rejected(), rejected()
@@ -97,30 +97,30 @@ def test_ranges_of_rejections_alone_fence_each_other_although_the_tick_stands(
     assert committer.commit([inserts(Path(table.uri), table.position("p0"), 3)]).committed
 
 
-def test_rejections_before_any_tick_fence_each_other_too(table: WalTable, committer: Committer) -> None:
+def test_rejections_before_any_tick_fence_each_other_too(table: WalTable, committer: WalCommitter) -> None:
     base = table.position("p0")
     ranges = [write_range(Path(table.uri), base, outcome(base, rejections=[rejection(1)])) for _ in range(2)]
     assert [len(committer.commit([item]).committed) for item in ranges] == [1, 0]
     assert entries(table) == [("rejection", "p0", 1)]
 
 
-def test_a_range_without_rows_makes_no_commit(table: WalTable, committer: Committer) -> None:
+def test_a_range_without_rows_makes_no_commit(table: WalTable, committer: WalCommitter) -> None:
     base = table.position("p0")
-    idle = RangeReport("p0", base.commits, base.last_tick, base.last_tick, (0, 5), base.totals)  # type: ignore[arg-type]
+    idle = IngestReport("p0", base.commits, base.last_tick, base.last_tick, (0, 5), base.totals)  # type: ignore[arg-type]
     result = committer.commit([idle])
     assert (result.committed, result.fenced, result.version) == ((), (), 0)
 
 
-def test_two_ranges_of_one_pchannel_are_a_callers_mistake(table: WalTable, committer: Committer) -> None:
+def test_two_ranges_of_one_pchannel_are_a_callers_mistake(table: WalTable, committer: WalCommitter) -> None:
     with pytest.raises(InvalidArgument):
         committer.commit([inserts(Path(table.uri), table.position("p0"), entry) for entry in (1, 2)])
 
 
-def test_a_commit_describes_each_pchannels_range(table: WalTable, committer: Committer) -> None:
+def test_a_commit_describes_each_pchannels_range(table: WalTable, committer: WalCommitter) -> None:
     committer.commit([inserts(Path(table.uri), table.position("p0"), 1)])
     report = inserts(Path(table.uri), committer.table.position("p0"), 2, 3)
     committer.commit([report])
-    described = committer.table.table.history(1)[0][METADATA_KEY]
+    described = committer.table.table.history(1)[0][COMMIT_INFO_KEY]
     assert described == {
         "p0": {
             "commit": 2,
@@ -161,7 +161,7 @@ class _Unlucky:
 
 
 def test_a_commit_that_stands_although_its_answer_got_lost_is_found_and_its_files_stay(
-    table: WalTable, committer: Committer
+    table: WalTable, committer: WalCommitter
 ) -> None:
     _Unlucky(committer.table, lands=True, times=1, error=DeltaError)
     report = inserts(Path(table.uri), table.position("p0"), 1)
@@ -172,7 +172,7 @@ def test_a_commit_that_stands_although_its_answer_got_lost_is_found_and_its_file
 
 
 def test_a_commit_that_stands_and_was_overtaken_before_anybody_looked_keeps_its_files(
-    table: WalTable, committer: Committer, monkeypatch: pytest.MonkeyPatch
+    table: WalTable, committer: WalCommitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = inserts(Path(table.uri), table.position("p0"), 1)
     real = DeltaTable.create_write_transaction
@@ -180,7 +180,7 @@ def test_a_commit_that_stands_and_was_overtaken_before_anybody_looked_keeps_its_
     def unlucky(delta: DeltaTable, *args: Any, **options: Any) -> None:
         monkeypatch.undo()
         real(delta, *args, **options)
-        other = Committer(WalTable.open(table.uri))
+        other = WalCommitter(WalTable.open(table.uri))
         other.commit([inserts(Path(table.uri), other.table.position("p0"), 2)])
         raise CommitFailedError("the answer got lost")
 
@@ -189,14 +189,14 @@ def test_a_commit_that_stands_and_was_overtaken_before_anybody_looked_keeps_its_
     assert entries(table) == [("message", "p0", 1), ("message", "p0", 2)]
 
 
-def test_a_storage_error_that_passes_is_tried_again(table: WalTable, committer: Committer) -> None:
+def test_a_storage_error_that_passes_is_tried_again(table: WalTable, committer: WalCommitter) -> None:
     _Unlucky(committer.table, lands=False, times=2, error=CommitFailedError)
     assert committer.commit([inserts(Path(table.uri), table.position("p0"), 1)]).committed
     assert entries(table) == [("message", "p0", 1)]
 
 
 def test_a_storage_error_that_stays_is_raised_and_the_files_stay_because_the_commit_may_stand(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri), deadline=0.0)
+    committer = WalCommitter(WalTable.open(table.uri), deadline=0.0)
     _Unlucky(committer.table, lands=False, times=100, error=CommitFailedError)
     report = inserts(Path(table.uri), table.position("p0"), 1)
     with pytest.raises(DeadlineExceeded):
@@ -205,7 +205,7 @@ def test_a_storage_error_that_stays_is_raised_and_the_files_stay_because_the_com
 
 
 def test_a_commit_that_counts_is_on_the_disk_with_its_files(
-    table: WalTable, committer: Committer, monkeypatch: pytest.MonkeyPatch
+    table: WalTable, committer: WalCommitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     medium = Medium(monkeypatch)
     report = inserts(Path(table.uri), table.position("p0"), 1)
@@ -217,7 +217,7 @@ def test_a_commit_that_counts_is_on_the_disk_with_its_files(
 
 def test_metrics_say_what_was_committed_and_what_was_fenced(table: WalTable) -> None:
     metrics = Metrics(registry=CollectorRegistry())
-    committer = Committer(WalTable.open(table.uri), metrics=metrics)
+    committer = WalCommitter(WalTable.open(table.uri), metrics=metrics)
     base = table.position("p0")
     first = inserts(Path(table.uri), base, 1, 2)
     committer.commit([first])
@@ -236,16 +236,16 @@ def test_metrics_say_what_was_committed_and_what_was_fenced(table: WalTable) -> 
 
     def somebody_is_first(place: str) -> None:
         if place == "commit.checked" and (report := next(other, None)) is not None:
-            Committer(WalTable.open(table.uri)).commit([report])
+            WalCommitter(WalTable.open(table.uri)).commit([report])
 
-    late = Committer(WalTable.open(table.uri), metrics=metrics, seam=somebody_is_first)
+    late = WalCommitter(WalTable.open(table.uri), metrics=metrics, seam=somebody_is_first)
     assert late.commit([inserts(Path(table.uri), late.table.position("p0"), 3)]).committed
     assert value("wal_commit_conflict_total") == 1
     assert value("wal_committed_time_tick", pchannel="p0") == float(message(2)["time_tick"])
 
 
 def test_the_delta_log_is_checkpointed_now_and_then_and_commits_go_on(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri), checkpoint_commits=3)
+    committer = WalCommitter(WalTable.open(table.uri), checkpoint_commits=3)
     for entry in range(8):
         assert committer.commit([inserts(Path(table.uri), committer.table.position("p0"), entry)]).committed
     last = json.loads((Path(table.uri) / "_delta_log" / "_last_checkpoint").read_text())
@@ -254,7 +254,7 @@ def test_the_delta_log_is_checkpointed_now_and_then_and_commits_go_on(table: Wal
 
 
 def test_the_delta_log_is_cleaned_up_behind_checkpoints(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri), checkpoint_commits=3, keep_commits=4)
+    committer = WalCommitter(WalTable.open(table.uri), checkpoint_commits=3, keep_commits=4)
     for entry in range(20):
         assert committer.commit([inserts(Path(table.uri), committer.table.position("p0"), entry)]).committed
     log = sorted(path.name for path in (Path(table.uri) / "_delta_log").glob("*.json"))
@@ -266,10 +266,10 @@ def test_the_delta_log_is_cleaned_up_behind_checkpoints(table: WalTable) -> None
 
 
 def test_a_committer_whose_version_was_cleaned_away_is_fenced_or_commits_behind_the_others(table: WalTable) -> None:
-    asleep = Committer(WalTable.open(table.uri))
+    asleep = WalCommitter(WalTable.open(table.uri))
     late = inserts(Path(table.uri), table.position("p0"), 1)
     other = inserts(Path(table.uri), table.position("p1"), 7)
-    awake = Committer(WalTable.open(table.uri), checkpoint_commits=3, keep_commits=1)
+    awake = WalCommitter(WalTable.open(table.uri), checkpoint_commits=3, keep_commits=1)
     for entry in range(8):
         assert awake.commit([inserts(Path(table.uri), awake.table.position("p0"), entry)]).committed
     result = asleep.commit([late, other])
@@ -282,14 +282,14 @@ def test_a_committer_whose_version_was_cleaned_away_is_fenced_or_commits_behind_
 
 
 def test_a_committer_that_sleeps_between_check_and_commit_holds_the_clean_up_off(table: WalTable) -> None:
-    awake = Committer(WalTable.open(table.uri), checkpoint_commits=1, keep_commits=0)
+    awake = WalCommitter(WalTable.open(table.uri), checkpoint_commits=1, keep_commits=0)
 
     def meanwhile(place: str) -> None:
         if place == "commit.checked" and awake.table.commits("p0") < 6:
             for entry in range(6):
                 awake.commit([inserts(Path(table.uri), awake.table.position("p0"), entry)])
 
-    asleep = Committer(WalTable.open(table.uri), seam=meanwhile)
+    asleep = WalCommitter(WalTable.open(table.uri), seam=meanwhile)
     result = asleep.commit([inserts(Path(table.uri), table.position("p1"), 7)])
     assert (len(result.committed), result.conflicts) == (1, 1), "the name of its next version was still taken"
     found = WalTable.open(table.uri)

@@ -6,22 +6,22 @@ from contextlib import closing
 
 from millrace.client.append_client import AppendClient
 from millrace.message.ids import LogId
-from millrace.node.ingest.definition import Ingest
-from millrace.node.range.parking import read_parked, unpark
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.range_loop.parking import read_parked, unpark
 from millrace.storage.table import table_at
 from tests.node.ingest.deployment import Deployment
 from tests.node.log_samples import accepted, opening, poison
-from tests.node.range.host import Host
+from tests.node.range_loop.host import Host
 
 
 def test_a_parked_pchannel_goes_on_behind_a_tombstone(deployment: Deployment) -> None:
     parked = deployment.settings.parked_path
     _, _, entry, _ = deployment.append("p1", opening(), accepted(), poison(), accepted())
-    with closing(Host(Ingest(deployment.settings))) as host:
+    with closing(Host(IngestLoop(deployment.settings))) as host:
         assert host.step() == ["p1"]
         assert [each.position for each in read_parked(parked)] == [entry]
         client = AppendClient(deployment.service)
-        seen = client.entry_that_parks("p1", entry)
+        seen = client.inspect_parked_entry("p1", entry)
         assert LogId(*seen["committed"]) == entry
         placed = client.place_tombstone("p1", entry, sha256=seen["sha256"], author="ada", reason="INC-1")
         client.restart("p1")

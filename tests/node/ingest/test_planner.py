@@ -11,12 +11,12 @@ import pytest
 from millrace.base.errors import ChannelNotFound, LogUnavailable
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import LogId
-from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestPlan, run_ingest
 from millrace.node.ingest.planner import LogPlanner
-from millrace.node.ingest.ranges import RangePlan, run_range
-from millrace.node.range.failure import Failure
-from millrace.node.range.parking import Parked, park, parked_names, read_parked, unpark
-from millrace.node.range.schedule import START, Offset, Schedule, Stalls
+from millrace.node.range_loop.failure import RangeFailure
+from millrace.node.range_loop.parking import Parked, park, parked_names, read_parked, unpark
+from millrace.node.range_loop.schedule import START, BatchOffset, RangeSchedule, StallBackoff
 from millrace.tables.wal.table import WalTable
 from tests.node.log_samples import accepted, opening, poison, tick
 
@@ -46,13 +46,13 @@ class Node:
         self.clock = Clock()
         self.logs = LogPlanner(lambda: self.service, WalTable.open(self.path), parked=self.parked, clock=self.clock)
         self.planner = self.schedule(self.logs)
-        self.committer = Committer(WalTable.open(self.path))
+        self.committer = WalCommitter(WalTable.open(self.path))
 
-    def schedule(self, logs: LogPlanner) -> Schedule[RangePlan]:
-        stalls = Stalls(clock=self.clock, sleep=self.clock.sleep)
-        return Schedule(logs, parked=self.parked, stalls=stalls)
+    def schedule(self, logs: LogPlanner) -> RangeSchedule[IngestPlan]:
+        stalls = StallBackoff(clock=self.clock, sleep=self.clock.sleep)
+        return RangeSchedule(logs, parked=self.parked, stalls=stalls)
 
-    def another_planner(self) -> Schedule[RangePlan]:
+    def another_planner(self) -> RangeSchedule[IngestPlan]:
         return self.schedule(LogPlanner(lambda: self.service, WalTable.open(self.path), parked=self.parked))
 
     def ends(self) -> dict[str, str]:
@@ -61,10 +61,10 @@ class Node:
     def append(self, pchannel: str, *entries: bytes) -> list[LogId]:
         return self.service.open(pchannel).append(entries)
 
-    def work(self, offset: Offset) -> dict[str, int]:
+    def work(self, offset: BatchOffset) -> dict[str, int]:
         """Run and commit the micro-batch up to `offset`; rows by PChannel."""
         plans = self.planner.plan(offset)
-        reports = [run_range(plan, log=self.service.open(plan.base.pchannel), table=self.path) for plan in plans]
+        reports = [run_ingest(plan, log=self.service.open(plan.base.pchannel), table=self.path) for plan in plans]
         self.committer.commit(reports)
         return {report.pchannel: report.totals.digest.rows for report in reports}
 
@@ -78,32 +78,32 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_an_empty_log_plans_nothing(node: Node) -> None:
-    assert node.planner.latest(START) == START
+    assert node.planner.next_offset(START) == START
 
 
 def test_new_entries_make_an_offset_that_names_how_far_to_go(node: Node) -> None:
     ids = node.append("p0", opening(), accepted())
-    offset = node.planner.latest(START, max_bytes=1000)
+    offset = node.planner.next_offset(START, max_bytes=1000)
     assert offset == {"batch": 1, "max_bytes": 1000, "ends": {"p0": str(ids[-1].following())}}
     assert node.work(offset) == {"p0": 2}
-    assert node.planner.latest(offset) == offset
+    assert node.planner.next_offset(offset) == offset
 
 
 def test_where_the_logs_ended_is_kept_for_who_asks_after_it(node: Node) -> None:
     assert node.ends() == {}
     (first,) = node.append("p0", opening())
-    node.planner.latest(START)
+    node.planner.next_offset(START)
     assert node.ends()["p0"] == str(first.following())
     (last,) = node.append("p0", accepted())
     assert node.ends()["p0"] == str(first.following())
-    node.planner.latest(START)
+    node.planner.next_offset(START)
     assert node.ends()["p0"] == str(last.following())
     assert set(node.ends()) == {"p0", "p1"}
 
 
 def test_ticks_that_become_no_rows_plan_nothing_and_are_not_read_twice(node: Node) -> None:
     node.append("p0", opening(), tick())
-    offset = node.planner.latest(START)
+    offset = node.planner.next_offset(START)
     node.work(offset)
     reads: list[LogId] = []
     log = node.logs._log("p0")
@@ -116,23 +116,23 @@ def test_ticks_that_become_no_rows_plan_nothing_and_are_not_read_twice(node: Nod
     log.read = counted  # type: ignore[method-assign, assignment]
     for _ in range(5):
         node.append("p0", tick())
-        assert node.planner.latest(offset) == offset
+        assert node.planner.next_offset(offset) == offset
     assert len(reads) == len(set(reads)) == 5
     node.append("p0", accepted())
-    assert node.planner.latest(offset)["batch"] == 2
+    assert node.planner.next_offset(offset)["batch"] == 2
 
 
 def test_a_lost_spark_checkpoint_costs_nothing(node: Node) -> None:
     node.append("p0", opening(), accepted())
-    node.work(node.planner.latest(START))
-    assert node.planner.latest(START) == START
+    node.work(node.planner.next_offset(START))
+    assert node.planner.next_offset(START) == START
     node.append("p0", accepted())
-    assert node.work(node.planner.latest(START)) == {"p0": 1}
+    assert node.work(node.planner.next_offset(START)) == {"p0": 1}
 
 
 def test_a_batch_that_spark_runs_again_plans_nothing_that_is_committed(node: Node) -> None:
     node.append("p0", opening(), accepted())
-    offset = node.planner.latest(START)
+    offset = node.planner.next_offset(START)
     node.work(offset)
     assert node.planner.plan(offset) == []
     assert node.work(offset) == {}
@@ -141,9 +141,9 @@ def test_a_batch_that_spark_runs_again_plans_nothing_that_is_committed(node: Nod
 def test_an_offset_beyond_the_position_is_only_a_hint(node: Node) -> None:
     """Spark believes the batch was done, but another committer fenced it: the rows are planned again."""
     node.append("p0", opening(), accepted())
-    offset = node.planner.latest(START)
+    offset = node.planner.next_offset(START)
     node.clock.now += 1
-    again = node.planner.latest(offset)
+    again = node.planner.next_offset(offset)
     assert again["batch"] == offset["batch"] + 1, "an offset that differs is what makes Spark run"
     assert again["ends"] == offset["ends"]
     assert node.work(again) == {"p0": 2}
@@ -152,7 +152,7 @@ def test_an_offset_beyond_the_position_is_only_a_hint(node: Node) -> None:
 def test_ranges_of_one_batch_come_from_one_version_of_the_table(node: Node) -> None:
     node.append("p0", opening(), accepted())
     node.append("p1", opening(), accepted())
-    plans = node.planner.plan(node.planner.latest(START))
+    plans = node.planner.plan(node.planner.next_offset(START))
     assert {plan.base.pchannel for plan in plans} == {"p0", "p1"}
     assert len({plan.base.version for plan in plans}) == 1
 
@@ -160,17 +160,17 @@ def test_ranges_of_one_batch_come_from_one_version_of_the_table(node: Node) -> N
 def test_a_parked_pchannel_is_left_out_until_it_is_unparked(node: Node) -> None:
     for name in ("p0", "p1"):
         node.append(name, opening())
-    before = node.planner.latest(START)
-    park(node.parked, Parked.of("p0", Failure("BROKEN", "no way on", False, LogId(0, 7))))
+    before = node.planner.next_offset(START)
+    park(node.parked, Parked.of("p0", RangeFailure("BROKEN", "no way on", False, LogId(0, 7))))
     assert [plan.base.pchannel for plan in node.planner.plan(before)] == ["p1"], "parked since it was planned"
-    assert set(node.planner.latest(START)["ends"]) <= {"p1"}
+    assert set(node.planner.next_offset(START)["ends"]) <= {"p1"}
     (found,) = read_parked(node.parked)
     assert (found.pchannel, found.code, found.position) == ("p0", "BROKEN", LogId(0, 7))
     assert "millrace unpark p0" in str(found.error())
     unpark(node.parked, "p0")
     assert parked_names(node.parked) == frozenset()
     node.clock.now += 10
-    assert "p0" in node.planner.latest(START)["ends"]
+    assert "p0" in node.planner.next_offset(START)["ends"]
     with pytest.raises(ChannelNotFound):
         unpark(node.parked, "p0")
 
@@ -181,7 +181,7 @@ def test_a_pchannel_that_does_not_move_is_planned_later_and_later(node: Node) ->
     offset = START
     for step in range(600):
         node.clock.now = step * 0.1
-        if (found := node.planner.latest(offset)) != offset:
+        if (found := node.planner.next_offset(offset)) != offset:
             planned.append(node.clock.now)
             offset = found
     pauses = [later - earlier for earlier, later in itertools.pairwise(planned)]
@@ -189,38 +189,38 @@ def test_a_pchannel_that_does_not_move_is_planned_later_and_later(node: Node) ->
     assert 4.9 < min(pauses[6:]) <= max(pauses[6:]) < 7.7, "the longest pause, and half of it at most for jitter"
     node.work(offset)
     node.append("p0", accepted())
-    assert node.planner.latest(offset) != offset, "it moved: no pause is left"
+    assert node.planner.next_offset(offset) != offset, "it moved: no pause is left"
 
 
 def test_an_entry_that_the_peek_cannot_process_is_left_to_a_task(node: Node) -> None:
     node.append("p0", opening())
-    offset = node.planner.latest(START)
+    offset = node.planner.next_offset(START)
     node.work(offset)
     node.append("p0", poison())
-    assert node.planner.latest(offset) != offset
+    assert node.planner.next_offset(offset) != offset
 
 
 def test_an_old_batch_that_spark_runs_again_is_no_log_that_lost_its_tail(node: Node) -> None:
     node.append("p0", opening(), accepted())
-    first = node.planner.latest(START)
+    first = node.planner.next_offset(START)
     node.work(first)
     node.append("p0", accepted())
-    node.work(node.planner.latest(first))
+    node.work(node.planner.next_offset(first))
     assert node.planner.plan(first) == []
 
 
 def test_a_log_that_ends_before_what_is_committed_is_planned_so_that_a_task_says_so(node: Node) -> None:
     ids = node.append("p0", opening(), accepted())
-    offset = node.planner.latest(START)
+    offset = node.planner.next_offset(START)
     node.work(offset)
     node.service.drop("p0")
     node.service.create("p0")  # the broker came back without what it had acknowledged
     planner = node.another_planner()
-    found = planner.latest(offset)
+    found = planner.next_offset(offset)
     assert found["ends"] == {"p0": str(node.service.open("p0").describe().end)}
     (plan,) = planner.plan(found)
     assert plan.base.position == ids[-1].following() > plan.end
-    failure = run_range(plan, log=node.service.open("p0"), table=node.path).failure
+    failure = run_ingest(plan, log=node.service.open("p0"), table=node.path).failure
     assert failure is not None
     assert failure.code == "LOG_REGRESSED"
 
@@ -232,7 +232,7 @@ def test_a_log_that_cannot_be_reached_is_nothing_to_do(node: Node, monkeypatch: 
         raise LogUnavailable("the server is restarting")
 
     monkeypatch.setattr(node.service, "names", gone)
-    assert node.planner.latest(START) == START
+    assert node.planner.next_offset(START) == START
 
 
 def test_a_bounded_run_ends_where_the_logs_stood_and_waits_out_what_does_not_move(node: Node) -> None:
@@ -240,12 +240,12 @@ def test_a_bounded_run_ends_where_the_logs_stood_and_waits_out_what_does_not_mov
     node.planner.fix_target()
     node.append("p0", accepted())
     node.append("p1", opening())
-    offset = node.planner.latest(START)
+    offset = node.planner.next_offset(START)
     assert node.work(offset) == {"p0": 2}
-    assert node.planner.latest(offset) == offset
+    assert node.planner.next_offset(offset) == offset
     bounded = node.another_planner()
     bounded.fix_target()
     offset, batches = START, 0
-    while (found := bounded.latest(offset)) != offset:  # nothing is committed: it gives up in the end
+    while (found := bounded.next_offset(offset)) != offset:  # nothing is committed: it gives up in the end
         offset, batches = found, batches + 1
     assert 2 <= batches <= 20

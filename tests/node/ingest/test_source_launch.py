@@ -10,7 +10,7 @@ import psutil
 
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.node.ingest.connection import Connection
+from millrace.node.ingest.log_connection import LogConnection
 from millrace.rpc.discovery import read_record
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
@@ -36,7 +36,7 @@ def test_a_server_that_the_planner_starts_has_the_settings_port_tls_and_sizes(tm
         assert before is not None
         os.kill(before.pid, signal.SIGKILL)
         until(lambda: not before.alive(), "the server is gone")
-    service = Connection(settings).service()
+    service = LogConnection(settings).service()
     assert isinstance(service, RemoteLogService)
     with service:
         after = read_record(settings.log_path)

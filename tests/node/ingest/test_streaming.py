@@ -21,9 +21,9 @@ from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
 
 from millrace.base.metrics import Metrics
-from millrace.node.ingest.definition import Ingest
-from millrace.node.range.batches import Batches
-from millrace.node.range.parking import read_parked, unpark
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.range_loop.batch_driver import BatchDriver
+from millrace.node.range_loop.parking import read_parked, unpark
 from tests.node.ingest.deployment import Deployment
 from tests.node.log_samples import accepted, opening, poison, rejected, tick
 
@@ -45,10 +45,10 @@ def until(condition: Callable[[], bool], *, alive: Callable[[], bool] = lambda: 
 
 
 def start(spark: SparkSession, deployment: Deployment, *, available_now: bool = False) -> StreamingQuery:
-    from millrace.node.range.query import start_query
+    from millrace.node.range_loop.query import start_query
 
     metrics = Metrics(registry=CollectorRegistry())
-    return start_query(spark, Ingest(deployment.settings), metrics=metrics, available_now=available_now)
+    return start_query(spark, IngestLoop(deployment.settings), metrics=metrics, available_now=available_now)
 
 
 @pytest.mark.spark
@@ -71,12 +71,12 @@ def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothin
         until(lambda: deployment.rows("p0") == 5, alive=lambda: query.isActive)
         version = DeltaTable(str(Path(deployment.settings.wal_uri))).version()
         until(lambda: not query.status["isTriggerActive"] or not query.status["isDataAvailable"])
-        batches = json.loads(deployment.settings.progress_path(Ingest.name).read_text())["batches"]
+        batches = json.loads(deployment.settings.progress_path(IngestLoop.name).read_text())["batches"]
         polls = _polls(query)
         for _ in range(5):
             deployment.append("p0", tick())
         until(lambda: _polls(query) > polls, alive=lambda: query.isActive)
-        assert json.loads(deployment.settings.progress_path(Ingest.name).read_text())["batches"] == batches
+        assert json.loads(deployment.settings.progress_path(IngestLoop.name).read_text())["batches"] == batches
         assert DeltaTable(str(Path(deployment.settings.wal_uri))).version() == version
         unpark(deployment.settings.parked_path, "p1")
         until(lambda: bool(read_parked(deployment.settings.parked_path)), alive=lambda: query.isActive)
@@ -103,7 +103,7 @@ def test_queries_are_said_to_run_once_spark_has_what_they_need(spark: SparkSessi
         seen.append(query.status["message"])
         stop.set()
 
-    await_queries([query], stop=stop, poll=0.01, begun=begun)
+    await_queries([query], stop=stop, poll=0.01, on_started=begun)
     (status,) = seen
     assert "Initializing" not in status
     assert not query.isActive
@@ -137,14 +137,14 @@ def test_a_bounded_run_a_crash_before_sparks_commit_log_and_a_lost_checkpoint_le
 
     deployment.append("p0", opening(), accepted(), rejected(b"y"))
     deployment.append("p1", opening())
-    settle = Batches.settle
+    settle = BatchDriver.commit
 
-    def dies(self: Batches[Any], outcomes: Sequence[Any]) -> None:
+    def dies(self: BatchDriver[Any], outcomes: Sequence[Any]) -> None:
         settle(self, outcomes)
         raise RuntimeError("the driver dies behind the Delta commit")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Batches, "settle", dies)
+        patched.setattr(BatchDriver, "commit", dies)
         query = start(spark, deployment, available_now=True)
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             query.awaitTermination(PATIENCE)
@@ -155,7 +155,7 @@ def test_a_bounded_run_a_crash_before_sparks_commit_log_and_a_lost_checkpoint_le
         "the batch that Spark ran again found nothing to do"
     )
 
-    shutil.rmtree(deployment.settings.spark_checkpoint_path(Ingest.name))
+    shutil.rmtree(deployment.settings.spark_checkpoint_path(IngestLoop.name))
     deployment.append("p0", accepted())
     assert start(spark, deployment, available_now=True).awaitTermination(PATIENCE)
     assert (deployment.rows("p0"), deployment.rows("p1")) == (4, 2)

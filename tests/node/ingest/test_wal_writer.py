@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.message.ids import tick_physical_ms
-from millrace.node.ingest.wal_writer import RangeWriter
+from millrace.node.ingest.wal_writer import WalRangeWriter
 from millrace.tables.wal.table import WalPosition, WalTable
-from millrace.wal.digest import digest
+from millrace.wal.digest import digest_rows
 from tests.node.wal_samples import NOON, message, outcome, rejection, wal_rows, write_range
 
 DAY = 86_400_000
@@ -55,7 +55,7 @@ def test_rows_go_to_the_utc_date_of_their_tick_and_rejections_to_that_of_their_s
 
 
 def test_statistics_bound_tick_and_entry_over_all_slices(table: Path) -> None:
-    writer = RangeWriter(table, "p0")
+    writer = WalRangeWriter(table, "p0")
     for entries in ([1, 2], [5], [7, 9]):
         writer.add(outcome(BASE, messages=[message(entry) for entry in entries]))
     made = outcome(BASE, messages=[message(9)])
@@ -74,8 +74,8 @@ def test_statistics_bound_tick_and_entry_over_all_slices(table: Path) -> None:
 def test_what_is_read_back_has_the_digest_that_was_reported(table: Path) -> None:
     report = write_range(table, BASE, outcome(BASE, messages=[message(1), message(2)], rejections=[rejection(3)]))
     read = [pq.ParquetFile(table / item.path).read() for item in report.actions if item.partition["kind"] != "state"]
-    assert digest(read[0]) + digest(read[1]) == report.totals.digest
-    assert digest(wal_rows([message(1), message(2)])) == digest(read[0])
+    assert digest_rows(read[0]) + digest_rows(read[1]) == report.totals.digest
+    assert digest_rows(wal_rows([message(1), message(2)])) == digest_rows(read[0])
 
 
 def test_the_state_row_says_where_the_range_ends_and_what_all_ranges_add_up_to(table: Path) -> None:
@@ -97,7 +97,7 @@ def test_two_attempts_at_a_range_never_share_a_name(table: Path) -> None:
 
 
 def test_an_aborted_attempt_leaves_no_file(table: Path) -> None:
-    writer = RangeWriter(table, "p0")
+    writer = WalRangeWriter(table, "p0")
     writer.add(outcome(BASE, messages=[message(1)], rejections=[rejection(2)]))
     writer.abort()
     writer.abort()

@@ -12,15 +12,15 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.node.retention import log_retention
-from millrace.node.retention.log_retention import LogRetention, enforce, wanted
+from millrace.node.retention.log_retention import LogRetention, enforce_log_retention, retention_configured
 from millrace.node.retention.truncation import truncate_log
-from millrace.operations.quality.outcome import Check, Outcome, TableOutcome
+from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run
-from millrace.storage.log import entry_name
+from millrace.storage.delta_log import commit_file
 from millrace.storage.table import table_at
 from millrace.tables.read.arrow import read_arrow
 from tests.client.medium import Medium
@@ -38,64 +38,64 @@ def settings(filled: Settings) -> Settings:
 
 
 def test_without_a_setting_there_is_no_retention(settings: Settings) -> None:
-    assert not wanted(replace(settings, log_retention_bytes=0))
-    assert wanted(settings)
-    assert wanted(Settings(log_retention_seconds=1.0))
+    assert not retention_configured(replace(settings, log_retention_bytes=0))
+    assert retention_configured(settings)
+    assert retention_configured(Settings(log_retention_seconds=1.0))
 
 
 def test_nothing_goes_before_both_checkpoints_have_passed_it(settings: Settings, engine: RocksMQ) -> None:
-    assert enforce(settings, engine) == {}
-    catch_up(settings, engine)
-    assert enforce(settings, engine) == {}
+    assert enforce_log_retention(settings, engine) == {}
+    ingest_to_end(settings, engine)
+    assert enforce_log_retention(settings, engine) == {}
     assert engine.open(P).describe().begin == EARLIEST
 
 
 @pytest.mark.parametrize("by", ["size", "time"])
 def test_what_is_beyond_goes_as_far_as_truncation_may_go(settings: Settings, engine: RocksMQ, by: str) -> None:
-    catch_up(settings, engine)
-    flush(settings)
+    ingest_to_end(settings, engine)
+    flush_to_end(settings)
     (most,) = truncate_log(settings, engine, dry_run=True)
     if by == "size":
-        assert enforce(settings, engine)[P] > 0
+        assert enforce_log_retention(settings, engine)[P] > 0
         found = engine.open(P).describe()
         assert EARLIEST < found.begin < most.position
         assert found.bytes <= (2 << 20) + (1 << 20), "whole files go"
-        assert enforce(settings, engine)[P] == 0
+        assert enforce_log_retention(settings, engine)[P] == 0
         return
-    assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=3600.0), engine)[P] == 0
-    assert enforce(replace(settings, log_retention_bytes=0, log_retention_seconds=0.001), engine)[P] > 0
+    assert enforce_log_retention(replace(settings, log_retention_bytes=0, log_retention_seconds=3600.0), engine)[P] == 0
+    assert enforce_log_retention(replace(settings, log_retention_bytes=0, log_retention_seconds=0.001), engine)[P] > 0
     assert EARLIEST < engine.open(P).describe().begin <= most.position
 
 
 def test_what_is_gone_by_stands_on_the_disk_though_who_committed_it_has_not_come_to_that(
     settings: Settings, engine: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    catch_up(settings, engine)
-    flush(settings)
+    ingest_to_end(settings, engine)
+    flush_to_end(settings)
     medium = Medium(monkeypatch)
     looked: list[bool] = []
 
     def look(name: str) -> None:
         tables = [settings.wal_uri, settings.checkpoints_uri]
-        looked.extend(medium.has(Path(each) / entry_name(table_at(each).version)) for each in tables)
+        looked.extend(medium.has(Path(each) / commit_file(table_at(each).version)) for each in tables)
 
     monkeypatch.setattr(log_retention, "hit", look)
-    assert enforce(settings, engine)[P] > 0
+    assert enforce_log_retention(settings, engine)[P] > 0
     assert looked[:2] == [True, True]
 
 
 def test_nothing_goes_while_quality_forbids_it(settings: Settings, engine: RocksMQ) -> None:
-    catch_up(settings, engine)
-    flush(settings)
+    ingest_to_end(settings, engine)
+    flush_to_end(settings)
     check = Check(
         "ticks", "expect_column_values_to_be_between", {"column": "tick_step", "min_value": 1}, "they increase"
     )
-    failed = TableOutcome("wal", {P: TickRange(0, 1 << 62)}, (Outcome(check, success=False, unexpected=1),))
+    failed = TableCheckResult("wal", {P: TickRange(0, 1 << 62)}, (CheckResult(check, success=False, unexpected=1),))
     record_run(settings, "first", [failed])
-    assert enforce(settings, engine) == {}
+    assert enforce_log_retention(settings, engine) == {}
     assert engine.open(P).describe().begin == EARLIEST
-    record_run(settings, "mended", [replace(failed, outcomes=(Outcome(check, success=True),))])
-    assert enforce(settings, engine)[P] > 0
+    record_run(settings, "mended", [replace(failed, results=(CheckResult(check, success=True),))])
+    assert enforce_log_retention(settings, engine)[P] > 0
 
 
 @pytest.mark.parametrize("moment", ["retention.before", "retention.after"])
@@ -105,28 +105,28 @@ def test_a_death_around_it_loses_nothing(settings: Settings, moment: str, monkey
             raise Died
 
     with RocksMQ(settings.log_path) as engine:
-        catch_up(settings, engine)
-        flush(settings)
+        ingest_to_end(settings, engine)
+        flush_to_end(settings)
         monkeypatch.setattr(log_retention, "hit", die)
         with pytest.raises(Died):
-            enforce(settings, engine)
+            enforce_log_retention(settings, engine)
         monkeypatch.undo()
     with RocksMQ(settings.log_path) as engine:
-        enforce(settings, engine)
-        catch_up(settings, engine)
-        flush(settings)
+        enforce_log_retention(settings, engine)
+        ingest_to_end(settings, engine)
+        flush_to_end(settings)
     assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == list(range(20))
 
 
 def test_the_owner_of_the_log_enforces_it_again_and_again(settings: Settings, engine: RocksMQ) -> None:
     passed = threading.Semaphore(0)
     metrics = Metrics()
-    retention = LogRetention(settings, engine, pause=0.01, passed=passed.release, metrics=metrics)
+    retention = LogRetention(settings, engine, pause=0.01, on_pass=passed.release, metrics=metrics)
     retention.start()
     assert passed.acquire(timeout=20)
     assert engine.open(P).describe().begin == EARLIEST
-    catch_up(settings, engine)
-    flush(settings)
+    ingest_to_end(settings, engine)
+    flush_to_end(settings)
     while passed.acquire(blocking=False):
         pass  # passes that ended before
     for _ in range(2):  # one may have begun before

@@ -10,15 +10,15 @@ import pytest
 
 from millrace.base.errors import PositionTruncated
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.node.retention import truncation
 from millrace.node.retention.truncation import truncate_log
-from millrace.operations.verify.run import verify_channel
+from millrace.operations.verification import verify_channel
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
@@ -41,33 +41,33 @@ def client(tmp_path: Path) -> Iterator[Client]:
         made.append.service.shutdown()
 
 
-def fill(client: Client, first: int, count: int = 20) -> Collection:
+def fill(client: Client, first: int, count: int = 20) -> CollectionInfo:
     collection = client.collection("c")
     for key in range(first, first + count):
         client.producer().insert(collection, pa.table({"id": [key], "body": [b"x" * 200_000]}))
     return collection
 
 
-def keys(client: Client, collection: Collection) -> list[int]:
+def keys(client: Client, collection: CollectionInfo) -> list[int]:
     return sorted(read_arrow(client.settings, collection.id)["id"].to_pylist())
 
 
 def test_nothing_goes_before_the_flusher_has_it(client: Client) -> None:
     fill(client, 0)
-    catch_up(client.settings, client.log)
+    ingest_to_end(client.settings, client.log)
     assert truncate_log(client.settings, client.log) == []
     assert client.log.open(P).describe().begin == EARLIEST
 
 
 def test_what_both_checkpoints_have_passed_goes_and_everything_works_on(client: Client) -> None:
     collection = fill(client, 0)
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     before = client.log.open(P).describe().bytes
     (planned,) = truncate_log(client.settings, client.log, dry_run=True)
     assert client.log.open(P).describe().begin == EARLIEST, "a dry run changes nothing"
     (done,) = truncate_log(client.settings, client.log)
-    assert (planned.position, done.moves) == (done.position, True)
+    assert (planned.position, done.advances) == (done.position, True)
     log = client.log.open(P)
     assert log.describe().begin == done.position
     assert log.describe().bytes < before
@@ -75,8 +75,8 @@ def test_what_both_checkpoints_have_passed_goes_and_everything_works_on(client: 
         log.read(EARLIEST)
     assert caught.value.earliest == done.position
     fill(client, 20)
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     assert keys(client, collection) == list(range(40))
     snapshot = WalSnapshot.open(Path(client.settings.wal_uri))
     assert snapshot is not None
@@ -91,23 +91,23 @@ def test_an_open_transaction_keeps_its_begin_in_the_log(client: Client) -> None:
     with producer.transaction(collection) as txn:
         txn.insert(pa.table({"id": [1], "body": [b"y"]}))
         fill(client, 100)
-        catch_up(client.settings, client.log)
-        flush(client.settings)
+        ingest_to_end(client.settings, client.log)
+        flush_to_end(client.settings)
         (found,) = truncate_log(client.settings, client.log)
         rows = WalSnapshot.open(Path(client.settings.wal_uri))
         assert rows is not None
         begin = next(rows.messages(P, types=["BEGIN_TXN"]))
         assert found.position.entry <= begin["entry"][0].as_py()
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     assert keys(client, collection) == [1, *range(100, 120)]
 
 
 @pytest.mark.parametrize("moment", ["truncation.before", "truncation.after"])
 def test_a_death_around_truncation_loses_nothing(client: Client, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     collection = fill(client, 0)
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
 
     def die(name: str) -> None:
         if name == moment:
@@ -118,7 +118,7 @@ def test_a_death_around_truncation_loses_nothing(client: Client, moment: str, mo
         truncate_log(client.settings, client.log)
     monkeypatch.undo()
     fill(client, 20, 5)
-    catch_up(client.settings, client.log)
-    flush(client.settings)
+    ingest_to_end(client.settings, client.log)
+    flush_to_end(client.settings)
     truncate_log(client.settings, client.log)
     assert keys(client, collection) == list(range(25))

@@ -11,11 +11,11 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from millrace.node.ingest.committer import Committer
-from millrace.node.retention.wal_compaction import LiveFile, compact_once, live_files, plan
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.retention.wal_compaction import LiveFile, compact_once, live_files, plan_merge
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
-from millrace.wal.digest import Digest, digest
+from millrace.wal.digest import WalDigest, digest_rows
 from tests.node.wal_samples import inserts
 
 
@@ -25,18 +25,18 @@ def table(tmp_path: Path) -> WalTable:
 
 
 def commit(table: WalTable, entries: range, *, pchannels: tuple[str, ...] = ("p0",)) -> None:
-    committer = Committer(WalTable.open(table.uri), compact_commits=1 << 30)
+    committer = WalCommitter(WalTable.open(table.uri), compact_commits=1 << 30)
     for entry in entries:
         committer.commit([inserts(Path(table.uri), committer.table.position(name), entry) for name in pchannels])
     table.refresh()
 
 
-def contents(table: WalTable) -> tuple[Digest, list[int]]:
+def contents(table: WalTable) -> tuple[WalDigest, list[int]]:
     """Digest and entries of p0's messages, through the reader that the flusher uses."""
     snapshot = WalSnapshot.open(Path(table.uri))
     assert snapshot is not None
     rows = pa.concat_tables(list(snapshot.messages("p0")))
-    return digest(rows), rows["entry"].to_pylist()
+    return digest_rows(rows), rows["entry"].to_pylist()
 
 
 def small(entry: int, *, size: int = 1000, pchannel: str = "p0", kind: str = "message") -> LiveFile:
@@ -61,7 +61,7 @@ def test_what_a_reader_has_planned_with_stays_on_disk(table: WalTable) -> None:
 
 
 def test_the_committer_keeps_the_number_of_live_files_small(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri), compact_commits=4)
+    committer = WalCommitter(WalTable.open(table.uri), compact_commits=4)
     for entry in range(1, 120):
         committer.commit([inserts(Path(table.uri), committer.table.position("p0"), entry)])
     table.refresh()
@@ -71,7 +71,7 @@ def test_the_committer_keeps_the_number_of_live_files_small(table: WalTable) -> 
 
 def test_a_committer_of_an_older_version_goes_on_over_a_compaction(table: WalTable) -> None:
     commit(table, range(1, 17))
-    behind = Committer(WalTable.open(table.uri), compact_commits=1 << 30)
+    behind = WalCommitter(WalTable.open(table.uri), compact_commits=1 << 30)
     compact_once(table.table)
     result = behind.commit([inserts(Path(table.uri), behind.table.position("p0"), 17)])
     assert len(result.committed) == 1
@@ -113,7 +113,7 @@ def test_a_committer_that_dies_behind_its_compaction_leaves_every_row_once_and_t
     table: WalTable,
 ) -> None:
     commit(table, range(1, 17))
-    dying = Committer(WalTable.open(table.uri), compact_commits=1, seam=dies_at("compaction.done"))
+    dying = WalCommitter(WalTable.open(table.uri), compact_commits=1, seam=dies_at("compaction.done"))
     with pytest.raises(Killed):
         dying.commit([inserts(Path(table.uri), dying.table.position("p0"), 17)])
     reopened = WalTable.open(table.uri)
@@ -140,19 +140,19 @@ def test_a_death_between_merging_and_committing_leaves_the_table_as_it_was(
 
 def test_only_neighbours_of_one_tier_and_partition_are_merged() -> None:
     mixed = [small(entry, size=1000 if entry != 8 else 40 << 20) for entry in range(16)]
-    assert plan(mixed) == []
+    assert plan_merge(mixed) == []
     behind = [small(entry) for entry in range(16, 25)]
-    assert [file.low[1] for file in plan([*mixed, *behind])] == list(range(9, 25))
+    assert [file.low[1] for file in plan_merge([*mixed, *behind])] == list(range(9, 25))
     two = [small(entry, pchannel="p0") for entry in range(8)] + [small(entry, pchannel="p1") for entry in range(8)]
-    assert plan(two) == []
+    assert plan_merge(two) == []
 
 
 def test_the_lowest_tier_goes_first() -> None:
     large = [small(entry, size=4 << 20, pchannel="p0") for entry in range(16)]
     tiny = [small(entry, pchannel="p1") for entry in range(16)]
-    assert plan([*large, *tiny]) == tiny
-    assert plan(large) == large
-    assert plan([small(entry, size=64 << 20) for entry in range(32)]) == []
+    assert plan_merge([*large, *tiny]) == tiny
+    assert plan_merge(large) == large
+    assert plan_merge([small(entry, size=64 << 20) for entry in range(32)]) == []
 
 
 @pytest.mark.parametrize("lands", [False, True])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from millrace.access.calls import Need, Over
-from millrace.access.grants import Kind, Role
+from millrace.access.grants import ResourceKind, Role
+from millrace.access.permissions import Requirement, Scope
 from millrace.pipelines.api.routes import CALLS
 
 PIPELINE = "flights"
@@ -18,7 +18,7 @@ class Call(NamedTuple):
     name: str
     method: str
     path: str
-    need: Need
+    need: Requirement
 
 
 def calls(app: Any) -> Iterator[Call]:
@@ -33,14 +33,14 @@ def calls(app: Any) -> Iterator[Call]:
 
 def expected(call: Call, *, on_it: Role | None, on_all: Role | None, anywhere: bool) -> str:
     """What somebody gets who has the role `on_it` over the pipeline (None: none), `on_all` over the deployment, and `anywhere` any at all."""
-    if call.need.over is Over.ANYTHING:
+    if call.need.scope is Scope.ANYTHING:
         return "let in" if anywhere else "refused"
-    if call.need.over is Over.EVERYTHING:
-        return "let in" if on_all is not None and not on_all.held.isdisjoint(call.need.roles) else "refused"
-    assert call.need.over is Kind.PIPELINE
-    if on_it is not None and not on_it.held.isdisjoint(call.need.roles):
+    if call.need.scope is Scope.EVERYTHING:
+        return "let in" if on_all is not None and not on_all.implied_roles.isdisjoint(call.need.roles) else "refused"
+    assert call.need.scope is ResourceKind.PIPELINE
+    if on_it is not None and not on_it.implied_roles.isdisjoint(call.need.roles):
         return "let in"
-    return "refused" if on_it is not None and Role.READ in on_it.held else "hidden"
+    return "refused" if on_it is not None and Role.READ in on_it.implied_roles else "hidden"
 
 
 def got(ask: Ask, call: Call) -> str:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from millrace.access.grants import MACHINE
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import PipelineBusy
 from millrace.pipelines.deploy.runner import run
 from millrace.pipelines.deploy.saga import Saga
@@ -218,9 +218,9 @@ def test_one_that_was_left_half_made_can_be_deleted(service: Service, declared: 
     # One whose process died in the middle is somebody's who makes it, until it is old enough.
     management._store.create({"id": "any"}, secrets={}, who="ada", saga=Saga(who="ada").to_json())
     with pytest.raises(PipelineBusy, match="being made"):
-        management.delete(MACHINE, "any")
+        management.delete(LOCAL_ADMIN, "any")
     before, management._clock = management._clock, lambda: before() + 61
-    management.delete(MACHINE, "any")
+    management.delete(LOCAL_ADMIN, "any")
     assert service.ask("GET", "pipelines/any")[0] == 404
 
 

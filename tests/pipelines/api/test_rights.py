@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millrace.access.grants import MACHINE, Grant, Role
+from millrace.access.grants import LOCAL_ADMIN, Grant, Role
 from millrace.base.errors import LogUnavailable, PipelineBusy, PipelineInvalid
 from millrace.base.settings import Settings
 from millrace.pipelines.api.management import Management
@@ -234,6 +234,6 @@ def test_a_namesake_begins_anew(service: Service, settings: Settings) -> None:
     for _ in range(2):
         service.ask("PUT", "pipelines/flights", DECLARED)
         assert management.offsets("flights") == {}
-        management.change_offsets(MACHINE, "flights", {"in-0": 5})
+        management.change_offsets(LOCAL_ADMIN, "flights", {"in-0": 5})
         assert management.offsets("flights") == {"in-0": 5}
         assert service.ask("DELETE", "pipelines/flights")[0] == 204

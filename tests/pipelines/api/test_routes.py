@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import InvalidSettings, LogUnavailable, MetaUnavailable, SecretUnreadable
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.metrics import Metrics
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
@@ -35,7 +35,7 @@ from millrace.pipelines.store.store import open_pipelines
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.selection import Selection
 from millrace.pipelines.worker.topics import Ends
-from millrace.service.access import token_door
+from millrace.service.authentication import token_authenticator
 from millrace.service.pipelines import service_app
 from tests.pipelines.api.matrix import calls, expected, got
 
@@ -117,7 +117,7 @@ class Service:
         self.world = NoServers(self.deployment, self.management._pipeline)
         self.management._world = self.world
         self.tokens = TokenFile(settings.data_dir)
-        self.app = service_app(settings, self.management, token_door([OWN], self.tokens))
+        self.app = service_app(settings, self.management, token_authenticator([OWN], self.tokens))
         self.client = TestClient(self.app, raise_server_exceptions=False)
 
     def token(self, name: str, *grants: Grant) -> str:
@@ -242,7 +242,7 @@ def test_every_call_lets_in_who_the_table_says_and_no_one_else(service: Service)
         for name, role in who.items():
             _anew(service)
             ask = partial(service.ask, token=tokens[name])
-            on_all = role if name in TOKENS and TOKENS[name][0].on == ("*",) else None
+            on_all = role if name in TOKENS and TOKENS[name][0].patterns == ("*",) else None
             assert got(ask, call) == expected(call, on_it=role, on_all=on_all, anywhere=True), (name, call)
         assert got(partial(service.ask, token=""), call) == "logged out"
         assert got(partial(service.ask, token="nonsense"), call) == "logged out"
@@ -385,12 +385,12 @@ def test_a_request_s_id_is_in_its_answer_the_log_and_the_history(
 
 
 def test_metrics_are_those_of_workers_that_live_and_say_who_lacks_one(service: Service, settings: Settings) -> None:
-    _reporter = Reporter(settings.run_path)
+    _reporter = ProcessRegistration(settings.run_path)
     for name in ("runs", "dies", "rests"):
         service.ask("PUT", f"pipelines/{name}", DECLARED)
         metrics = Metrics()
         metrics.pipeline_memory_bytes.labels(name).set(7)
-        metrics.leave(metrics_path(settings, name))
+        metrics.write_textfile(metrics_path(settings, name))
         pid = os.getpid() if name == "runs" else 0
         said = PipelineStatus(pipeline=name, state=State.RUNNING, at=time.time(), pid=pid)
         status_path(settings, name).write_text(said.model_dump_json())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidArgument, PipelineBusy
 from millrace.base.settings import Settings
 from millrace.pipelines.deploy.deployment import Deployment
@@ -26,8 +26,8 @@ SILENT = {
 
 
 def _ended(redrives: Redrives, state: RedriveState) -> Any:
-    assert until(lambda: redrives.status("flights").state is state, Deadline.after(60), every=0.1), redrives.status(
-        "flights"
+    assert poll_until(lambda: redrives.status("flights").state is state, Deadline.after(60), interval=0.1), (
+        redrives.status("flights")
     )
     return redrives.status("flights")
 
@@ -50,7 +50,7 @@ def test_one_whose_brokers_are_silent_goes_on_later_and_can_be_cancelled(setting
     assert redrives.status("flights").tries == 1, "not yet"
     now[0] = told.retry_at
     redrives.tend("flights")
-    assert until(lambda: redrives.status("flights").tries == 2, Deadline.after(60), every=0.1)
+    assert poll_until(lambda: redrives.status("flights").tries == 2, Deadline.after(60), interval=0.1)
     assert _ended(redrives, RedriveState.WAITING).selection == chosen
     assert redrives.cancel("flights").state is RedriveState.CANCELLED
     redrives.tend("flights")

@@ -21,10 +21,10 @@ import yaml
 
 from millrace.base.package import ROOT
 from millrace.base.settings import RESERVED, describe
-from millrace.brokers.broker import free_ports
+from millrace.brokers.server import free_ports
 from millrace.pipelines.model.configuration import Configuration
-from millrace.runtime.child_processes import Job
-from tools.pipelines.quality_gate import wrong
+from millrace.runtime.child_processes import ChildProcess
+from tools.pipelines.quality_gate import problems
 
 HOME = ROOT.parent
 SHIPPED = HOME / "tools" / "pipelines"
@@ -191,7 +191,7 @@ def test_the_ci_file_runs_what_there_is() -> None:
 def test_the_quality_gate_says_what_is_wrong(tmp_path: Path, suite: str, sonar: str, words: list[str]) -> None:
     report = tmp_path / "tests.xml"
     report.write_text(f"<testsuites><testsuite {suite}/></testsuites>")
-    assert wrong(report, sonar) == words
+    assert problems(report, sonar) == words
 
 
 @pytest.mark.parametrize("service", ["", "pipeline-other"])
@@ -244,7 +244,7 @@ def test_what_the_lines_of_the_container_file_make_serves(tmp_path: Path) -> Non
     }
     (tmp_path / "data").mkdir(mode=0o700)
     command = ["sh", str(SHIPPED / "start"), "--config", str(tmp_path / "config.yaml")]
-    job = Job(command, log_file=tmp_path / "mgmt.log", env={**environment, "SERVICE": "pipeline-mgmt"})
+    job = ChildProcess(command, log_file=tmp_path / "mgmt.log", env={**environment, "SERVICE": "pipeline-mgmt"})
     try:
         health = _health(job, port)
         assert (health["service"], health["dependencies"]["store"]) == ("millrace-pipelines", "ok")
@@ -259,7 +259,7 @@ def test_what_the_lines_of_the_container_file_make_serves(tmp_path: Path) -> Non
     assert (done.returncode, "source" in done.stderr) == (1, True), done.stderr
 
 
-def _health(job: Job, port: int) -> dict[str, Any]:
+def _health(job: ChildProcess, port: int) -> dict[str, Any]:
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}/api/v1/pipelines-health", headers={"Authorization": "Bearer the-machines-own-token"}
     )

@@ -22,9 +22,9 @@ from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.records import Record
 from millrace.pipelines.samples.trying import Trying
 from millrace.pipelines.transform.transform import Rules
-from millrace.runtime.apart.asking import Apart
-from millrace.runtime.apart.frames import HEAD, Kind
-from millrace.runtime.apart.limits import ServiceBusy, TooMuchWork
+from millrace.runtime.sandbox.errors import ServiceBusy, TooMuchWork
+from millrace.runtime.sandbox.pool import Sandbox
+from millrace.runtime.sandbox.protocol import FRAME_HEADER, FrameKind
 from tests.pipelines.api.conftest import settings
 from tests.pipelines.api.test_routes import DECLARED, Service, service
 from tests.waiting import until
@@ -88,7 +88,7 @@ def none_of_other_tests() -> None:
 
 @pytest.fixture
 def trying() -> Iterator[Trying]:
-    with Trying(Apart("millrace.pipelines.samples", seconds=SECONDS)) as made:
+    with Trying(Sandbox("millrace.pipelines.samples", seconds=SECONDS)) as made:
         yield made
     assert not _children()
 
@@ -114,7 +114,7 @@ def test_what_has_no_end_ends_in_time_and_the_next_is_answered(trying: Trying, n
 
 
 def test_the_service_answers_others_while_one_asks_for_what_has_no_end(settings: Settings, service: Service) -> None:
-    service.management._trying = Trying(Apart("millrace.pipelines.samples", seconds=3.0))
+    service.management._trying = Trying(Sandbox("millrace.pipelines.samples", seconds=3.0))
     assert service.ask("PUT", "pipelines/flights", DECLARED)[0] == 201
     answers: list[tuple[int, Any]] = []
 
@@ -141,7 +141,7 @@ def test_the_service_answers_others_while_one_asks_for_what_has_no_end(settings:
 
 
 def test_a_check_of_a_declaration_ends_too_and_tells_all_that_is_wrong(service: Service) -> None:
-    service.management._trying = Trying(Apart("millrace.pipelines.samples", seconds=SECONDS))
+    service.management._trying = Trying(Sandbox("millrace.pipelines.samples", seconds=SECONDS))
     wrong = [
         {"kind": "drop", "fields": []},
         {"kind": "filter", "keep": "1 +"},
@@ -179,7 +179,7 @@ def test_the_service_compiles_nothing_itself(service: Service, monkeypatch: pyte
 
 
 def test_who_comes_when_too_many_ask_is_told_so_at_once() -> None:
-    apart = Apart("millrace.pipelines.samples", seconds=SECONDS, at_once=1, waiting=1)
+    apart = Sandbox("millrace.pipelines.samples", seconds=SECONDS, max_processes=1, max_queued=1)
     step, document, _ = HOSTILE["a pattern of the document's own"]
     errors: list[type[Exception]] = []
 
@@ -243,7 +243,7 @@ def test_it_ends_by_itself_when_who_asked_is_gone() -> None:
     ]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     body = pickle.dumps(("show", Rules.of(_pipeline(step)), _records(document)))
-    child.communicate(HEAD.pack(Kind.QUESTION, len(body)) + body, timeout=120)  # and nothing behind it
+    child.communicate(FRAME_HEADER.pack(FrameKind.REQUEST, len(body)) + body, timeout=120)  # and nothing behind it
     assert child.returncode == -signal.SIGXCPU
 
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 from cryptography.fernet import Fernet
 
-from millrace.access.grants import Kind as ResourceKind
 from millrace.access.grants import Principal, Resource, Role
+from millrace.access.grants import ResourceKind as ResourceKind
 from millrace.base.errors import (
     InvalidArgument,
     InvalidSettings,
@@ -133,10 +133,10 @@ def test_roles_are_grants_and_the_last_owner_stays(store: PipelineStore) -> None
     store.set_role("flights", "bob", PipelineRole.OPERATOR, who="ada")
     bob = Principal("bob", store.grants_of("bob"))
     here, there = Resource(ResourceKind.PIPELINE, "flights"), Resource(ResourceKind.PIPELINE, "other")
-    assert bob.has([Role.OPERATE], [here])
-    assert not bob.has([Role.ADMIN], [here])
-    assert bob.has([Role.ADMIN], [there])
-    assert not bob.has([Role.READ], ()), "a role on a pipeline is none on the deployment"
+    assert bob.has_role([Role.OPERATE], [here])
+    assert not bob.has_role([Role.ADMIN], [here])
+    assert bob.has_role([Role.ADMIN], [there])
+    assert not bob.has_role([Role.READ], ()), "a role on a pipeline is none on the deployment"
     with pytest.raises(InvalidArgument, match="no owner"):
         store.set_role("flights", "ada", PipelineRole.VIEWER, who="ada")
     with pytest.raises(InvalidArgument, match="no owner"):

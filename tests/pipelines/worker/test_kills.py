@@ -24,7 +24,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.opensearch import OpenSearchServer
 from millrace.pipelines.worker.positions import positions_of
-from millrace.runtime.child_processes import Job
+from millrace.runtime.child_processes import ChildProcess
 from tests.pipelines.worker.flights import Flights
 
 KEYS = 40
@@ -37,12 +37,12 @@ class Worker:
         self._folder, self._flights = folder, flights
         self._file = folder / "pipeline.json"
         self._file.write_text(json.dumps(flights.declared))
-        self.job: Job | None = None
+        self.job: ChildProcess | None = None
 
-    def start(self, *arguments: str, failpoint: str = "") -> Job:
+    def start(self, *arguments: str, failpoint: str = "") -> ChildProcess:
         env = {**self._flights.settings.environment(), **({VARIABLE: failpoint} if failpoint else {})}
         command = [sys.executable, "-m", "millrace.pipelines.worker", str(self._file), *arguments]
-        self.job = Job(command, log_file=self._folder / "worker.log", env=env)
+        self.job = ChildProcess(command, log_file=self._folder / "worker.log", env=env)
         return self.job
 
     def kill(self) -> None:

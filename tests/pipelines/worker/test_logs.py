@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millrace.base.correlation import REQUEST
+from millrace.base.correlation import REQUEST_ID
 from millrace.base.metrics import Metrics
 from millrace.pipelines.model.configuration import Log
 from millrace.pipelines.model.pipeline import Resources
@@ -78,9 +78,9 @@ def test_what_is_too_old_goes_with_a_rotation_too_and_none_is_kept_where_none_is
 
 def test_lines_of_one_request_bear_its_id(tmp_path: Path) -> None:
     begin_log(tmp_path, Log(), pipeline="", run="r")
-    before = REQUEST.set("abc")
+    before = REQUEST_ID.set("abc")
     logging.getLogger("a").info("within")
-    REQUEST.reset(before)
+    REQUEST_ID.reset(before)
     logging.getLogger("a").info("outside")
     lines = [json.loads(line) for line in (tmp_path / FILE).read_text(encoding="utf-8").splitlines()]
     assert [line.get("request") for line in lines] == ["abc", None]

@@ -17,8 +17,8 @@ from millrace.pipelines.worker.positions import (
     positions_uri,
     read_positions,
 )
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
 from millrace.storage.table import create_table
 
 NEW = {"records_stale", "topic_id"}
@@ -32,7 +32,7 @@ def test_a_table_of_the_first_build_gets_what_it_lacks_and_goes_on(settings: Set
     sink = FileSink.at(uri, old, ())
     row = dict.fromkeys(old.names, 3) | {"position": 70, "commits": 4, "written_at": 0}
     sink.write(pa.Table.from_pylist([row], schema=old), {"task": "in-0"})
-    commit_fenced(table, [Part(adds=sink.finish(), moves={"pipeline/in-0": AppMove(0, 4)})])
+    commit_fenced(table, [CommitPart(adds=sink.finish(), app_transactions={"pipeline/in-0": AppTransaction(0, 4)})])
     known = positions_of(settings, "flights")["in-0"]
     assert (known.position, known.records_out, known.records_stale, known.topic_id) == (70, 3, 0, "")
     upgraded = ensure_positions(uri)

@@ -11,7 +11,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
-from millrace.coord.opening import open_store
+from millrace.coord.store_factory import open_cluster_store
 from millrace.meta.store import MetaStore
 from millrace.observe.observer import Observer
 from tests.airflow_home import database
@@ -117,6 +117,6 @@ def own_site(airflow_database: None, tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture(scope="session")
 def cluster_store(world: World) -> Iterator[MetaStore]:
     """The meta store of a cluster over :func:`world`, with a node, a PChannel that came to it, and one that was lost."""
-    with open_store(world.settings, SystemClock()) as store:
+    with open_cluster_store(world.settings, SystemClock()) as store:
         write_cluster(store)
         yield store

@@ -6,9 +6,9 @@ import json
 import time
 from typing import Any
 
-from millrace.access.grants import MACHINE
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.settings import Settings
-from millrace.node.range.history import History
+from millrace.node.range_loop.samples import SampleFile
 from millrace.pipelines.api.management import Management
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.pipelines.records import Failure, Record
@@ -60,12 +60,12 @@ def make_management(settings: Settings, store: Any) -> Failing:
 
 def populate(settings: Settings, management: Failing) -> None:
     """One that runs well, one that fails, one that is stopped and bears hostile words."""
-    management.create(MACHINE, "flights", {**DECLARED, "name": "Flights of 2013", "account": "ops"})
-    management.create(MACHINE, "planes", DECLARED)
+    management.create(LOCAL_ADMIN, "flights", {**DECLARED, "name": "Flights of 2013", "account": "ops"})
+    management.create(LOCAL_ADMIN, "planes", DECLARED)
     hostile = {"name": HOSTILE, "description": HOSTILE, "account": HOSTILE, "labels": {HOSTILE: HOSTILE}}
-    management.create(MACHINE, "hostile", {**DECLARED, **hostile})
+    management.create(LOCAL_ADMIN, "hostile", {**DECLARED, **hostile})
     for name in ("flights", "planes"):
-        management.resume(MACHINE, name)
+        management.resume(LOCAL_ADMIN, name)
     say(settings, "flights", out=96_000, error=3, lag=40)
     say(settings, "planes", out=10, error=0, lag=1_200, cause=HOSTILE)
 
@@ -110,7 +110,7 @@ def say(settings: Settings, pipeline: str, *, out: int, error: int, lag: int, ca
         at = now - 900 + step * 5
         share = (step + step % 7) / 190
         sample = sample_of(status) | {"records_out": int(out * share), "records_in": int((out + error) * share)}
-        History(path, clock=lambda at=at: at).add(sample)  # type: ignore[misc]
+        SampleFile(path, clock=lambda at=at: at).add(sample)  # type: ignore[misc]
 
 
 def events(store: PipelineStore, pipeline: str) -> list[str]:

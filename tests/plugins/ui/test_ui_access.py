@@ -141,7 +141,7 @@ def test_the_cluster_is_told_what_to_do_by_who_may_start_the_streaming_dag(
             assert ask("viewer", method, path).status_code == 403
             assert ask("viewer", method, path).json()["error"]["code"] == "PERMISSION_DENIED"
         assert ask("admin", "POST", path).status_code == 405, "what a form of another page could send does nothing"
-    assert control.wanted(cluster_store) == control.Wanted(frozenset(), frozen=False)
+    assert control.read_control_state(cluster_store) == control.ControlState(frozenset(), frozen=False)
     assert ask("admin", "PUT", "nodes/n1/drain").json()["draining"] == ["n1"]
     assert ask("admin", "PUT", "balance/freeze").json()["frozen"] is True
     assert "disabled" in site.get("cluster", role="viewer", html=True).text

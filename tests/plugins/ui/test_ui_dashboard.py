@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from millrace.base.metrics import FAMILIES, NAMESPACE, Family
+from millrace.base.metrics import FAMILIES, NAMESPACE, MetricFamily
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "millrace.json"
 GRAFANA_LABELS = {"le"}
 
 
-def _exposed(name: str, family: Family) -> set[str]:
+def _exposed(name: str, family: MetricFamily) -> set[str]:
     """The names of a family's series, as Prometheus sees them."""
     whole = f"{NAMESPACE}_{name}"
     if family.kind == "histogram":

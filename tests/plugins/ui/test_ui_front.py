@@ -11,8 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from millrace.operations.registry import operations
-from millrace_airflow.ui import FirstRequest
-from millrace_airflow.ui.front import MOST_BYTES, Front
+from millrace_airflow.ui import LazyApp
+from millrace_airflow.ui.middleware import MAX_TRIGGER_BYTES, PluginMiddleware
 
 LOGGED_IN = {"Authorization": "Bearer somebody"}
 PATIENCE = 20.0
@@ -30,7 +30,7 @@ def server(*ready: Callable[[], object]) -> FastAPI:
     def pages() -> str:
         return "pages"
 
-    app.add_middleware(Front, prefix="/millrace", ready=ready)
+    app.add_middleware(PluginMiddleware, prefix="/millrace", ready=ready)
     return app
 
 
@@ -95,15 +95,15 @@ def test_every_form_as_it_stands_is_taken(client: TestClient) -> None:
     from millrace_airflow.forms import form
 
     for each in operations().values():
-        shown = {name: value for name, value in form(each.params).items() if name not in each.of_the_run}
+        shown = {name: value for name, value in form(each.params).items() if name not in each.set_by_dag}
         defaults = {name: param.value for name, param in shown.items() if param.has_value}
-        assert each.trigger_faults(defaults) == "", each.name
+        assert each.trigger_errors(defaults) == "", each.name
 
 
 def test_nobody_in_particular_gets_airflows_answer_and_a_body_is_handed_on_whole(client: TestClient) -> None:
     path = "/api/v2/dags/quality/dagRuns"
     assert client.post(path, json={"conf": {"frm": 1}}).status_code == 200
-    large = b"x" * (3 * MOST_BYTES)
+    large = b"x" * (3 * MAX_TRIGGER_BYTES)
     assert client.post(path, content=large, headers=LOGGED_IN).json()["bytes"] == len(large)
     assert client.post(path, content=b"{", headers=LOGGED_IN).status_code == 200
 
@@ -131,7 +131,7 @@ def test_a_page_that_comes_while_the_application_is_built_says_so_and_an_answer_
         assert goes_on.wait(PATIENCE)
         return server()
 
-    app = FirstRequest(build)
+    app = LazyApp(build)
     client = TestClient(app)
     starting = client.get("/millrace/", headers={"Accept": "text/html"})
     assert (starting.status_code, starting.headers["retry-after"]) == (503, "1")

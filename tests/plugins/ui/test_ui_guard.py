@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
 
-from millrace_airflow.ui.guard import FREE_FAILURES, LONGEST_PAUSE, Failures, LoginBrake
+from millrace_airflow.ui.login_throttle import FREE_FAILURES, LONGEST_PAUSE, LoginFailures, LoginThrottle
 
 
 class Clock:
@@ -41,7 +41,7 @@ def login(clock: Clock) -> TestClient:
     def other() -> None:
         raise HTTPException(401, "no")
 
-    app.add_middleware(LoginBrake, failures=Failures(clock=clock))
+    app.add_middleware(LoginThrottle, failures=LoginFailures(clock=clock))
     return TestClient(app)
 
 
@@ -74,7 +74,7 @@ def test_other_routes_are_not_slowed_and_do_not_count(login: TestClient) -> None
 
 
 def test_one_address_does_not_slow_another_and_the_memory_is_bounded(clock: Clock) -> None:
-    failures = Failures(clock=clock, most=100)
+    failures = LoginFailures(clock=clock, most=100)
     for _ in range(FREE_FAILURES + 3):
         failures.failed("guesser")
     assert failures.wait("guesser") > 0
@@ -85,7 +85,7 @@ def test_one_address_does_not_slow_another_and_the_memory_is_bounded(clock: Cloc
 
 
 def test_an_address_that_stayed_away_is_forgotten(clock: Clock) -> None:
-    failures = Failures(clock=clock)
+    failures = LoginFailures(clock=clock)
     for _ in range(FREE_FAILURES + 3):
         failures.failed("guesser")
     clock.now += 2 * LONGEST_PAUSE + 1
@@ -96,4 +96,4 @@ def test_an_address_that_stayed_away_is_forgotten(clock: Clock) -> None:
 def test_airflow_has_the_brake_around_its_whole_server() -> None:
     from millrace_airflow.plugin import MillracePlugin
 
-    assert LoginBrake in [each["middleware"] for each in MillracePlugin.fastapi_root_middlewares]
+    assert LoginThrottle in [each["middleware"] for each in MillracePlugin.fastapi_root_middlewares]

@@ -202,14 +202,14 @@ def test_the_api_describes_itself_and_keeps_64_bits(site: Site) -> None:
 
 
 def test_the_views_of_the_navigation_lead_to_pages() -> None:
-    from millrace_airflow.links import LOGS
+    from millrace_airflow.links import JOB_LOGS_PATH
     from millrace_airflow.plugin import MillracePlugin
     from millrace_airflow.ui import EXTERNAL_VIEWS, URL_PREFIX
 
     (view,) = EXTERNAL_VIEWS
     assert (view["destination"], view["url_route"]) == ("nav", "millrace")
     assert view["href"].startswith(URL_PREFIX)
-    assert [each["url_prefix"] for each in MillracePlugin.fastapi_apps] == [URL_PREFIX, LOGS]
+    assert [each["url_prefix"] for each in MillracePlugin.fastapi_apps] == [URL_PREFIX, JOB_LOGS_PATH]
 
 
 def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: World) -> None:
@@ -243,7 +243,7 @@ def test_data_docs_are_files_of_their_folder_without_scripts(site: Site, world: 
 
 
 def test_a_report_is_told_in_words_and_units_and_found_by_its_run(site: Site, world: World) -> None:
-    launch_history.append(
+    launch_history.append_history(
         launch_history.history_path(world.settings, launch_history.OPERATIONS),
         {
             "run_id": "manual__2026/1", "job": "compaction", "attempt": 1, "state": "finished",
@@ -266,7 +266,7 @@ def test_a_run_that_failed_leads_from_the_banner_and_from_its_row_to_its_log(own
     folder = RunFolder(settings, "quality-1")
     folder.path.mkdir(parents=True)
     folder.log.write_text("first line\n<b>no space left</b>\n")
-    launch_history.append(
+    launch_history.append_history(
         launch_history.history_path(settings, launch_history.OPERATIONS),
         {
             "run_id": "quality-1", "job": "quality", "attempt": 1, "state": "failed", "started_at": 1.0, "ended_at": 2.0,

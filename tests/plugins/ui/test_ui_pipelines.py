@@ -15,10 +15,10 @@ import uvicorn
 from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
 
 from millrace.access.grants import Role
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.settings import Settings
 from millrace.pipelines.api.routes import CALLS
-from millrace.service.pipelines import StoreOnce
+from millrace.service.pipelines import LazyPipelineStore
 from millrace_airflow.roles import RolesAuthManager
 from millrace_airflow.ui import access
 from tests.e2e.browser import Page, browser
@@ -37,7 +37,7 @@ def pipelines(airflow_database: None) -> Iterator[Site]:
     with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         settings = Settings(data_dir=folder / "data")
         patch.setattr(access, "get_auth_manager", RolesAuthManager)
-        with StoreOnce(settings) as store:
+        with LazyPipelineStore(settings) as store:
             yield from make_site(settings, make_management(settings, store))
 
 
@@ -47,7 +47,7 @@ def shown(airflow_database: None) -> Iterator[Site]:
     with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         settings = Settings(data_dir=folder / "data")
         patch.setattr(access, "get_auth_manager", RolesAuthManager)
-        with StoreOnce(settings) as store:
+        with LazyPipelineStore(settings) as store:
             management = make_management(settings, store)
             populate(settings, management)
             yield from make_site(settings, management)
@@ -159,7 +159,7 @@ def served(app: Any) -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    assert until(lambda: server.started, Deadline.after(30), every=0.02)
+    assert poll_until(lambda: server.started, Deadline.after(30), interval=0.02)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
@@ -221,7 +221,7 @@ def test_a_person_makes_one_mends_what_is_wrong_runs_it_and_redrives(page: tuple
     made.click("document.querySelector('input.chosen')")
     made.click("[...document.querySelectorAll('button')].find((each) => each.innerText === 'Redrive the 1 chosen')")
     made.wait("true", seconds=1)
-    assert until(lambda: "redrive" in _what(shown, "flights"), Deadline.after(20), every=0.1)
+    assert poll_until(lambda: "redrive" in _what(shown, "flights"), Deadline.after(20), interval=0.1)
     newest = ask(shown, "GET", "pipelines/flights/history", role="op")[1][0]
     assert (newest["what"], newest["who"], newest["detail"]["selection"]["ids"]) == ("redrive", "op", ["0-2"])
     assert made.errors == []

@@ -16,7 +16,7 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.observe.models import OperationRow
 from millrace.runtime.launch.folder import RunFolder
-from millrace.runtime.places import BEFORE, EXPECTED_START
+from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD
 from tests.plugins.ui.conftest import Site
 
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
@@ -82,7 +82,7 @@ def job(run_id: str, *, state: str = "waiting", before: int | None = 1) -> Opera
 
 def test_what_waits_is_in_the_order_in_which_it_may_begin() -> None:
     from millrace_airflow.operators import run_id_of
-    from millrace_airflow.ui.queue import waiting
+    from millrace_airflow.ui.queue import queue_entries
 
     for number in range(3):
         run("quality", f"old{number}", "success", queued=-900, start=-800 + number, end=-700 + number)
@@ -95,7 +95,7 @@ def test_what_waits_is_in_the_order_in_which_it_may_begin() -> None:
     task("compaction", "needed", "compacts", "queued")
     known = run_id_of({"ti": SimpleNamespace(dag_id="quality", task_id="check", run_id="first", map_index=-1)})
     jobs = [job("by-hand.1", before=2), job(known, before=1), job("runs", state="running", before=None)]
-    found = waiting(jobs, now=AT)
+    found = queue_entries(jobs, now=AT)
     assert [(each.position, each.dag_id, each.dag_run_id) for each in found] == [
         (1, "quality", "first"), (2, "", ""), (3, "compaction", "compacts"), (4, "quality", "second"), (5, "quality", "third"),
     ]  # fmt: skip
@@ -105,11 +105,11 @@ def test_what_waits_is_in_the_order_in_which_it_may_begin() -> None:
 
 
 def test_a_dag_that_has_never_ended_has_no_expected_start() -> None:
-    from millrace_airflow.ui.queue import waiting
+    from millrace_airflow.ui.queue import queue_entries
 
     run("backup", "first", "running", start=-40)
     run("backup", "second", "queued")
-    assert [each.expected_start for each in waiting([], now=AT)] == [None]
+    assert [each.expected_start for each in queue_entries([], now=AT)] == [None]
 
 
 def test_the_page_shows_what_waits_and_lets_an_op_cancel_it(own_site: Site, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_page_shows_what_waits_and_lets_an_op_cancel_it(own_site: Site, tmp_
     held = folder.try_lock()
     assert held is not None
     replace_json(folder.params, {"job": "compaction", "attempt": 1, "at": AT, "params": {}})
-    replace_json(folder.progress, {"words": "waiting for a place", "figures": {BEFORE: 1, EXPECTED_START: AT}})
+    replace_json(folder.progress, {"words": "waiting for a place", "figures": {JOBS_AHEAD: 1, EXPECTED_START: AT}})
     try:
         page = own_site.page("maintenance")
     finally:

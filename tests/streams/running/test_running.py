@@ -16,11 +16,11 @@ from prometheus_client import generate_latest
 from pyspark.errors import StreamingQueryException
 
 import millrace.testing
-from millrace.base.deadline import Deadline, until
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import InvalidStream
 from millrace.base.metrics import Metrics
 from millrace.demo.streams import HOURLY, flights_hourly
-from millrace.runtime.job import describe
+from millrace.runtime.job import error_json
 from millrace.streams.declare.declaration import From, Into, Stream, Table, Watermark
 from millrace.streams.declare.kept import Begun, Kept
 from millrace.streams.running.frames import batch_of, found_by_spark
@@ -93,7 +93,7 @@ def heard(db: Deployment, stream: Stream, condition: Callable[[StreamStatus], bo
         seen.append(status(db.settings, stream))
         return condition(seen[-1])
 
-    assert until(look, Deadline.after(30), every=0.05), seen[-1]
+    assert poll_until(look, Deadline.after(30), interval=0.05), seen[-1]
     return seen[-1]
 
 
@@ -159,7 +159,7 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     assert told.lag_seconds is not None
     assert told.watermark is not None
     rows_in = 'millrace_stream_rows_total{outcome="in",stream="by_hour"} 210.0'
-    assert until(lambda: rows_in in exposition(metrics), Deadline.after(30), every=0.05), (
+    assert poll_until(lambda: rows_in in exposition(metrics), Deadline.after(30), interval=0.05), (
         "the file is written before it is counted"
     )
     exposed = exposition(metrics)
@@ -288,8 +288,8 @@ def test_a_change_of_the_source_s_schema_ends_the_query_and_the_next_start_goes_
     try:
         with pytest.raises(StreamingQueryException) as ended:
             started.awaitTermination(90)
-        assert describe(ended.value)["code"] == "SCHEMA_CHANGED"
-        assert describe(ended.value)["retriable"], "so whoever supervises it starts it again"
+        assert error_json(ended.value)["code"] == "SCHEMA_CHANGED"
+        assert error_json(ended.value)["retriable"], "so whoever supervises it starts it again"
     finally:
         started.stop()
         query.close()
@@ -307,13 +307,13 @@ def test_a_session_keeps_no_listener_of_a_query_that_has_ended(spark: SparkSessi
     query = StreamQuery(stream)
     try:
         for _ in range(2):  # as a job starts it again
-            assert until(lambda: listeners() == 0, Deadline.after(60), every=0.05), listeners()
+            assert poll_until(lambda: listeners() == 0, Deadline.after(60), interval=0.05), listeners()
             started = query(spark, settings=db.settings, metrics=Metrics())
             assert listeners() == 1
             started.stop()
     finally:
         query.close()
-    assert until(lambda: listeners() == 0, Deadline.after(60), every=0.05), listeners()
+    assert poll_until(lambda: listeners() == 0, Deadline.after(60), interval=0.05), listeners()
 
 
 @pytest.mark.slow

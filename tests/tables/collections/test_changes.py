@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from millrace.base.errors import CollectionNotFound, InvalidArgument, StagedFileDamaged
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush
-from millrace.tables.collections import staged
+from millrace.node.flush.in_process import flush_to_end
+from millrace.tables.collections import staged_files
 from millrace.tables.collections.changes import table_changes
 from millrace.tables.read.arrow import read_arrow
 from millrace.wal.visible import changes
-from millrace.wal.visible.changes import BEGINNING, ChangeBatch, Position, change_schema
+from millrace.wal.visible.changes import CHANGES_BEGIN, ChangeBatch, ChangePosition, change_schema
 from tests.laws.profile import examples
 from tests.tables.read.test_at_tick import ACROSS, IMPORTS, PARTITIONS, as_counter, made, tick_everywhere
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected
@@ -31,7 +31,9 @@ from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
 Row = dict[str, Any]
 
 
-def changes_of(settings: Settings, pchannel: str, after: Position = BEGINNING, **until: int) -> list[ChangeBatch]:
+def changes_of(
+    settings: Settings, pchannel: str, after: ChangePosition = CHANGES_BEGIN, **until: int
+) -> list[ChangeBatch]:
     return list(table_changes(settings, 1, pchannel, after=after, **until))
 
 
@@ -71,7 +73,7 @@ def written(settings: Settings, operations: Iterable[tuple[Any, ...]], *, droppe
             maker.commit()
         elif operation[0] == "flush":
             ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-            flush(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
+            flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
         else:
             do(collection, operation, number)
     tick_everywhere(maker)
@@ -94,7 +96,7 @@ def test_changes_folded_from_nothing_to_any_tick_are_what_a_read_there_gives(
     try:
         settings = Settings(data_dir=folder / "data")
         maker = written(settings, operations, dropped=dropped)
-        with patch.object(changes, "BATCH_BYTES", 300), patch.object(staged, "BATCH_BYTES", 8):
+        with patch.object(changes, "BATCH_BYTES", 300), patch.object(staged_files, "BATCH_BYTES", 8):
             batches = {name: changes_of(settings, name) for name in maker.pchannels}
             every = {name: rows_of(found) for name, found in batches.items()}
             for name, rows in every.items():
@@ -117,13 +119,13 @@ def test_changes_folded_from_nothing_to_any_tick_are_what_a_read_there_gives(
                 assert folded == expected(maker, tick, SCHEMA)
                 assert folded == as_counter(read_arrow(settings, 1, at=tick)), f"at {tick}"
             for name, rows in every.items():
-                behind = rows_of(changes_of(settings, name, Position(tick)))
+                behind = rows_of(changes_of(settings, name, ChangePosition(tick)))
                 assert behind == [row for row in rows if row["_time_tick"] > tick], "changes that begin at a tick"
                 until = rows_of(changes_of(settings, name, until_tick=tick))
                 assert until == [row for row in rows if row["_time_tick"] <= tick], "changes up to a tick"
         if dropped:
             assert fold([row for rows in every.values() for row in rows], max(drops)) == Counter()
-        flush(settings)
+        flush_to_end(settings)
         assert {name: rows_of(changes_of(settings, name)) for name in maker.pchannels} == every
     finally:
         shutil.rmtree(folder)
@@ -176,17 +178,17 @@ def test_a_reader_that_stops_amid_an_imports_rows_goes_on_with_the_next_row(
     maker, _, _ = loaded(settings, replace=True)
     name = maker.pchannels[0]
     every = rows_of(changes_of(settings, name))
-    monkeypatch.setattr(staged, "BATCH_BYTES", 1)
+    monkeypatch.setattr(staged_files, "BATCH_BYTES", 1)
     batches = changes_of(settings, name)
     assert len(batches) == len(every), "an import's rows come one by one"
     imported = [batch.position for batch in batches[1:-1]]
     assert [position.rows for position in imported] == [*range(1, 10), 0], "the last ends its unit"
     monkeypatch.undo()
     for done, position in enumerate(imported, start=2):
-        flush(settings)
+        flush_to_end(settings)
         assert rows_of(changes_of(settings, name, position)) == every[done:]
     with pytest.raises(InvalidArgument, match="is no position of collection 1"):
-        changes_of(settings, name, Position(imported[0].tick, 50))
+        changes_of(settings, name, ChangePosition(imported[0].tick, 50))
 
 
 def test_an_imports_rows_come_in_bounded_pieces(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +198,7 @@ def test_an_imports_rows_come_in_bounded_pieces(settings: Settings, monkeypatch:
     file = collection.stage("a/0.parquet", {"id": list(keys), "body": ["x" * 100] * len(keys)}, group=2000)
     collection.append(vchannel, collection.imported([file], vchannel=vchannel))
     tick_everywhere(maker)
-    monkeypatch.setattr(staged, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(staged_files, "BATCH_BYTES", 20_000)
     found = changes_of(settings, maker.pchannels[0])
     assert sum(batch.rows.num_rows for batch in found) == 2000
     assert max(batch.rows.nbytes for batch in found) < 60_000
@@ -244,11 +246,11 @@ def test_a_collection_under_the_id_of_a_dropped_one_has_changes_of_its_own(setti
     collection.create()
     collection.append(vchannel, collection.insert(named(keys[1:], "new"), vchannel=vchannel))
     tick_everywhere(maker)
-    flush(settings)
+    flush_to_end(settings)
     name = collection.homes[vchannel]
     everything = rows_of(changes_of(settings, name))
     assert [row["_change"] for row in everything if row["_vchannel"] == vchannel] == [
         "insert", "insert", "retract", "insert"
     ]  # fmt: skip
     with pytest.raises(CollectionNotFound, match="another one made under its id"):
-        changes_of(settings, name, Position(before))
+        changes_of(settings, name, ChangePosition(before))

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.tables.collections.table import ensure_deletes_table, ensure_rows_table
+from millrace.tables.collections.data_tables import ensure_deletes_table, ensure_rows_table
 
 PLAIN = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("n", "int32", True)), "id")
 WALL = CollectionSchema((*PLAIN.fields, FieldSpec("wall", "timestamp_ntz", True)), "id")

@@ -13,13 +13,13 @@ import pytest
 from millrace.base.errors import StagedFileDamaged, UnsupportedVersion
 from millrace.base.settings import Settings
 from millrace.message.bodies import ImportFile
-from millrace.node.flush.in_process import flush
-from millrace.operations.verify.run import verify_collections
+from millrace.node.flush.in_process import flush_to_end
+from millrace.operations.verification import verify_collections
 from millrace.storage.table import open_table
-from millrace.tables.collections import staged
+from millrace.tables.collections import staged_files
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
 from millrace.tables.read.arrow import read_arrow
-from millrace.wal.visible.catalog import Catalog
+from millrace.wal.visible.catalog import WalCatalog
 from tests.tables.read.test_at_tick import made, tick_everywhere
 from tests.tables.staged_files import stage
 from tests.tables.wal_maker import SCHEMA, Collection
@@ -72,7 +72,7 @@ def test_imported_rows_are_read_alike_before_and_after_the_flush(settings: Setti
     assert {(row["_time_tick"], row["_write_tick"]) for row in imported} == {(tick, tick)}
     assert all(row["_partition"] == row["body"].split()[0] for row in imported)
     assert bodies(settings, tick - 1) == [f"inserted {first}"]
-    flush(settings)
+    flush_to_end(settings)
     assert contents(settings) == before
     segments = {
         row["segment_id"]: (row["state"], row["policy"], row["rows"])
@@ -98,7 +98,7 @@ def test_a_replacement_hides_what_was_there_from_its_tick_on_and_not_before(sett
     insert(collection, one, keys[1:2], "later")
     tick_everywhere(maker)
     if flushed:
-        flush(settings)
+        flush_to_end(settings)
     kept = f"kept {collection.keys_of(other, 1)[0]}"
     assert sorted(bodies(settings, tick)) == sorted([f"new {keys[0]}", kept])
     assert sorted(bodies(settings)) == sorted([f"new {keys[0]}", f"later {keys[1]}", kept])
@@ -112,16 +112,16 @@ def test_the_segments_of_replaced_rows_are_dropped_and_those_of_the_import_are_n
     insert(collection, vchannel, keys, "old")
     load(collection, vchannel, [collection.stage("a/0.parquet", rows_of(keys, "loaded"))])
     maker.commit()
-    flush(settings)
+    flush_to_end(settings)
     tick = load(collection, vchannel, [collection.stage("b/0.parquet", rows_of(keys, "new"))], replace=True)
     # The range ends between the Import and the Flush behind it: its segment still grows there, and is not dropped.
-    flush(settings, up_to_tick=tick)
-    flush(settings)
+    flush_to_end(settings, up_to_tick=tick)
+    flush_to_end(settings)
     rows = read_segments(open_table(Path(settings.segments_uri)), vchannels=[vchannel]).to_pylist()
     assert [row["state"] for row in rows] == ["dropped", "dropped", "flushed"]
     assert [row["time_tick"] == tick for row in rows] == [True, True, False]
     load(collection, vchannel, [], replace=True)
-    flush(settings)
+    flush_to_end(settings)
     rows = read_segments(open_table(Path(settings.segments_uri)), vchannels=[vchannel]).to_pylist()
     assert {row["state"] for row in rows} == {"dropped"}
 
@@ -136,7 +136,7 @@ def test_every_imported_row_is_accounted_for(settings: Settings) -> None:
     collection.append(vchannel, collection.delete(keys[:1], vchannel=vchannel))
     collection.append("p0_1v0", collection.imported([lost(settings, partition=9)], vchannel="p0_1v0"))
     maker.commit()
-    flush(settings)
+    flush_to_end(settings)
     report = verify_collections(settings)[1]
     assert report.ok
     assert (report.inserted, report.visible, report.deleted) == (11, 5, 6)
@@ -181,11 +181,11 @@ def test_a_file_that_is_not_what_was_staged_parks_its_pchannel_alone_until_it_is
         read_arrow(settings, 1)
     assert "put the file back" in str(caught.value)
     with pytest.raises(StagedFileDamaged, match=words):
-        flush(settings)
+        flush_to_end(settings)
     reached = {name: each.time_tick for name, each in checkpoints(settings).items()}
     assert reached == {collection.homes[other]: maker.last_tick(collection.homes[other])}
     path.write_bytes(whole)
-    flush(settings)
+    flush_to_end(settings)
     assert len(bodies(settings)) == 6
     assert len(checkpoints(settings)) == 2
 
@@ -226,7 +226,7 @@ def test_a_file_that_does_not_fit_its_message_gives_no_row(
     with pytest.raises(StagedFileDamaged, match=words):
         read_arrow(settings, 1)
     with pytest.raises(StagedFileDamaged, match=words):
-        flush(settings)
+        flush_to_end(settings)
     stored = open_table(Path(settings.collections_uri(1)))
     assert stored is not None  # the other PChannel's flush made it
     assert stored.file_uris() == []
@@ -235,8 +235,8 @@ def test_a_file_that_does_not_fit_its_message_gives_no_row(
 def test_a_file_is_read_in_bounded_pieces(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.table({"id": range(4000), "body": [f"{number:0100d}" for number in range(4000)]}, schema=SCHEMA.arrow())
     file = stage(settings.staged_path, "a/0.parquet", rows, group=4000)
-    monkeypatch.setattr(staged, "BATCH_BYTES", rows.nbytes // 10)
-    pieces = list(staged.read_staged(settings.staged_path, file, SCHEMA, vchannel="v", vchannels=["v"]))
+    monkeypatch.setattr(staged_files, "BATCH_BYTES", rows.nbytes // 10)
+    pieces = list(staged_files.read_staged_file(settings.staged_path, file, SCHEMA, vchannel="v", vchannels=["v"]))
     assert len(pieces) >= 10
     assert max(piece.nbytes for piece in pieces) <= rows.nbytes // 4
     assert pa.concat_tables(pieces).equals(rows)
@@ -247,24 +247,24 @@ def test_staged_files_are_synced_with_the_folders_that_hold_them(
 ) -> None:
     file = stage(settings.staged_path, "a/b/0.parquet", table([1]))
     synced: list[str] = []
-    monkeypatch.setattr(staged, "sync", lambda path: synced.append(str(path.relative_to(settings.data_dir))))
-    staged.sync_staged(settings.staged_path, [file])
+    monkeypatch.setattr(staged_files, "sync", lambda path: synced.append(str(path.relative_to(settings.data_dir))))
+    staged_files.sync_staged_files(settings.staged_path, [file])
     assert synced == ["staged/a/b/0.parquet", "staged/a/b", "staged/a", "staged", "."]
 
 
 def test_a_stored_catalog_of_before_is_read_and_one_that_hides_by_an_import_says_so(settings: Settings) -> None:
     _, collection = made(settings)
     vchannel = collection.vchannels[0]
-    flush(settings)
+    flush_to_end(settings)
     old = checkpoints(settings)[collection.homes[vchannel]].catalog_bytes
     assert json.loads(old)["version"] == 1
     assert b"replace" not in old
-    assert Catalog.from_bytes(old).to_bytes() == old
+    assert WalCatalog.from_bytes(old).to_bytes() == old
     tick = load(collection, vchannel, [], replace=True)
-    flush(settings)
+    flush_to_end(settings)
     new = checkpoints(settings)[collection.homes[vchannel]].catalog_bytes
     assert json.loads(new)["version"] == 2
-    assert Catalog.from_bytes(new).to_bytes() == new
-    assert Catalog.from_bytes(new).vchannels[vchannel].replace_ticks == [tick]
+    assert WalCatalog.from_bytes(new).to_bytes() == new
+    assert WalCatalog.from_bytes(new).vchannels[vchannel].replace_ticks == [tick]
     with pytest.raises(UnsupportedVersion):
-        Catalog.from_bytes(new.replace(b'"version":2', b'"version":3'))
+        WalCatalog.from_bytes(new.replace(b'"version":2', b'"version":3'))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from millrace.base.errors import CollectionNotFound, TickNotReached
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_segments
-from millrace.tables.read.arrow import pieces_of, read_arrow
+from millrace.tables.read.arrow import read_arrow, read_pieces
 from millrace.tables.read.plan import plan_read
 from tests.laws.profile import examples
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
@@ -121,7 +121,7 @@ def test_every_tick_reads_as_the_model_says(operations: list[tuple[Any, ...]], f
                 maker.commit()
             elif operation[0] == "flush":
                 ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-                flush(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
+                flush_to_end(settings, up_to_tick=ticks[(len(ticks) - 1) * operation[1] // 100])
             else:
                 do(collection, operation, number)
         tick_everywhere(maker)
@@ -135,10 +135,10 @@ def test_every_tick_reads_as_the_model_says(operations: list[tuple[Any, ...]], f
             found = read_arrow(settings, 1, at=tick)
             assert as_counter(found) == expected(maker, tick, SCHEMA), f"at {tick}"
             assert (ADDED.name in found.column_names) == schema_known(maker, tick)
-            pieces = list(pieces_of(plan_read(settings, 1, at=tick), most_bytes=1))
+            pieces = list(read_pieces(plan_read(settings, 1, at=tick), max_bytes=1))
             assert as_counter(pa.concat_tables(pieces)) == as_counter(found), "in pieces of a file each"
         before = as_counter(read_arrow(settings, 1, at=reachable))
-        flush(settings)
+        flush_to_end(settings)
         assert as_counter(read_arrow(settings, 1, at=reachable)) == before
     finally:
         shutil.rmtree(folder)
@@ -156,7 +156,7 @@ def test_rows_of_a_flush_that_died_before_its_checkpoint_are_read_once_and_those
     maker, collection = made(settings)
     vchannel = collection.vchannels[0]
     keys = collection.keys_of(vchannel, 3)
-    flush(settings)
+    flush_to_end(settings)
     for key in keys:  # in one file of the WAL
         collection.append(vchannel, collection.insert({"id": [key], "body": ["x"]}, vchannel=vchannel))
     collection.append(vchannel, collection.delete(keys[:1], vchannel=vchannel))
@@ -168,7 +168,7 @@ def test_rows_of_a_flush_that_died_before_its_checkpoint_are_read_once_and_those
             raise _Died
 
     with pytest.raises(_Died):
-        flush(settings, up_to_tick=ticks[last], seam=die)
+        flush_to_end(settings, up_to_tick=ticks[last], seam=die)
     assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == sorted(keys[1:])
 
 
@@ -188,7 +188,7 @@ def test_a_transaction_applies_its_own_writes_in_order(settings: Settings, flush
         collection.append(vchannel, message)
     tick_everywhere(maker)
     if flushed:
-        flush(settings)
+        flush_to_end(settings)
     assert read_arrow(settings, 1).to_pylist() == [{"id": second, "body": "new"}]
 
 
@@ -222,7 +222,7 @@ def test_a_dropped_collection_is_readable_before_its_drop_and_refused_from_then_
         collection.append(name, builders.drop_collection(vchannel=name, collection_id=1, term=1))
     tick_everywhere(maker)
     if flushed:
-        flush(settings)
+        flush_to_end(settings)
         table = read_segments(open_table(Path(settings.segments_uri)))
         assert table["state"].to_pylist() == ["dropped"]
     assert read_arrow(settings, 1, at=before).num_rows == 1

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.tables.read.arrow import deleted
+from millrace.tables.read.arrow import deleted_mask
 
 NAMES = ("id", "_partition_id", "_time_tick", "_write_tick")
 PLACES = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
@@ -40,4 +40,4 @@ def test_a_delete_hits_the_rows_of_its_key_and_partition_that_are_before_it(
         )
         for row in rows
     ]
-    assert deleted(table(rows, keys), table(deletes, keys), ["id"]).tolist() == wanted
+    assert deleted_mask(table(rows, keys), table(deletes, keys), ["id"]).tolist() == wanted

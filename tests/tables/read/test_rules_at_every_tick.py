@@ -11,13 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millrace.base.settings import Settings
-from millrace.client.nested_changes import resolved
-from millrace.client.schemas import changes
+from millrace.client.nested_changes import resolve_paths
+from millrace.client.schemas import alter_changes
 from millrace.message import builders
 from millrace.message.expression.tree import Node
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.schema_changes import apply_all
-from millrace.node.flush.in_process import flush
+from millrace.message.schema_changes import apply_changes
+from millrace.node.flush.in_process import flush_to_end
 from millrace.tables.read.arrow import read_arrow
 from tests.laws.profile import examples
 from tests.message.expression.model import Failed, row_value
@@ -165,10 +165,10 @@ def test_rules_let_in_and_fill_what_the_model_says_at_every_tick(steps: list[tup
                 case ["commit"] | ["flush"]:
                     maker.commit()
                     if step[0] == "flush":
-                        flush(maker.settings)
+                        flush_to_end(maker.settings)
             if change:
-                made = resolved(changes(**change), lambda newest=newest: newest)
-                versions.append(apply_all(newest, made))
+                made = resolve_paths(alter_changes(**change), lambda newest=newest: newest)
+                versions.append(apply_changes(newest, made))
                 message = builders.schema_change(
                     made, schema_version=len(versions), vchannel=vchannel, collection_id=1, term=1
                 )

@@ -13,14 +13,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.base.predicate.arrow import matching, parse
+from millrace.base.predicate.arrow import filter_table, parse_predicate
 from millrace.base.settings import Settings
-from millrace.client.dataset import looked_at
+from millrace.client.dataset import referenced_columns
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.rpc.selection import Selection
-from millrace.tables.read.arrow import Matching, count_rows, pieces_of, read_arrow, stream_of
+from millrace.tables.read.arrow import ArrowFilter, count_rows, read_arrow, read_pieces, read_stream
 from millrace.tables.read.plan import plan_read
 from tests.laws.profile import examples
 from tests.tables.wal_maker import Collection, WalMaker
@@ -83,7 +83,7 @@ def committed(maker: WalMaker, collection: Collection, steps: list[tuple[Any, ..
         if kind == "flush":
             maker.commit()
             ticks = sorted(m["time_tick"] for name in maker.pchannels for m in maker.accepted[name])
-            flush(maker.settings, up_to_tick=ticks[(len(ticks) - 1) * what // 100])
+            flush_to_end(maker.settings, up_to_tick=ticks[(len(ticks) - 1) * what // 100])
             continue
         if kind == "begin" or (kind == "commit" and opened):
             opened = 1 if kind == "begin" else 0
@@ -128,17 +128,17 @@ def test_a_selection_is_that_of_the_whole_at_every_tick(
         ticks = committed(maker, collection, steps)
         for tick in {*ticks[limit::4], ticks[-1]}:
             settings = maker.settings
-            hit = matching(read_arrow(settings, 1, at=tick), where)
+            hit = filter_table(read_arrow(settings, 1, at=tick), where)
             wanted = hit.select(sorted(names))
             plan = plan_read(settings, 1, at=tick)
             chosen = Selection.of(columns=sorted(names), where=where)
             assert counted(read_arrow(settings, 1, at=tick, selection=chosen)) == counted(wanted), where
-            assert counted(stream_of(plan, selection=chosen).read_all()) == counted(wanted), where
-            small = pa.concat_tables(pieces_of(plan, selection=chosen, most_bytes=1))
+            assert counted(read_stream(plan, selection=chosen).read_all()) == counted(wanted), where
+            small = pa.concat_tables(read_pieces(plan, selection=chosen, max_bytes=1))
             assert counted(small) == counted(wanted), where
-            asked = parse(where, SCHEMA.arrow())
-            engine = Matching(asked, tuple(looked_at(asked, SCHEMA.arrow())))
-            found = stream_of(plan, selection=Selection.of(columns=sorted(names)), matching=engine)
+            asked = parse_predicate(where, SCHEMA.arrow())
+            engine = ArrowFilter(asked, tuple(referenced_columns(asked, SCHEMA.arrow())))
+            found = read_stream(plan, selection=Selection.of(columns=sorted(names)), arrow_filter=engine)
             assert counted(found.read_all()) == counted(wanted), where
             assert count_rows(plan, where=where) == hit.num_rows
             assert count_rows(plan) == read_arrow(settings, 1, at=tick).num_rows

@@ -16,14 +16,14 @@ import pytest
 import millrace.spark as face
 import millrace.tables.read.spark as reader
 from millrace.base.errors import InvalidArgument
-from millrace.base.predicate.language import condition
+from millrace.base.predicate.language import parse_condition
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Collection as OfUsers
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.spark_predicate import spark_predicate
 from millrace.testing import Deployment, deployment
@@ -76,9 +76,9 @@ def test_spark_reads_at_every_stage_what_arrow_reads(
     last = min(maker.last_tick(name) for name in maker.pchannels)
     middle = ticks[len(ticks) * 2 // 3]
     for up_to, at in ((0, middle), (middle, last)) if local else ((middle, last),):
-        flush(settings, up_to_tick=up_to)
+        flush_to_end(settings, up_to_tick=up_to)
         wanted = read_arrow(settings, 1, at=at, with_ticks=True)
-        found = reader.read(spark, settings, 1, at=at, with_ticks=True)
+        found = reader.read_spark(spark, settings, 1, at=at, with_ticks=True)
         assert found.columns == wanted.column_names
         assert Counter(map(tuple, found.collect())) == Counter(tuple(row.values()) for row in wanted.to_pylist())
 
@@ -97,12 +97,12 @@ def _with_rows(settings: Settings) -> Collection:
 def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings) -> None:
     collection = _with_rows(settings)
     maker = collection.maker
-    flush(settings)
-    frame = reader.read(spark, settings, 1)
+    flush_to_end(settings)
+    frame = reader.read_spark(spark, settings, 1)
     before = frame.count()
     do(collection, HISTORY[0], 1)
     maker.commit()
-    flush(settings)
+    flush_to_end(settings)
     assert (frame.count(), before > 0) == (before, True)
     assert read_arrow(settings, 1).num_rows > before
 
@@ -118,13 +118,13 @@ def test_columns_that_place_a_row_are_scanned_only_where_a_row_may_be_hidden(
     for name in maker.pchannels:
         maker.append(name, [builders.time_tick(term=1)])
     maker.commit()
-    flush(settings)
-    assert _scanned(reader.read(spark, settings, 1)) == (False, False)
-    assert _scanned(reader.read(spark, settings, 1, at=first)) == (False, True)  # later rows are left out
+    flush_to_end(settings)
+    assert _scanned(reader.read_spark(spark, settings, 1)) == (False, False)
+    assert _scanned(reader.read_spark(spark, settings, 1, at=first)) == (False, True)  # later rows are left out
     do(collection, ("import", [(4, 1)], True), 2)  # takes the place of all rows before it
     maker.commit()
-    flush(settings)
-    frame = reader.read(spark, settings, 1)
+    flush_to_end(settings)
+    frame = reader.read_spark(spark, settings, 1)
     assert _scanned(frame)[0]
     assert frame.count() == read_arrow(settings, 1).num_rows
 
@@ -156,9 +156,9 @@ def test_times_and_dates_come_through_tasks_as_they_were_written(
     with Client.connect(settings) as client:
         made = client.catalog.create_collection("c", schema)
         client.producer().insert(made, rows)
-        catch_up(settings, client.log)
+        ingest_to_end(settings, client.log)
         client.append.service.shutdown()
-    found = reader.read(spark, settings, made.id).toArrow().sort_by("id")
+    found = reader.read_spark(spark, settings, made.id).toArrow().sort_by("id")
     assert found.to_pylist() == rows.to_pylist() == read_arrow(settings, made.id).sort_by("id").to_pylist()
 
 
@@ -174,7 +174,7 @@ def test_spark_reads_every_type_as_it_was_written(spark: SparkSession, db: Deplo
     every.insert(every_rows().slice(0, 2))
     db.settle()
     every.insert(every_rows().slice(2))
-    catch_up(db.settings, db.client.log)
+    ingest_to_end(db.settings, db.client.log)
     found = [row.asDict(recursive=True) for row in face.read(spark, "every", settings=db.settings).collect()]
     by_key = [sorted(rows, key=lambda row: row["id"]) for rows in (found, every.read().to_pylist())]
     assert len(found) == 3
@@ -250,7 +250,7 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deplo
     older.insert([{"id": 5, **row}])
     made.delete([2])
     for _ in range(2):  # from the tail, and from the tables
-        catch_up(db.settings, db.client.log)
+        ingest_to_end(db.settings, db.client.log)
         found = face.read(spark, "changed", settings=db.settings)
         wanted = made.read().sort_by("key")
         assert found.columns == wanted.column_names
@@ -279,7 +279,7 @@ def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: Spa
     quotes.delete([("B", days[1]), ("C", days[0])])
     wanted = {("A", days[0], 2), ("A", days[1], 1), ("B", days[0], 1), ("C", days[1], 1)}
     for _ in range(2):  # from the tail, and from the tables
-        catch_up(db.settings, db.client.log)
+        ingest_to_end(db.settings, db.client.log)
         frame = face.read(spark, "quotes", settings=db.settings)
         assert {(row.ticker, row.day, row.close) for row in frame.collect()} == wanted
         db.settle()
@@ -307,7 +307,9 @@ def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: Spark
         "place.zip = 7 and id in (0, 1, 9)", "count > 1000000 or count is null", "id > 1.5 and count < 4", "d = 1.25 or not (5 < x)",
     )  # fmt: skip
     frame = face.read(spark, "mixed", settings=db.settings)
-    truths = [spark_predicate(condition(each), made.schema.arrow()).alias(str(n)) for n, each in enumerate(wheres)]
+    truths = [
+        spark_predicate(parse_condition(each), made.schema.arrow()).alias(str(n)) for n, each in enumerate(wheres)
+    ]
     found = frame.select("id", *truths).collect()
     for number, where in enumerate(wheres):
         hit = sorted(each["id"] for each in found if each[str(number)])
@@ -324,11 +326,11 @@ def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: Spark
     copy = db.create_collection("copy", made.schema, vchannels=1)
     assert copy.insert(face.read(spark, "mixed", settings=db.settings).repartition(2)).rows == 5
     copy.upsert(face.read(spark, "mixed", where="id = 10", settings=db.settings), evolve=True)
-    catch_up(db.settings, db.client.log)
+    ingest_to_end(db.settings, db.client.log)
     assert repr(copy.read(order_by="id").to_pylist()) == repr(made.read(order_by="id").to_pylist())
     tick = face.register(spark, ["mixed"], settings=db.settings)
     made.insert([{"id": 11}])
-    catch_up(db.settings, db.client.log)
+    ingest_to_end(db.settings, db.client.log)
     assert spark.sql("select count(*) from mixed").collect()[0][0] == made.count(at=tick) == 5
     wanted = made.changes_between(first).read_all()
     found = face.changes_between(spark, "mixed", first, settings=db.settings).toArrow()

@@ -16,9 +16,9 @@ from millrace.base.errors import StateDamaged, UnsupportedVersion
 from millrace.commands.verify import check_channels
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
-from millrace.node.append.server import committed_states
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.range.parking import parked_names, unpark
+from millrace.node.append.server import committed_state_loader
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.range_loop.parking import parked_names, unpark
 from millrace.operations.recovery.diagnose import diagnose
 from millrace.operations.recovery.wal_repair import rebuild_state
 from millrace.runtime.progress import Progress
@@ -106,7 +106,7 @@ def test_no_flipped_bit_of_a_state_decodes_to_another_state(things: Things) -> N
         with pytest.raises(StateDamaged):
             WalTable.open(things.settings.wal_uri).position(P)
         path.write_bytes(sound)
-    assert WalTable.open(things.settings.wal_uri).position(P).checked
+    assert WalTable.open(things.settings.wal_uri).position(P).has_checksum
 
 
 def test_an_older_row_without_a_checksum_is_held_against_the_log(things: Things) -> None:
@@ -114,7 +114,7 @@ def test_an_older_row_without_a_checksum_is_held_against_the_log(things: Things)
     harm(path, without_checksum)
     sound, log = path.read_bytes(), things.log.open(P)
     table = WalTable.open(things.settings.wal_uri)
-    assert not table.position(P).checked
+    assert not table.position(P).has_checksum
     check_state(table, log, P)
     decoded = 0
     for place in range(0, len(table.position(P).state_bytes or b""), 5):
@@ -143,7 +143,7 @@ def test_the_node_parks_the_channel_and_goes_on_with_the_others_until_recovery_h
     for vchannel in things.collection.vchannels:
         things.collection.append(vchannel, resent(things, vchannel, 1))
         things.collection.append(vchannel, resent(things, vchannel, 2))
-    catch_up(things.settings, things.log)
+    ingest_to_end(things.settings, things.log)
     assert parked_names(things.settings.parked_path) == {P}
     assert WalTable.open(things.settings.wal_uri).last_tick("p1") > before
 
@@ -151,7 +151,7 @@ def test_the_node_parks_the_channel_and_goes_on_with_the_others_until_recovery_h
     assert ("wal_state_damaged", P) in {(each.kind, each.subject) for each in found}
     rebuild_state(things.settings, things.log, P)
     unpark(things.settings.parked_path, P)
-    catch_up(things.settings, things.log)
+    ingest_to_end(things.settings, things.log)
     wal = WalTable.open(things.settings.wal_uri).table.delta
     reasons = wal.to_pyarrow_table(columns=["pchannel", "reason"], filters=[("kind", "=", "rejection")]).to_pylist()
     assert sorted((row["pchannel"], row["reason"]) for row in reasons) == [("p0", "DUPLICATE"), ("p1", "DUPLICATE")]
@@ -166,7 +166,7 @@ def test_the_append_host_follows_from_an_older_state_and_a_resend_has_no_second_
         harm(state_file(things), without_checksum)
     harm(state_file(things), turned_back)
     (vchannel,) = [name for name in things.collection.vchannels if name.startswith(P)]
-    with AppendHost(things.log, committed_states(Path(things.settings.wal_uri), things.log)) as host:
+    with AppendHost(things.log, committed_state_loader(Path(things.settings.wal_uri), things.log)) as host:
         again = host.append(P, [encode_entry([resent(things, vchannel, 1)])], deadline=20.0).result()
         following = host.append(P, [encode_entry([resent(things, vchannel, 2)])], deadline=20.0).result()
     assert (again.duplicate, following.duplicate) == (True, False)

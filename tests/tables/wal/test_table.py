@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 import millrace
 from millrace.base.errors import InvalidArgument, StateDamaged
 from millrace.message.ids import LogId
-from millrace.node.ingest.committer import Committer
+from millrace.node.ingest.committer import WalCommitter
 from millrace.storage.table import table_at
-from millrace.tables.wal.table import TABLE_SCHEMA, Totals, WalTable, partition_path
+from millrace.tables.wal.table import TABLE_SCHEMA, WalTable, WalTotals, partition_path
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def test_before_the_first_commit_a_pchannel_stands_nowhere(table: WalTable) -> N
 
 
 def test_a_position_is_that_of_the_last_commit(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri))
+    committer = WalCommitter(WalTable.open(table.uri))
     committer.commit(
         [inserts(Path(table.uri), table.position("p0"), 1, 2), inserts(Path(table.uri), table.position("p1"), 5)]
     )
@@ -54,7 +54,7 @@ def test_a_position_is_that_of_the_last_commit(table: WalTable) -> None:
 
 
 def test_one_state_row_is_live_for_each_pchannel(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri))
+    committer = WalCommitter(WalTable.open(table.uri))
     for entry in range(4):
         for name in ("p0", "p1"):
             committer.commit([inserts(Path(table.uri), committer.table.position(name), entry)])
@@ -63,7 +63,7 @@ def test_one_state_row_is_live_for_each_pchannel(table: WalTable) -> None:
 
 
 def test_earlier_versions_keep_their_positions(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri))
+    committer = WalCommitter(WalTable.open(table.uri))
     for entry in range(3):
         committer.commit([inserts(Path(table.uri), committer.table.position("p0"), entry)])
     for version in range(4):
@@ -73,8 +73,8 @@ def test_earlier_versions_keep_their_positions(table: WalTable) -> None:
 
 
 def test_totals_add_up_over_commits_and_survive_checkpoints_and_log_cleanup(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri), checkpoint_commits=2)
-    expected = Totals()
+    committer = WalCommitter(WalTable.open(table.uri), checkpoint_commits=2)
+    expected = WalTotals()
     for entry in range(5):
         base = committer.table.position("p0")
         report = write_range(
@@ -88,7 +88,7 @@ def test_totals_add_up_over_commits_and_survive_checkpoints_and_log_cleanup(tabl
 
 
 def test_a_table_whose_state_row_was_taken_away_is_an_error_and_not_a_new_start(table: WalTable) -> None:
-    Committer(WalTable.open(table.uri)).commit([inserts(Path(table.uri), table.position("p0"), 1)])
+    WalCommitter(WalTable.open(table.uri)).commit([inserts(Path(table.uri), table.position("p0"), 1)])
     DeltaTable(str(Path(table.uri))).delete("kind = 'state'")
     with pytest.raises(StateDamaged, match=r"no sound state row of p0 .*none at all"):
         WalTable.open(table.uri).position("p0")
@@ -143,7 +143,7 @@ def test_it_stays_with_the_features_that_both_engines_append_with(table: WalTabl
 
 
 def test_files_are_pruned_by_tick(table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri))
+    committer = WalCommitter(WalTable.open(table.uri))
     for entry in range(0, 6, 2):
         committer.commit([inserts(Path(table.uri), committer.table.position("p0"), entry, entry + 1)])
     table.refresh()
@@ -157,7 +157,7 @@ def test_files_are_pruned_by_tick(table: WalTable) -> None:
 
 
 def test_duckdb_reads_what_was_committed(table: WalTable) -> None:
-    Committer(WalTable.open(table.uri)).commit([inserts(Path(table.uri), table.position("p0"), 1, 2)])
+    WalCommitter(WalTable.open(table.uri)).commit([inserts(Path(table.uri), table.position("p0"), 1, 2)])
     arrow = DeltaTable(str(Path(table.uri))).to_pyarrow_dataset()
     found = duckdb.sql("SELECT entry, payload FROM arrow WHERE kind = 'message' ORDER BY entry").fetchall()
     assert arrow is not None
@@ -166,7 +166,7 @@ def test_duckdb_reads_what_was_committed(table: WalTable) -> None:
 
 @pytest.mark.spark
 def test_spark_reads_it_and_appends_to_it_and_delta_rs_goes_on(spark: SparkSession, table: WalTable) -> None:
-    committer = Committer(WalTable.open(table.uri))
+    committer = WalCommitter(WalTable.open(table.uri))
     committer.commit([inserts(Path(table.uri), table.position("p0"), 1, 2)])
     frame = spark.read.format("delta").load(str(Path(table.uri)))
     assert [item.name for item in frame.schema] == TABLE_SCHEMA.names

@@ -9,8 +9,8 @@ import pytest
 
 from millrace.message.ids import LOGICAL_BITS
 from millrace.wal.config import ChainConfig
-from millrace.wal.interceptors.interceptor import Emits, Settles, Stamps, Timed
-from millrace.wal.interceptors.links import links
+from millrace.wal.interceptors.interceptor import DeferredEmitter, Emitter, Stamper, TimerSource
+from millrace.wal.interceptors.links import build_interceptors
 from millrace.wal.segments.policies import registry
 from millrace.wal.segments.segment import NEVER, Segment
 
@@ -22,10 +22,10 @@ NEW = Segment(7 << LOGICAL_BITS, 1, 0, 0, 7 << LOGICAL_BITS, 0, frozenset(), "")
 
 def test_the_policies_are_asked_in_the_order_of_the_specification() -> None:
     text = (Path(__file__).parents[3] / "docs" / "chain.md").read_text()
-    said = re.search(r"^Policies: ([a-z_, ]+)\.", text, re.MULTILINE)
+    said = re.search(r"\*\*Policies:\*\* ([a-z_,\s]+)\.", text)
     assert said is not None
-    names = [each.name for each in registry.BY_SIZE] + [each.name for each in registry.BY_TIME]
-    assert said[1].split(", ") == [*names, registry.BY_DELETES.name, *registry.BY_MESSAGE.values()]
+    names = [each.name for each in registry.SIZE_POLICIES] + [each.name for each in registry.TIME_POLICIES]
+    assert re.split(r",\s+", said[1]) == [*names, registry.DELETES_POLICY.name, *registry.MESSAGE_POLICIES.values()]
 
 
 @pytest.mark.parametrize(
@@ -33,31 +33,31 @@ def test_the_policies_are_asked_in_the_order_of_the_specification() -> None:
     [(0, 9, ""), (0, 10, "rows"), (1000, 0, "capacity"), (1000, 10, "capacity"), (899, 9, "")],
 )
 def test_what_is_full_by_bytes_and_rows_says_capacity(size: int, rows: int, policy: str) -> None:
-    assert registry.full(NEW._replace(bytes=size, rows=rows), CONFIG) == policy
+    assert registry.size_policy(NEW._replace(bytes=size, rows=rows), CONFIG) == policy
 
 
 def test_a_segment_of_few_bytes_is_never_idle_and_one_with_an_open_transaction_has_no_deadline() -> None:
     lives, idles = (7 + 5000) << LOGICAL_BITS, (7 + 1000) << LOGICAL_BITS
-    assert registry.deadline(NEW._replace(bytes=99), CONFIG) == lives
-    assert registry.deadline(NEW._replace(bytes=100), CONFIG) == idles
-    assert registry.deadline(NEW._replace(bytes=100, txns=frozenset({1})), CONFIG) == NEVER
+    assert registry.seal_deadline(NEW._replace(bytes=99), CONFIG) == lives
+    assert registry.seal_deadline(NEW._replace(bytes=100), CONFIG) == idles
+    assert registry.seal_deadline(NEW._replace(bytes=100, txns=frozenset({1})), CONFIG) == NEVER
 
 
 def test_what_is_idle_and_old_says_lifetime() -> None:
     segment = NEW._replace(bytes=100)
-    at = registry.deadline(segment, CONFIG)
-    assert registry.timed_out(segment, CONFIG, at) == "idle"
-    assert registry.timed_out(segment, CONFIG, at + (4000 << LOGICAL_BITS)) == "lifetime"
+    at = registry.seal_deadline(segment, CONFIG)
+    assert registry.time_policy(segment, CONFIG, at) == "idle"
+    assert registry.time_policy(segment, CONFIG, at + (4000 << LOGICAL_BITS)) == "lifetime"
 
 
 def test_the_chain_finds_each_links_abilities_by_their_protocols() -> None:
     able = {
-        ability.__name__: [link.name for link in links() if isinstance(link, ability)]
-        for ability in (Timed, Emits, Stamps, Settles)
+        ability.__name__: [link.name for link in build_interceptors() if isinstance(link, ability)]
+        for ability in (TimerSource, Emitter, Stamper, DeferredEmitter)
     }
     assert able == {
-        "Timed": ["txn", "shard"],
-        "Emits": ["lock", "shard"],
-        "Stamps": ["timetick", "shard"],
-        "Settles": ["shard"],
+        "TimerSource": ["txn", "shard"],
+        "Emitter": ["lock", "shard"],
+        "Stamper": ["timetick", "shard"],
+        "DeferredEmitter": ["shard"],
     }

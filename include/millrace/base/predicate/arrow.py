@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.predicate.language import (
-    ACCEPTED,
-    All,
-    Column,
+    SYNTAX_HELP,
+    And,
+    ColumnRef,
     Compare,
     Condition,
     In,
@@ -24,11 +24,11 @@ from millrace.base.predicate.language import (
     Like,
     Literal,
     Not,
-    Some,
-    condition,
+    Or,
     leaves,
     like_regex,
     like_text,
+    parse_condition,
 )
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -48,21 +48,21 @@ _WHOLE: Final = pa.decimal128(20, 0)
 """Holds all whole numbers."""
 
 
-def matching(table: pa.Table, predicate: str | pc.Expression) -> pa.Table:
+def filter_table(table: pa.Table, predicate: str | pc.Expression) -> pa.Table:
     """The rows of `table` that the predicate hits. Raises InvalidArgument for one that is none, or fits no column."""
-    expression = parse(predicate, table.schema) if isinstance(predicate, str) else predicate
+    expression = parse_predicate(predicate, table.schema) if isinstance(predicate, str) else predicate
     try:
         return table.filter(expression)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidArgument(f"the predicate does not fit the columns: {error}") from None
 
 
-def parse(text: str, schema: pa.Schema) -> pc.Expression:
+def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
     """The expression that `text` stands for, over the columns of `schema`. Raises InvalidArgument that says what is wrong."""
-    return expression(condition(text), schema)
+    return compile_condition(parse_condition(text), schema)
 
 
-def expression(found: Condition, schema: pa.Schema) -> pc.Expression:
+def compile_condition(found: Condition, schema: pa.Schema) -> pc.Expression:
     """`found` over the columns of `schema`. Raises InvalidArgument for a column that is not there, or of another type."""
     try:
         made = _Compiler(schema).truth(found)
@@ -72,7 +72,7 @@ def expression(found: Condition, schema: pa.Schema) -> pc.Expression:
         raise InvalidArgument(f"the predicate does not fit the columns: {error}") from None
 
 
-def coarse(found: Condition, schema: pa.Schema) -> pc.Expression | None:
+def pruning_expression(found: Condition, schema: pa.Schema) -> pc.Expression | None:
     """What holds of every row that `found` hits, and may be put to the bounds of files; None where nothing can be said.
 
     Bounds leave NaN out. A row of NaN is hit by what denies a comparison, where the bounds say that nothing is; so what denies
@@ -84,14 +84,12 @@ def coarse(found: Condition, schema: pa.Schema) -> pc.Expression | None:
 
 def _coarse(found: Condition, compiler: _Compiler) -> Condition | None:
     match found:
-        case All(parts):
+        case And(parts):
             known = tuple(each for part in parts if (each := _coarse(part, compiler)) is not None)
-            return All(known) if known else None
-        case Some(parts):
+            return And(known) if known else None
+        case Or(parts):
             some = [_coarse(part, compiler) for part in parts]
-            return (
-                None if any(each is None for each in some) else Some(tuple(each for each in some if each is not None))
-            )
+            return None if any(each is None for each in some) else Or(tuple(each for each in some if each is not None))
         case Not(_) | Compare("!=", _, _) if compiler.has_floats(found):
             return None
     return found
@@ -104,13 +102,13 @@ class _Compiler:
         self._denied = denied
 
     def has_floats(self, found: Condition) -> bool:
-        return any(pa.types.is_floating(self._type(each)) for each in leaves(found) if isinstance(each, Column))
+        return any(pa.types.is_floating(self._type(each)) for each in leaves(found) if isinstance(each, ColumnRef))
 
     def truth(self, found: Condition) -> pc.Expression:
         match found:
-            case All(parts):
+            case And(parts):
                 return self._joined(operator.and_, parts)
-            case Some(parts):
+            case Or(parts):
                 return self._joined(operator.or_, parts)
             case Not(part):
                 return ~_Compiler(self._schema).truth(part)
@@ -136,13 +134,13 @@ class _Compiler:
                 compared = _COMPARE[op](*self._alike(left, right, kind))
                 assert isinstance(compared, pc.Expression)
                 return compared
-            case Column() if pa.types.is_boolean(self._type(found)):
+            case ColumnRef() if pa.types.is_boolean(self._type(found)):
                 return self._value(found, None)
             case Literal(bool() as value):
                 return pc.scalar(value)
-            case Column(path):
+            case ColumnRef(path):
                 raise InvalidArgument(f"the column {'.'.join(path)!r} is no condition by itself: it is not boolean")
-        raise InvalidArgument(f"{found.value!r} is no condition; {ACCEPTED}")
+        raise InvalidArgument(f"{found.value!r} is no condition; {SYNTAX_HELP}")
 
     def _joined(self, join: Callable[[Any, Any], Any], parts: tuple[Condition, ...]) -> pc.Expression:
         # Halves, not one behind the other: what Arrow walks by recursion stays shallow.
@@ -154,12 +152,12 @@ class _Compiler:
         return joined
 
     def _alike(
-        self, left: Column | Literal, right: Column | Literal, kind: pa.DataType | None
+        self, left: ColumnRef | Literal, right: ColumnRef | Literal, kind: pa.DataType | None
     ) -> tuple[pc.Expression, pc.Expression]:
         """Both sides, decimals with more digits together than Arrow compares by itself in a wider type."""
         sides = self._value(left, kind), self._value(right, kind)
         one, other = (
-            literal_of(each, kind).type if isinstance(each, Literal) else self._type(each) for each in (left, right)
+            literal_scalar(each, kind).type if isinstance(each, Literal) else self._type(each) for each in (left, right)
         )
         if pa.types.is_decimal(one) or pa.types.is_decimal(other):
             one, other = (_WHOLE if pa.types.is_integer(each) else each for each in (one, other))
@@ -170,17 +168,17 @@ class _Compiler:
                 return sides[0].cast(pa.decimal256(digits, scale)), sides[1].cast(pa.decimal256(digits, scale))
         return sides
 
-    def _kind(self, operand: Column | Literal) -> pa.DataType | None:
-        return self._type(operand) if isinstance(operand, Column) else None
+    def _kind(self, operand: ColumnRef | Literal) -> pa.DataType | None:
+        return self._type(operand) if isinstance(operand, ColumnRef) else None
 
-    def _type(self, column: Column) -> pa.DataType:
-        return type_of(column, self._schema)
+    def _type(self, column: ColumnRef) -> pa.DataType:
+        return column_type(column, self._schema)
 
-    def _value(self, operand: Column | Literal, kind: pa.DataType | None) -> pc.Expression:
-        if isinstance(operand, Column):
+    def _value(self, operand: ColumnRef | Literal, kind: pa.DataType | None) -> pc.Expression:
+        if isinstance(operand, ColumnRef):
             self._type(operand)
             return pc.field(operand.path) if len(operand.path) > 1 else pc.field(operand.path[0])
-        return pc.scalar(literal_of(operand, kind))
+        return pc.scalar(literal_scalar(operand, kind))
 
 
 def like(values: Any, pattern: str) -> Any:
@@ -198,7 +196,7 @@ def like(values: Any, pattern: str) -> Any:
     return pc.equal(values, pc.scalar(found[0])) if isinstance(values, pc.Expression) else pc.equal(values, found[0])
 
 
-def type_of(column: Column, schema: pa.Schema) -> pa.DataType:
+def column_type(column: ColumnRef, schema: pa.Schema) -> pa.DataType:
     """The type of a column, or of the field inside of it. Raises InvalidArgument where there is none."""
     name, *inner = column.path
     if name not in schema.names:
@@ -214,14 +212,14 @@ def type_of(column: Column, schema: pa.Schema) -> pa.DataType:
 def _members(values: tuple[Literal, ...], kind: pa.DataType) -> Iterator[pa.Scalar]:
     """The literals of a list as values of a column's type; a number with more digits than a decimal has is none of its values."""
     for each in values:
-        found = literal_of(each, kind)
+        found = literal_scalar(each, kind)
         try:
             yield found.cast(kind) if pa.types.is_decimal(kind) else found
         except pa.ArrowInvalid:
             continue
 
 
-def literal_of(literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
+def literal_scalar(literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
     """A literal as a value to compare a column of `kind` with. Raises what Arrow raises where it is none."""
     value = literal.value
     if isinstance(value, str) and kind is not None and not _is_text(kind):

@@ -25,11 +25,11 @@ from millrace.base.errors import InvalidArgument
 
 MAX_LENGTH: Final = 10_000
 MAX_DEPTH: Final = 100
-ACCEPTED: Final = "a predicate has columns, literals, comparisons, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT, such as city = 'Oslo' AND age >= 18"
+SYNTAX_HELP: Final = "a predicate has columns, literals, comparisons, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT, such as city = 'Oslo' AND age >= 18"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnRef:
     """A column, or a field inside of it; as a condition, one that is true."""
 
     path: tuple[str, ...]
@@ -43,8 +43,8 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A value made of others; conditions over rows that are read have none (:mod:`millrace.base.predicate.values` reads them)."""
+class FunctionCall:
+    """A value made of others; conditions over rows that are read have none (:mod:`millrace.base.predicate.expressions` reads them)."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -57,15 +57,15 @@ class Compare:
     """`left` `op` `right`; `op` is one of ``= != < <= > >=``."""
 
     op: str
-    left: Column | Literal
-    right: Column | Literal
+    left: ColumnRef | Literal
+    right: ColumnRef | Literal
 
 
 @dataclass(frozen=True, slots=True)
 class In:
     """`subject` is one of `values`."""
 
-    subject: Column | Literal
+    subject: ColumnRef | Literal
     values: tuple[Literal, ...]
 
 
@@ -74,7 +74,7 @@ class Like:
     """`subject` matches `pattern`: ``%`` is any text, ``_`` any character; a backslash stands before a plain ``%``, ``_`` or
     backslash, and nowhere else."""
 
-    subject: Column
+    subject: ColumnRef
     pattern: str
 
 
@@ -82,7 +82,7 @@ class Like:
 class IsNull:
     """`subject` is null."""
 
-    subject: Column | Literal
+    subject: ColumnRef | Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,68 +93,68 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
+class And:
     """Every one of `parts` is true."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class Or:
     """One of `parts` is true."""
 
     parts: tuple[Condition, ...]
 
 
-Condition: TypeAlias = Column | Literal | Compare | In | Like | IsNull | Not | All | Some
-Operand: TypeAlias = Column | Literal
+Condition: TypeAlias = ColumnRef | Literal | Compare | In | Like | IsNull | Not | And | Or
+Operand: TypeAlias = ColumnRef | Literal
 
 
-def condition(text: str) -> Condition:
+def parse_condition(text: str) -> Condition:
     """The condition that `text` stands for. Raises InvalidArgument that says what is wrong, and where."""
-    return Parser(text).whole()
+    return Parser(text).parse()
 
 
-def columns(found: Condition) -> set[str]:
+def column_names(found: Condition) -> set[str]:
     """The columns that `found` names."""
-    return {each.path[0] for each in leaves(found) if isinstance(each, Column)}
+    return {each.path[0] for each in leaves(found) if isinstance(each, ColumnRef)}
 
 
 def conjuncts(found: Condition) -> Iterator[Condition]:
     """Conditions that all hold where `found` does, and together say the same."""
-    if isinstance(found, All):
+    if isinstance(found, And):
         for part in found.parts:
             yield from conjuncts(part)
     else:
         yield found
 
 
-def renamed(found: Any, names: Mapping[str, str]) -> Any:
+def rename_columns(found: Any, names: Mapping[str, str]) -> Any:
     """`found` with columns under the names that `names` has for them."""
     match found:
-        case Column((name, *inner)):
-            return Column((names.get(name, name), *inner))
-        case All(parts) | Some(parts):
-            return type(found)(tuple(renamed(part, names) for part in parts))
+        case ColumnRef((name, *inner)):
+            return ColumnRef((names.get(name, name), *inner))
+        case And(parts) | Or(parts):
+            return type(found)(tuple(rename_columns(part, names) for part in parts))
         case Not(part):
-            return Not(renamed(part, names))
+            return Not(rename_columns(part, names))
         case In(subject, values):
-            return In(renamed(subject, names), values)
+            return In(rename_columns(subject, names), values)
         case Like(subject, pattern):
-            return Like(renamed(subject, names), pattern)
+            return Like(rename_columns(subject, names), pattern)
         case IsNull(subject):
-            return IsNull(renamed(subject, names))
+            return IsNull(rename_columns(subject, names))
         case Compare(op, left, right):
-            return Compare(op, renamed(left, names), renamed(right, names))
+            return Compare(op, rename_columns(left, names), rename_columns(right, names))
     return found
 
 
-def leaves(found: Any) -> Iterator[Column | Literal]:
+def leaves(found: Any) -> Iterator[ColumnRef | Literal]:
     """The columns and literals of `found`."""
     match found:
-        case Column() | Literal():
+        case ColumnRef() | Literal():
             yield found
-        case All(parts) | Some(parts):
+        case And(parts) | Or(parts):
             for part in parts:
                 yield from leaves(part)
         case Not(part) | In(part, _) | Like(part, _) | IsNull(part):
@@ -206,7 +206,7 @@ class Parser:
         self._depth = 0
         self._tokens = list(self._split())
 
-    def whole(self) -> Condition:
+    def parse(self) -> Condition:
         try:
             found = self._some()
         except RecursionError:  # in signs, in CASE and in arguments, which count no depth
@@ -234,7 +234,7 @@ class Parser:
 
     def _wrong(self, words: str, place: int | None = None) -> InvalidArgument:
         where = (self._now.place if place is None else place) + 1
-        return InvalidArgument(f"{self._text[:200]!r} is no predicate: character {where}: {words}; {ACCEPTED}")
+        return InvalidArgument(f"{self._text[:200]!r} is no predicate: character {where}: {words}; {SYNTAX_HELP}")
 
     def _take(self, *words: str) -> bool:
         """Go on behind these words, or marks, where they are next."""
@@ -247,13 +247,13 @@ class Parser:
         parts = [self._all()]
         while self._take("or"):
             parts.append(self._all())
-        return parts[0] if len(parts) == 1 else Some(tuple(parts))
+        return parts[0] if len(parts) == 1 else Or(tuple(parts))
 
     def _all(self) -> Condition:
         parts = [self._not()]
         while self._take("and"):
             parts.append(self._not())
-        return parts[0] if len(parts) == 1 else All(tuple(parts))
+        return parts[0] if len(parts) == 1 else And(tuple(parts))
 
     def _not(self) -> Condition:
         self._depth += 1
@@ -272,7 +272,7 @@ class Parser:
             found.append(Compare(op, self._operand(left), self._operand(right)))
             left = right
         if found:
-            return found[0] if len(found) == 1 else All(tuple(found))
+            return found[0] if len(found) == 1 else And(tuple(found))
         if self._take("is"):
             denied = self._take("not")
             if not (self._take("null") or self._take("none")):
@@ -287,7 +287,7 @@ class Parser:
                 raise self._wrong("BETWEEN takes two values with AND between them")
             high = self._operand(self._value())
             subject = self._operand(left)
-            return _denied(All((Compare(">=", subject, low), Compare("<=", subject, high))), denied)
+            return _denied(And((Compare(">=", subject, low), Compare("<=", subject, high))), denied)
         if self._take("like"):
             return _denied(self._like(left), denied)
         if denied:
@@ -300,7 +300,7 @@ class Parser:
 
     def _like(self, left: Condition) -> Condition:
         pattern, subject = self._pattern(), self._operand(left)
-        if not isinstance(subject, Column):
+        if not isinstance(subject, ColumnRef):
             raise self._wrong("LIKE takes a column and a pattern in quotes")
         return Like(subject, pattern)
 
@@ -323,8 +323,8 @@ class Parser:
         except ValueError as error:
             raise self._wrong(str(error), token.place) from None
 
-    def _operand(self, found: Condition) -> Column | Literal:
-        if not isinstance(found, Column | Literal):
+    def _operand(self, found: Condition) -> ColumnRef | Literal:
+        if not isinstance(found, ColumnRef | Literal):
             raise self._wrong("a comparison is between columns and literals")
         return found
 
@@ -380,7 +380,7 @@ class Parser:
                         raise self._wrong("a field's name is expected")
                     path.append(_name(self._now.text))
                     self._at += 1
-                return Column(tuple(path))
+                return ColumnRef(tuple(path))
         self._at -= 1
         raise self._wrong("a column or a literal is expected")
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from millrace.base.data_folder import check_place
+from millrace.base.data_folder import check_data_folder
 from millrace.base.errors import InvalidSettings
 from millrace.base.log_backends import EMBEDDED
-from millrace.base.settings.file import read_table
+from millrace.base.settings.file import read_settings_file
 from millrace.base.settings.value import SettingSpec, check, parse, setting
 
 PREFIX: Final = "MILLRACE_"
@@ -284,7 +284,7 @@ class Settings:
         source = file if file is not None else env.get("MILLRACE_CONFIG") or None
         if source is not None:
             path = Path(source)
-            for key, raw in read_table(path).items():
+            for key, raw in read_settings_file(path).items():
                 where = f"{path.name}: [millrace] {key}"
                 if key not in _SPECS:
                     raise InvalidSettings(f"{where} is no setting{_closest(key, _SPECS)}")
@@ -299,7 +299,7 @@ class Settings:
             spec = by_env[variable]
             values[spec.name] = parse(spec, env[variable], variable)
             named = variable if spec.name == "data_dir" else named
-        check_place(values["data_dir"], named)
+        check_data_folder(values["data_dir"], named)
         return cls(**values)
 
     def environment(self) -> dict[str, str]:
@@ -325,7 +325,7 @@ class Settings:
         """Where the table `name` lies."""
         return f"{self.tables_uri}/{name}"
 
-    def at(self, data_dir: Path) -> Self:
+    def with_data_dir(self, data_dir: Path) -> Self:
         """These settings for another data folder, which has the tables, too."""
         return dataclasses.replace(self, data_dir=data_dir, tables="")
 
@@ -359,12 +359,12 @@ class Settings:
 
     @property
     def parked_path(self) -> Path:
-        """Folder of the parked PChannels (millrace.node.range.parking)."""
+        """Folder of the parked PChannels (millrace.node.range_loop.parking)."""
         return self.data_dir / "parked"
 
     def progress_path(self, query: str) -> Path:
         """The file that says how a streaming query is doing, rewritten behind each of its micro-batches."""
-        return self.own_run_path / f"{query}.json"
+        return self.node_run_path / f"{query}.json"
 
     def spark_checkpoint_path(self, name: str) -> Path:
         """Spark's own checkpoint of the streaming query `name`: a hint that may be deleted, never the truth."""
@@ -376,7 +376,7 @@ class Settings:
         return self.data_dir / "run"
 
     @property
-    def own_run_path(self) -> Path:
+    def node_run_path(self) -> Path:
         """What a node says of itself alone (progress, heartbeat): with one node, where all processes do."""
         return self.run_path / "nodes" / self.node if self.node else self.run_path
 
@@ -386,7 +386,7 @@ class Settings:
         return self.spark_cores or len(os.sched_getaffinity(0))
 
     @property
-    def places(self) -> int:
+    def spark_slots(self) -> int:
         """Operations that may run Spark at once."""
         return self.operations_at_once or max(1, self.cores // 2)
 
@@ -412,7 +412,7 @@ def describe() -> list[tuple[str, str, str, str]]:
     ]
 
 
-def changed(settings: Settings) -> dict[str, Any]:
+def non_default_settings(settings: Settings) -> dict[str, Any]:
     """The settings that differ from their defaults, by name; without data and cache folder, which are a machine's own."""
     return {
         name: value

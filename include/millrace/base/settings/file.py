@@ -11,7 +11,7 @@ from typing import Any
 from millrace.base.errors import InvalidSettings
 
 
-def read_table(path: Path) -> Mapping[str, Any]:
+def read_settings_file(path: Path) -> Mapping[str, Any]:
     """Return the ``[millrace]`` table of a TOML or INI file, by its suffix.
 
     Raises InvalidSettings if the file cannot be read, is malformed, or holds something but no ``[millrace]``: its lines would be

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from millrace.base.errors import InvalidSettings
-from millrace.base.log_backends import check_setting, find_backend
+from millrace.base.log_backends import check_log_url, find_backend
 
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _BYTES: Final = re.compile(r"(\d+)\s*([KMGT]iB|B)?", re.IGNORECASE)
@@ -115,7 +115,7 @@ def check(spec: SettingSpec, value: Any, where: str) -> None:
     if spec.name in _URLS:
         without_credentials(value, where)
     if spec.name == "log":
-        check_setting(value, where)
+        check_log_url(value, where)
     low, high, pattern = spec.metadata["low"], spec.metadata["high"], spec.metadata["pattern"]
     if low is not None and not low <= value <= high:
         raise InvalidSettings(f"{where} = {value}: allowed is {low} to {high}")

@@ -12,13 +12,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-from millrace.base.closing import AsyncClosing
+from millrace.base.closeable import AsyncCloseable
 from millrace.base.errors import Closed
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Delivery
 
 
-class AsyncConsumer(AsyncClosing):
+class AsyncConsumer(AsyncCloseable):
     """Awaitable deliveries of `consumer`, which it closes. Use it from one event loop."""
 
     def __init__(self, consumer: Consumer) -> None:

@@ -18,17 +18,24 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
-from millrace.catalog.collection import Collection, pchannel_of
-from millrace.client.consume.scan import PATIENCE, Histories, Scan, TailSource, UntakenLog
-from millrace.message.bodies import Imports
+from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.client.consume.scan import STALL_TIMEOUT, Scan, TailSource, UncommittedReader, WalOpener
+from millrace.message.bodies import ImportSource
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
-from millrace.wal.scanner import StartAfterTick, VChannels
-from millrace.wal.visible.changes import BEGINNING, ChangeBatch, ChangeReader, Position, Start, change_schema
+from millrace.wal.scanner import StartAfterTick, VChannelFilter
+from millrace.wal.visible.changes import (
+    CHANGES_BEGIN,
+    ChangeBatch,
+    ChangePosition,
+    ChangeReader,
+    ChangeStart,
+    change_schema,
+)
 
 _WAIT: Final = 0.5
 _TURN: Final = 0.05
@@ -36,26 +43,26 @@ _TURN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ChangeSources:
     """Where changes are read from: the files of a data folder, or a server elsewhere (millrace.client.client.Tables)."""
 
-    wal: Histories
+    wal: WalOpener
     tail: TailSource
-    imports: Imports
-    start: Callable[[str, int, Position], Start]
+    imports: ImportSource
+    start: Callable[[str, int, ChangePosition], ChangeStart]
     """(PChannel, collection id, position) -> where a reader behind the position begins."""
-    log: UntakenLog | None = None
-    patience: float = PATIENCE
+    log: UncommittedReader | None = None
+    stall_timeout: float = STALL_TIMEOUT
     """Of its scans, in seconds."""
 
 
-class ChangeStream(Closing):
+class ChangeStream(Closeable):
     """Changes of one collection. One thread polls; any may close it. Made by :meth:`millrace.client.client.Client.changes`."""
 
     def __init__(
         self,
-        collection: Collection,
-        sources: Sources,
+        collection: CollectionInfo,
+        sources: ChangeSources,
         *,
         after: Moment | Mapping[str, Sequence[int]] | None = None,
         until_tick: int | None = None,
@@ -70,13 +77,13 @@ class ChangeStream(Closing):
         begin = _positions(after, channels)
         self._closed = False
         self._feeds = [
-            _Feed(collection.id, name, own, sources, begin.get(name, BEGINNING), until_tick, schema, metrics)
+            _Feed(collection.id, name, own, sources, begin.get(name, CHANGES_BEGIN), until_tick, schema, metrics)
             for name, own in sorted(channels.items())
         ]
         self._turn = 0
 
     @property
-    def positions(self) -> dict[str, Position]:
+    def positions(self) -> dict[str, ChangePosition]:
         """By PChannel where a stream goes on that is done with every batch so far; as JSON, lists of two integers."""
         return {feed.pchannel: feed.position for feed in self._feeds}
 
@@ -104,9 +111,9 @@ class ChangeStream(Closing):
                 batch = feed.next(wait)
                 if batch is not None:
                     return batch
-            if deadline.over():
+            if deadline.expired():
                 return None
-            wait = deadline.left(most=_WAIT if len(self._feeds) == 1 else _TURN)
+            wait = deadline.remaining(maximum=_WAIT if len(self._feeds) == 1 else _TURN)
         return None
 
     def __iter__(self) -> Iterator[ChangeBatch]:
@@ -141,8 +148,8 @@ class _Feed:
         collection_id: int,
         pchannel: str,
         vchannels: Sequence[str],
-        sources: Sources,
-        after: Position,
+        sources: ChangeSources,
+        after: ChangePosition,
         until_tick: int | None,
         schema: CollectionSchema | None,
         metrics: Metrics | None,
@@ -150,7 +157,7 @@ class _Feed:
         self.pchannel = pchannel
         self.position = after
         self._collection_id = collection_id
-        self._vchannels = VChannels(set(vchannels))
+        self._vchannels = VChannelFilter(set(vchannels))
         self._sources = sources
         self._until = until_tick
         self._schema = schema
@@ -190,7 +197,7 @@ class _Feed:
         """Everything that the scan has delivered was given."""
         tick = found.confirmed_tick if self._until is None else min(found.confirmed_tick, self._until)
         if tick > self.position.tick:
-            self.position = Position(tick)
+            self.position = ChangePosition(tick)
 
     def _begin(self) -> tuple[Scan, ChangeReader]:
         start = self._sources.start(self.pchannel, self._collection_id, self.position)
@@ -203,7 +210,7 @@ class _Feed:
             until_tick=self._until,
             metrics=self._metrics,
             log=self._sources.log,
-            patience=self._sources.patience,
+            patience=self._sources.stall_timeout,
         )
         reader = ChangeReader(
             self.pchannel, self._collection_id, start, imports=self._sources.imports, schema=self._schema
@@ -219,15 +226,15 @@ class _Feed:
 
 def _positions(
     after: Moment | Mapping[str, Sequence[Any]] | None, pchannels: Mapping[str, object]
-) -> dict[str, Position]:
+) -> dict[str, ChangePosition]:
     """By PChannel where changes begin. Raises InvalidArgument for what is no position."""
     if after is None:
         return {}
     if not isinstance(after, Mapping):
-        return dict.fromkeys(pchannels, Position(resolve_tick(after)))
+        return dict.fromkeys(pchannels, ChangePosition(resolve_tick(after)))
     for name, place in after.items():
         if name not in pchannels:
             raise InvalidArgument(f"the collection has no VChannel on {name!r}: these are positions of another one")
         if not 1 <= len(place) <= 2 or any(not isinstance(part, int) or part < 0 for part in place):
             raise InvalidArgument(f"a position is [tick, rows], as the stream's positions have it, not {place!r}")
-    return {name: Position(*place) for name, place in after.items()}
+    return {name: ChangePosition(*place) for name, place in after.items()}

@@ -23,17 +23,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, get_args
 
-from millrace.base.closing import Closing
+from millrace.base.backoff import jittered
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import Closed, InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
-from millrace.base.pauses import jittered
-from millrace.client.consume.delivery import Definitions, Delivery, Mark, SchemaOf
-from millrace.client.consume.scan import PATIENCE, Histories, Scan, TailSource, UntakenLog, scan
-from millrace.client.consume.together import Together
-from millrace.message.bodies import Imports
+from millrace.client.consume.batch_decoder import BatchDecoder
+from millrace.client.consume.delivery import AckState, DefinitionLookup, Delivery, SchemaMode
+from millrace.client.consume.scan import STALL_TIMEOUT, Scan, TailSource, UncommittedReader, WalOpener, scan
+from millrace.message.bodies import ImportSource
 from millrace.message.ids import tick_physical_ms
-from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannels, messages
+from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannelFilter, visible_units
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,9 +52,9 @@ _WAIT: Final = 0.5
 _PAUSE: Final = 0.2
 
 
-class Groups(Protocol):
+class GroupPositions(Protocol):
     """The places of consumer groups, one a group and PChannel; thread-safe. The files of a data folder stand behind it
-    (millrace.client.consume.positions), or a server elsewhere (millrace.client.tables_served)."""
+    (millrace.client.consume.positions), or a server elsewhere (millrace.client.remote_tables)."""
 
     def lock(self, group: str, pchannel: str) -> None:
         """Take a group's place on a PChannel, until `close` or the end of the process. Raises GroupBusy."""
@@ -78,7 +78,7 @@ class _Place:
     """One PChannel: what was delivered and is not done, in order, and the position below that."""
 
     tick: int
-    out: deque[Mark] = field(default_factory=deque)
+    out: deque[AckState] = field(default_factory=deque)
     seen: int = 0
     """Everything up to here was read and handed out."""
     committed: int = -1
@@ -90,30 +90,30 @@ class _Place:
             self.tick = max(self.tick, self.seen)
 
 
-class Consumer(Closing):
+class Consumer(Closeable):
     """Reads `channels` (PChannels or VChannels). One thread polls; any may acknowledge. Made by :meth:`Client.consumer`."""
 
     def __init__(
         self,
         channels: Sequence[str],
         *,
-        wal: str | Histories,
+        wal: str | WalOpener,
         tail: TailSource,
         group: str | None = None,
-        positions: Groups | None = None,
+        positions: GroupPositions | None = None,
         policy: DeliverPolicy | None = None,
         filters: Sequence[Filter] = (),
         until_tick: int | None = None,
-        definitions: Definitions | None = None,
-        imports: Imports | None = None,
-        schema: SchemaOf = "written",
+        definitions: DefinitionLookup | None = None,
+        imports: ImportSource | None = None,
+        schema: SchemaMode = "written",
         metrics: Metrics | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         commit_interval: float = COMMIT_INTERVAL,
-        log: UntakenLog | None = None,
-        patience: float = PATIENCE,
+        log: UncommittedReader | None = None,
+        patience: float = STALL_TIMEOUT,
     ) -> None:
-        if schema not in get_args(SchemaOf):
+        if schema not in get_args(SchemaMode):
             raise InvalidArgument(f"rows are given in the schema 'written' or 'current', not {schema!r}")
         if group is not None and positions is None:
             raise InvalidArgument("a group needs a place for its positions: take the consumer from Client.consumer()")
@@ -121,7 +121,7 @@ class Consumer(Closing):
         self._positions = positions
         self._definitions = definitions
         self._files = imports
-        self._schema: SchemaOf = schema
+        self._schema: SchemaMode = schema
         self._metrics = metrics
         self._prefetch = prefetch_bytes
         self._interval = commit_interval
@@ -156,7 +156,7 @@ class Consumer(Closing):
                 self._positions.lock(self.group, pchannel)
                 tick = self._positions.get(self.group, pchannel)
                 start = self._policy if tick is None else StartAfterTick(tick)
-            own: list[Filter] = [VChannels(vchannels)] if vchannels else []
+            own: list[Filter] = [VChannelFilter(vchannels)] if vchannels else []
 
             def opened(policy: DeliverPolicy, pchannel: str = pchannel, own: list[Filter] = own) -> Scan:
                 return scanned(pchannel, policy, filters=[*own, *filters], metrics=self._metrics)
@@ -183,9 +183,9 @@ class Consumer(Closing):
         while True:
             with self._changed:
                 while not self._ready and not self._closed:
-                    if end.over() or self.ended:
+                    if end.expired() or self.ended:
                         return None
-                    end.wait(self._changed, most=_WAIT)
+                    end.wait(self._changed, maximum=_WAIT)
                 if self.closed:  # while it waited
                     return None
                 item = self._ready.popleft()
@@ -235,7 +235,7 @@ class Consumer(Closing):
     def acknowledge(self, delivery: Delivery) -> None:
         """The unit is done: it is not delivered to this group again, once everything before it is done and committed."""
         with self._changed:
-            delivery.mark.done = True
+            delivery.ack.done = True
             place = self._places[delivery.pchannel]
             place.settle()
             self._gauge(delivery.pchannel, place)
@@ -275,7 +275,7 @@ class Consumer(Closing):
             each.close()
         with self._changed:
             end = Deadline.after(10.0)
-            while self._running and not end.over():
+            while self._running and not end.expired():
                 end.wait(self._changed)
         try:
             self.commit()
@@ -289,7 +289,7 @@ class Consumer(Closing):
         self._held -= delivery.held_bytes
         self._changed.notify_all()
         place = self._places[delivery.pchannel]
-        place.out.append(delivery.mark)  # not the delivery: one that nobody acknowledges holds no rows here
+        place.out.append(delivery.ack)  # not the delivery: one that nobody acknowledges holds no rows here
         physical = delivery.unit.commit if isinstance(delivery.unit, ImmutableTxn) else delivery.unit
         self._newest_ms = physical.physical_ms
         delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)
@@ -359,8 +359,8 @@ class Consumer(Closing):
     def _portions(self, pchannel: str, rows: pa.Table | None) -> Iterator[list[Delivery]]:
         """The units of a piece of a scan as deliveries, some at a time: none is made before there is room for it."""
         portion: list[Delivery] = []
-        size, together = 0, Together()
-        for unit in () if rows is None else messages(rows):
+        size, together = 0, BatchDecoder()
+        for unit in () if rows is None else visible_units(rows):
             delivery = Delivery(
                 pchannel,
                 unit,
@@ -375,7 +375,7 @@ class Consumer(Closing):
             size += delivery.held_bytes
             if size >= _HAND_BYTES:
                 yield portion
-                portion, size, together = [], 0, Together()
+                portion, size, together = [], 0, BatchDecoder()
         if portion:
             yield portion
 

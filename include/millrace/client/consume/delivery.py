@@ -3,7 +3,7 @@
 A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). Its changes are the rows
 and keys in it, those of the files that an Import names too, and a retraction for what a drop or a replacement takes away, so
 that whoever applies them in order has the collection. Memory: one message with the small ones beside it
-(:mod:`millrace.client.consume.together`), or one piece of a staged file.
+(:mod:`millrace.client.consume.batch_decoder`), or one piece of a staged file.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from millrace.catalog.collection import Collection
-from millrace.client.consume.together import Together
-from millrace.message.bodies import Import, Imports, parse_body
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.consume.batch_decoder import BatchDecoder
+from millrace.message.bodies import ImportSource, VChannelImport, parse_body
 from millrace.message.model import ImmutableMessage
 from millrace.message.schema import CollectionSchema
-from millrace.message.stored_columns import in_schema
+from millrace.message.stored_columns import convert_schema
 from millrace.message.types import MessageType
-from millrace.wal.scanner import ImmutableTxn, Types
+from millrace.wal.scanner import ImmutableTxn, TypeFilter
 
 _OBJECT_BYTES: Final = 2 << 10
 """Of a message as an object, beside its payload, about."""
 
-SchemaOf: TypeAlias = Literal["written", "current"]
+SchemaMode: TypeAlias = Literal["written", "current"]
 """In which schema a change's rows are given: each in that which it was written with, or all in the collection's newest: the one
 known when the consumer began, and a newer one from the first row of such a one on."""
 
-Definitions = Callable[[int, int], Collection]
+DefinitionLookup = Callable[[int, int], CollectionInfo]
 """(collection id, schema version) -> the collection's definition, which has that version."""
 
-CHANGES: Final = Types(
+CHANGES: Final = TypeFilter(
     {
         MessageType.INSERT,
         MessageType.DELETE,
@@ -63,7 +63,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Mark:
+class AckState:
     """What a consumer remembers of a unit that it delivered."""
 
     tick: int
@@ -77,19 +77,19 @@ class Delivery:
     pchannel: str
     unit: ImmutableMessage | ImmutableTxn
     lag: float = 0.0
-    _definitions: Definitions | None = None
-    _files: Imports | None = None
-    _schema: SchemaOf = "written"
-    _together: Together = field(default_factory=Together)
-    mark: Mark = field(init=False)
+    _definitions: DefinitionLookup | None = None
+    _files: ImportSource | None = None
+    _schema: SchemaMode = "written"
+    _together: BatchDecoder = field(default_factory=BatchDecoder)
+    ack: AckState = field(init=False)
 
     def __post_init__(self) -> None:
-        self.mark = Mark(self.unit.time_tick)
+        self.ack = AckState(self.unit.time_tick)
 
     @property
     def done(self) -> bool:
         """Whether it was acknowledged."""
-        return self.mark.done
+        return self.ack.done
 
     @property
     def tick(self) -> int:
@@ -124,12 +124,12 @@ class Delivery:
                 version = max(1, message.schema_version)
                 yield from self._changes(message, self._definitions(message.collection_id, version))
 
-    def _changes(self, message: ImmutableMessage, collection: Collection) -> Iterator[Change]:
+    def _changes(self, message: ImmutableMessage, collection: CollectionInfo) -> Iterator[Change]:
         written = collection.schemas[max(1, message.schema_version) - 1]
         given = collection.schema if self._schema == "current" else written
 
         def inserted(partition_id: int, rows: pa.RecordBatch) -> Change:
-            found = rows if given == written else _batch(in_schema(pa.table(rows), written, given))
+            found = rows if given == written else _batch(convert_schema(pa.table(rows), written, given))
             return Change("insert", message.vchannel, partition_id, found, given.primary_key)
 
         def deleted(partition_id: int, keys: pa.RecordBatch) -> Change:
@@ -155,7 +155,9 @@ class Delivery:
                 if body["replace"]:
                     yield _retraction(message, given)
                 if self._files is not None:
-                    named = Import(message.vchannel, message.time_tick, body["files"], written, collection.vchannels)
+                    named = VChannelImport(
+                        message.vchannel, message.time_tick, body["files"], written, collection.vchannels
+                    )
                     for partition_id, rows in self._files.rows(named):
                         yield inserted(partition_id, rows)
 

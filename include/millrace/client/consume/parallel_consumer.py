@@ -23,8 +23,8 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 
+from millrace.base.backoff import jittered
 from millrace.base.errors import Closed, InvalidArgument
-from millrace.base.pauses import jittered
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, Delivery
 from millrace.message.keys import key_column, key_hashes
@@ -45,7 +45,7 @@ class Work:
 
 
 Handler = Callable[[Work], None]
-OnDead = Callable[[Work, Exception], None]
+DeadLetterHandler = Callable[[Work, Exception], None]
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class ParallelConsumer:
         max_in_flight: int = 1000,
         attempts: int = 3,
         retry_delay: float = 0.1,
-        on_dead: OnDead | None = None,
+        on_dead: DeadLetterHandler | None = None,
     ) -> None:
         if workers < 1 or max_in_flight < 1 or attempts < 1:
             raise InvalidArgument("workers, max_in_flight and attempts are at least 1")
@@ -170,7 +170,7 @@ class ParallelConsumer:
     def _shares(self, delivery: Delivery, changes: list[Change]) -> list[tuple[int, list[Change]]]:
         """(worker, changes) of a piece of a delivery: at least one."""
         count = len(self._queues)
-        home = hash_of(delivery.vchannel or delivery.pchannel) % count
+        home = stable_hash(delivery.vchannel or delivery.pchannel) % count
         if self._by == "vchannel" or not changes or count == 1:
             return [(home, changes)]
         found: dict[int, list[Change]] = {}
@@ -245,6 +245,6 @@ def _pieces(delivery: Delivery) -> Iterator[list[Change]]:
         yield []
 
 
-def hash_of(name: str) -> int:
+def stable_hash(name: str) -> int:
     """A number of a name that is the same in every process."""
     return int(key_hashes(pa.array([name]))[0])

@@ -5,7 +5,7 @@ included (it begins at that tick's LastConfirmed). So these positions are beside
 (:class:`millrace.log.protocol.LogService`), whose positions are entries.
 
 One node keeps them in one SQLite file, synced (:class:`FilePositions`); a cluster whose meta store is named keeps them there
-(millrace.coord.positions).
+(millrace.coord.consumer_positions).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from millrace.base.errors import GroupBusy, InvalidSettings, PositionsBusy
 from millrace.base.files import make_folder
-from millrace.base.sqlite_turns import held_is
+from millrace.base.sqlite_errors import translate_busy
 
 FILE: Final = "consumers.db"
 """In the folder `coord` of the data folder."""
@@ -38,7 +38,7 @@ _MOVED: Final = "create table moved (at real not null)"
 """Is there once the positions lie in a meta store: from then on the file says nothing."""
 
 
-class Positions(Protocol):
+class PositionStore(Protocol):
     """Thread-safe; any number of processes."""
 
     def get(self, group: str, pchannel: str) -> int | None:
@@ -102,7 +102,7 @@ class FilePositions:
     @contextmanager
     def _typed(self) -> Iterator[sqlite3.Connection]:
         """One caller at a time inside; what another process keeps from it is an error that says so."""
-        with self._guard, held_is(_held):
+        with self._guard, translate_busy(_held):
             yield self._db
 
     @contextmanager
@@ -120,13 +120,13 @@ class FilePositions:
                 raise
 
     def _check(self) -> None:
-        if self.moved:
+        if self.migrated:
             raise InvalidSettings(
                 "the consumer groups of this deployment stand in its cluster's meta store: set MILLRACE_META_STORE as its nodes have it"
             )
 
     @property
-    def moved(self) -> bool:
+    def migrated(self) -> bool:
         """Whether the positions lie in a meta store by now."""
         return self._db.execute("select 1 from sqlite_master where name = 'moved'").fetchone() is not None
 
@@ -191,7 +191,7 @@ class FilePositions:
             self._db.close()
 
 
-def move_out(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]], str], None]) -> None:
+def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]], str], None]) -> None:
     """Hand the positions in the file of `folder` over to `take(positions, name)`, once; afterwards nobody uses the file. `name` is the
     file's own, the same in each attempt. A file that is absent or empty hands over nothing, and is never taken for the truth.
 
@@ -213,13 +213,13 @@ def move_out(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]], str]
             take(found, name)
             db.execute(_MOVED)
     except InvalidSettings:
-        if not file.moved:
+        if not file.migrated:
             raise
     finally:
         file.close()
 
 
-def forget_name(db: sqlite3.Connection) -> None:
+def reset_file_id(db: sqlite3.Connection) -> None:
     """Have a copy of the file be another one than its original."""
     db.execute("drop table if exists file")
 

@@ -23,13 +23,13 @@ from typing import Final, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, PositionTruncated, TableDamaged, TickNotReached, WalGap
 from millrace.base.metrics import Metrics
 from millrace.message.ids import LogId, MessageId, tick_physical_ms
 from millrace.message.model import ImmutableMessage
-from millrace.rpc.tail import Evicted, Tailed
+from millrace.rpc.tail import Evicted, TailBatch
 from millrace.wal.scanner import (
     All,
     DeliverPolicy,
@@ -40,8 +40,8 @@ from millrace.wal.scanner import (
     StartAfter,
     StartAfterTick,
     StartFrom,
-    VChannels,
-    messages,
+    VChannelFilter,
+    visible_units,
 )
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
@@ -51,7 +51,7 @@ _PAUSE: Final = 0.05
 """Pause before the table is looked at again, where the tail has gone past and the table is not there yet."""
 _TABLE_FIRST: Final = 1.0
 """Seconds that the table may take to come that far before the log is read instead: a running streaming node takes less."""
-PATIENCE: Final = 30.0
+STALL_TIMEOUT: Final = 30.0
 """Seconds without any progress after which a scan says what it waits for."""
 _ASK_MS: Final = 200
 """Least time between two time ticks that a scan asks for."""
@@ -61,18 +61,20 @@ _ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
 class TailSource(Protocol):
     """What a scan tails: an AppendHost, or an AppendClient."""
 
-    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted: ...
+    def tail(
+        self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20
+    ) -> TailBatch | Evicted: ...
 
     def tick(self, pchannel: str, *, deadline: float = 30.0) -> int: ...
 
 
-class History(Protocol):
+class WalView(Protocol):
     """One version of the ``wal`` table: millrace.tables.wal.reader.WalSnapshot, or what a server says of its own."""
 
     @property
     def version(self) -> int: ...
 
-    def refreshed(self) -> History:
+    def refreshed(self) -> WalView:
         """The newest version; this one is of no more use where that is another."""
         ...
 
@@ -100,16 +102,16 @@ class History(Protocol):
         ...
 
 
-Histories: TypeAlias = Callable[[], History | None]
+WalOpener: TypeAlias = Callable[[], WalView | None]
 """Opens the newest version; None where there is no table yet."""
 
 
-UntakenLog: TypeAlias = Callable[[str], Iterator[tuple[pa.RecordBatch, int]]]
+UncommittedReader: TypeAlias = Callable[[str], Iterator[tuple[pa.RecordBatch, int]]]
 """Gives the messages of a PChannel that the log has after the newest version of the ``wal`` table: in order, each piece with the
 tick that it completes."""
 
 
-def table(wal: str) -> Histories:
+def wal_opener(wal: str) -> WalOpener:
     """The ``wal`` table at the URI `wal`."""
     from millrace.tables.wal.reader import (
         WalSnapshot,  # brings the library of tables, which clients of a server do without
@@ -122,13 +124,13 @@ def scan(
     channel: str,
     policy: DeliverPolicy | None = None,
     *,
-    wal: str | Histories,
+    wal: str | WalOpener,
     tail: TailSource,
     filters: Sequence[Filter] = (),
     until_tick: int | None = None,
     metrics: Metrics | None = None,
-    log: UntakenLog | None = None,
-    patience: float = PATIENCE,
+    log: UncommittedReader | None = None,
+    patience: float = STALL_TIMEOUT,
 ) -> Scan:
     """Units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order; `policy` is All by default.
 
@@ -139,11 +141,11 @@ def scan(
     be it while the scan stood there; WalGap where a source is broken.
     """
     pchannel, is_vchannel = _pchannel(channel)
-    own = [VChannels({channel})] if is_vchannel else []
+    own = [VChannelFilter({channel})] if is_vchannel else []
     return Scan(
         pchannel,
         policy or All(),
-        wal=wal if callable(wal) else table(wal),
+        wal=wal if callable(wal) else wal_opener(wal),
         tail=tail,
         filters=[*own, *filters],
         until_tick=until_tick,
@@ -153,7 +155,7 @@ def scan(
     )
 
 
-class Scan(Closing):
+class Scan(Closeable):
     """A scan under way. One thread reads; any may close it."""
 
     def __init__(
@@ -161,13 +163,13 @@ class Scan(Closing):
         pchannel: str,
         policy: DeliverPolicy,
         *,
-        wal: Histories,
+        wal: WalOpener,
         tail: TailSource,
         filters: Sequence[Filter],
         until_tick: int | None,
         metrics: Metrics | None = None,
-        log: UntakenLog | None = None,
-        patience: float = PATIENCE,
+        log: UncommittedReader | None = None,
+        patience: float = STALL_TIMEOUT,
     ) -> None:
         self._pchannel = pchannel
         self._log = log
@@ -222,10 +224,10 @@ class Scan(Closing):
         TickNotReached, and what the sources raise; the next poll goes on where that is retriable."""
         deadline = Deadline.after(timeout)
         while not self.ended:
-            rows = self._next(deadline.left())
+            rows = self._next(deadline.remaining())
             if rows is not None and rows.num_rows:
                 return rows
-            if rows is None and deadline.over():
+            if rows is None and deadline.expired():
                 return None
         return None
 
@@ -239,7 +241,7 @@ class Scan(Closing):
     def __iter__(self) -> Iterator[ImmutableMessage | ImmutableTxn]:
         """Units as objects, until the scan ends."""
         for rows in self.tables():
-            yield from messages(rows)
+            yield from visible_units(rows)
 
     def close(self) -> None:
         """End the scan; who waits in it returns within a second. Idempotent."""
@@ -326,9 +328,9 @@ class Scan(Closing):
         else:
             self._closed.wait(min(timeout, _PAUSE))
 
-    def _next_of_log(self, untaken: Iterator[tuple[pa.RecordBatch, int]]) -> pa.Table | None:
+    def _next_of_log(self, uncommitted: Iterator[tuple[pa.RecordBatch, int]]) -> pa.Table | None:
         try:
-            piece = next(untaken, None)
+            piece = next(uncommitted, None)
         except PositionTruncated:  # the table has taken it meanwhile
             piece = None
         if piece is None:
@@ -368,7 +370,7 @@ class Scan(Closing):
 
     def _pushed(self, pieces: Sequence[pa.Table | pa.RecordBatch], through: int) -> pa.Table | None:
         """Push rows, after which every row up to tick `through` is pushed."""
-        left_out = self._scanner.left_out
+        left_out = self._scanner.filtered_count
         try:
             visible = [self._scanner.push(piece) for piece in pieces]
         except WalGap:
@@ -382,7 +384,7 @@ class Scan(Closing):
         if rows is not None and self._until is not None and through > self._until:
             rows = rows.filter(pc.less_equal(rows.column(VISIBLE_TICK), self._until))
         if self._metrics is not None:
-            self._count(self._metrics, rows, self._scanner.left_out - left_out)
+            self._count(self._metrics, rows, self._scanner.filtered_count - left_out)
         return rows
 
     def _count(self, metrics: Metrics, rows: pa.Table | None, left_out: int) -> None:

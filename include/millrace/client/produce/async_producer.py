@@ -14,16 +14,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from millrace.base.closing import AsyncClosing
+from millrace.base.closeable import AsyncCloseable
 from millrace.base.errors import BufferFull
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.batch_appender import BatchLimits
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.written import Written
 
 
-class AsyncProducer(AsyncClosing):
+class AsyncProducer(AsyncCloseable):
     """Awaitable appends of `producer`, which stays the caller's to close. Use it from one event loop."""
 
     def __init__(self, producer: Producer, *, limits: BatchLimits | None = None) -> None:
@@ -33,7 +33,7 @@ class AsyncProducer(AsyncClosing):
 
     async def insert(
         self,
-        collection: Collection | str,
+        collection: CollectionInfo | str,
         rows: Rows,
         *,
         partition: str | None = None,
@@ -51,7 +51,7 @@ class AsyncProducer(AsyncClosing):
 
     async def upsert(
         self,
-        collection: Collection | str,
+        collection: CollectionInfo | str,
         rows: Rows,
         *,
         partition: str | None = None,
@@ -64,7 +64,7 @@ class AsyncProducer(AsyncClosing):
             lambda: self._batch.upsert(taker, rows, partition=partition, partition_by=partition_by, wait=False)
         )
 
-    async def delete(self, collection: Collection | str, keys: Keys, *, partition: str | None = None) -> Written:
+    async def delete(self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None) -> Written:
         """Delete by primary key; as `insert`."""
         return await self._settled(lambda: self._batch.delete(collection, keys, partition=partition, wait=False))
 
@@ -72,7 +72,7 @@ class AsyncProducer(AsyncClosing):
         """Wait until everything is settled. Raises DeadlineExceeded. (The one call that takes a thread.)"""
         await asyncio.to_thread(self._batch.close)
 
-    async def _taker(self, collection: Collection | str, rows: Rows, evolve: bool) -> Collection | str:
+    async def _taker(self, collection: CollectionInfo | str, rows: Rows, evolve: bool) -> CollectionInfo | str:
         if not evolve:
             return collection
         return await asyncio.to_thread(lambda: self.producer.evolved(self.producer.known(collection), rows))
@@ -92,7 +92,7 @@ class AsyncProducer(AsyncClosing):
                     if loop.time() >= end:
                         raise
                 room = loop.create_future()
-                self._batch.on_room(partial(_wake, loop, room))
+                self._batch.on_capacity(partial(_wake, loop, room))
                 try:
                     await asyncio.wait_for(room, timeout=max(0.001, end - loop.time()))
                 except TimeoutError:

@@ -23,7 +23,8 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.backoff import jittered
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     AppendUnresolved,
@@ -33,10 +34,16 @@ from millrace.base.errors import (
     LogUnavailable,
     SpoolFull,
 )
-from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
-from millrace.client.produce.batch_pieces import Carried, Piece, Queue, Ticket, entry_of, sending_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.client.produce.batch_queue import (
+    ChannelQueue,
+    EntryContents,
+    PendingCall,
+    Piece,
+    take_entry,
+    to_outbound_entry,
+)
 from millrace.client.produce.framing import ENTRY_BYTES
 from millrace.client.produce.lane import Lane
 from millrace.client.produce.rows import (
@@ -49,7 +56,7 @@ from millrace.client.produce.rows import (
     split_keys,
     split_rows,
 )
-from millrace.client.produce.sequencer import Sending
+from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
 from millrace.message.types import MessageType
 
@@ -74,13 +81,13 @@ class Deliverer(Protocol):
     """Who sends for a lane, instead of the lane itself: a spool."""
 
     def deliver(
-        self, pchannel: str, source: Callable[[], Sending | None], *, size: Callable[[], int] | None = None
+        self, pchannel: str, source: Callable[[], OutboundEntry | None], *, size: Callable[[], int] | None = None
     ) -> None: ...
 
     def contended(self, pchannel: str) -> bool: ...
 
 
-class BatchAppender(Closing):
+class BatchAppender(Closeable):
     """Gathers appends of one producer; made by :meth:`Producer.batch`. Thread-safe; one thread a PChannel sends."""
 
     def __init__(
@@ -88,8 +95,8 @@ class BatchAppender(Closing):
         lane: Callable[[str], Lane],
         settings: Settings,
         *,
-        known: Callable[[Collection | str], Collection],
-        evolved: Callable[[Collection, Rows], Collection],
+        known: Callable[[CollectionInfo | str], CollectionInfo],
+        evolved: Callable[[CollectionInfo, Rows], CollectionInfo],
         limits: BatchLimits | None = None,
         spool: Deliverer | None = None,
     ) -> None:
@@ -100,7 +107,7 @@ class BatchAppender(Closing):
         self._spool = spool
         self._retry_delay = settings.append_retry_delay
         self._changed = threading.Condition()
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, ChannelQueue] = {}
         self._threads: list[threading.Thread] = []
         self._room: deque[Callable[[], None]] = deque()
         self._held = 0
@@ -119,7 +126,7 @@ class BatchAppender(Closing):
 
     def insert(
         self,
-        collection: Collection | str,
+        collection: CollectionInfo | str,
         rows: Rows,
         *,
         partition: str | None = None,
@@ -139,7 +146,7 @@ class BatchAppender(Closing):
 
     def upsert(
         self,
-        collection: Collection | str,
+        collection: CollectionInfo | str,
         rows: Rows,
         *,
         partition: str | None = None,
@@ -162,7 +169,7 @@ class BatchAppender(Closing):
     def _rows(
         self,
         kind: MessageType,
-        collection: Collection,
+        collection: CollectionInfo,
         table: pa.Table,
         partition: str | None,
         partition_by: str | None,
@@ -177,7 +184,7 @@ class BatchAppender(Closing):
         )
 
     def delete(
-        self, collection: Collection | str, keys: Keys, *, partition: str | None = None, wait: bool = True
+        self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None, wait: bool = True
     ) -> Future[Written]:
         """Take primary keys to delete. Raises as `insert` does."""
         collection = self._known(collection)
@@ -199,9 +206,9 @@ class BatchAppender(Closing):
             self._changed.notify_all()
             try:
                 while any(queue.pieces or queue.busy for queue in self._queues.values()):
-                    if end.over():
+                    if end.expired():
                         raise DeadlineExceeded(f"{self._held} bytes are not settled yet: they are still being sent")
-                    end.wait(self._changed, most=_IDLE)
+                    end.wait(self._changed, maximum=_IDLE)
             finally:
                 self._flushing -= 1
 
@@ -222,7 +229,7 @@ class BatchAppender(Closing):
             for queue in list(self._queues.values()):
                 self._drop(queue, LogUnavailable("the appender was closed before this was sent: it is not in the log"))
 
-    def on_room(self, call: Callable[[], None]) -> None:
+    def on_capacity(self, call: Callable[[], None]) -> None:
         """Have `call` called once, from any thread, when there may be room again: for who must not wait in a thread."""
         with self._changed:
             if self._held:
@@ -234,11 +241,11 @@ class BatchAppender(Closing):
 
     def _take(
         self,
-        collection: Collection,
+        collection: CollectionInfo,
         shares: list[tuple[tuple[str, int, int, int, MessageType], pa.RecordBatch | pa.Array]],
         wait: bool,
     ) -> Future[Written]:
-        ticket = Ticket()
+        ticket = PendingCall()
         sizes = [rows.nbytes for _, rows in shares]
         size = sum(sizes)
         with self._changed:
@@ -261,23 +268,23 @@ class BatchAppender(Closing):
         end: Deadline | None = None
         while not self._closed and self._held and self._held + size > self.limits.buffer_bytes:
             end = end or Deadline.after(self.limits.deadline if wait else 0.0)
-            if end.over():
+            if end.expired():
                 raise BufferFull(
                     f"the producer holds {self._held} bytes that the log has not taken, of {self.limits.buffer_bytes}"
                     f" allowed; these {size} were not taken: append them again later"
                 )
-            end.wait(self._changed, most=_IDLE)
+            end.wait(self._changed, maximum=_IDLE)
         if self._closed:
             raise Closed("this appender is closed, and takes nothing more: make another one")
 
-    def _full(self, queue: Queue) -> bool:
+    def _full(self, queue: ChannelQueue) -> bool:
         """Whether what waits is a batch."""
         return queue.bytes >= self.limits.bytes or 0 < self.limits.count <= len(queue.pieces)
 
-    def _queue(self, pchannel: str) -> Queue:
+    def _queue(self, pchannel: str) -> ChannelQueue:
         queue = self._queues.get(pchannel)
         if queue is None:
-            queue = self._queues[pchannel] = Queue()
+            queue = self._queues[pchannel] = ChannelQueue()
             thread = threading.Thread(target=self._run, args=(pchannel, queue), name=f"batch-{pchannel}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -285,7 +292,7 @@ class BatchAppender(Closing):
 
     # --- sending ----------------------------------------------------------------------------------------------------------
 
-    def _run(self, pchannel: str, queue: Queue) -> None:
+    def _run(self, pchannel: str, queue: ChannelQueue) -> None:
         lane = self._lane(pchannel)
         while self._wait_until_ripe(queue):
             try:
@@ -296,7 +303,7 @@ class BatchAppender(Closing):
                         size=lambda: min(queue.bytes, ENTRY_BYTES),
                     )
                 else:
-                    lane.deliver(lambda: self._next(queue, lane.turns.contended))
+                    lane.deliver(lambda: self._next(queue, lane.lock.contended))
             except SpoolFull:
                 self._pause()  # what waits goes on waiting, and the buffer fills up
             except AppendUnresolved as error:
@@ -313,20 +320,20 @@ class BatchAppender(Closing):
     def _pause(self) -> None:
         end = Deadline.after(jittered(self._retry_delay))
         with self._changed:
-            while not self._given_up and not end.over():
+            while not self._given_up and not end.expired():
                 end.wait(self._changed)
 
     def _spool_contended(self, pchannel: str) -> bool:
         return self._spool is not None and self._spool.contended(pchannel)
 
-    def _wait_until_ripe(self, queue: Queue) -> bool:
+    def _wait_until_ripe(self, queue: ChannelQueue) -> bool:
         """Wait for a batch that is to go out; whether there is one (there is none any more at the end)."""
         with self._changed:
             while True:
                 if self._given_up:
                     return False
                 if queue.pieces:
-                    left = queue.pieces[0].came + self.limits.delay - time.monotonic()
+                    left = queue.pieces[0].enqueued_at + self.limits.delay - time.monotonic()
                     if left <= 0 or self._full(queue) or self._flushing or self._closed:
                         queue.busy = True
                         return True
@@ -334,18 +341,18 @@ class BatchAppender(Closing):
                 else:
                     self._changed.wait(_IDLE)
 
-    def _next(self, queue: Queue, contended: bool) -> Sending | None:
+    def _next(self, queue: ChannelQueue, contended: bool) -> OutboundEntry | None:
         """The next entry's worth; None where nothing waits, or somebody else is to have the lane first."""
         if contended and not self._given_up:
             return None
         with self._changed:
-            taken = entry_of(queue)
+            taken = take_entry(queue)
         if not taken:
             return None
         try:
-            return sending_of(taken, self._release)
+            return to_outbound_entry(taken, self._release)
         except Exception as error:
-            Carried(taken, self._release).fail(error)
+            EntryContents(taken, self._release).fail(error)
             raise
 
     def _release(self, size: int) -> None:
@@ -357,13 +364,13 @@ class BatchAppender(Closing):
         for call in calls:
             call()
 
-    def _give_up(self, sending: Sending, error: Exception) -> None:
+    def _give_up(self, sending: OutboundEntry, error: Exception) -> None:
         """Fail the futures of what stays in the lane: it will be sent again, and nobody waits for that here."""
         carried = sending.context
-        if isinstance(carried, Carried):
+        if isinstance(carried, EntryContents):
             carried.fail(error)
 
-    def _drop(self, queue: Queue, error: Exception) -> None:
+    def _drop(self, queue: ChannelQueue, error: Exception) -> None:
         """Give up what waits in a queue: its futures fail, and its room is free again."""
         with self._changed:
             dropped = list(queue.pieces)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from millrace.base.closing import Closing
-from millrace.catalog.collection import Collection
+from millrace.base.closeable import Closeable
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.rows import Keys, Rows
 
 if TYPE_CHECKING:
     from millrace.client.produce.batch_appender import BatchAppender
 
 
-class CollectionBatch(Closing):
-    """A batch appender of one collection. Thread-safe; made by :meth:`millrace.client.database.Collection.batch`."""
+class CollectionBatch(Closeable):
+    """A batch appender of one collection. Thread-safe; made by :meth:`millrace.client.database.CollectionInfo.batch`."""
 
-    def __init__(self, definition: Collection, appender: BatchAppender) -> None:
+    def __init__(self, definition: CollectionInfo, appender: BatchAppender) -> None:
         self._definition = definition
         self._appender = appender
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.values import REFUSALS, from_python, is_made_of_objects
+from millrace.client.produce.column_conversion import CONVERSION_ERRORS, from_python, needs_declared_type
 from millrace.message.field_types import FieldType
 from millrace.message.schema import CollectionSchema, FieldSpec
 
@@ -48,7 +48,7 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
         yield from frame
     elif hasattr(frame, "mapInArrow"):
         yield from _of_spark(frame)
-    elif is_of(frame, "pandas") and hasattr(frame, "columns"):
+    elif is_from_library(frame, "pandas") and hasattr(frame, "columns"):
         yield from _of_pandas(frame, schema).to_batches()
     elif hasattr(frame, "__arrow_c_stream__"):
         yield from reader_of(frame)
@@ -66,14 +66,14 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
         )
 
 
-def is_of(frame: object, library: str) -> bool:
+def is_from_library(frame: object, library: str) -> bool:
     """Whether it is an object of that library, which is not imported for that."""
     return type(frame).__module__.partition(".")[0] == library
 
 
 def reader_of(frame: ArrowStream | Any) -> pa.RecordBatchReader:
     """The Arrow stream of a DataFrame. Raises InvalidArgument for columns that Arrow has no type for."""
-    if is_of(frame, "polars"):
+    if is_from_library(frame, "polars"):
         objects = [name for name, kind in getattr(frame, "schema", {}).items() if str(kind) == "Object"]
         if objects:  # as Arrow they are the addresses of Python's objects
             raise InvalidArgument(f"the column {objects[0]!r} holds Python's objects: cast it to a type of Polars")
@@ -117,26 +117,29 @@ def _of_pandas(frame: Any, schema: CollectionSchema | None) -> pa.Table:
         if not objects or not frame.columns.is_unique:
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(
-            {name: _column(frame, name, wanted[name].tree if name in objects else None) for name in frame.columns}
+            {
+                name: _column(frame, name, wanted[name].parsed_type if name in objects else None)
+                for name in frame.columns
+            }
         )
-    except REFUSALS as error:
+    except CONVERSION_ERRORS as error:
         raise InvalidArgument(f"the DataFrame is no table of columns of one type each: {error}") from None
 
 
 def _is_own(dtype: str, field: FieldSpec) -> bool:
     """Whether a column of pandas is made with its field in view: of objects, and of numpy's floats where NaN is no null."""
     if dtype == "object":
-        return is_made_of_objects(field.tree)
-    return dtype in ("float32", "float64") and field.tree.kind in ("float32", "float64") and not field.nullable
+        return needs_declared_type(field.parsed_type)
+    return dtype in ("float32", "float64") and field.parsed_type.kind in ("float32", "float64") and not field.nullable
 
 
 def _column(frame: Any, name: str, kind: FieldType | None) -> Any:
     if kind is None:
         return pa.Table.from_pandas(frame[[name]], preserve_index=False).column(0)
-    if not is_made_of_objects(kind):
+    if not needs_declared_type(kind):
         return pa.array(frame[name].to_numpy())
     values = [None if isinstance(each, float) and each != each else each for each in frame[name]]
     try:
         return from_python(values, kind)
-    except REFUSALS as error:
+    except CONVERSION_ERRORS as error:
         raise InvalidArgument(f"the column {name!r} is no {kind.text}: {error}") from None

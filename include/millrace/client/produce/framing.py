@@ -15,7 +15,7 @@ MAX_ENTRY_MESSAGES: Final = 1_000
 _T = TypeVar("_T")
 
 
-def entry_runs(items: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[_T]]:
+def group_into_entries(items: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[_T]]:
     """Runs of `items`, in order, that go out as one entry each: of about ENTRY_BYTES and at most MAX_ENTRY_MESSAGES."""
     run: list[_T] = []
     held = 0
@@ -30,6 +30,6 @@ def entry_runs(items: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[
         yield run
 
 
-def entries(messages: Iterable[MutableMessage]) -> Iterator[list[MutableMessage]]:
+def group_messages(messages: Iterable[MutableMessage]) -> Iterator[list[MutableMessage]]:
     """Runs of messages that go out as one entry each, by the size of their payloads."""
-    return entry_runs(messages, lambda message: len(message.payload))
+    return group_into_entries(messages, lambda message: len(message.payload))

@@ -6,7 +6,7 @@ import threading
 from typing import Protocol
 
 
-class Terms(Protocol):
+class TermSource(Protocol):
     """Who knows the open term of a PChannel and the epochs of producers: the coordinator."""
 
     def term(self, pchannel: str) -> int: ...
@@ -14,10 +14,10 @@ class Terms(Protocol):
     def next_epoch(self, producer_id: int, *, held: int | None = None) -> int: ...
 
 
-class Identity:
+class ProducerIdentity:
     """A producer's id and its newest epoch, shared by its lanes. An id of the caller's has its epochs from the coordinator."""
 
-    def __init__(self, producer_id: int, terms: Terms, *, owned: bool, epoch: int | None = None) -> None:
+    def __init__(self, producer_id: int, terms: TermSource, *, owned: bool, epoch: int | None = None) -> None:
         self.id = producer_id
         self.terms = terms
         self._owned = owned

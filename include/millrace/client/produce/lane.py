@@ -23,43 +23,43 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from millrace.base.backoff import jittered
 from millrace.base.errors import AppendRejected, AppendUnresolved, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
-from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
-from millrace.client.produce.identity import Identity
+from millrace.client.produce.fair_lock import FairLock
+from millrace.client.produce.identity import ProducerIdentity
 from millrace.client.produce.sequencer import (
     Action,
-    AskEpochs,
-    AskTerm,
-    Draw,
-    Patience,
+    FetchEpochs,
+    FetchTerm,
+    OutboundEntry,
+    Pull,
     Receive,
-    Repeat,
+    RetryAfter,
+    RetryPolicy,
     Send,
-    Sending,
     Sequencer,
     Settle,
     Steps,
 )
-from millrace.client.produce.turns import Turns
 from millrace.client.produce.written import Written
 from millrace.message.model import MutableMessage
 from millrace.message.wire.encode import encode_entry
+from millrace.rpc.append_pipeline import AppendPipeline
 from millrace.rpc.outcome import AppendOutcome
-from millrace.rpc.pipeline import Pipeline
 from millrace.wal.reasons import Reason
 
 if TYPE_CHECKING:
-    from millrace.client.produce.resuming import Standing
+    from millrace.client.produce.producer_recovery import AppliedLookup
 
 
-def _next(waiting: deque[Sending]) -> Sending | None:
+def _next(waiting: deque[OutboundEntry]) -> OutboundEntry | None:
     return waiting.popleft() if waiting else None
 
 
-Source = Callable[[], Sending | None]
+EntrySource = Callable[[], OutboundEntry | None]
 
 
 class Appender(Protocol):
@@ -67,7 +67,7 @@ class Appender(Protocol):
 
     def append(self, pchannel: str, entries: Sequence[bytes], *, deadline: float | None = None) -> AppendOutcome: ...
 
-    def append_stream(self, pchannel: str, *, deadline: float | None = None) -> Pipeline[AppendOutcome]: ...
+    def append_stream(self, pchannel: str, *, deadline: float | None = None) -> AppendPipeline[AppendOutcome]: ...
 
 
 class _Answer(Protocol):
@@ -90,7 +90,7 @@ class Lane:
     def __init__(
         self,
         appender: Appender,
-        identity: Identity,
+        identity: ProducerIdentity,
         settings: Settings,
         pchannel: str,
         *,
@@ -107,18 +107,18 @@ class Lane:
                 raise
             term = 0  # who knows it cannot be reached either: the chain fences 0, and it is asked for then
         self.sequencer = Sequencer(pchannel, identity.id, term=term, epoch=identity.epoch)
-        self._patience = Patience(
-            settings.append_attempts, settings.append_retry_delay, limited=settings.append_deadline
+        self._patience = RetryPolicy(
+            settings.append_attempts, settings.append_retry_delay, throttle_seconds=settings.append_deadline
         )
-        self.turns = Turns()
+        self.lock = FairLock()
         self._resumed = False
-        self._standing: Standing | None = None
-        self._pipeline: Pipeline[AppendOutcome] | None = None
+        self._standing: AppliedLookup | None = None
+        self._pipeline: AppendPipeline[AppendOutcome] | None = None
         self._closing = threading.Event()
         self._retries = None if metrics is None else metrics.wal_append_retry_total.labels(pchannel)
 
     @property
-    def unresolved(self) -> list[Sending]:
+    def unresolved(self) -> list[OutboundEntry]:
         """What was sent and could not be settled, in order: it goes out again before anything else."""
         return list(self.sequencer.unresolved)
 
@@ -129,23 +129,23 @@ class Lane:
         if self._pipeline is not None:
             self._pipeline.close()
 
-    def take_unresolved(self) -> list[Sending]:
+    def take_unresolved(self) -> list[OutboundEntry]:
         """Hand what is unresolved, in order and with its stamps, to somebody who will settle it (a spool)."""
-        with self.turns.taken():
+        with self.lock.held():
             taken, self.sequencer.unresolved = self.sequencer.unresolved, []
             return taken
 
     def numbers(self) -> dict[str, tuple[int, int]]:
         """By VChannel the epoch and the next sequence."""
-        with self.turns.taken():
+        with self.lock.held():
             return self.sequencer.numbers()
 
     def resume(
-        self, numbers: Mapping[str, tuple[int, int]], *, tick: int = 0, standing: Standing | None = None
+        self, numbers: Mapping[str, tuple[int, int]], *, tick: int = 0, standing: AppliedLookup | None = None
     ) -> None:
         """Go on from the numbers of a lane that is gone: what is sent next it may have sent already, with these very numbers, and
         behind `tick`. Where the chain does not know them any more, `standing` is asked what stands."""
-        with self.turns.taken():
+        with self.lock.held():
             self.sequencer.resume(numbers)
             self.sequencer.tick = max(self.sequencer.tick, tick)
             self._resumed = True
@@ -161,8 +161,8 @@ class Lane:
 
         The caller sees to it that no delivery but of stamped messages is under way.
         """
-        if self.sequencer.renews(messages):
-            self.sequencer.begin_epochs(self._renewed(AskEpochs(self.sequencer.epochs_above())))
+        if self.sequencer.needs_new_epoch(messages):
+            self.sequencer.begin_epochs(self._renewed(FetchEpochs(self.sequencer.epochs_to_renew())))
         self.sequencer.epoch = self._identity.epoch
         return self.sequencer.stamp(
             messages, barrier=0
@@ -183,8 +183,8 @@ class Lane:
             written.add(each.written())
         return written
 
-    def _send(self, groups: Sequence[list[MutableMessage]]) -> list[Sending]:
-        waiting = deque(Sending(group, ambiguous=self._resumed) for group in groups)
+    def _send(self, groups: Sequence[list[MutableMessage]]) -> list[OutboundEntry]:
+        waiting = deque(OutboundEntry(group, ambiguous=self._resumed) for group in groups)
         sent = list(waiting)
         try:
             self.deliver(lambda: waiting.popleft() if waiting else None, pipelined=len(sent) > 1)
@@ -193,13 +193,16 @@ class Lane:
             raise
         return sent
 
-    def _send_resumed(self, groups: Sequence[list[MutableMessage]], standing: Standing) -> list[Sending]:
+    def _send_resumed(self, groups: Sequence[list[MutableMessage]], standing: AppliedLookup) -> list[OutboundEntry]:
         """As :meth:`_send`, of what a lane that is gone may have sent: under its numbers, and what does not stand under new ones where
         the chain has forgotten these. Whatever is raised, the next call may begin it again."""
-        from millrace.client.produce.resuming import forgotten, settle  # what other producers do without
+        from millrace.client.produce.producer_recovery import (  # what other producers do without
+            match_applied,
+            unknown_vchannels,
+        )
 
-        sent = [Sending(list(group)) for group in groups]
-        with self.turns.taken():
+        sent = [OutboundEntry(list(group)) for group in groups]
+        with self.lock.held():
             before, after = self.sequencer.numbers(), self.sequencer.tick
             for each in sent:
                 self.sequencer.number(each)
@@ -216,16 +219,16 @@ class Lane:
                 if verdict.reason != Reason.UNKNOWN_PRODUCER:
                     raise
                 self.take_unresolved()
-            names = forgotten(sent)
+            names = unknown_vchannels(sent)
             if not names:
                 return sent
             stood = standing(self.pchannel, self._identity.id, after)
-            left, newest = settle(sent, {name: first[name] for name in names}, stood)
+            left, newest = match_applied(sent, {name: first[name] for name in names}, stood)
             hit("produce.forgotten")
-            with self.turns.taken():
-                epochs = self._renewed(AskEpochs(newest))
+            with self.lock.held():
+                epochs = self._renewed(FetchEpochs(newest))
                 self.sequencer.begin_epochs(epochs)
-            again = [Sending([sending.messages[at]]) for sending, at in left]
+            again = [OutboundEntry([sending.messages[at]]) for sending, at in left]
             rest = deque(again)
             self.deliver(partial(_next, rest), pipelined=len(again) > 1)
             for (sending, at), each in zip(left, again, strict=True):
@@ -237,15 +240,15 @@ class Lane:
             self.sequencer.resume(before)
             raise
 
-    def _hold(self, rest: Iterable[Sending]) -> None:
+    def _hold(self, rest: Iterable[OutboundEntry]) -> None:
         """Keep what a call had not sent yet behind what it sent: its caller is told that all of it is held."""
-        with self.turns.taken():
+        with self.lock.held():
             for sending in rest:
                 self.sequencer.number(sending)
                 self.sequencer.unresolved.append(sending)
 
     def deliver(
-        self, source: Source, *, pipelined: bool = True, stamped: bool = False, attempts: int | None = None
+        self, source: EntrySource, *, pipelined: bool = True, stamped: bool = False, attempts: int | None = None
     ) -> None:
         """Send what `source` gives until it gives None with nothing in flight; first what was unresolved before.
 
@@ -254,10 +257,10 @@ class Lane:
         LogRegressed.
         """
         patience = self._patience if attempts is None else replace(self._patience, attempts=attempts)
-        with self.turns.taken():
+        with self.lock.held():
             self._drive(self.sequencer.delivery(patience, pipelined=pipelined, stamped=stamped), source, pipelined)
 
-    def _drive(self, steps: Steps, source: Source, pipelined: bool) -> None:
+    def _drive(self, steps: Steps, source: EntrySource, pipelined: bool) -> None:
         flight: deque[_Answer] = deque()
         reply: Any = None
         with closing(steps):
@@ -266,11 +269,11 @@ class Lane:
                     action = steps.send(reply)
                 except StopIteration:
                     return
-                if isinstance(action, Draw):
+                if isinstance(action, Pull):
                     self.sequencer.epoch = self._identity.epoch
                     reply = source()
                 elif isinstance(action, Settle):
-                    reply = action.sending.settled and action.sending.settled(action.sending)
+                    reply = action.sending.on_settled and action.sending.on_settled(action.sending)
                 else:
                     try:
                         reply = self._done(action, flight, pipelined)
@@ -284,22 +287,22 @@ class Lane:
         elif isinstance(action, Receive):
             outcome = flight.popleft().result()
             self.sequencer.tick = max(self.sequencer.tick, outcome.last_tick)
-            return list(outcome.judged())
-        elif isinstance(action, AskTerm):
+            return list(outcome.message_outcomes())
+        elif isinstance(action, FetchTerm):
             return self._identity.terms.term(self.pchannel)
-        elif isinstance(action, AskEpochs):
+        elif isinstance(action, FetchEpochs):
             return self._renewed(action)
-        elif isinstance(action, Repeat):
+        elif isinstance(action, RetryAfter):
             self._closing.wait(jittered(action.pause))
             if self._retries is not None:
                 self._retries.inc()
         return None
 
-    def _renewed(self, asked: AskEpochs) -> dict[str, int]:
+    def _renewed(self, asked: FetchEpochs) -> dict[str, int]:
         return {name: self._identity.renew(epoch) for name, epoch in asked.above.items()}
 
-    def _submitted(self, sending: Sending, pipelined: bool) -> _Answer:
-        entry = sending.entry or encode_entry([sending.messages[place] for place in sending.open])
+    def _submitted(self, sending: OutboundEntry, pipelined: bool) -> _Answer:
+        entry = sending.entry or encode_entry([sending.messages[place] for place in sending.unanswered])
         sending.entry = b""
         if not pipelined:
             return _Direct(

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import Closed, InvalidArgument
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.produce.frames import Frame, batches_of
-from millrace.client.produce.framing import entries
-from millrace.client.produce.identity import Identity, Terms
+from millrace.client.produce.framing import group_messages
+from millrace.client.produce.identity import ProducerIdentity, TermSource
 from millrace.client.produce.lane import Appender, Lane
 from millrace.client.produce.rows import (
     Keys,
@@ -34,7 +34,7 @@ from millrace.client.produce.rows import (
     conform,
     delete_message,
     insert_message,
-    is_whole,
+    is_in_memory,
     key_rows,
     last_of_each_key,
     partition_id,
@@ -43,7 +43,7 @@ from millrace.client.produce.rows import (
     split_rows,
 )
 from millrace.client.produce.transaction import MAX_LIFETIME, Transaction
-from millrace.client.produce.upsert import Upsert
+from millrace.client.produce.upsert import Upserter
 from millrace.client.produce.written import Deleted, Written
 from millrace.client.spool.sender import SpoolSender
 from millrace.message.ids import COORDINATOR_ID, Moment, resolve_tick
@@ -51,22 +51,22 @@ from millrace.message.model import MutableMessage
 
 if TYPE_CHECKING:  # who sends one append at a time has no need of them
     from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
-    from millrace.client.produce.resuming import Standing
-    from millrace.message.schema_changes import Change
+    from millrace.client.produce.producer_recovery import AppliedLookup
+    from millrace.message.schema_changes import SchemaChange
 
-Reader = Callable[[Collection, int | None], tuple[int, pa.Table]]
+CollectionReader = Callable[[CollectionInfo, int | None], tuple[int, pa.Table]]
 """(collection, tick or None for now) -> the tick it was read at, and the rows that were visible then."""
 
 
-class Definitions(Terms, Protocol):
+class ProducerCatalog(TermSource, Protocol):
     """What a producer asks of the catalog."""
 
-    def collection(self, name: str) -> Collection: ...
+    def collection(self, name: str) -> CollectionInfo: ...
 
-    def alter(self, name: str, changes: Sequence[Change]) -> int: ...
+    def alter(self, name: str, changes: Sequence[SchemaChange]) -> int: ...
 
 
-class Producer(Closing):
+class Producer(Closeable):
     """An idempotent producer. Thread-safe; calls to different PChannels go on at once.
 
     With a `producer_id` of the caller's it takes over: a new epoch begins, and an older producer of that id is fenced
@@ -77,13 +77,13 @@ class Producer(Closing):
     def __init__(
         self,
         append: Appender,
-        catalog: Definitions,
+        catalog: ProducerCatalog,
         settings: Settings,
         *,
         producer_id: int | None = None,
         resumed: int | None = None,
-        reader: Reader | None = None,
-        standing: Standing | None = None,
+        reader: CollectionReader | None = None,
+        standing: AppliedLookup | None = None,
         spool: SpoolSender | None = None,
         metrics: Metrics | None = None,
     ) -> None:
@@ -96,14 +96,14 @@ class Producer(Closing):
         if producer_id == COORDINATOR_ID:
             raise InvalidArgument(f"producer_id {producer_id} is the coordinator's own: choose another")
         number = producer_id or resumed or secrets.randbits(62) + 1
-        self._identity = Identity(number, catalog, owned=producer_id is not None)
+        self._identity = ProducerIdentity(number, catalog, owned=producer_id is not None)
         self._lanes: dict[str, Lane] = {}
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="producer")
-        self._upserts = Upsert(self, self._pool, settings)
+        self._upserts = Upserter(self, self._pool, settings)
         self._batches: list[BatchAppender] = []
         self.closed = False
-        self._newest: dict[int, Collection] = {}
+        self._newest: dict[int, CollectionInfo] = {}
         """By collection what the catalog said last of one whose schema was to evolve."""
         self.spool = spool
         if spool is not None:
@@ -116,7 +116,7 @@ class Producer(Closing):
     @property
     def unresolved(self) -> int:
         """Messages of which nobody knows yet whether they are in the log; `settle` asks."""
-        return sum(len(sending.open) for lane in self._all_lanes() for sending in lane.unresolved)
+        return sum(len(sending.unanswered) for lane in self._all_lanes() for sending in lane.unresolved)
 
     def close(self) -> None:
         """Send what its batch appenders hold, then release everything. Idempotent. Raises DeadlineExceeded."""
@@ -132,7 +132,7 @@ class Producer(Closing):
 
     def insert(
         self,
-        collection: Collection | str,
+        collection: CollectionInfo | str,
         rows: Rows,
         *,
         partition: str | None = None,
@@ -165,7 +165,7 @@ class Producer(Closing):
 
     def _insert_stream(
         self,
-        collection: Collection,
+        collection: CollectionInfo,
         frame: Frame,
         partition: str | None,
         partition_by: str | None,
@@ -186,20 +186,22 @@ class Producer(Closing):
                 written.add(future.result())
         return written.checked() if raise_rejected else written
 
-    def evolved(self, collection: Collection, rows: Rows, *, ask: bool = False) -> Collection:
+    def evolved(self, collection: CollectionInfo, rows: Rows, *, ask: bool = False) -> CollectionInfo:
         """The collection with a schema that takes `rows`, changed for that where it must be; others may change it at the same time.
 
         The catalog is asked where the newest schema that is known here does not take them, or for every call (`ask`). Raises
         InvalidArgument for what no change makes fit.
         """
-        from millrace.client.produce.evolving import evolution
+        from millrace.client.produce.schema_evolution import required_changes
 
         newest = self._newest.get(collection.id, collection)
         collection = max(collection, newest, key=lambda each: each.schema_version)
-        changes = () if ask else evolution(rows, collection.schema)
+        changes = () if ask else required_changes(rows, collection.schema)
         while ask or changes:
-            collection = self._newest[collection.id] = collection.known_as(self._catalog.collection(collection.name))
-            changes, ask = evolution(rows, collection.schema), False
+            collection = self._newest[collection.id] = collection.require_same_id(
+                self._catalog.collection(collection.name)
+            )
+            changes, ask = required_changes(rows, collection.schema), False
             if not changes:
                 break
             try:
@@ -209,7 +211,7 @@ class Producer(Closing):
                     raise  # else another producer was as quick
         return collection
 
-    def known(self, collection: Collection | str) -> Collection:
+    def known(self, collection: CollectionInfo | str) -> CollectionInfo:
         """The collection, asked for where it is given by name. Raises CollectionNotFound, InvalidArgument, Closed."""
         self._require_open()
         if isinstance(collection, str):
@@ -219,7 +221,7 @@ class Producer(Closing):
 
     def upsert(
         self,
-        collection: Collection | str,
+        collection: CollectionInfo | str,
         rows: Rows,
         *,
         partition: str | None = None,
@@ -236,7 +238,7 @@ class Producer(Closing):
         collection = self.known(collection)
         if evolve:
             collection = self.evolved(collection, rows, ask=True)
-        if is_whole(rows):
+        if is_in_memory(rows):
             return self._upserts.run(conform(rows, collection), collection, partition, partition_by)
         written = Written()
         for batch in batches_of(rows, collection.schema):
@@ -244,7 +246,7 @@ class Producer(Closing):
         return written
 
     def delete(
-        self, collection: Collection | str, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True
+        self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True
     ) -> Written:
         """Delete rows by primary key, in `partition` or in all; a key without a row is no error."""
         collection = self.known(collection)
@@ -257,7 +259,7 @@ class Producer(Closing):
         return self.send(messages, raise_rejected=raise_rejected)
 
     def delete_where(
-        self, collection: Collection | str, predicate: str | pc.Expression, *, at: Moment | None = None
+        self, collection: CollectionInfo | str, predicate: str | pc.Expression, *, at: Moment | None = None
     ) -> Deleted:
         """Delete the rows that the predicate (:mod:`millrace.base.predicate.language`) hits at `at` (default: now).
 
@@ -272,20 +274,22 @@ class Producer(Closing):
             found.written = self.delete(collection, keys)
         return found
 
-    def _hit(self, collection: Collection, predicate: str | pc.Expression, at: Moment | None) -> tuple[int, pa.Table]:
+    def _hit(
+        self, collection: CollectionInfo, predicate: str | pc.Expression, at: Moment | None
+    ) -> tuple[int, pa.Table]:
         """The tick that was read, and the keys, each once, of the rows that the predicate hits there."""
-        from millrace.base.predicate.arrow import matching
+        from millrace.base.predicate.arrow import filter_table
 
         if self._reader is None:
             raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")
         tick, table = self._reader(collection, None if at is None else resolve_tick(at))
         names = collection.schema.key_names
-        read = matching(table, predicate).select(list(self._key_of(collection, table.schema)))
+        read = filter_table(table, predicate).select(list(self._key_of(collection, table.schema)))
         return tick, last_of_each_key(read.rename_columns(list(names)), names)
 
-    def _key_of(self, collection: Collection, columns: pa.Schema) -> tuple[str, ...]:
+    def _key_of(self, collection: CollectionInfo, columns: pa.Schema) -> tuple[str, ...]:
         """The primary key's names among the columns of a read: it may have been renamed before or behind it."""
-        schemas = (collection, collection.known_as(self._catalog.collection(collection.name)))
+        schemas = (collection, collection.require_same_id(self._catalog.collection(collection.name)))
         known = {each.key_names for found in schemas for each in found.schemas if each.arrow().equals(columns)}
         if len(known) != 1:
             raise InvalidArgument(
@@ -295,7 +299,7 @@ class Producer(Closing):
 
     def transaction(
         self,
-        collection: Collection | str,
+        collection: CollectionInfo | str,
         *,
         vchannel: int = 0,
         keepalive_ms: int | None = None,
@@ -371,7 +375,7 @@ class Producer(Closing):
             return self.spool.send(pchannel, messages)
         # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
-        return self.lane(pchannel).send(list(entries(sorted(messages, key=lambda each: order[each.vchannel]))))
+        return self.lane(pchannel).send(list(group_messages(sorted(messages, key=lambda each: order[each.vchannel]))))
 
     def numbers(self) -> dict[str, tuple[int, int]]:
         """By VChannel the epoch and the next sequence of this producer: for one that goes on where it ended."""

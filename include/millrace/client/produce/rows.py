@@ -14,9 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.collection import DEFAULT_PARTITION, Collection
-from millrace.client.produce.frames import Frame, batches_of, is_of, reader_of
-from millrace.client.produce.values import REFUSALS, array_of, from_arrow, from_python, is_made_of_objects, members
+from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo
+from millrace.client.produce.column_conversion import (
+    CONVERSION_ERRORS,
+    array_of,
+    from_arrow,
+    from_python,
+    needs_declared_type,
+    object_fields,
+)
+from millrace.client.produce.frames import Frame, batches_of, is_from_library, reader_of
 from millrace.message import builders
 from millrace.message.keys import key_column, vchannel_index
 from millrace.message.model import MutableMessage
@@ -35,9 +42,9 @@ Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[Any] | Rows
 """Primary keys: values where the key has one field, else tuples in the key's order; or rows with its columns."""
 
 
-def require_collection(collection: Collection) -> None:
+def require_collection(collection: CollectionInfo) -> None:
     """Raises InvalidArgument for what is no collection's definition, such as its name."""
-    if not isinstance(collection, Collection):
+    if not isinstance(collection, CollectionInfo):
         raise InvalidArgument(
             f"a collection is given by its name or its definition, not as {type(collection).__name__} ({collection!r:.80}):"
             " client.collection(name) has it"
@@ -56,7 +63,7 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
     if isinstance(rows, Mapping):
         return _columns(rows, schema)
     if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
-        return _columns(by_column(rows, schema), schema)
+        return _columns(rows_to_columns(rows, schema), schema)
     batches = list(batches_of(rows, schema))
     if not batches and hasattr(rows, "__arrow_c_stream__"):
         return reader_of(rows).schema.empty_table()  # a frame without rows says its columns
@@ -65,17 +72,17 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
-def is_whole(rows: Rows) -> bool:
+def is_in_memory(rows: Rows) -> bool:
     """Whether rows lie in memory here, so that they are taken at once; else batch by batch."""
     held = pa.Table | pa.RecordBatch | Mapping | list | tuple
-    return isinstance(rows, held) or is_of(rows, "pandas") or is_of(rows, "polars")
+    return isinstance(rows, held) or is_from_library(rows, "pandas") or is_from_library(rows, "polars")
 
 
-def by_column(rows: Sequence[Any], schema: CollectionSchema | None = None) -> dict[str, list[Any]]:
+def rows_to_columns(rows: Sequence[Any], schema: CollectionSchema | None = None) -> dict[str, list[Any]]:
     """Rows one by one as columns; what one row lacks and another has is null there, or the default that `schema` has for it."""
     found: list[Mapping[str, Any]] = []
     for place, row in enumerate(rows):
-        mapping = members(row)
+        mapping = object_fields(row)
         if mapping is None:
             raise InvalidArgument(
                 f"row {place} is {type(row).__name__}: rows are dicts, dataclass instances or models of pydantic, a dict of columns, or a"
@@ -83,28 +90,28 @@ def by_column(rows: Sequence[Any], schema: CollectionSchema | None = None) -> di
             )
         found.append(mapping)
     names = dict.fromkeys(name for row in found for name in row)
-    absent = _defaults(schema, names) if schema is not None and schema.fills else {}
+    absent = _defaults(schema, names) if schema is not None and schema.has_fill_values else {}
     return {name: [row.get(name, absent.get(name)) for row in found] for name in names}
 
 
 def _defaults(schema: CollectionSchema, names: Iterable[str]) -> dict[str, Any]:
-    from millrace.client.produce.ruled import default_value
+    from millrace.client.produce.defaults_and_checks import default_value
 
     return {each.name: default_value(each) for each in schema.fields if each.default is not None and each.name in names}
 
 
 def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | None) -> pa.Table:
-    wanted = {field.name: field.tree for field in schema.fields} if schema else {}
+    wanted = {field.name: field.parsed_type for field in schema.fields} if schema else {}
     arrays: dict[str, pa.Array] = {}
     for name, values in columns.items():
         kind = wanted.get(name)
         try:
-            if kind is not None and is_made_of_objects(kind) and not isinstance(values, pa.Array | pa.ChunkedArray):
+            if kind is not None and needs_declared_type(kind) and not isinstance(values, pa.Array | pa.ChunkedArray):
                 arrays[name] = from_python(values, kind)
             else:
                 arrays[name] = values if isinstance(values, pa.ChunkedArray) else array_of(values)
-        except REFUSALS as error:
-            if kind is not None and is_made_of_objects(kind):
+        except CONVERSION_ERRORS as error:
+            if kind is not None and needs_declared_type(kind):
                 raise InvalidArgument(f"the column {name!r} is no {kind.text}: {error}") from None
             raise InvalidArgument(f"the column {name!r} is no list of values of one type: {error}") from None
     try:
@@ -113,7 +120,7 @@ def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | No
         raise InvalidArgument(f"these columns make no table: {error}") from None
 
 
-def conform(rows: Rows, collection: Collection, *, ruled: bool = True) -> pa.Table:
+def conform(rows: Rows, collection: CollectionInfo, *, ruled: bool = True) -> pa.Table:
     """`rows` with the collection's columns, in its order and types; a column that is absent has its default or computed value, else
     it is null, a generated key is made.
 
@@ -134,9 +141,9 @@ def conform(rows: Rows, collection: Collection, *, ruled: bool = True) -> pa.Tab
         raise InvalidArgument(
             f"collection {collection.name!r} has no column {unknown[0]!r}; it has {', '.join(schema.names)}"
         )
-    table = with_keys(table, collection.schema)
-    if ruled and collection.schema.fills:
-        from millrace.client.produce.ruled import with_defaults
+    table = with_generated_keys(table, collection.schema)
+    if ruled and collection.schema.has_fill_values:
+        from millrace.client.produce.defaults_and_checks import with_defaults
 
         table = with_defaults(table, collection.schema)
     columns: list[Any] = []
@@ -149,14 +156,14 @@ def conform(rows: Rows, collection: Collection, *, ruled: bool = True) -> pa.Tab
             continue
         columns.append(_fitted(table.column(column.name), field))
     found = pa.Table.from_arrays(columns, schema=schema)
-    if ruled and collection.schema.judges:
-        from millrace.client.produce.ruled import judged
+    if ruled and collection.schema.has_row_rules:
+        from millrace.client.produce.defaults_and_checks import compute_and_check
 
-        return judged(found, collection.schema, set(there))
+        return compute_and_check(found, collection.schema, set(there))
     return found
 
 
-def with_keys(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+def with_generated_keys(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     """`table`, with a key for each row that has none where the collection's is generated: a uuid of version 7 (RFC 9562).
 
     It is made before the row is appended, so a repeat of the append has the same.
@@ -186,8 +193,8 @@ def _uuids(count: int) -> pa.StringArray:
 
 def _fitted(values: pa.ChunkedArray, field: FieldSpec) -> Any:
     try:
-        found = from_arrow(values, field.tree)
-    except REFUSALS as error:
+        found = from_arrow(values, field.parsed_type)
+    except CONVERSION_ERRORS as error:
         raise InvalidArgument(f"the column {field.name!r} is no {field.type}: {error}") from None
     if not field.nullable and values.null_count and field.computed is None:
         raise InvalidArgument(f"the column {field.name!r} has nulls, and it is not nullable")
@@ -208,7 +215,7 @@ def last_of_each_key(table: pa.Table, key: Sequence[str]) -> pa.Table:
     return table.take(pa.array(np.sort(last)))
 
 
-def partition_id(collection: Collection, name: str) -> int:
+def partition_id(collection: CollectionInfo, name: str) -> int:
     """The id of a partition by its name. Raises InvalidArgument that names those there are."""
     try:
         return collection.partitions[name]
@@ -218,7 +225,7 @@ def partition_id(collection: Collection, name: str) -> int:
 
 
 def split_rows(
-    table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None
+    table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """The rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES.
 
@@ -226,7 +233,7 @@ def split_rows(
     """
     if not len(table):
         return
-    if collection.schema.replaces:
+    if collection.schema.replaces_duplicates:
         table = last_of_each_key(table, collection.schema.key_names)
     homes = vchannel_index(key_column(table, collection.schema.key_names), len(collection.vchannels)).astype(np.int64)
     if partition_by is not None:
@@ -271,7 +278,7 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return table.combine_chunks().to_batches()[0]
 
 
-def key_rows(keys: Keys, collection: Collection) -> pa.RecordBatch:
+def key_rows(keys: Keys, collection: CollectionInfo) -> pa.RecordBatch:
     """Primary keys as rows of the key's fields: shape ``(keys, fields)``. Raises InvalidArgument for what are none."""
     require_collection(collection)
     schema = collection.schema
@@ -315,7 +322,7 @@ def _key_table(keys: Keys, schema: CollectionSchema) -> pa.Table:
     return _columns({names[0]: given if hasattr(given, "__len__") else values}, schema)
 
 
-def split_keys(keys: pa.RecordBatch, collection: Collection) -> Iterator[tuple[str, pa.RecordBatch]]:
+def split_keys(keys: pa.RecordBatch, collection: CollectionInfo) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The keys of each VChannel, in their order, in batches of about MESSAGE_BYTES."""
     homes = vchannel_index(key_column(keys, collection.schema.key_names), len(collection.vchannels))
     step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(keys) // max(keys.nbytes, 1)))
@@ -327,7 +334,7 @@ def split_keys(keys: pa.RecordBatch, collection: Collection) -> Iterator[tuple[s
 
 def insert_message(
     rows: pa.RecordBatch,
-    collection: Collection,
+    collection: CollectionInfo,
     *,
     vchannel: str,
     partition_id: int,
@@ -348,7 +355,7 @@ def insert_message(
 
 
 def delete_message(
-    keys: pa.RecordBatch, collection: Collection, *, vchannel: str, partition_id: int = 0, txn_id: int = 0
+    keys: pa.RecordBatch, collection: CollectionInfo, *, vchannel: str, partition_id: int = 0, txn_id: int = 0
 ) -> MutableMessage:
     """A Delete of `keys` (partition 0: wherever they are), not stamped yet."""
     return builders.delete(

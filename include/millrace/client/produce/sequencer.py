@@ -25,7 +25,7 @@ from millrace.base.errors import (
     RateLimited,
     ServerFull,
 )
-from millrace.client.produce.written import Judged, Written
+from millrace.client.produce.written import MessageOutcome, Written
 from millrace.message.model import MutableMessage
 from millrace.wal.reasons import Reason
 
@@ -51,12 +51,12 @@ _NOT_TAKEN: Final = (AssignmentStale, RateLimited, EntryTooLarge, PermissionDeni
 
 
 @dataclass(slots=True, eq=False)
-class Sending:
+class OutboundEntry:
     """Messages that travel in one entry, and what became of each; `settled` is called once that is known of all."""
 
     messages: list[MutableMessage]
-    settled: Callable[[Sending], None] | None = None
-    answers: list[Judged | None] = field(default_factory=list)
+    on_settled: Callable[[OutboundEntry], None] | None = None
+    answers: list[MessageOutcome | None] = field(default_factory=list)
     ambiguous: bool = False
     """Whether an attempt's answer was lost, so that it may have taken effect."""
     context: object = None
@@ -65,7 +65,7 @@ class Sending:
     """The messages as an entry, where whoever sends them has it: for the first attempt."""
 
     @property
-    def open(self) -> list[int]:
+    def unanswered(self) -> list[int]:
         """The places of messages that nothing is known of yet."""
         return [place for place, answer in enumerate(self.answers) if answer is None]
 
@@ -82,7 +82,7 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class Pull:
     """Give the next Sending, or None where there is none now."""
 
 
@@ -90,7 +90,7 @@ class Draw:
 class Send:
     """Put the open messages of a Sending on the way, behind all that is there. None, or the failure: it is not on the way."""
 
-    sending: Sending
+    sending: OutboundEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +102,43 @@ class Receive:
 class Settle:
     """All is known of a Sending: tell who waits for it. None."""
 
-    sending: Sending
+    sending: OutboundEntry
 
 
 @dataclass(frozen=True, slots=True)
-class AskTerm:
+class FetchTerm:
     """The PChannel's open term, or the failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskEpochs:
+class FetchEpochs:
     """By VChannel an epoch above the one given, or the failure."""
 
     above: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class RetryAfter:
     """Another round follows: let `pause` seconds pass before. None."""
 
     pause: float
 
 
-Action: TypeAlias = Draw | Send | Receive | Settle | AskTerm | AskEpochs | Repeat
+Action: TypeAlias = Pull | Send | Receive | Settle | FetchTerm | FetchEpochs | RetryAfter
 Steps: TypeAlias = Generator[Action, Any, None]
 
-DRAW: Final = Draw()
+PULL: Final = Pull()
 RECEIVE: Final = Receive()
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """Rounds without progress before a delivery gives up, and the seconds between two; for `limited` seconds where it is
     only put off."""
 
     attempts: int
     pause: float
-    limited: float
+    throttle_seconds: float
 
 
 class Sequencer:
@@ -155,7 +155,7 @@ class Sequencer:
         the chain knows a repeat of it for one even when it has forgotten the producer (docs/chain.md, "Producers")."""
         self.closed = False
         """Whether a failure is not worth a pause any more."""
-        self.unresolved: list[Sending] = []
+        self.unresolved: list[OutboundEntry] = []
         """What was sent and could not be settled, in order: it goes out again before anything else."""
         self._epochs: dict[str, int] = {}
         self._sequences: dict[str, int] = {}
@@ -164,13 +164,13 @@ class Sequencer:
 
     # --- one delivery ---------------------------------------------------------------------------------------------------
 
-    def delivery(self, patience: Patience, *, pipelined: bool = True, stamped: bool = False) -> Steps:
-        """Send what `Draw` gives until it gives None with nothing on the way; first what was unresolved before.
+    def delivery(self, patience: RetryPolicy, *, pipelined: bool = True, stamped: bool = False) -> Steps:
+        """Send what `Pull` gives until it gives None with nothing on the way; first what was unresolved before.
 
         One at a time is on the way without `pipelined`. `stamped` ones keep the numbers they have, and the verdict that asks
         for others is raised. Raises AppendUnresolved where patience ends; LogRegressed; what no other attempt can help.
         """
-        again: deque[Sending] = deque(self.unresolved)
+        again: deque[OutboundEntry] = deque(self.unresolved)
         self.unresolved = []
         failures = 0
         try:
@@ -186,19 +186,19 @@ class Sequencer:
                         raise
                     except MillraceError as error:  # who knows the term, or gives epochs, cannot be reached
                         failure = error
-                yield Repeat(0.0 if failure is None else self._pause(failure, failures, patience, again))
+                yield RetryAfter(0.0 if failure is None else self._pause(failure, failures, patience, again))
         finally:
-            self.unresolved = [sending for sending in again if sending.open]
+            self.unresolved = [sending for sending in again if sending.unanswered]
 
     def _pass(
-        self, again: deque[Sending], pipelined: bool, stamped: bool
+        self, again: deque[OutboundEntry], pipelined: bool, stamped: bool
     ) -> Generator[Action, Any, tuple[MillraceError | None, bool]]:
         """Send while all goes well; what stopped that, and whether anything was settled. `again` is then what to repeat.
 
         Whatever ends it, an interrupt too: what was sent and has no answer is in `again`, in its order.
         """
-        flight: deque[Sending] = deque()
-        back: list[Sending] = []
+        flight: deque[OutboundEntry] = deque()
+        back: list[OutboundEntry] = []
         try:
             return (yield from self._send(again, flight, back, pipelined, stamped))
         finally:
@@ -207,7 +207,12 @@ class Sequencer:
             again.extendleft(reversed([*back, *flight]))
 
     def _send(
-        self, again: deque[Sending], flight: deque[Sending], back: list[Sending], pipelined: bool, stamped: bool
+        self,
+        again: deque[OutboundEntry],
+        flight: deque[OutboundEntry],
+        back: list[OutboundEntry],
+        pipelined: bool,
+        stamped: bool,
     ) -> Generator[Action, Any, tuple[MillraceError | None, bool]]:
         held: defaultdict[str, int] = defaultdict(int)
         counts: deque[dict[str, int]] = deque()
@@ -242,7 +247,7 @@ class Sequencer:
                 return failure, progress
             answer = yield RECEIVE
             sending = flight[0]
-            places = sending.open
+            places = sending.unanswered
             if isinstance(answer, MillraceError):
                 found = self._failed(sending, answer, stamped)
                 failure = failure or found
@@ -251,16 +256,16 @@ class Sequencer:
             flight.popleft()
             for name, count in counts.popleft().items():
                 held[name] -= count
-            left = len(sending.open)
+            left = len(sending.unanswered)
             progress |= left < len(places)
             if left:
                 back.append(sending)
-            elif sending.settled is not None:
+            elif sending.on_settled is not None:
                 yield Settle(sending)
 
-    def _draw(self, again: deque[Sending], stamped: bool) -> Generator[Action, Any, MillraceError | None]:
+    def _draw(self, again: deque[OutboundEntry], stamped: bool) -> Generator[Action, Any, MillraceError | None]:
         """Put what is drawn, if anything, behind `again`; why it could not be numbered as it should be."""
-        sending: Sending | None = yield DRAW
+        sending: OutboundEntry | None = yield PULL
         if sending is None:
             return None
         again.append(sending)
@@ -268,7 +273,7 @@ class Sequencer:
             sending.answers = sending.answers or [None] * len(sending.messages)
             return None
         try:
-            if self.renews(sending.messages):
+            if self.needs_new_epoch(sending.messages):
                 yield from self._begin_epoch(())  # nothing of this producer is under way here
         except MillraceError as error:  # no epoch is to be had now: the old one's numbers hold its place
             if isinstance(error, AppendRejected):
@@ -278,7 +283,7 @@ class Sequencer:
             self.number(sending)
         return None
 
-    def _settle(self, sending: Sending, places: Sequence[int], answer: Iterable[Judged]) -> None:
+    def _settle(self, sending: OutboundEntry, places: Sequence[int], answer: Iterable[MessageOutcome]) -> None:
         for place, judged in zip(places, answer, strict=True):
             message = sending.messages[place]
             if isinstance(judged, AppendRejected):
@@ -292,7 +297,7 @@ class Sequencer:
                     self._renumber.add(message.vchannel)
             sending.answers[place] = judged
 
-    def _failed(self, sending: Sending, error: MillraceError, stamped: bool) -> MillraceError:
+    def _failed(self, sending: OutboundEntry, error: MillraceError, stamped: bool) -> MillraceError:
         """Note that no answer came; the failure that is to be counted."""
         if isinstance(error, EntryTooLarge):
             self._refuse(sending, AppendRejected(_as_known(sending, str(error)), reason=Reason.TOO_LARGE))
@@ -303,9 +308,9 @@ class Sequencer:
         sending.ambiguous |= not isinstance(error, _NOT_TAKEN)
         return error
 
-    def _refuse(self, sending: Sending, answer: AppendRejected) -> None:
+    def _refuse(self, sending: OutboundEntry, answer: AppendRejected) -> None:
         """This attempt is not in the log, nor ever will be."""
-        for place in sending.open:
+        for place in sending.unanswered:
             sending.answers[place] = answer
             self._renumber.add(sending.messages[place].vchannel)
 
@@ -317,15 +322,15 @@ class Sequencer:
             self._verdict = (vchannel, judged)
 
     def _mend(
-        self, again: deque[Sending], failures: int, attempts: int, stamped: bool
+        self, again: deque[OutboundEntry], failures: int, attempts: int, stamped: bool
     ) -> Generator[Action, Any, MillraceError | None]:
         """Make what is to go out again acceptable; the failure where only waiting can."""
         if self._verdict is None:
             return None
         vchannel, judged = self._verdict
         if judged.reason in _TERMS:
-            term = _given((yield AskTerm()))
-            older = any(each.messages[place].term != term for each in again for place in each.open)
+            term = _given((yield FetchTerm()))
+            older = any(each.messages[place].term != term for each in again for place in each.unanswered)
             if term == self.term and not older:  # an opening is under way, or the log is not the coordinator's
                 if failures < attempts:
                     return judged
@@ -333,11 +338,12 @@ class Sequencer:
                 return None
             self.term = term
             for sending in again:
-                for place in sending.open:
+                for place in sending.unanswered:
                     sending.messages[place] = replace(sending.messages[place], term=term)
             return None
         first = next(
-            (each for each in again if any(each.messages[place].vchannel == vchannel for place in each.open)), None
+            (each for each in again if any(each.messages[place].vchannel == vchannel for place in each.unanswered)),
+            None,
         )
         if stamped and failures > 1:
             raise judged  # numbers that are kept elsewhere too cannot change here
@@ -360,35 +366,37 @@ class Sequencer:
         yield from self._give_up(again, judged, vchannel)
         return None
 
-    def _give_up(self, again: deque[Sending], judged: AppendRejected, vchannel: str | None) -> Steps:
+    def _give_up(self, again: deque[OutboundEntry], judged: AppendRejected, vchannel: str | None) -> Steps:
         """What is to go out again, on one VChannel or on all, was refused for good."""
         for sending in list(again):
             answer = AppendRejected(_as_known(sending, str(judged)), reason=judged.reason)
-            for place in sending.open:
+            for place in sending.unanswered:
                 name = sending.messages[place].vchannel
                 if vchannel is None or name == vchannel:
                     sending.answers[place] = answer
                     self._renumber.add(name)
-            if not sending.open:
+            if not sending.unanswered:
                 again.remove(sending)
-                if sending.settled is not None:
+                if sending.on_settled is not None:
                     yield Settle(sending)
 
-    def _begin_epoch(self, again: Iterable[Sending]) -> Steps:
+    def _begin_epoch(self, again: Iterable[OutboundEntry]) -> Steps:
         """Number what is to go out again on the VChannels to renumber from 0 in a new epoch; all of it, or nothing changes."""
-        self.begin_epochs(_given((yield AskEpochs(self.epochs_above()))), again)
+        self.begin_epochs(_given((yield FetchEpochs(self.epochs_to_renew()))), again)
 
-    def _pause(self, failure: MillraceError, failures: int, patience: Patience, again: Iterable[Sending]) -> float:
+    def _pause(
+        self, failure: MillraceError, failures: int, patience: RetryPolicy, again: Iterable[OutboundEntry]
+    ) -> float:
         """Seconds before the next attempt. Raises where there is none left, or where none can help."""
         if failure is _REFUSED:
             return 0.0
         attempts, delay = patience.attempts, patience.pause
         if isinstance(failure, RateLimited):
             delay = failure.retry_after
-            attempts = max(attempts, int(patience.limited / max(delay, 0.001)))
+            attempts = max(attempts, int(patience.throttle_seconds / max(delay, 0.001)))
         if isinstance(failure, AssignmentStale):  # the PChannel moves, which ends by itself
             delay = min(delay, _MOVING_PAUSE)
-            attempts = max(attempts, int(patience.limited / max(delay, 0.001)))
+            attempts = max(attempts, int(patience.throttle_seconds / max(delay, 0.001)))
         verdict = isinstance(failure, AppendRejected)
         if not failure.retriable and not verdict:
             raise failure
@@ -404,25 +412,25 @@ class Sequencer:
 
     # --- numbers --------------------------------------------------------------------------------------------------------
 
-    def renews(self, messages: Iterable[MutableMessage]) -> bool:
+    def needs_new_epoch(self, messages: Iterable[MutableMessage]) -> bool:
         """Whether new epochs are to begin before `messages` get their numbers; not while anything of older ones is open."""
         return not self.unresolved and any(message.vchannel in self._renumber for message in messages)
 
-    def epochs_above(self) -> dict[str, int]:
+    def epochs_to_renew(self) -> dict[str, int]:
         """The VChannels on which a new epoch is to begin, and the one that each is in."""
         return {name: self._epochs.get(name, 0) for name in self._renumber}
 
-    def begin_epochs(self, epochs: Mapping[str, int], again: Iterable[Sending] = ()) -> None:
+    def begin_epochs(self, epochs: Mapping[str, int], again: Iterable[OutboundEntry] = ()) -> None:
         """Go on in these epochs; what is open of `again` on their VChannels is numbered anew, in its order."""
         self._renumber.difference_update(epochs)
         self._epochs |= epochs
         self._sequences |= dict.fromkeys(epochs, 0)
         for sending in again:
-            for place in sending.open:
+            for place in sending.unanswered:
                 if sending.messages[place].vchannel in epochs:
                     (sending.messages[place],) = self.stamp([sending.messages[place]])
 
-    def number(self, sending: Sending) -> None:
+    def number(self, sending: OutboundEntry) -> None:
         """Give its messages the next numbers; nothing is known of them yet."""
         sending.messages[:] = self.stamp(sending.messages)
         sending.answers = [None] * len(sending.messages)
@@ -457,14 +465,14 @@ def _given(reply: Any) -> Any:
     return reply
 
 
-def _as_known(sending: Sending, words: str) -> str:
+def _as_known(sending: OutboundEntry, words: str) -> str:
     """A refusal in words: it tells of one attempt, and an earlier one may have taken effect."""
     if sending.ambiguous:
         words += "; whether these messages took effect before, read: their first answer was lost"
     return words
 
 
-def _counted(sending: Sending) -> dict[str, int]:
+def _counted(sending: OutboundEntry) -> dict[str, int]:
     """How many messages of each VChannel it carries."""
     found: dict[str, int] = {}
     for message in sending.messages:

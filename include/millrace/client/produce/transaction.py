@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, InvalidArgument, MillraceError, TransactionLost
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.rows import (
     Keys,
     Rows,
@@ -40,14 +40,14 @@ DEFAULT_LEASE_MS: Final = 10_000
 MAX_LIFETIME: Final = 3600.0
 """Seconds that the chain lets a transaction live at most (``max_txn_lifetime_ms``)."""
 
-ENDED: Final = frozenset({Reason.TXN_EXPIRED, Reason.TXN_NOT_ACTIVE, Reason.TXN_NOT_FOUND})
+TXN_ENDED: Final = frozenset({Reason.TXN_EXPIRED, Reason.TXN_NOT_ACTIVE, Reason.TXN_NOT_FOUND})
 
 
-Hit = Callable[[Collection, "str | pc.Expression", Moment | None], tuple[int, pa.Table]]
+KeyMatcher = Callable[[CollectionInfo, "str | pc.Expression", Moment | None], tuple[int, pa.Table]]
 """(collection, predicate, tick or None for now) -> the tick it was read at, and the keys of the rows that the predicate hits."""
 
 
-class Sender(Protocol):
+class MessageSender(Protocol):
     """What a transaction needs of its producer."""
 
     def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written: ...
@@ -63,13 +63,13 @@ class Transaction:
 
     def __init__(
         self,
-        producer: Sender,
-        collection: Collection,
+        producer: MessageSender,
+        collection: CollectionInfo,
         vchannel: str,
         *,
         keepalive_ms: int | None = None,
         max_lifetime: float = MAX_LIFETIME,
-        hit: Hit | None = None,
+        hit: KeyMatcher | None = None,
     ) -> None:
         self._producer = producer
         self._hit = hit
@@ -112,7 +112,7 @@ class Transaction:
         self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
     ) -> Written:
         """Append rows to the transaction. Raises InvalidArgument for a key of another VChannel, TransactionLost; with `evolve` also
-        for rows that need a change of the schema, which would roll the transaction back: make it before (:meth:`Collection.alter`)."""
+        for rows that need a change of the schema, which would roll the transaction back: make it before (:meth:`CollectionInfo.alter`)."""
         return self._put(rows, partition, partition_by, evolve, upsert=False)
 
     def upsert(
@@ -166,15 +166,15 @@ class Transaction:
         return found
 
     def _require_fit(self, rows: Rows) -> None:
-        from millrace.client.produce.evolving import evolution
-        from millrace.message.schema_changes import Add, Widen
+        from millrace.client.produce.schema_evolution import required_changes
+        from millrace.message.schema_changes import AddField, WidenField
 
-        changes = evolution(rows, self._collection.schema)
+        changes = required_changes(rows, self._collection.schema)
         if changes:
             names = [
-                each.field.name if isinstance(each, Add) else each.name
+                each.field.name if isinstance(each, AddField) else each.name
                 for each in changes
-                if isinstance(each, Add | Widen)
+                if isinstance(each, AddField | WidenField)
             ]
             raise InvalidArgument(
                 f"these rows need other fields or types ({', '.join(names)}) than the transaction's schema has, and a change of the"
@@ -199,7 +199,7 @@ class Transaction:
         try:
             return self._producer.send(messages)
         except AppendRejected as rejection:
-            if rejection.reason in ENDED:
+            if rejection.reason in TXN_ENDED:
                 self._lost = rejection
                 raise self._lost_error(rejection) from rejection
             raise
@@ -208,7 +208,7 @@ class Transaction:
         """Renew until the block ends, the lifetime is over, or the chain says that the transaction is."""
         pause = (self._lease_ms or DEFAULT_LEASE_MS) / 3000
         end = Deadline.after(self._lifetime)
-        while not self._ended.wait(pause) and not end.over():
+        while not self._ended.wait(pause) and not end.expired():
             try:
                 self.keep_alive()
             except TransactionLost:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, LogUnavailable, MillraceError, TransactionLost
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.produce.rows import (
     delete_message,
     insert_message,
@@ -30,7 +30,7 @@ from millrace.client.produce.rows import (
     split_keys,
     split_rows,
 )
-from millrace.client.produce.transaction import ENDED
+from millrace.client.produce.transaction import TXN_ENDED
 from millrace.client.produce.written import Written
 from millrace.message import builders
 from millrace.message.model import MutableMessage
@@ -41,7 +41,7 @@ TXN_BYTES: Final = 32 << 20
 
 LEASE_MS: Final = 60_000
 
-LOOK_AGAIN: Final = 60.0
+CHAIN_RECHECK_SECONDS: Final = 60.0
 """Seconds for which a producer that met an older version of the chain writes as that takes it."""
 
 
@@ -60,7 +60,7 @@ class _Part:
     bytes: int = 0
 
 
-class Upsert:
+class Upserter:
     """The upserts of one producer."""
 
     def __init__(self, producer: Sender, pool: ThreadPoolExecutor, settings: Settings) -> None:
@@ -69,7 +69,9 @@ class Upsert:
         self._attempts = settings.append_attempts
         self._older_until = 0.0
 
-    def run(self, table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None) -> Written:
+    def run(
+        self, table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None
+    ) -> Written:
         """Upsert the conformed rows. VChannels of different PChannels at once; the first failure is raised at the end."""
         parts = _parts(last_of_each_key(table, collection.schema.key_names), collection, partition, partition_by)
         if time.monotonic() < self._older_until:
@@ -92,10 +94,10 @@ class Upsert:
         """Whether a term rejected what its version of the chain does not know."""
         found = any(each.reason == Reason.UNSUPPORTED_TYPE for each in written.rejections)
         if found:
-            self._older_until = time.monotonic() + LOOK_AGAIN
+            self._older_until = time.monotonic() + CHAIN_RECHECK_SECONDS
         return found
 
-    def _transactions(self, parts: list[_Part], collection: Collection) -> Written:
+    def _transactions(self, parts: list[_Part], collection: CollectionInfo) -> Written:
         by_pchannel: dict[str, list[_Part]] = {}
         for part in parts:
             by_pchannel.setdefault(pchannel_of(part.vchannel), []).append(part)
@@ -110,13 +112,13 @@ class Upsert:
             raise failures[0]
         return written
 
-    def _all(self, parts: list[_Part], collection: Collection) -> Written:
+    def _all(self, parts: list[_Part], collection: CollectionInfo) -> Written:
         written = Written()
         for part in parts:
             written.add(self._repeated(part, collection))
         return written
 
-    def _repeated(self, part: _Part, collection: Collection) -> Written:
+    def _repeated(self, part: _Part, collection: CollectionInfo) -> Written:
         """A transaction that DDL, a flush or its lease ended had no effect: begin another."""
         for _ in range(self._attempts - 1):
             try:
@@ -125,7 +127,7 @@ class Upsert:
                 continue
         return self._once(part, collection)
 
-    def _once(self, part: _Part, collection: Collection) -> Written:
+    def _once(self, part: _Part, collection: CollectionInfo) -> Written:
         txn_id = secrets.randbits(62) + 1
         name, number = part.vchannel, collection.id
         upsert = time.monotonic() >= self._older_until
@@ -157,7 +159,7 @@ class Upsert:
         return Written(len(body) + 1, rows, sent.bytes, commit.last_tick, results=commit.results)
 
 
-def _deletes(part: _Part, collection: Collection, txn_id: int) -> list[MutableMessage]:
+def _deletes(part: _Part, collection: CollectionInfo, txn_id: int) -> list[MutableMessage]:
     keys = pa.Table.from_batches([rows.select(list(collection.schema.key_names)) for _, rows in part.pieces])
     return [
         delete_message(share, collection, vchannel=part.vchannel, txn_id=txn_id)
@@ -167,12 +169,12 @@ def _deletes(part: _Part, collection: Collection, txn_id: int) -> list[MutableMe
 
 def _lost(rejection: AppendRejected, vchannel: str) -> AppendRejected:
     """The rejection, as TransactionLost where another transaction can do what this one could not."""
-    if rejection.reason not in ENDED:
+    if rejection.reason not in TXN_ENDED:
         return rejection
     return TransactionLost(f"the upsert's transaction on {vchannel} ended: {rejection}", reason=rejection.reason)
 
 
-def _parts(table: pa.Table, collection: Collection, partition: str | None, partition_by: str | None) -> list[_Part]:
+def _parts(table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None) -> list[_Part]:
     found: list[_Part] = []
     for vchannel, number, rows in split_rows(table, collection, partition, partition_by):
         if not found or found[-1].vchannel != vchannel or found[-1].bytes + rows.nbytes > TXN_BYTES:

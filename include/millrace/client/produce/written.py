@@ -10,7 +10,7 @@ from millrace.base.errors import AppendRejected
 from millrace.message.model import MutableMessage
 from millrace.rpc.outcome import AppendResult
 
-Judged: TypeAlias = AppendResult | AppendRejected
+MessageOutcome: TypeAlias = AppendResult | AppendRejected
 
 
 @dataclass(slots=True)
@@ -29,11 +29,11 @@ class Written:
     spooled_rows: int = 0
     """Rows that are durable in the producer's spool, and not judged yet."""
 
-    def count(self, message: MutableMessage, judged: Judged) -> None:
+    def count(self, message: MutableMessage, judged: MessageOutcome) -> None:
         """Take in one message and what became of it."""
         self.take(judged, rows=message.rows, size=len(message.payload))
 
-    def take(self, judged: Judged, *, rows: int, size: int) -> None:
+    def take(self, judged: MessageOutcome, *, rows: int, size: int) -> None:
         """Take in `rows` of `size` bytes that one message carried, and what became of that."""
         self.messages += 1
         self.rows += rows

@@ -30,7 +30,7 @@ from urllib.parse import quote, unquote
 
 import crc32c
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import SpoolBusy, SpoolCorrupted, SpoolFull
 from millrace.base.files import make_folder, replace_file, sync, sync_data
 
@@ -46,7 +46,7 @@ _LOOK_AHEAD: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class SpoolFrame:
     """One entry of a spool; `time_ns` is when it was spooled."""
 
     number: int
@@ -62,7 +62,7 @@ class _Segment:
     bytes: int
 
 
-class Spool(Closing):
+class Spool(Closeable):
     """The spool in `folder`, locked for this process. Raises SpoolBusy, SpoolCorrupted."""
 
     def __init__(self, folder: Path, *, max_bytes: int = DEFAULT_BYTES, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -116,7 +116,7 @@ class Spool(Closing):
                 self._channels[pchannel] = SpoolChannel(self, path)
             return self._channels[pchannel]
 
-    def take(self, size: int, *, force: bool) -> None:
+    def reserve(self, size: int, *, force: bool) -> None:
         """Count bytes in. Raises SpoolFull, unless they must be taken."""
         with self._guard:
             if not force and self._bytes + size > self.max_bytes:
@@ -126,7 +126,7 @@ class Spool(Closing):
                 )
             self._bytes += size
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Count bytes out, or (at its opening) those in that are there already."""
         with self._guard:
             self._bytes -= size
@@ -157,7 +157,7 @@ class SpoolChannel:
         if (path / "attempted").exists():
             self._attempted = _read_progress(path / "attempted")
         else:
-            self.attempt(self._next - 1)  # what an earlier build left may have been sent
+            self.mark_attempted(self._next - 1)  # what an earlier build left may have been sent
         sync(path)
 
     @property
@@ -173,7 +173,7 @@ class SpoolChannel:
         """Put an entry at the end, durably; its number. Raises SpoolFull, unless it must be taken; OSError."""
         with self._guard:
             size = _HEADER.size + len(entry)
-            self._spool.take(size, force=force)
+            self._spool.reserve(size, force=force)
             try:
                 number, now = self._next, time.time_ns()
                 frame = _framed(number, now, entry)
@@ -187,7 +187,7 @@ class SpoolChannel:
                     os.ftruncate(self._file, segment.bytes)  # a torn frame in the middle would look like damage
                     raise
             except BaseException:
-                self._spool.give_back(size)
+                self._spool.release(size)
                 raise
             segment.bytes += size
             segment.last = number
@@ -195,7 +195,7 @@ class SpoolChannel:
             self._times.append(now)
             return number
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[SpoolFrame]:
         """What is not settled, from the oldest on, as it is now."""
         with self._guard:
             segments, settled, end = [*self._segments], self._settled, self._next
@@ -210,7 +210,7 @@ class SpoolChannel:
         """Frames with a smaller number were perhaps sent."""
         return self._attempted
 
-    def attempt(self, number: int) -> None:
+    def mark_attempted(self, number: int) -> None:
         """Everything up to `number` is about to be sent, or was: durable when it returns."""
         with self._guard:
             if self._attempted <= number:
@@ -233,7 +233,7 @@ class SpoolChannel:
                     os.close(self._file)
                     self._file = -1
                 segment.path.unlink()
-                self._spool.give_back(segment.bytes)
+                self._spool.release(segment.bytes)
 
     def close(self) -> None:
         with self._guard:
@@ -282,7 +282,7 @@ class SpoolChannel:
             if self._segments and segment.first != self._segments[-1].last + 1:
                 raise SpoolCorrupted(f"{path}: frames before it are missing; keep the folder and look")
             self._segments.append(segment)
-            self._spool.give_back(-segment.bytes)
+            self._spool.release(-segment.bytes)
             self._next = segment.last + 1
         if self._segments:
             self._file = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
@@ -311,7 +311,7 @@ def _write(file: int, data: bytes) -> None:
         view = view[os.write(file, view) :]
 
 
-def _read(path: Path, *, torn: bool = True) -> Iterator[tuple[Frame, int]]:
+def _read(path: Path, *, torn: bool = True) -> Iterator[tuple[SpoolFrame, int]]:
     """The frames of a segment, each with the offset behind it; a torn end is where it stops, if it may be there."""
     data = path.read_bytes()
     place, expected = 0, int(path.stem)
@@ -325,7 +325,7 @@ def _read(path: Path, *, torn: bool = True) -> Iterator[tuple[Frame, int]]:
             if not torn or _goes_on(data, place, expected):
                 raise SpoolCorrupted(f"{path}: the frame at byte {place} fails its checksum; keep the file and look")
             return
-        yield Frame(number, time_ns, data[place + _HEADER.size : end]), end
+        yield SpoolFrame(number, time_ns, data[place + _HEADER.size : end]), end
         place, expected = end, number + 1
 
 

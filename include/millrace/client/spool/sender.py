@@ -4,7 +4,7 @@
 - Messages keep the producer, epoch and sequence that they were given before they were spooled, so that sending one again has no
   second effect, across kill -9 of this process too (law 8). Progress is written down behind each retransmitted entry.
 - Where the chain does not know a spooled message's producer any more, it goes out as a new one's, with all that follows, if it was never
-  sent (millrace.client.spool.renamed). Of one that was perhaps sent nobody can know: it is recorded as rejected, and the rest goes on.
+  sent (millrace.client.spool.producer_remap). Of one that was perhaps sent nobody can know: it is recorded as rejected, and the rest goes on.
 - What the chain rejects of it is written to ``rejected.jsonl``, synced and with its bytes, before it counts as settled, and is
   handed to `on_rejected`. A message of which the chain no longer remembers the result (ALREADY_APPLIED, after a crash) is
   written there too: it took effect, and the WAL says how.
@@ -26,7 +26,8 @@ from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
 
-from millrace.base.deadline import Deadline, until
+from millrace.base.backoff import jittered
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import (
     AppendRejected,
     AppendUnresolved,
@@ -38,17 +39,16 @@ from millrace.base.errors import (
 from millrace.base.failpoint import hit
 from millrace.base.files import sync
 from millrace.base.metrics import Metrics
-from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
-from millrace.client.produce.framing import entries, entry_runs
+from millrace.client.produce.fair_lock import FairLock
+from millrace.client.produce.framing import group_into_entries, group_messages
 from millrace.client.produce.lane import Lane
-from millrace.client.produce.sequencer import Sending
-from millrace.client.produce.turns import Turns
+from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
-from millrace.client.spool.queue import DEFAULT_BYTES, Frame, Spool, SpoolChannel
-from millrace.client.spool.renamed import Renamed
+from millrace.client.spool.producer_remap import ProducerRemap
+from millrace.client.spool.queue import DEFAULT_BYTES, Spool, SpoolChannel, SpoolFrame
 from millrace.message.log_entries import ENTRY_SCHEMA
-from millrace.message.model import FIELDS, MutableMessage
+from millrace.message.model import MESSAGE_FIELDS, MutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
@@ -56,7 +56,7 @@ from millrace.wal.reasons import Reason
 
 OnRejected = Callable[[MutableMessage, AppendRejected], None]
 
-Run: TypeAlias = list[tuple[MutableMessage, int]]
+SpooledMessages: TypeAlias = list[tuple[MutableMessage, int]]
 """Messages, each with the number of the frame that it stands in."""
 
 _UNKNOWN: Final = frozenset({Reason.UNKNOWN_PRODUCER, Reason.SEQUENCE_GAP})
@@ -85,17 +85,17 @@ class SpoolSender:
         self._metrics = metrics
         self._retry_delay = retry_delay
         self._guard = threading.Lock()
-        self._turns: dict[str, Turns] = {}
+        self._turns: dict[str, FairLock] = {}
         self._lane: Callable[[str], Lane] | None = None
         self._spooling: dict[str, threading.Thread] = {}
-        self._unresolved: dict[str, deque[Sending]] = {}
+        self._unresolved: dict[str, deque[OutboundEntry]] = {}
         self._closing = threading.Event()
         self.error: MillraceError | None = None
         """What keeps the spool from being sent, where that is more than a log that cannot be reached."""
         self._show()
 
     @classmethod
-    def wanted(
+    def for_producer(
         cls,
         folder: Path | None,
         settings: Settings,
@@ -124,7 +124,7 @@ class SpoolSender:
 
     def wait_empty(self, *, timeout: float) -> bool:
         """Wait until the spool is empty; whether it is."""
-        return until(lambda: self.empty, Deadline.after(timeout, sleep=self._closing.wait), every=0.02)
+        return poll_until(lambda: self.empty, Deadline.after(timeout, sleep=self._closing.wait), interval=0.02)
 
     def close(self) -> None:
         """Stop sending; what is spooled stays for the next process. Idempotent."""
@@ -145,14 +145,14 @@ class SpoolSender:
     def send(self, pchannel: str, messages: list[MutableMessage]) -> Written:
         """Append messages, or spool them (`spooled_rows`), after :meth:`require_room`. Raises LogUnavailable for a transaction's."""
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
-        groups = list(entries(sorted(messages, key=lambda each: order[each.vchannel])))
-        sent = [Sending(group) for group in groups]
+        groups = list(group_messages(sorted(messages, key=lambda each: order[each.vchannel])))
+        sent = [OutboundEntry(group) for group in groups]
         waiting = iter(sent)
         self.deliver(pchannel, lambda: next(waiting, None), pipelined=len(sent) > 1)
         written = Written()
         for each in sent:
             written.add(each.written())
-            spooled = sum(each.messages[place].rows for place in each.open)
+            spooled = sum(each.messages[place].rows for place in each.unanswered)
             written.rows += spooled
             written.spooled_rows += spooled
         return written
@@ -160,7 +160,7 @@ class SpoolSender:
     def deliver(
         self,
         pchannel: str,
-        source: Callable[[], Sending | None],
+        source: Callable[[], OutboundEntry | None],
         *,
         size: Callable[[], int] | None = None,
         pipelined: bool = True,
@@ -169,7 +169,7 @@ class SpoolSender:
 
         With `size`, which says about how many bytes come next, SpoolFull is raised before they are taken of the source.
         """
-        with self._turns_of(pchannel).taken():
+        with self._turns_of(pchannel).held():
             lane = self._lane_of(pchannel)
             self._keep_unresolved(pchannel)
             if pchannel not in self._spooling:
@@ -224,18 +224,18 @@ class SpoolSender:
             left.popleft()
         return in_txn
 
-    def _spool(self, pchannel: str, sending: Sending) -> None:
+    def _spool(self, pchannel: str, sending: OutboundEntry) -> None:
         """Make what is open of a Sending durable here."""
-        left = [sending.messages[place] for place in sending.open]
+        left = [sending.messages[place] for place in sending.unanswered]
         if left:
             channel = self.spool.channel(pchannel)
             number = channel.append(encode_entry(left), force=True)
             if sending.ambiguous:
-                channel.attempt(number)
+                channel.mark_attempted(number)
             self._show()
             self._begin(pchannel)
-        if sending.settled is not None:
-            sending.settled(sending)
+        if sending.on_settled is not None:
+            sending.on_settled(sending)
 
     def _begin(self, pchannel: str) -> None:
         with self._guard:
@@ -249,20 +249,22 @@ class SpoolSender:
     def _drain(self, pchannel: str) -> None:
         """Send everything in order, until nothing is left: from then on the lane is used directly again."""
         channel = self.spool.channel(pchannel)
-        renamed = Renamed(channel.path)
+        renamed = ProducerRemap(channel.path)
         pause = self._retry_delay
         while not self._closing.is_set():
             try:
                 # The first goes alone: of what is sent while the log is away nobody knows afterwards whether it was taken.
                 # An entry is one result for the chain to remember, if it is accepted.
                 alone = itertools.islice(channel.frames(), 1)
-                for frames in itertools.chain([[*alone]], entry_runs(channel.frames(), lambda frame: len(frame.entry))):
+                for frames in itertools.chain(
+                    [[*alone]], group_into_entries(channel.frames(), lambda frame: len(frame.entry))
+                ):
                     for run in _by_producer(frames):
                         if self._closing.is_set():
                             return
                         self._send_again(pchannel, channel, renamed, run)
                         pause, self.error = self._retry_delay, None
-                with self._turns_of(pchannel).taken():
+                with self._turns_of(pchannel).held():
                     if not channel.entries:
                         renamed.clear()
                         with self._guard:
@@ -279,15 +281,15 @@ class SpoolSender:
             self._closing.wait(jittered(pause))
             pause = min(2 * pause, max(_LONGEST_PAUSE, self._retry_delay))
 
-    def _send_again(self, pchannel: str, channel: SpoolChannel, renamed: Renamed, run: Run) -> None:
+    def _send_again(self, pchannel: str, channel: SpoolChannel, renamed: ProducerRemap, run: SpooledMessages) -> None:
         """Send the messages of a run of frames, and note that they are settled."""
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message, _ in run))}
         run = sorted(run, key=lambda each: order[each[0].vchannel])
         last = max(number for _, number in run)
         sent = channel.attempted
-        channel.attempt(last)
-        sending = Sending([renamed(message) for message, _ in run], answers=[None] * len(run), ambiguous=True)
-        while sending.open:
+        channel.mark_attempted(last)
+        sending = OutboundEntry([renamed(message) for message, _ in run], answers=[None] * len(run), ambiguous=True)
+        while sending.unanswered:
             try:
                 self._delivered(pchannel, sending)
             except AppendRejected as verdict:
@@ -310,17 +312,23 @@ class SpoolSender:
             if self._on_rejected is not None:
                 self._on_rejected(message, answer)
 
-    def _delivered(self, pchannel: str, sending: Sending) -> None:
+    def _delivered(self, pchannel: str, sending: OutboundEntry) -> None:
         waiting = iter([sending])
         self._lane_of(pchannel).deliver(lambda: next(waiting, None), pipelined=False, stamped=True, attempts=1)
 
     def _rename(
-        self, pchannel: str, sending: Sending, run: Run, renamed: Renamed, sent: int, verdict: AppendRejected
+        self,
+        pchannel: str,
+        sending: OutboundEntry,
+        run: SpooledMessages,
+        renamed: ProducerRemap,
+        sent: int,
+        verdict: AppendRejected,
     ) -> None:
         """The chain knows nothing of what is open of `sending`: what was never sent (its frame is none before `sent`) goes out under
         new names, the rest is answered with the verdict."""
         first: dict[str, MutableMessage] = {}
-        for place in sending.open:
+        for place in sending.unanswered:
             message, number = run[place]
             if number < sent:
                 words = f"nobody knows whether it took effect before: the WAL does ({verdict})"
@@ -329,8 +337,8 @@ class SpoolSender:
                 first.setdefault(message.vchannel, message)
         if first:
             _log.warning("%s: %s; what was never sent goes out as a new producer's", self.spool.folder, verdict)
-            renamed.begin(first.values(), self._lane_of(pchannel).tick)
-            for place in sending.open:
+            renamed.assign(first.values(), self._lane_of(pchannel).tick)
+            for place in sending.unanswered:
                 sending.messages[place] = renamed(run[place][0])
 
     # --- beside it --------------------------------------------------------------------------------------------------------
@@ -339,9 +347,9 @@ class SpoolSender:
         assert self._lane is not None, "the spool belongs to no producer yet"
         return self._lane(pchannel)
 
-    def _turns_of(self, pchannel: str) -> Turns:
+    def _turns_of(self, pchannel: str) -> FairLock:
         with self._guard:
-            return self._turns.setdefault(pchannel, Turns())
+            return self._turns.setdefault(pchannel, FairLock())
 
     def _show(self) -> None:
         if self._metrics is None:
@@ -354,13 +362,13 @@ class SpoolSender:
         )
 
 
-def _by_producer(frames: Sequence[Frame]) -> Iterator[Run]:
+def _by_producer(frames: Sequence[SpoolFrame]) -> Iterator[SpooledMessages]:
     """The messages of frames, of one producer and epoch for a VChannel at a time.
 
     Of what one producer wrote in an epoch the chain takes nothing behind what it refuses for now (a term that is none). It does not know
     that what another wrote comes behind that: an entry with both would change their order.
     """
-    run: Run = []
+    run: SpooledMessages = []
     writers: dict[str, tuple[int, int]] = {}
     for frame in frames:
         messages = _decoded(frame)
@@ -374,7 +382,7 @@ def _by_producer(frames: Sequence[Frame]) -> Iterator[Run]:
         yield run
 
 
-def _decoded(frame: Frame) -> list[MutableMessage]:
+def _decoded(frame: SpoolFrame) -> list[MutableMessage]:
     entry = pa.record_batch(
         [pa.array([0]), pa.array([frame.number]), pa.array([0]), pa.array([frame.entry], pa.large_binary())],
         schema=ENTRY_SCHEMA,
@@ -383,7 +391,7 @@ def _decoded(frame: Frame) -> list[MutableMessage]:
     for row in decode_entries(entry).to_pylist():
         if row["type"] == MessageType.UNDEFINED:
             raise SpoolCorrupted(f"frame {frame.number} of the spool holds no messages: {row['detail']}")
-        found.append(MutableMessage(**{name: row[name] for name in FIELDS}))
+        found.append(MutableMessage(**{name: row[name] for name in MESSAGE_FIELDS}))
     return found
 
 
@@ -391,7 +399,7 @@ def _record(path: Path, refused: list[tuple[MutableMessage, AppendRejected]]) ->
     """Write down, durably, what the chain rejected."""
     lines = []
     for message, answer in refused:
-        line: dict[str, Any] = {name: getattr(message, name) for name in FIELDS if name != "payload"}
+        line: dict[str, Any] = {name: getattr(message, name) for name in MESSAGE_FIELDS if name != "payload"}
         line |= {"reason": answer.reason, "words": str(answer), "at": time.time()}
         line["payload"] = base64.b64encode(message.payload).decode("ascii")
         lines.append(json.dumps(line))

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.files.kinds import CsvForm, InputFormat, format_of
+from millrace.client.produce.files.formats import CsvOptions, InputFormat, format_of
 from millrace.client.schemas import with_generated_key
 from millrace.commands.parts.file_fields import fields_of
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import OnDuplicate
 
 if TYPE_CHECKING:
-    from millrace.message.schema_changes import Change
+    from millrace.message.schema_changes import SchemaChange
 
 
 def parse_field(text: str) -> FieldSpec:
@@ -45,21 +45,25 @@ def parse_rules(texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def file_changes(
-    sources: Sequence[Path], schema: CollectionSchema, *, kind: InputFormat | None = None, form: CsvForm | None = None
-) -> list[Change]:
+    sources: Sequence[Path],
+    schema: CollectionSchema,
+    *,
+    kind: InputFormat | None = None,
+    form: CsvOptions | None = None,
+) -> list[SchemaChange]:
     """What `schema` lacks for the columns of some files. Raises InvalidArgument for a file that cannot be read, and for stdin."""
-    from millrace.client.produce.evolving import of_fields
-    from millrace.message.schema_changes import apply_all
+    from millrace.client.produce.schema_evolution import required_field_changes
+    from millrace.message.schema_changes import apply_changes
 
-    made: list[Change] = []
+    made: list[SchemaChange] = []
     for each in sources:
         if str(each) == "-":
             raise InvalidArgument("--evolve looks into a file, and stdin is read once: alter the collection first")
         typed = format_of(each, kind) in (InputFormat.PARQUET, InputFormat.ARROW)
         # What texts hold is guessed: there only fields that are not known are taken from the file.
         known = {} if typed else {field.name: field for field in schema.fields}
-        found = of_fields(fields_of(each, known, kind=kind, form=form), schema)
-        schema = apply_all(schema, found)
+        found = required_field_changes(fields_of(each, known, kind=kind, form=form), schema)
+        schema = apply_changes(schema, found)
         made += found
     return made
 
@@ -73,7 +77,7 @@ def make_schema(
     on_duplicate: OnDuplicate = "keep",
     generated_key: str | None = None,
     kind: InputFormat | None = None,
-    form: CsvForm | None = None,
+    form: CsvOptions | None = None,
 ) -> CollectionSchema:
     """The schema of `fields`, or of the columns of `source` with `fields` over them. Raises InvalidArgument."""
     given = {spec.name: spec for spec in map(parse_field, fields)}

@@ -29,26 +29,34 @@ from millrace.base.errors import (
     TableDamaged,
     WalGap,
 )
-from millrace.base.extras import not_installed
+from millrace.base.extras import missing_extra_error
 from millrace.base.package import VERSION
 from millrace.base.settings import Settings
-from millrace.catalog.records import known_collections
-from millrace.commands.parts.interrupts import Interrupts
+from millrace.catalog.sqlite_file import read_collections
+from millrace.commands.parts.interrupts import InterruptHandler
 from millrace.message.ids import tick_physical_ms
-from millrace.runtime.arrow_start import leave_pandas_out
+from millrace.runtime.arrow_without_pandas import hide_pandas_from_arrow
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from millrace.catalog.collection import Collection
+    from millrace.catalog.collection import CollectionInfo
 
-FAILED: Final = 1
-DOES_NOT_HOLD: Final = 3
-DAMAGED: Final = (TableDamaged, StateDamaged, StagedFileDamaged, LogCorrupted, SpoolCorrupted, BackupDamaged, WalGap)
+EXIT_ERROR: Final = 1
+EXIT_VERIFICATION_FAILED: Final = 3
+DAMAGE_ERRORS: Final = (
+    TableDamaged,
+    StateDamaged,
+    StagedFileDamaged,
+    LogCorrupted,
+    SpoolCorrupted,
+    BackupDamaged,
+    WalGap,
+)
 """Errors that say of what is stored that it does not hold, whichever command met it."""
-INTERRUPTED: Final = 130
+EXIT_INTERRUPTED: Final = 130
 
-WIDE: Final = 200
+PIPE_WIDTH: Final = 200
 """Columns of a table that goes to a pipe or a file: there is no screen to fit it to."""
 
 Row = Mapping[str, Any]
@@ -58,35 +66,37 @@ class ReportingGroup(TyperGroup):
     """A group of commands that turns Millrace's errors into a line and an exit code, and Ctrl-C into an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        leave_pandas_out()
+        hide_pandas_from_arrow()
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            told = not_installed(error)
+            told = missing_extra_error(error)
             if told is None:
                 raise
             typer.echo(f"{told.code}: {told}", err=True)
-            raise typer.Exit(FAILED) from None
+            raise typer.Exit(EXIT_ERROR) from None
         except MillraceError as error:
             interrupts = ctx.find_root().obj
-            if not (isinstance(interrupts, Interrupts) and interrupts.signal is not None):  # else it is a consequence
+            if not (
+                isinstance(interrupts, InterruptHandler) and interrupts.signal is not None
+            ):  # else it is a consequence
                 typer.echo(f"{error.code}: {error}", err=True)
-            raise typer.Exit(DOES_NOT_HOLD if isinstance(error, DAMAGED) else FAILED) from None
+            raise typer.Exit(EXIT_VERIFICATION_FAILED if isinstance(error, DAMAGE_ERRORS) else EXIT_ERROR) from None
         except OSError as error:
             if error.strerror is None or isinstance(
                 error, ConnectionError
             ):  # a library's own; a reader of ours that has gone
                 raise
-            typer.echo(f"{FileRefused.code}: {FileRefused.of(error)}", err=True)
-            raise typer.Exit(FAILED) from None
+            typer.echo(f"{FileRefused.code}: {FileRefused.from_os_error(error)}", err=True)
+            raise typer.Exit(EXIT_ERROR) from None
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def complete_collection(context: typer.Context, incomplete: str) -> list[str]:
     """The collections whose name begins so, for the shell; none where the data folder cannot be found out."""
     try:
-        known = known_collections(load_settings(context.params.get("data")).data_dir)
+        known = read_collections(load_settings(context.params.get("data")).data_dir)
     except MillraceError:
         return []
     return [each.name for each in known if each.name.startswith(incomplete)]
@@ -116,10 +126,10 @@ CollectionName = Annotated[
 ]
 
 
-ROWS: Final = "Rows"
-LOOK: Final = "Looking into it"
-RUN: Final = "Running it"
-PANELS: Final = (ROWS, LOOK, RUN)
+DATA_PANEL: Final = "Rows"
+INSPECT_PANEL: Final = "Looking into it"
+OPERATE_PANEL: Final = "Running it"
+PANELS: Final = (DATA_PANEL, INSPECT_PANEL, OPERATE_PANEL)
 """Parts of the program's help, in their order; a command is in one of them."""
 
 root = typer.Typer(
@@ -175,11 +185,11 @@ def load_settings(data: Path | None) -> Settings:
     return Settings.load(env={**os.environ, "MILLRACE_DATA": str(data.expanduser().absolute())})
 
 
-def find_collection(settings: Settings, name: str) -> Collection:
+def find_collection(settings: Settings, name: str) -> CollectionInfo:
     """The collection `name`, without a server. Raises CollectionNotFound that names those there are."""
     from millrace.base.errors import CollectionNotFound
 
-    known = known_collections(settings.data_dir)
+    known = read_collections(settings.data_dir)
     for each in known:
         if each.name == name:
             return each
@@ -187,7 +197,7 @@ def find_collection(settings: Settings, name: str) -> Collection:
     raise CollectionNotFound(f"no collection {name!r} in {settings.data_dir}; {there}")
 
 
-def json_object(text: str | None) -> dict[str, Any]:
+def parse_json_object(text: str | None) -> dict[str, Any]:
     """What the option --params says. Raises InvalidArgument."""
     try:
         found = json.loads(text or "{}")
@@ -206,7 +216,7 @@ def console(*, err: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if err else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False, emoji=False)
+    return Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
@@ -233,7 +243,7 @@ def print_rows(rows: Iterable[Row], *, columns: Sequence[str], as_json: bool, em
         numeric = bool(kinds) and kinds <= {int, float}
         table.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(in_words(row.get(name), exact=_is_identity(name))) for name in columns))
+        table.add_row(*(Text(format_value(row.get(name), exact=_is_identity(name))) for name in columns))
     console().print(table)
 
 
@@ -244,10 +254,10 @@ def print_facts(facts: Row, *, as_json: bool) -> None:
         return
     width = max((len(name) for name in facts), default=0)
     for name, value in facts.items():
-        typer.echo(f"{name.replace('_', ' '):<{width}}  {in_words(value, exact=_is_identity(name))}")
+        typer.echo(f"{name.replace('_', ' '):<{width}}  {format_value(value, exact=_is_identity(name))}")
 
 
-def in_words(value: Any, *, exact: bool = False) -> str:
+def format_value(value: Any, *, exact: bool = False) -> str:
     """A value for a person; whole numbers with thousands separators unless `exact`."""
     match value:
         case None:
@@ -259,24 +269,24 @@ def in_words(value: Any, *, exact: bool = False) -> str:
         case float():
             return f"{value:,.3f}".rstrip("0").rstrip(".")
         case list() | tuple():
-            return ", ".join(in_words(each) for each in value) or "-"
+            return ", ".join(format_value(each) for each in value) or "-"
         case dict():
-            return ", ".join(f"{name}={in_words(each, exact=True)}" for name, each in value.items()) or "-"
+            return ", ".join(f"{name}={format_value(each, exact=True)}" for name, each in value.items()) or "-"
         case _:
             return str(value)
 
 
-def counted(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """``1 row``, ``2,000 rows``."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def moment(tick: int) -> str | None:
+def tick_time(tick: int) -> str | None:
     """A time tick's moment: UTC, ISO 8601; None for 0."""
-    return stamp(tick_physical_ms(tick)) if tick else None
+    return iso_time(tick_physical_ms(tick)) if tick else None
 
 
-def stamp(physical_ms: int) -> str | None:
+def iso_time(physical_ms: int) -> str | None:
     """Unix milliseconds as UTC, ISO 8601; None for what no calendar has."""
     try:
         return datetime.fromtimestamp(physical_ms / 1e3, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

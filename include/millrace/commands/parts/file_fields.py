@@ -18,10 +18,10 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.files.json_objects import JsonObjects, begins_array
-from millrace.client.produce.files.kinds import CsvForm, InputFormat, format_of, unpacked
-from millrace.client.produce.files.text_rows import csv_reader, from_cells
-from millrace.client.produce.values import REFUSALS
+from millrace.client.produce.column_conversion import CONVERSION_ERRORS
+from millrace.client.produce.files.formats import CsvOptions, InputFormat, decompressed, format_of
+from millrace.client.produce.files.json_parser import JsonObjectParser, begins_array
+from millrace.client.produce.files.text_formats import csv_reader, from_cells
 from millrace.message.field_types import parse_type
 from millrace.message.schema import FieldSpec
 
@@ -35,12 +35,12 @@ _WHOLE: Final = re.compile(r"[+-]?\d+")
 
 
 def fields_of(
-    path: Path, given: Mapping[str, FieldSpec], *, kind: InputFormat | None = None, form: CsvForm | None = None
+    path: Path, given: Mapping[str, FieldSpec], *, kind: InputFormat | None = None, form: CsvOptions | None = None
 ) -> list[FieldSpec]:
     """The columns of a file as fields, those of `given` as they are given. Raises InvalidArgument for a file that cannot be read."""
     try:
-        with path.open("rb") as file, unpacked(file) as plain:
-            schema = _columns(format_of(path, kind), plain, form or CsvForm())
+        with path.open("rb") as file, decompressed(file) as plain:
+            schema = _columns(format_of(path, kind), plain, form or CsvOptions())
     except (OSError, EOFError, ValueError, pa.ArrowException, InvalidArgument) as error:
         raise InvalidArgument(f"the columns of {path} cannot be read: {error}") from None
     twice = [name for name, times in Counter(schema.names).items() if times > 1]
@@ -49,7 +49,7 @@ def fields_of(
     return [given.get(item.name) or _field(item) for item in schema]
 
 
-def _columns(kind: InputFormat, file: BinaryIO, form: CsvForm) -> pa.Schema:
+def _columns(kind: InputFormat, file: BinaryIO, form: CsvOptions) -> pa.Schema:
     match kind:
         case InputFormat.PARQUET:
             from pyarrow import parquet
@@ -77,13 +77,13 @@ def _columns(kind: InputFormat, file: BinaryIO, form: CsvForm) -> pa.Schema:
 def _type(name: str, values: Sequence[Any]) -> pa.DataType:
     try:
         return pa.array(values).type
-    except REFUSALS as error:
+    except CONVERSION_ERRORS as error:
         raise InvalidArgument(f"{name} has no one type ({error}); say it with --field {name}:TYPE") from None
 
 
 def _json(file: BinaryIO, *, array: bool) -> Iterator[dict[str, Any]]:
-    parser = JsonObjects()
-    numbered: Iterator[tuple[int, Any]] = parser.elements(file) if array else enumerate(file, 1)
+    parser = JsonObjectParser()
+    numbered: Iterator[tuple[int, Any]] = parser.parse_array(file) if array else enumerate(file, 1)
     for line, row in numbered:
         try:
             if array:
@@ -91,12 +91,12 @@ def _json(file: BinaryIO, *, array: bool) -> Iterator[dict[str, Any]]:
                     raise row
                 yield row
             elif row.strip():
-                yield parser.of_line(row.decode("utf-8-sig" if line == 1 else "utf-8"))
+                yield parser.parse_line(row.decode("utf-8-sig" if line == 1 else "utf-8"))
         except ValueError as error:
             raise InvalidArgument(f"line {line}: {error}") from None
 
 
-def _csv(file: BinaryIO, form: CsvForm) -> pa.Schema:
+def _csv(file: BinaryIO, form: CsvOptions) -> pa.Schema:
     if not form.header:
         raise InvalidArgument("without a header it does not say their names: make the collection first, with --field")
     rows: list[list[str]] = []
@@ -117,7 +117,7 @@ def _csv(file: BinaryIO, form: CsvForm) -> pa.Schema:
     return pa.schema([(name, _of_cells(column, form)) for name, column in zip(header, cells, strict=True)])
 
 
-def _of_cells(cells: Sequence[str], form: CsvForm) -> pa.DataType:
+def _of_cells(cells: Sequence[str], form: CsvOptions) -> pa.DataType:
     values = [cell for cell in cells if cell not in form.nulls]
     if not values:
         return pa.null()
@@ -130,7 +130,7 @@ def _of_cells(cells: Sequence[str], form: CsvForm) -> pa.DataType:
         kind = parse_type(name)
         try:
             from_cells(values, kind, form)
-        except REFUSALS:
+        except CONVERSION_ERRORS:
             continue
         return kind.arrow
     return pa.utf8()

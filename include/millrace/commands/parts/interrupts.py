@@ -17,7 +17,7 @@ import threading
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-GRACE: Final = 2.0
+GRACE_SECONDS: Final = 2.0
 """Seconds that a command has to end in order."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -27,10 +27,10 @@ class Interrupted(BaseException):
     """A signal asks the command to end. No Exception and no KeyboardInterrupt: nobody but millrace.__main__ takes it."""
 
 
-class Interrupts:
+class InterruptHandler:
     """The signals of this process, from :meth:`install` on. One object a process, made in its main thread."""
 
-    def __init__(self, *, grace: float = GRACE) -> None:
+    def __init__(self, *, grace: float = GRACE_SECONDS) -> None:
         self.signal: int | None = None
         """The first that came."""
         self._grace = grace
@@ -57,11 +57,11 @@ class Interrupts:
         for number in _SIGNALS:
             signal.signal(number, self._arrived)
 
-    def settle(self) -> None:
+    def stop_raising(self) -> None:
         """The command has ended: from now on a signal ends the process where it is, instead of raising."""
         self._settled = True
 
-    def leave(self) -> NoReturn:
+    def exit(self) -> NoReturn:
         """End the process as the signal says. What was printed goes out, if somebody takes it in time."""
         for stream in (sys.stdout, sys.stderr):
             try:

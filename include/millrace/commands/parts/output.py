@@ -20,7 +20,7 @@ TABLE_ROWS: Final = 50
 """Rows that a table on the screen has unless another number is asked for."""
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """Of the output."""
 
     TABLE = "table"
@@ -31,53 +31,53 @@ class Format(StrEnum):
 
 
 _SUFFIXES: Final = {
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".json": Format.JSONL,
-    ".csv": Format.CSV,
-    ".parquet": Format.PARQUET,
-    ".pq": Format.PARQUET,
-    ".arrow": Format.ARROW,
-    ".feather": Format.ARROW,
+    ".jsonl": OutputFormat.JSONL,
+    ".ndjson": OutputFormat.JSONL,
+    ".json": OutputFormat.JSONL,
+    ".csv": OutputFormat.CSV,
+    ".parquet": OutputFormat.PARQUET,
+    ".pq": OutputFormat.PARQUET,
+    ".arrow": OutputFormat.ARROW,
+    ".feather": OutputFormat.ARROW,
 }
 
 FileFormat = Annotated[
-    Format | None, typer.Option("--format", help="Of the output. Without it: by --output's suffix, else a table.")
+    OutputFormat | None, typer.Option("--format", help="Of the output. Without it: by --output's suffix, else a table.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")]
 
 
-def chosen_format(asked: Format | None, output: Path | None, *, as_json: bool) -> Format:
+def resolve_format(asked: OutputFormat | None, output: Path | None, *, as_json: bool) -> OutputFormat:
     """The format of what is written. Raises InvalidArgument, typer.BadParameter for one that does not go where it is to."""
-    chosen = asked or (Format.JSONL if as_json else _format_of(output))
-    if chosen in (Format.PARQUET, Format.ARROW) and output is None and sys.stdout.isatty():
+    chosen = asked or (OutputFormat.JSONL if as_json else _format_of(output))
+    if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and sys.stdout.isatty():
         raise typer.BadParameter(f"{chosen.title()} is binary: give --output FILE, or send stdout to a file")
-    if chosen == Format.TABLE and output is not None:
+    if chosen == OutputFormat.TABLE and output is not None:
         raise InvalidArgument("a table is for the screen: --format jsonl, csv, parquet or arrow writes a file")
     return chosen
 
 
-def _format_of(output: Path | None) -> Format:
+def _format_of(output: Path | None) -> OutputFormat:
     if output is None:
-        return Format.TABLE
+        return OutputFormat.TABLE
     found = _SUFFIXES.get(output.suffix.lower())
     if found is None:
         raise InvalidArgument(f"{output.name}: the suffix {output.suffix!r} names no format; say --format")
     return found
 
 
-def put(rows: pa.RecordBatchReader, chosen: Format, output: Path | None) -> None:
+def write_output(rows: pa.RecordBatchReader, chosen: OutputFormat, output: Path | None) -> None:
     """Write rows as they come, to a file or to stdout. Raises InvalidArgument for a file that cannot be written."""
-    from millrace.commands.parts.rows_out import write
+    from millrace.commands.parts.row_writers import write_rows
 
     if output is None:
-        write(chosen, rows, sys.stdout.buffer)
+        write_rows(chosen, rows, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
     try:
         with output.open("wb") as file:
-            written = write(chosen, rows, file)
+            written = write_rows(chosen, rows, file)
     except OSError as error:
         if isinstance(error, MillraceError):
             raise

@@ -14,17 +14,17 @@ from functools import partial
 from typing import Final, Protocol
 
 from millrace.base.errors import MetaAmbiguous, MillraceError, NotLeader, OrderIgnored, SessionEnded
-from millrace.coord.balancer.view import ChannelView, Policy, View
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, Policy
 from millrace.coord.channels.manager import ChannelManager
-from millrace.coord.channels.record import ChannelRecord, Owner, State
+from millrace.coord.channels.record import AssignmentState, ChannelRecord, Owner
 from millrace.coord.clock import Clock
-from millrace.coord.control import Wanted, wanted
+from millrace.coord.control import ControlState, read_control_state
 from millrace.coord.leadership import Leadership
-from millrace.coord.session import NODES, ROLES, SESSION_SECONDS, NodeInfo
-from millrace.coord.tenure import DRIFT
+from millrace.coord.lease import CLOCK_DRIFT
+from millrace.coord.session import NODE_PREFIX, ROLES, SESSION_SECONDS, NodeInfo
 from millrace.meta.store import Delete, Put
 
-PUT_OUT: Final = "putout/"
+EVICTED_PREFIX: Final = "putout/"
 """Sessions that were taken from their nodes, until their leases are over for sure."""
 
 
@@ -37,7 +37,7 @@ class Orders(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class ChannelStats:
     """What is known of a PChannel beside who owns it."""
 
     vchannels: int = 0
@@ -49,7 +49,7 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Guards:
+class RebalanceLimits:
     """When nothing is moved for balance alone."""
 
     allow_rebalance: bool = True
@@ -58,14 +58,14 @@ class Guards:
     max_recovery_lag: float = 1.0
     max_moves: int = 3
     """A round."""
-    refused_for: float = 5.0
+    refusal_seconds: float = 5.0
     """Seconds that a session which did not open a role is not asked again for it, while others are there."""
-    patience: float = 15.0
+    eviction_seconds: float = 15.0
     """Seconds that an owner which lives may fail to let go."""
 
 
 @dataclass(slots=True)
-class Progress:
+class HandoverProgress:
     """What one leader remembers of a role that changes hands: how long, and who would not."""
 
     term: int = 0
@@ -85,9 +85,9 @@ class Balancer:
         policy: Policy,
         *,
         pchannels: Callable[[], Sequence[str]],
-        together: Callable[[Sequence[Callable[[], None]]], None],
-        stats: Callable[[], Mapping[str, Stats]] = dict,
-        guards: Guards | None = None,
+        run_all: Callable[[Sequence[Callable[[], None]]], None],
+        stats: Callable[[], Mapping[str, ChannelStats]] = dict,
+        limits: RebalanceLimits | None = None,
         session_seconds: float = SESSION_SECONDS,
         roles: Sequence[str] = ROLES,
     ) -> None:
@@ -99,15 +99,15 @@ class Balancer:
         self._orders = orders
         self._policy = policy
         self._pchannels = pchannels
-        self._together = together
+        self._together = run_all
         self._stats = stats
-        self._guards = guards or Guards()
+        self._guards = limits or RebalanceLimits()
         self._session_seconds = session_seconds
         self._roles = roles
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, HandoverProgress] = {}
         self._put_out_since: dict[str, float] = {}
-        self._wanted = Wanted(frozenset(), frozen=False)
-        self._rests: dict[str, View] = {}
+        self._wanted = ControlState(frozenset(), frozen=False)
+        self._rests: dict[str, AssignmentView] = {}
         """By role the view in which the policy, a pure function, found nothing to do."""
         self._loaded = False
         self.manager = ChannelManager(leadership, self._epoch)
@@ -118,19 +118,19 @@ class Balancer:
         if not self._loaded:
             self.manager.load()
             self._loaded = True
-        self.manager.settle()
+        self.manager.rewrite_unsure()
         self.manager.add(self._pchannels(), self._roles)
         self._see_nodes()
         self.manager.change_all(
             [
-                record.unavailable("lost", self._clock.wall())
+                record.mark_unavailable("lost", self._clock.wall())
                 for record in self.manager.records.values()
                 if record.owner is not None and record.owner.session not in self.nodes
             ]
         )
         for role in self._roles:
             self._plan(role)
-        waiting = [key for key, record in self.manager.records.items() if record.state is State.ASSIGNING]
+        waiting = [key for key, record in self.manager.records.items() if record.state is AssignmentState.ASSIGNING]
         failures: list[BaseException] = []
         self._together([partial(self._attempt, key, failures) for key in waiting])
         for failure in failures:
@@ -147,25 +147,27 @@ class Balancer:
     # -- who is there -------------------------------------------------------------------------------------------------
 
     def _see_nodes(self) -> None:
-        listed = self._leadership.store.list(NODES)
-        self.nodes = {entry.key.removeprefix(NODES): NodeInfo.decoded(entry.value) for entry in listed.entries}
-        self._wanted = wanted(self._leadership.store)
+        listed = self._leadership.store.list(NODE_PREFIX)
+        self.nodes = {entry.key.removeprefix(NODE_PREFIX): NodeInfo.decode(entry.value) for entry in listed.entries}
+        self._wanted = read_control_state(self._leadership.store)
         now = self._clock.monotonic()
-        there = {entry.key.removeprefix(PUT_OUT) for entry in self._leadership.store.list(PUT_OUT).entries}
+        there = {
+            entry.key.removeprefix(EVICTED_PREFIX) for entry in self._leadership.store.list(EVICTED_PREFIX).entries
+        }
         self._put_out_since = {session: self._put_out_since.get(session, now) for session in sorted(there)}
         for session, since in list(self._put_out_since.items()):
-            if now >= since + self._session_seconds * (1 + DRIFT):
-                self._leadership.commit(self._epoch, [Delete(PUT_OUT + session)])
+            if now >= since + self._session_seconds * (1 + CLOCK_DRIFT):
+                self._leadership.commit(self._epoch, [Delete(EVICTED_PREFIX + session)])
                 del self._put_out_since[session]
 
     def _gone(self, session: str) -> bool:
         """Whether a session is over, for its node too."""
         store = self._leadership.store
-        return store.get(NODES + session) is None and store.get(PUT_OUT + session) is None
+        return store.get(NODE_PREFIX + session) is None and store.get(EVICTED_PREFIX + session) is None
 
     def _put_out(self, session: str) -> None:
         """Its node learns so when it renews, or at the latest when its lease would have ended."""
-        self._leadership.commit(self._epoch, [Delete(NODES + session), Put(PUT_OUT + session, b"")])
+        self._leadership.commit(self._epoch, [Delete(NODE_PREFIX + session), Put(EVICTED_PREFIX + session, b"")])
 
     # -- who is to have what ------------------------------------------------------------------------------------------
 
@@ -179,7 +181,9 @@ class Balancer:
         records = {record.pchannel: record for record in self.manager.records.values() if record.role == role}
         channels = tuple(self._channel(record, stats, now) for record in records.values())
         guards = self._guards
-        view = View(tuple(able), channels, guards.allow_rebalance and not self._wanted.frozen, guards.max_moves)
+        view = AssignmentView(
+            tuple(able), channels, guards.allow_rebalance and not self._wanted.frozen, guards.max_moves
+        )
         if view == self._rests.get(role):
             return
         moves = self._policy(view)
@@ -189,40 +193,48 @@ class Balancer:
         for move in moves:
             record = records[move.pchannel]
             to = self._instead(record, move.to, able, now)
-            if record.owner is not None and to == record.owner.session and record.state is not State.UNAVAILABLE:
+            if (
+                record.owner is not None
+                and to == record.owner.session
+                and record.state is not AssignmentState.UNAVAILABLE
+            ):
                 continue
-            cause = record.cause if record.state is State.UNAVAILABLE else move.cause
-            wanted.append(record.assigning(to, able[to].address, cause, self._clock.wall(), serves=able[to].serves))
+            cause = record.cause if record.state is AssignmentState.UNAVAILABLE else move.cause
+            wanted.append(
+                record.begin_assignment(
+                    to, able[to].address, cause, self._clock.wall(), client_address=able[to].client_address
+                )
+            )
             if move.cause == "balance":
-                self._progress.setdefault(record.key, Progress()).moved_at = now
+                self._progress.setdefault(record.key, HandoverProgress()).moved_at = now
         try:
             self.manager.change_all(wanted)
         finally:
             for record in wanted:
-                progress = self._progress.setdefault(record.key, Progress())
+                progress = self._progress.setdefault(record.key, HandoverProgress())
                 progress.term, progress.since = self.manager.records[record.key].term, now
 
-    def _channel(self, record: ChannelRecord, stats: Mapping[str, Stats], now: float) -> ChannelView:
-        progress = self._progress.setdefault(record.key, Progress())
-        known = stats.get(record.pchannel, Stats())
+    def _channel(self, record: ChannelRecord, stats: Mapping[str, ChannelStats], now: float) -> ChannelView:
+        progress = self._progress.setdefault(record.key, HandoverProgress())
+        known = stats.get(record.pchannel, ChannelStats())
         owner = None if record.owner is None else record.owner.session
-        if owner is not None and record.state is State.ASSIGNING and owner in progress.refused:
+        if owner is not None and record.state is AssignmentState.ASSIGNING and owner in progress.refused:
             owner = None  # it would not: place it anew
         return ChannelView(
             record.pchannel,
             owner,
             known.vchannels,
             known.collections,
-            movable=record.state is State.ASSIGNED
+            movable=record.state is AssignmentState.ASSIGNED
             and now >= progress.moved_at + self._guards.min_interval
             and known.recovery_lag <= self._guards.max_recovery_lag,
         )
 
     def _instead(self, record: ChannelRecord, to: str, able: Mapping[str, NodeInfo], now: float) -> str:
         """Another session where `to` just refused the role, if there is one."""
-        refused = self._progress.setdefault(record.key, Progress()).refused
+        refused = self._progress.setdefault(record.key, HandoverProgress()).refused
         for session, at in list(refused.items()):
-            if now >= at + self._guards.refused_for or session not in self.nodes:
+            if now >= at + self._guards.refusal_seconds or session not in self.nodes:
                 del refused[session]
         if to not in refused:
             return to
@@ -236,7 +248,7 @@ class Balancer:
         let_go = {owner.session for owner in record.history if self._lets_go(record, owner)}
         if let_go:
             record = self.manager.change(record.without_history(let_go))
-        if record.history or record.owner is None or record.state is not State.ASSIGNING:
+        if record.history or record.owner is None or record.state is not AssignmentState.ASSIGNING:
             return
         try:
             self._orders.assign(record.owner, record.pchannel, record.role)
@@ -244,13 +256,13 @@ class Balancer:
             self._progress[key].refused[record.owner.session] = self._clock.monotonic()
             return
         except MillraceError:
-            progress = self._progress.setdefault(key, Progress())
+            progress = self._progress.setdefault(key, HandoverProgress())
             if progress.term != record.term:
                 progress.term, progress.since = record.term, self._clock.monotonic()
-            elif self._clock.monotonic() >= progress.since + self._guards.patience / 2:
+            elif self._clock.monotonic() >= progress.since + self._guards.eviction_seconds / 2:
                 progress.refused[record.owner.session] = self._clock.monotonic()
             return
-        self.manager.change(record.assigned(self._clock.wall()))
+        self.manager.change(record.complete_assignment(self._clock.wall()))
 
     def _lets_go(self, record: ChannelRecord, owner: Owner) -> bool:
         if self._gone(owner.session):
@@ -259,11 +271,11 @@ class Balancer:
             self._orders.remove(owner, record.pchannel, record.role)
             return True
         except MillraceError:
-            progress = self._progress.setdefault(record.key, Progress())
+            progress = self._progress.setdefault(record.key, HandoverProgress())
             now = self._clock.monotonic()
             if progress.term != record.term:
                 progress.term, progress.since = record.term, now
-            if owner.session in self.nodes and now >= progress.since + self._guards.patience:
+            if owner.session in self.nodes and now >= progress.since + self._guards.eviction_seconds:
                 try:
                     self._put_out(owner.session)
                 except MetaAmbiguous:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from millrace.base.errors import InvalidSettings
+from millrace.coord.balancer.policy import Policy
 from millrace.coord.balancer.vchannelfair import vchannel_fair
-from millrace.coord.balancer.view import Policy
 
 POLICIES: Final[dict[str, Policy]] = {"vchannelfair": vchannel_fair}
 
 
-def policy(name: str) -> Policy:
+def find_policy(name: str) -> Policy:
     """Raises InvalidSettings."""
     if name not in POLICIES:
         raise InvalidSettings(f"no balancer policy {name!r}; there are {', '.join(sorted(POLICIES))}")

@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from millrace.coord.balancer.view import ChannelView, Move, View
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove
 
 PCHANNEL_WEIGHT: Final = 0.4
 VCHANNEL_WEIGHT: Final = 0.3
 AFFINITY_WEIGHT: Final = 0.01
-TOLERANCE: Final = 0.01
+MIN_GAIN: Final = 0.01
 """A change that gains less is not made."""
-WIDE: Final = 32
+MAX_NODES_ALL_PAIRS: Final = 32
 """With more nodes than this, exchanges are looked for between the dearest and the cheapest of them alone."""
 _FEW: Final = 8
 _EQUAL: Final = 1e-12
@@ -91,7 +91,7 @@ class _Node:
 class Layout:
     """Who has what, and what that costs; changed in place by one channel at a time."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: AssignmentView) -> None:
         self.nodes: dict[str, _Node] = {name: _Node() for name in sorted(view.nodes)}
         count = max(len(self.nodes), 1)
         self._mean_p = max(len(view.channels) / count, 1e-9)
@@ -117,7 +117,7 @@ class Layout:
     def take(self, channel: ChannelView, name: str) -> None:
         self.nodes[name].take(channel)
 
-    def dearer(self, channel: ChannelView, name: str) -> float:
+    def added_cost(self, channel: ChannelView, name: str) -> float:
         """What `name` costs more with `channel`."""
         node = self.nodes[name]
         apart = node.apart + len(node.channels) - node.near(channel.collections)
@@ -125,7 +125,7 @@ class Layout:
         return float(cost) - self.cost_of(name)
 
 
-class Places:
+class PlacementIndex:
     """Where channels without a home cost least, on top of a layout: it looks at one node for each load, not at all."""
 
     def __init__(self, layout: Layout) -> None:
@@ -139,7 +139,7 @@ class Places:
             for channel in node.channels.values():
                 self._at(channel, name)
 
-    def cheapest(self, channel: ChannelView) -> str:
+    def cheapest_node(self, channel: ChannelView) -> str:
         """Of nodes with as many PChannels and VChannels those that share no collection with `channel` cost the same: the first by name
         stands for them. Beside these all that share one are looked at."""
         near = {name for collection in channel.collections for name in self._homes.get(collection, ())}
@@ -150,7 +150,7 @@ class Places:
                 near.add(names[0])
             else:
                 del self._alike[load]
-        return min(near, key=lambda name: (round(self._layout.dearer(channel, name), 12), name))
+        return min(near, key=lambda name: (round(self._layout.added_cost(channel, name), 12), name))
 
     def put(self, channel: ChannelView, name: str) -> None:
         self._layout.put(channel, name)
@@ -169,8 +169,8 @@ class Places:
             self._homes.setdefault(collection, set()).add(name)
 
 
-def vchannel_fair(view: View) -> list[Move]:
-    """See millrace.coord.balancer.view.Policy."""
+def vchannel_fair(view: AssignmentView) -> list[PlannedMove]:
+    """See millrace.coord.balancer.policy.Policy."""
     if not view.nodes:
         return []
     layout = Layout(view)
@@ -181,15 +181,15 @@ def vchannel_fair(view: View) -> list[Move]:
             layout.put(channel, channel.owner)
         else:
             (homeless if channel.owner is None else leaving).append(channel)
-    moves: list[Move] = []
+    moves: list[PlannedMove] = []
     largest_first = sorted(homeless, key=_size), sorted(leaving, key=_size)[: view.max_moves]
-    places = Places(layout) if homeless or leaving else None
+    places = PlacementIndex(layout) if homeless or leaving else None
     for cause, channels in zip(("place", "drain"), largest_first, strict=True):
         for channel in channels:
             assert places is not None
-            to = places.cheapest(channel)
+            to = places.cheapest_node(channel)
             places.put(channel, to)
-            moves.append(Move(channel.pchannel, to, cause))
+            moves.append(PlannedMove(channel.pchannel, to, cause))
     if view.allow_rebalance and not moves:
         moves = _rebalance(view, layout)
     return moves
@@ -199,7 +199,7 @@ def _size(channel: ChannelView) -> tuple[int, str]:
     return -channel.vchannels, channel.pchannel
 
 
-def _rebalance(view: View, layout: Layout) -> list[Move]:
+def _rebalance(view: AssignmentView, layout: Layout) -> list[PlannedMove]:
     home = {channel.pchannel: channel.owner for channel in view.channels}
     at = dict(home)
     away: set[str] = set()
@@ -212,15 +212,15 @@ def _rebalance(view: View, layout: Layout) -> list[Move]:
         for pair in _pairs(layout):
             found = known.get(pair)
             if pair not in known or (found is not None and found.away > room):
-                found = known[pair] = best_between(layout, *pair, home, away, room)
+                found = known[pair] = best_exchange(layout, *pair, home, away, room)
             if (
                 found is not None
-                and found.gain > TOLERANCE + _EQUAL
+                and found.gain > MIN_GAIN + _EQUAL
                 and (best is None or found.gain > best.gain + _EQUAL)
             ):
                 best = found
         if best is None:
-            return [Move(name, to, "balance") for name, to in at.items() if name in away and to is not None]
+            return [PlannedMove(name, to, "balance") for name, to in at.items() if name in away and to is not None]
         touched: set[str] = set()
         for channel, source, to in best.change:
             layout.take(channel, source)
@@ -237,10 +237,10 @@ def _pairs(layout: Layout) -> Iterable[tuple[str, str]]:
     names = sorted(
         layout.nodes, key=lambda name: (len(layout.nodes[name].channels), layout.nodes[name].vchannels, name)
     )
-    return combinations(names if len(names) <= WIDE else names[:_FEW] + names[-_FEW:], 2)
+    return combinations(names if len(names) <= MAX_NODES_ALL_PAIRS else names[:_FEW] + names[-_FEW:], 2)
 
 
-def best_between(
+def best_exchange(
     layout: Layout, one: str, other: str, home: Mapping[str, str | None], away: set[str], room: int
 ) -> _Found | None:
     """The change between two nodes that gains most, and what: a channel from one to the other, or an exchange. Not one by which

@@ -16,29 +16,29 @@ from typing import Final, Protocol
 
 from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
-from millrace.coord.broadcast.callbacks import Kinds, Overtaken
-from millrace.coord.broadcast.keys import ResourceKey, conflict
+from millrace.coord.broadcast.callbacks import CallbackRegistry, StalePlan
+from millrace.coord.broadcast.keys import ResourceKey, keys_conflict
 from millrace.coord.broadcast.ledger import Ledger
-from millrace.coord.broadcast.task import Draft, Task, TaskState
-from millrace.coord.together import Together, in_turn
+from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, TaskState
+from millrace.coord.concurrency import RunAll, run_sequentially
 from millrace.wal.reasons import Reason
 
-TURNS: Final = 100
+MAX_PLAN_ATTEMPTS: Final = 100
 """How often a broadcast that others overtook is planned anew."""
 MAX_TARGETS: Final = 10_000
 
 _log = logging.getLogger(__name__)
 
 
-class Sending(Protocol):
+class Dispatcher(Protocol):
     """How a task's message gets to a VChannel."""
 
-    def send(self, task: Task, target: str) -> int:
+    def send(self, task: BroadcastTask, target: str) -> int:
         """Its time tick there (a repeat's: the first one's), 0 where the target has the effect by another. What raises may have
         been done."""
         ...
 
-    def refused(self, error: MillraceError) -> bool:
+    def is_permanent(self, error: MillraceError) -> bool:
         """Whether a target refuses the message for good, so that no later attempt can come to another end."""
         ...
 
@@ -49,50 +49,52 @@ class Broadcaster:
     def __init__(
         self,
         ledger: Ledger,
-        sending: Sending,
-        kinds: Kinds,
+        sending: Dispatcher,
+        kinds: CallbackRegistry,
         *,
-        together: Together = in_turn,
+        run_all: RunAll = run_sequentially,
         seam: Callable[[str], None] = hit,
     ) -> None:
         """`seam` is called at the places that crash and interleaving tests stop at (see millrace.base.failpoint)."""
         self._ledger = ledger
         self._sending = sending
         self._kinds = kinds
-        self._together = together
+        self._together = run_all
         self._seam = seam
 
-    def submit(self, plan: Callable[[], Draft], *, request: str = "", late: Callable[[], bool] = lambda: False) -> Task:
+    def submit(
+        self, plan: Callable[[], BroadcastDraft], *, request: str = "", expired: Callable[[], bool] = lambda: False
+    ) -> BroadcastTask:
         """Keep what `plan` makes of the state as it is now, and complete it. It is called again where others came in between (Overtaken).
 
         A request that is kept already is completed as it was. Raises what `plan`, the kind's check and a target's refusal raise
         (behind the last the task is abandoned); what it has to wait for (the task stays, and is completed later); DeadlineExceeded
         where others kept coming, or it is `late` before anything was kept.
         """
-        for _ in range(TURNS):
-            if request and (known := self._ledger.requested(request)) is not None:
+        for _ in range(MAX_PLAN_ATTEMPTS):
+            if request and (known := self._ledger.find_request(request)) is not None:
                 return self.complete(known)
-            if late():
+            if expired():
                 break
             try:
                 drafted = plan()
                 if not 0 < len(set(drafted.targets)) == len(drafted.targets) <= MAX_TARGETS:
                     raise InvalidArgument(f"a broadcast goes to 1 to {MAX_TARGETS:,} different VChannels")
                 self._seam("ddl.planned")
-                kept = self._ledger.keep(drafted, self._kinds[drafted.kind].check)
-            except Overtaken:
+                kept = self._ledger.add(drafted, self._kinds[drafted.kind].check)
+            except StalePlan:
                 continue
-            if isinstance(kept, Task):
+            if isinstance(kept, BroadcastTask):
                 return self.complete(kept)
             self._settle(kept)
         raise DeadlineExceeded("other broadcasts of the same resources kept coming: nothing was kept, call it again")
 
-    def clear(self, keys: Iterable[ResourceKey]) -> None:
+    def complete_conflicting(self, keys: Iterable[ResourceKey]) -> None:
         """Complete what is open and works on the same resources. Raises what keeps one of them from its end."""
         wanted = tuple(keys)
-        self._settle([task for task in self._ledger.open() if conflict(task.keys, wanted)])
+        self._settle([task for task in self._ledger.open_tasks() if keys_conflict(task.keys, wanted)])
 
-    def _settle(self, tasks: Iterable[Task]) -> None:
+    def _settle(self, tasks: Iterable[BroadcastTask]) -> None:
         for task in tasks:
             try:
                 self.complete(task)
@@ -101,15 +103,15 @@ class Broadcaster:
                 if there is not None and there.open:
                     raise
 
-    def resume(self, *, left_alone: Callable[[Task], bool] = lambda task: False) -> int:
-        """Complete what is open and not `left_alone`, the oldest first; how many there were.
+    def resume(self, *, skip: Callable[[BroadcastTask], bool] = lambda task: False) -> int:
+        """Complete what is open and not `skip`, the oldest first; how many there were.
 
         What cannot be completed now stays for the next call, and is a wall only for what works on the same resources.
         """
-        pending = [task for task in self._ledger.open() if not left_alone(task)]
-        left: list[Task] = []
+        pending = [task for task in self._ledger.open_tasks() if not skip(task)]
+        left: list[BroadcastTask] = []
         for task in pending:
-            if any(conflict(task.keys, each.keys) for each in left):
+            if any(keys_conflict(task.keys, each.keys) for each in left):
                 continue
             try:
                 self.complete(task)
@@ -120,7 +122,7 @@ class Broadcaster:
                     left.append(task)
         return len(pending)
 
-    def complete(self, task: Task) -> Task:
+    def complete(self, task: BroadcastTask) -> BroadcastTask:
         """Send what waits, and close the task; as it is then. Raises what a target refuses it for (it is abandoned then, by this
         broadcaster or by another one), or what to wait for; DeadlineExceeded where another one closed it, and it was collected since."""
         if not task.open:
@@ -129,7 +131,7 @@ class Broadcaster:
         try:
             self._send(task)
             self._seam("ddl.acknowledged")
-            done = self._ledger.finish(task.id, self._kinds[task.kind].acked)
+            done = self._ledger.finish(task.id, self._kinds[task.kind].on_acknowledged)
         except MillraceError as error:
             done = self._failed(task, error)
         if done is None:
@@ -139,14 +141,14 @@ class Broadcaster:
             )
         return self._closed(done)
 
-    def _closed(self, task: Task) -> Task:
+    def _closed(self, task: BroadcastTask) -> BroadcastTask:
         if task.state is TaskState.ABANDONED:
-            raise AppendRejected(f"{task.kind} was given up: {task.words}", reason=Reason.NO_EFFECT)
+            raise AppendRejected(f"{task.kind} was given up: {task.reason}", reason=Reason.NO_EFFECT)
         return task
 
-    def _send(self, task: Task) -> None:
+    def _send(self, task: BroadcastTask) -> None:
         """To one target first: what that refuses, no other one gets."""
-        waiting = task.waiting
+        waiting = task.pending_targets
         alone = 0 if task.ticks else 1
         ticks: dict[str, int] = {}
         errors: list[MillraceError] = []
@@ -156,9 +158,9 @@ class Broadcaster:
         if ticks:
             self._ledger.acknowledge(task.id, ticks)
         if errors:
-            raise next((each for each in errors if self._sending.refused(each)), errors[0])
+            raise next((each for each in errors if self._sending.is_permanent(each)), errors[0])
 
-    def _send_one(self, task: Task, target: str, ticks: dict[str, int], errors: list[MillraceError]) -> None:
+    def _send_one(self, task: BroadcastTask, target: str, ticks: dict[str, int], errors: list[MillraceError]) -> None:
         try:
             tick = self._sending.send(task, target)
         except MillraceError as error:
@@ -167,17 +169,17 @@ class Broadcaster:
         self._seam("ddl.sent")
         ticks[target] = tick
 
-    def _failed(self, task: Task, error: MillraceError) -> Task | None:
+    def _failed(self, task: BroadcastTask, error: MillraceError) -> BroadcastTask | None:
         """Abandon what was refused for good, note what has to wait, and raise; unless another broadcaster completed it."""
         there = self._ledger.task(task.id)
         if there is None or there.state is TaskState.DONE:
             return there
-        if self._sending.refused(error):
+        if self._sending.is_permanent(error):
             if there.open:
                 _log.warning("%s of collection %s is given up: %s", task.kind, task.collection_id, error)
-            undoing = self._ledger.abandon(task.id, f"{error.code}: {error}", self._kinds[task.kind].refused)
+            undoing = self._ledger.abandon(task.id, f"{error.code}: {error}", self._kinds[task.kind].on_abandoned)
             if undoing is not None:
                 self.complete(undoing)
         elif there.open:
-            self._ledger.note(task.id, f"{error.code}: {error}")
+            self._ledger.note_reason(task.id, f"{error.code}: {error}")
         raise error

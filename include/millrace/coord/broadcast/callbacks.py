@@ -11,30 +11,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.base.errors import UnsupportedVersion
-from millrace.coord.broadcast.task import Draft, Task
+from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask
 
 
-class Overtaken(Exception):
+class StalePlan(Exception):
     """What a broadcast is planned from, or was planned from, has changed: it is planned anew. Nobody outside hears of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    check: Callable[[Task, Any], None]
+class BroadcastCallbacks:
+    check: Callable[[BroadcastTask, Any], None]
     """As it is kept, with what it was planned from. Raises where it makes no sense (nothing is kept), Overtaken where the plan is old."""
-    acked: Callable[[Task], None]
+    on_acknowledged: Callable[[BroadcastTask], None]
     """When every target has the message, as it is closed: before anything that conflicts is kept."""
-    refused: Callable[[Task], Draft | None]
+    on_abandoned: Callable[[BroadcastTask], BroadcastDraft | None]
     """As it is given up: takes back what keeping it did; what has to be broadcast for that is kept in the same transaction."""
 
 
-class Kinds:
+class CallbackRegistry:
     """The kinds of broadcasts by name."""
 
-    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, kinds: Mapping[str, BroadcastCallbacks]) -> None:
         self._kinds = dict(kinds)
 
-    def __getitem__(self, name: str) -> Kind:
+    def __getitem__(self, name: str) -> BroadcastCallbacks:
         """Raises UnsupportedVersion for one that a newer build kept."""
         if name not in self._kinds:
             raise UnsupportedVersion(f"a broadcast of kind {name!r}: run the build that kept it, or a newer one")

@@ -20,7 +20,7 @@ class ResourceKey:
 SHARED_CLUSTER: Final = ResourceKey(CLUSTER, "", shared=True)
 
 
-def complete(keys: Iterable[ResourceKey]) -> tuple[ResourceKey, ...]:
+def normalize_keys(keys: Iterable[ResourceKey]) -> tuple[ResourceKey, ...]:
     """Sorted, each resource once (for itself where both are asked for), and the cluster shared where it is not asked for."""
     strongest: dict[tuple[str, str], ResourceKey] = {}
     for key in [SHARED_CLUSTER, *keys]:
@@ -30,7 +30,7 @@ def complete(keys: Iterable[ResourceKey]) -> tuple[ResourceKey, ...]:
     return tuple(sorted(strongest.values()))
 
 
-def conflict(one: Iterable[ResourceKey], other: Iterable[ResourceKey]) -> bool:
+def keys_conflict(one: Iterable[ResourceKey], other: Iterable[ResourceKey]) -> bool:
     """Whether two broadcasts may not run at the same time."""
     held = {(key.domain, key.name): key.shared for key in one}
     return any(not (key.shared and held[key.domain, key.name]) for key in other if (key.domain, key.name) in held)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from millrace.coord.broadcast.keys import COLLECTION, ResourceKey, complete
+from millrace.coord.broadcast.keys import COLLECTION, ResourceKey, normalize_keys
 
 
 class TaskState(StrEnum):
@@ -20,16 +20,16 @@ class TaskState(StrEnum):
     """Refused for good: closed without its effect, with the reason."""
 
 
-OPEN = frozenset({TaskState.PENDING, TaskState.ACKNOWLEDGED})
+OPEN_STATES = frozenset({TaskState.PENDING, TaskState.ACKNOWLEDGED})
 
 
-def keys_of(collection_id: int) -> tuple[ResourceKey, ...]:
+def collection_keys(collection_id: int) -> tuple[ResourceKey, ...]:
     """What DDL of one collection works on."""
-    return complete([ResourceKey(COLLECTION, str(collection_id))])
+    return normalize_keys([ResourceKey(COLLECTION, str(collection_id))])
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class BroadcastDraft:
     """A broadcast that is planned, and not kept yet."""
 
     kind: str
@@ -41,12 +41,12 @@ class Draft:
     keys: tuple[ResourceKey, ...]
     request: str = ""
     """The caller's name for it: the same request is one broadcast, however often it is made. "": nobody repeats it."""
-    seen: Any = field(default=None, compare=False)
+    snapshot: Any = field(default=None, compare=False)
     """What it was planned from, for its kind's check. It is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class BroadcastTask:
     id: int
     request: str
     kind: str
@@ -58,18 +58,18 @@ class Task:
     state: TaskState = TaskState.PENDING
     at: float = 0.0
     """When it was kept, in Unix seconds; 0.0 where that is known no more."""
-    words: str = ""
+    reason: str = ""
     """Why it waits, or was given up."""
-    words_at_ms: int = 0
+    reason_at_ms: int = 0
     """When that was written."""
 
     @property
-    def waiting(self) -> list[str]:
+    def pending_targets(self) -> list[str]:
         return [target for target, tick in self.targets.items() if tick is None]
 
     @property
     def open(self) -> bool:
-        return self.state in OPEN
+        return self.state in OPEN_STATES
 
     @property
     def ticks(self) -> dict[str, int]:

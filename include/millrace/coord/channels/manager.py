@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice
 
 from millrace.base.errors import MetaAmbiguous
-from millrace.coord.channels.record import CHANNELS, ChannelRecord
+from millrace.coord.channels.record import CHANNEL_PREFIX, ChannelRecord
 from millrace.coord.leadership import Leadership
-from millrace.meta.store import MAX_CHANGES, Is, Put
+from millrace.meta.store import MAX_CHANGES, Put, RevisionEquals
 
 _AT_ONCE = MAX_CHANGES - 1
 """Records of one commit: one condition more is the leader's."""
@@ -25,14 +25,14 @@ class ChannelManager:
         self.records: dict[str, ChannelRecord] = {}
         self._unsure: set[str] = set()
 
-    def settle(self) -> None:
+    def rewrite_unsure(self) -> None:
         """Write what may still change by itself once more: what comes late then finds another revision, and does nothing."""
         for key in sorted(self._unsure & self.records.keys()):
             self.change(self.records[key])
 
     def load(self) -> None:
-        listed = self._leadership.store.list(CHANNELS)
-        self.records = {entry.key: ChannelRecord.decoded(entry.value, entry.modified) for entry in listed.entries}
+        listed = self._leadership.store.list(CHANNEL_PREFIX)
+        self.records = {entry.key: ChannelRecord.decode(entry.value, entry.modified) for entry in listed.entries}
 
     def add(self, pchannels: Iterable[str], roles: Iterable[str]) -> None:
         """Keep a record for each role of each PChannel that has none."""
@@ -47,8 +47,8 @@ class ChannelManager:
             try:
                 revision = self._leadership.commit(
                     self._epoch,
-                    [Put(each.key, each.encoded()) for each in together],
-                    when=[Is(each.key, each.revision) for each in together],
+                    [Put(each.key, each.encode()) for each in together],
+                    when=[RevisionEquals(each.key, each.revision) for each in together],
                 )
             except MetaAmbiguous:
                 self._unsure.update(each.key for each in together)
@@ -68,7 +68,7 @@ class ChannelManager:
         key = record.key
         try:
             revision = self._leadership.commit(
-                self._epoch, [Put(key, record.encoded())], when=[Is(key, record.revision)]
+                self._epoch, [Put(key, record.encode())], when=[RevisionEquals(key, record.revision)]
             )
         except MetaAmbiguous:
             self._unsure.add(key)
@@ -85,5 +85,5 @@ class ChannelManager:
         entry = self._leadership.store.get(key)
         if entry is None:
             raise MetaAmbiguous(f"{key} is not there: whether it comes is not known yet")
-        self.records[key] = ChannelRecord.decoded(entry.value, entry.modified)
+        self.records[key] = ChannelRecord.decode(entry.value, entry.modified)
         return self.records[key]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
-CHANNELS: Final = "channels/"
-KEPT_MOVES: Final = 16
+CHANNEL_PREFIX: Final = "channels/"
+MAX_MOVES: Final = 16
 """Moves of one role that its record remembers: the newest."""
 
 
-class State(StrEnum):
+class AssignmentState(StrEnum):
     UNINITIALISED = "uninitialised"
     """Nobody ever owned it."""
     ASSIGNING = "assigning"
@@ -30,15 +30,15 @@ class Owner:
     session: str
     address: str
     term: int
-    serves: str = ""
+    client_address: str = ""
     """Where clients find it; "": at its address."""
 
     def to_json(self) -> list[Any]:
-        return [self.session, self.address, self.term, *([self.serves] if self.serves else [])]
+        return [self.session, self.address, self.term, *([self.client_address] if self.client_address else [])]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CompletedMove:
     """A role came to be at a node. Moments are Unix seconds by the leader's wall clock, to be shown and nothing else."""
 
     term: int
@@ -58,14 +58,14 @@ class ChannelRecord:
 
     pchannel: str
     role: str
-    state: State = State.UNINITIALISED
+    state: AssignmentState = AssignmentState.UNINITIALISED
     term: int = 0
     owner: Owner | None = None
     history: tuple[Owner, ...] = ()
     """Who had it before, and was not seen to have let go."""
     cause: str = ""
     """Why it is where it is, in a word."""
-    moves: tuple[Move, ...] = ()
+    moves: tuple[CompletedMove, ...] = ()
     """Oldest first, at most KEPT_MOVES."""
     since: float = 0.0
     """Since when it changes hands; 0: it does not."""
@@ -74,18 +74,20 @@ class ChannelRecord:
 
     @property
     def key(self) -> str:
-        return f"{CHANNELS}{self.pchannel}@{self.role}"
+        return f"{CHANNEL_PREFIX}{self.pchannel}@{self.role}"
 
-    def assigning(self, session: str, address: str, cause: str, at: float = 0.0, *, serves: str = "") -> ChannelRecord:
+    def begin_assignment(
+        self, session: str, address: str, cause: str, at: float = 0.0, *, client_address: str = ""
+    ) -> ChannelRecord:
         """The next term is to be of `session`."""
         term = self.term + 1
         history = self.history if self.owner is None else (*self.history, self.owner)
         newest = {owner.session: owner for owner in history}
         return replace(
             self,
-            state=State.ASSIGNING,
+            state=AssignmentState.ASSIGNING,
             term=term,
-            owner=Owner(session, address, term, serves),
+            owner=Owner(session, address, term, client_address),
             history=tuple(newest.values()),
             cause=cause,
             since=self.since or at,
@@ -94,21 +96,23 @@ class ChannelRecord:
     def without_history(self, sessions: set[str]) -> ChannelRecord:
         return replace(self, history=tuple(owner for owner in self.history if owner.session not in sessions))
 
-    def assigned(self, at: float = 0.0) -> ChannelRecord:
+    def complete_assignment(self, at: float = 0.0) -> ChannelRecord:
         assert self.owner is not None
         source = self.moves[-1].to if self.moves else ""
-        move = Move(self.term, source, self.owner.session, self.cause, self.since, at)
-        moves = (*self.moves, move)[-KEPT_MOVES:]
-        return replace(self, state=State.ASSIGNED, history=(), moves=moves, since=0.0)
+        move = CompletedMove(self.term, source, self.owner.session, self.cause, self.since, at)
+        moves = (*self.moves, move)[-MAX_MOVES:]
+        return replace(self, state=AssignmentState.ASSIGNED, history=(), moves=moves, since=0.0)
 
-    def unavailable(self, cause: str, at: float = 0.0) -> ChannelRecord:
+    def mark_unavailable(self, cause: str, at: float = 0.0) -> ChannelRecord:
         """Its owner is gone: one that is to be seen to have let go before anybody else gets it."""
         history = self.history if self.owner is None else (*self.history, self.owner)
         newest = {owner.session: owner for owner in history}
         former = tuple(newest.values())
-        return replace(self, state=State.UNAVAILABLE, owner=None, history=former, cause=cause, since=self.since or at)
+        return replace(
+            self, state=AssignmentState.UNAVAILABLE, owner=None, history=former, cause=cause, since=self.since or at
+        )
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         owner = self.owner and self.owner.to_json()
         history = [each.to_json() for each in self.history]
         moves = [[each.term, each.source, each.to, each.cause, each.began, each.ended] for each in self.moves]
@@ -116,18 +120,18 @@ class ChannelRecord:
         return json.dumps(words).encode()
 
     @classmethod
-    def decoded(cls, data: bytes, revision: int) -> Self:
+    def decode(cls, data: bytes, revision: int) -> Self:
         pchannel, role, state, term, owner, history, cause, *newer = json.loads(data)
         moves, since = newer or ((), 0.0)  # a cluster's of before there were moves
         return cls(
             pchannel,
             role,
-            State(state),
+            AssignmentState(state),
             term,
             owner and Owner(*owner),
             tuple(Owner(*each) for each in history),
             cause,
-            tuple(Move(*each) for each in moves),
+            tuple(CompletedMove(*each) for each in moves),
             since,
             revision,
         )

@@ -25,7 +25,7 @@ _DAY: Final = 86_400_000_000
 _MINUTE: Final = 60_000_000
 _WEATHER: Final = {"temp": pa.float64(), "wind_speed": pa.float64(), "precip": pa.float64(), "visib": pa.float64()}
 
-Sent = Callable[[int], None]
+OnSent = Callable[[int], None]
 
 
 def weather() -> pa.Table:
@@ -36,7 +36,7 @@ def weather() -> pa.Table:
     return table.sort_by([("time_hour", "ascending"), ("origin", "ascending")])
 
 
-def reported(count: int | None = None) -> tuple[pa.Table, pa.Array]:
+def flights_by_report_time(count: int | None = None) -> tuple[pa.Table, pa.Array]:
     """The first `count` flights in the order in which they are reported, and when each is, in microseconds."""
     table = flights().sort_by([("time_hour", "ascending"), ("id", "ascending")]).slice(0, count)
     due = table["time_hour"].cast(pa.int64()).to_numpy() + table["minute"].to_numpy().astype(np.int64) * _MINUTE
@@ -46,12 +46,12 @@ def reported(count: int | None = None) -> tuple[pa.Table, pa.Array]:
     return table.take(pa.array(order)), pa.array(at[order])
 
 
-class Feed:
+class FlightFeed:
     """Puts both into their collections, a day of reports at a time: first its weather, then its flights."""
 
     def __init__(self, db: Database, rows: int | None) -> None:
         columns = {name: f"{kind}?" if nullable else kind for name, kind, nullable in flights_schema()}
-        self.flights, times = reported(rows)
+        self.flights, times = flights_by_report_time(rows)
         self._flights_at = times.to_numpy()
         until = self.flights["time_hour"].cast(pa.int64()).to_numpy().max() + _DAY
         found = weather()
@@ -62,7 +62,7 @@ class Feed:
         self._into_weather = db.create_collection("weather", measured, key=("origin", "time_hour"))
         self.days = int((self._flights_at.max() - self._weather_at.min()) // _DAY) + 1
 
-    def run(self, seconds: float, stop: threading.Event, sent: Sent) -> None:
+    def run(self, seconds: float, stop: threading.Event, sent: OnSent) -> None:
         """All days in `seconds`, or as fast as the log takes them; `sent` hears of the rows of each. Ends early once `stop` is set."""
         begun, first = time.monotonic(), int(self._weather_at.min())
         for day in range(self.days):

@@ -22,12 +22,12 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
 from millrace.client.database import Database
-from millrace.demo.feeding import connected
-from millrace.demo.streaming.checking import Batches, Checked, check
-from millrace.demo.streaming.feed import Feed
-from millrace.demo.streaming.questions import QUESTIONS, Question
-from millrace.demo.summary import Interrupted, Watch
-from millrace.runtime.child_processes import Job, JobFailed
+from millrace.demo.load_phases import demo_client
+from millrace.demo.streaming.duckdb_check import CheckpointBatches, CheckResult, check
+from millrace.demo.streaming.feed import FlightFeed
+from millrace.demo.streaming.queries import QUERIES, DemoQuery
+from millrace.demo.summary import DemoInterrupted, LoadMonitor
+from millrace.runtime.child_processes import ChildProcess, JobFailed
 from millrace.streams.sinks.sink import Taken
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ CATCH_UP_SECONDS: Final = 600.0
 
 
 @dataclass(slots=True)
-class Asked:
+class RunningQuery:
     """A question whose stream runs."""
 
-    question: Question
+    question: DemoQuery
     folder: Path
     expected: int
     start: Callable[[], StreamingQuery] = field(init=False)
@@ -66,7 +66,7 @@ class Asked:
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint"
 
-    def told(self, _batch: int, taken: Taken) -> None:
+    def on_batch(self, _batch: int, taken: Taken) -> None:
         """Of each micro-batch."""
         operated = taken.operated
         aside = 0 if operated is None else operated.late + operated.rejected
@@ -74,7 +74,7 @@ class Asked:
             self.rows += taken.rows + aside
             self.batches += 1
 
-    def runs(self) -> bool:
+    def ensure_running(self) -> bool:
         """Whether its sources are there. One that has ended is started again, and goes on where it was: Spark gives a process of Python's
         10 s to come up, which a busy machine may not. Raises JobFailed where that does not help."""
         if self.query is None or not self.query.isActive:
@@ -104,15 +104,15 @@ def run_streams(
     shutil.rmtree(folder, ignore_errors=True)
     settings = replace(settings, data_dir=folder)
     console.print(f"Data folder: [bold]{folder}[/]")
-    with connected(settings) as client:
+    with demo_client(settings) as client:
         db = Database(client)
         client.catalog.ensure_pchannels(settings.pchannels)
-        feed = Feed(db, rows)
+        feed = FlightFeed(db, rows)
         console.print(
             f"Log is up; starting a streaming node and a driver for three streams (logs: {settings.run_path}) …"
         )
-        watch = Watch(settings, client, stop)
-        job = Job(
+        watch = LoadMonitor(settings, client, stop)
+        job = ChildProcess(
             [sys.executable, str(root / "jobs" / "streaming_node.py")],
             log_file=settings.run_path / "streaming-node.log",
             env=settings.environment(),
@@ -129,7 +129,7 @@ def run_streams(
             check(
                 each.question,
                 table=each.table,
-                batches=Batches(each.checkpoint, each.table),
+                batches=CheckpointBatches(each.checkpoint, each.table),
                 flights=db.collection("flights"),
                 weather=db.collection("weather"),
             )
@@ -159,21 +159,23 @@ def _session(settings: Settings) -> Iterator[SparkSession]:
         os.close(before)
 
 
-def _ask(spark: SparkSession, settings: Settings, feed: Feed, watch: Watch, job: Job) -> list[Asked]:
+def _ask(
+    spark: SparkSession, settings: Settings, feed: FlightFeed, watch: LoadMonitor, job: ChildProcess
+) -> list[RunningQuery]:
     """Start the streams, one after the other: Spark waits 10 s for each planner's process, which two cores give it one at a time."""
     flights = feed.flights
     known = pc.and_(flights["dep_delay"].is_valid(), flights["tailnum"].is_valid())
     counts = {"hours": len(flights), "weather": len(flights) + len(feed.weather), "rising": pc.sum(known).as_py()}
     found = []
-    for question in QUESTIONS:
-        each = Asked(question, settings.data_dir / "streams" / question.name, counts[question.name])
+    for question in QUERIES:
+        each = RunningQuery(question, settings.data_dir / "streams" / question.name, counts[question.name])
         each.start = partial(_start, spark, settings, each)
-        watch.wait_until(each.runs, job, settings.start_deadline)
+        watch.wait_until(each.ensure_running, job, settings.start_deadline)
         found.append(each)
     return found
 
 
-def _start(spark: SparkSession, settings: Settings, asked: Asked) -> StreamingQuery:
+def _start(spark: SparkSession, settings: Settings, asked: RunningQuery) -> StreamingQuery:
     from millrace.streams.keyed.frames import KeyedFrames
     from millrace.streams.sinks.frames import columns_of, sink_folder, start
 
@@ -181,14 +183,21 @@ def _start(spark: SparkSession, settings: Settings, asked: Asked) -> StreamingQu
     frame = question.frame(spark, settings)
     memory = sink_folder(asked.checkpoint)
     keyed = KeyedFrames(memory, asked.table, question.operator, columns_of(frame), delay=question.delay, shards=SHARDS)
-    return start(frame, keyed, asked.checkpoint, name=question.name, told=asked.told)
+    return start(frame, keyed, asked.checkpoint, name=question.name, told=asked.on_batch)
 
 
-def _drive(asked: list[Asked], feed: Feed, job: Job, seconds: float, console: Console, stop: threading.Event) -> None:
+def _drive(
+    asked: list[RunningQuery],
+    feed: FlightFeed,
+    job: ChildProcess,
+    seconds: float,
+    console: Console,
+    stop: threading.Event,
+) -> None:
     """Feed, and wait until each stream has had all rows. Raises JobFailed, Interrupted, DeadlineExceeded, what the feed raised."""
     ended, failed = threading.Event(), []
     with _progress(console) as progress:
-        bars = [progress.add_task(each.question.words, total=each.expected) for each in asked]
+        bars = [progress.add_task(each.question.title, total=each.expected) for each in asked]
         fed = progress.add_task("sent: flights and weather", total=len(feed.flights) + len(feed.weather))
 
         def work() -> None:
@@ -208,8 +217,8 @@ def _drive(asked: list[Asked], feed: Feed, job: Job, seconds: float, console: Co
                 if failed:
                     raise failed[0]
                 if stop.wait(POLL_SECONDS):
-                    raise Interrupted
-                if end.over():
+                    raise DemoInterrupted
+                if end.expired():
                     raise DeadlineExceeded(f"the streams have not had all rows; the node's log: {job.log_file}")
             for each, bar in zip(asked, bars, strict=True):
                 progress.update(bar, completed=each.rows)
@@ -220,14 +229,14 @@ def _drive(asked: list[Asked], feed: Feed, job: Job, seconds: float, console: Co
                 each.stop()
 
 
-def _look(asked: list[Asked], job: Job) -> None:
+def _look(asked: list[RunningQuery], job: ChildProcess) -> None:
     if not job.running():
         raise JobFailed(f"the streaming node ended:\n{job.tail()}\n(log: {job.log_file})")
     for each in asked:
-        each.runs()
+        each.ensure_running()
 
 
-def _told(found: list[tuple[Asked, Checked]], console: Console) -> int:
+def _told(found: list[tuple[RunningQuery, CheckResult]], console: Console) -> int:
     table = Table(
         "Stream", "Rows in", "= out", "+ waiting", "+ late", "+ rejected", "Answers", "Rows/s", "DuckDB",
         title="Three streams over the flights of 2013", title_justify="left", box=None, padding=(0, 1),
@@ -236,20 +245,20 @@ def _told(found: list[tuple[Asked, Checked]], console: Console) -> int:
         column.justify = "right"
     for asked, checked in found:
         counts = (checked.rows, checked.counted, checked.waiting, checked.late, checked.rejected, checked.answers)
-        same = "[green]✓[/]" if checked.right else f"[bold red]✗ {checked.differ} + {checked.late_differ}[/]"
+        same = "[green]✓[/]" if checked.passed else f"[bold red]✗ {checked.mismatches} + {checked.late_mismatches}[/]"
         rate = f"{asked.rows / asked.seconds:,.0f}" if asked.seconds else ""
         table.add_row(asked.question.name, *(f"{each:,}" for each in counts), rate, same)
     console.print(table)
     for asked, _ in found:
         console.print(
-            f"  {asked.question.name}: {asked.question.words}, in {asked.batches} micro-batches; {asked.table}",
+            f"  {asked.question.name}: {asked.question.title}, in {asked.batches} micro-batches; {asked.table}",
             soft_wrap=True,
         )
     console.print(
         "Out: rows that answers were given by; waiting: not before the watermark yet; late: to the side, with how late, and"
         " compared as well. Rows/s: of its own micro-batches, while the others run beside them."
     )
-    right = all(checked.right and asked.rows == checked.rows for asked, checked in found)
+    right = all(checked.passed and asked.rows == checked.rows for asked, checked in found)
     console.print(
         "[bold green]Each answer is DuckDB's, row for row, and every row is accounted for.[/]"
         if right

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
-from millrace.log.generations.listing import Generations, Span
-from millrace.log.generations.positions import local, whole, whole_batch
+from millrace.log.generations.generation_file import Generations, GenerationSpan
+from millrace.log.generations.positions import backend_position, log_batch, log_position
 from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
-from millrace.message.tombstones import Standing, laid_over
+from millrace.message.tombstones import TombstoneMap, apply_tombstones
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 
@@ -41,21 +41,21 @@ class GenerationLog:
         self.pchannel = pchannel
         self._lock = threading.Lock()
         self._handles: dict[int, Log] = {}
-        self._known: tuple[Generations, Span] | None = None
+        self._known: tuple[Generations, GenerationSpan] | None = None
         self._sealed: dict[int, tuple[float, LogDescription]] = {}
         self._clean: tuple[int, LogId] | None = None
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
         """See :meth:`millrace.log.protocol.Log.append`; LogUnavailable, too, where a switch of the backend overtook it."""
         span = self._span()
-        ids = self.handle(span.current).append(values)
+        ids = self.backend_log(span.current).append(values)
         if ids:
             self._check_inside(span, ids[-1])
         if not span.current:
             return ids
         if isinstance(ids, LogIds):
-            return LogIds(whole(LogId(ids.ledger, 0), span.current, origin=-1).ledger, ids.entries)
-        return [whole(each, span.current, origin=-1) for each in ids]
+            return LogIds(log_position(LogId(ids.ledger, 0), span.current, origin=-1).ledger, ids.entries)
+        return [log_position(each, span.current, origin=-1) for each in ids]
 
     def read(
         self, position: LogId, *, end: LogId | None = None, max_bytes: int = 64 << 20, timeout: float = 0.0
@@ -69,7 +69,7 @@ class GenerationLog:
             span = self._span()
             if end is not None and end <= position:
                 return LogEntries(_EMPTY, position)
-            left = deadline.left()
+            left = deadline.remaining()
             number = position.generation
             if number > span.current:
                 self._await_generation(position, span, left)
@@ -81,25 +81,25 @@ class GenerationLog:
                 if end is not None and end.generation < number:
                     return LogEntries(_EMPTY, end)
             stop = span.ends.get(number)
-            start = local(position) if position.generation == number else EARLIEST
+            start = backend_position(position) if position.generation == number else EARLIEST
             if stop is not None and start >= stop:
                 position = generation_start(number + 1)
                 continue
-            bound = local(end) if end is not None and end.generation == number else None
+            bound = backend_position(end) if end is not None and end.generation == number else None
             limit = min(each for each in (stop, bound) if each is not None) if stop or bound else None
             run = self._read(number, start, limit, max_bytes, 0.0 if stop is not None else min(left, WAIT_SLICE))
             if run.batch.num_rows:
                 inside = self._inside(run, number)
                 if inside.batch.num_rows:
-                    following = whole(inside.next, number, origin=span.origin)
-                    return LogEntries(whole_batch(inside.batch, number), following)
+                    following = log_position(inside.next, number, origin=span.origin)
+                    return LogEntries(log_batch(inside.batch, number), following)
                 continue
-            following = max(asked, whole(run.next, number, origin=span.origin))
+            following = max(asked, log_position(run.next, number, origin=span.origin))
             if bound is not None and run.next >= bound:
                 return LogEntries(_EMPTY, following)
             if stop is not None:
                 position = generation_start(number + 1)
-            elif deadline.over():
+            elif deadline.expired():
                 return LogEntries(_EMPTY, max(following, position))
 
     def truncate(self, position: LogId) -> int:
@@ -118,10 +118,10 @@ class GenerationLog:
             for older, described in zip(range(span.first, number), kept, strict=True):
                 if described is not None:
                     freed += described.bytes
-                    self.handle(older).truncate(described.end)
+                    self.backend_log(older).truncate(described.end)
             self._sealed.clear()
-        if local(position) > EARLIEST:
-            freed += self.handle(number).truncate(local(position))
+        if backend_position(position) > EARLIEST:
+            freed += self.backend_log(number).truncate(backend_position(position))
             self._sealed.pop(number, None)
         self._forget_tombstones()
         return freed
@@ -129,23 +129,23 @@ class GenerationLog:
     def describe(self) -> LogDescription:
         """See :meth:`millrace.log.protocol.Log.describe`. A log that was switched and is empty since ends where it goes on."""
         span = self._span()
-        newest = self.handle(span.current).describe()
-        end = whole(newest.end, span.current, origin=span.origin)
+        newest = self.backend_log(span.current).describe()
+        end = log_position(newest.end, span.current, origin=span.origin)
         if span.first == span.current:
-            return LogDescription(whole(newest.begin, span.current, origin=span.origin), end, newest.bytes)
+            return LogDescription(log_position(newest.begin, span.current, origin=span.origin), end, newest.bytes)
         begin, size = None, newest.bytes
         for number in range(span.first, span.current):
             described = self._sealed_description(number)
             # One that cannot be asked now is taken to be whole: who reads there is told.
             size += 0 if described is None else described.bytes
             if begin is None and (described is None or described.begin < span.ends[number]):
-                begin = whole(EARLIEST if described is None else described.begin, number, origin=span.origin)
-        return LogDescription(begin or whole(newest.begin, span.current, origin=span.origin), end, size)
+                begin = log_position(EARLIEST if described is None else described.begin, number, origin=span.origin)
+        return LogDescription(begin or log_position(newest.begin, span.current, origin=span.origin), end, size)
 
     def end(self) -> LogId:
         """See :meth:`millrace.log.protocol.Log.end`."""
         span = self._span()
-        return whole(self.handle(span.current).end(), span.current, origin=span.origin)
+        return log_position(self.backend_log(span.current).end(), span.current, origin=span.origin)
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
@@ -155,23 +155,23 @@ class GenerationLog:
         limits = {"retention_bytes": retention_bytes, "retention_ms": retention_ms}
         given = {name: value for name, value in limits.items() if value is not None}
         for number in range(span.first, min(allowed.generation, span.current) + 1):
-            handle: Any = self.handle(number)
+            handle: Any = self.backend_log(number)
             if hasattr(handle, "enforce_retention"):
-                place = local(allowed) if number == allowed.generation else span.ends[number]
+                place = backend_position(allowed) if number == allowed.generation else span.ends[number]
                 freed += handle.enforce_retention(allowed=place, **given)
                 self._sealed.pop(number, None)
         self._forget_tombstones()
         return freed
 
-    def stored(self, entry: LogId) -> tuple[bytes, int]:
+    def read_stored(self, entry: LogId) -> tuple[bytes, int]:
         """What the backend holds at `entry`, whatever readers see there, and its append stamp (Unix ms).
 
         Raises InvalidArgument where no entry has that id, PositionTruncated.
         """
-        span, number, at = self._span(), entry.generation, local(entry)
+        span, number, at = self._span(), entry.generation, backend_position(entry)
         if span.first <= number <= span.current and at < span.ends.get(number, at.following()):
             try:
-                found = self.handle(number).read(at, end=at.following(), max_bytes=1).batch
+                found = self.backend_log(number).read(at, end=at.following(), max_bytes=1).batch
             except PositionTruncated:
                 raise self._truncated(entry) from None
             if found.num_rows and (found["ledger"][0].as_py(), found["entry"][0].as_py()) == at:
@@ -180,7 +180,7 @@ class GenerationLog:
 
     def verify(self) -> Any:
         """What the newest backend finds of its own checksums. Raises InvalidArgument where it has none to look at."""
-        handle: Any = self.handle(self._span().current)
+        handle: Any = self.backend_log(self._span().current)
         if not hasattr(handle, "verify"):
             raise InvalidArgument("this log has no checksums of its own: its broker keeps them")
         return handle.verify()
@@ -190,7 +190,7 @@ class GenerationLog:
         number, file = end.generation, self._service.file
         if file.refresh().newest <= number:
             return False
-        file.change(lambda list_: list_.with_end(number, self.pchannel, local(end)))
+        file.change(lambda list_: list_.with_end(number, self.pchannel, backend_position(end)))
         return True
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class GenerationLog:
             raise LogUnavailable("this handle is closed: open the log again")
         return service
 
-    def handle(self, generation: int) -> Log:
+    def backend_log(self, generation: int) -> Log:
         """The backend's own log of one generation."""
         found = self._handles.get(generation)
         if found is not None:
@@ -235,7 +235,7 @@ class GenerationLog:
             backend.create(self.pchannel)
         return backend.open(self.pchannel)
 
-    def _span(self) -> Span:
+    def _span(self) -> GenerationSpan:
         generations = self._service.file.refresh()
         known = self._known
         if known is not None and known[0] is generations:
@@ -247,9 +247,9 @@ class GenerationLog:
     def _read(self, number: int, start: LogId, limit: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
         """Entries of one generation as readers see them: everything that is read of a log comes from here."""
         try:
-            run = self.handle(number).read(start, end=limit, max_bytes=max_bytes, timeout=timeout)
+            run = self.backend_log(number).read(start, end=limit, max_bytes=max_bytes, timeout=timeout)
         except PositionTruncated:
-            raise self._truncated(whole(start, number, origin=-1)) from None
+            raise self._truncated(log_position(start, number, origin=-1)) from None
         if not run.batch.num_rows:
             return run
         # Asked behind the read: what is given out as the log has it was read before a tombstone of it was proposed.
@@ -280,7 +280,7 @@ class GenerationLog:
         count = int(np.count_nonzero((ledger < stop.ledger) | ((ledger == stop.ledger) & (entry < stop.entry))))
         return LogEntries(run.batch.slice(0, count), min(run.next, stop))
 
-    def _await_generation(self, position: LogId, span: Span, left: float) -> None:
+    def _await_generation(self, position: LogId, span: GenerationSpan, left: float) -> None:
         if left <= 0:
             raise LogUnavailable(
                 f"{self.pchannel} goes on at {position}, and the list of the log's generations"
@@ -289,7 +289,7 @@ class GenerationLog:
             )
         threading.Event().wait(min(left, _PAUSE))
 
-    def _check_inside(self, before: Span, last: LogId) -> None:
+    def _check_inside(self, before: GenerationSpan, last: LogId) -> None:
         """Whether an append to `before.current` that ends with `last` is in the log. Raises LogUnavailable."""
         after, number = self._span(), before.current
         stop = after.ends.get(number)
@@ -325,16 +325,18 @@ class GenerationLog:
         known = self._sealed.get(number)
         if known is not None and now - known[0] < _SEALED_SECONDS:
             return known[1]
-        found = self._service.sealed(number, self.pchannel)
+        found = self._service.describe_sealed(number, self.pchannel)
         if found is None:
             return known[1] if known is not None else None
         self._sealed[number] = (now, found)
         return found
 
 
-def _laid_over(run: LogEntries, number: int, standing: Standing) -> LogEntries:
+def _laid_over(run: LogEntries, number: int, standing: TombstoneMap) -> LogEntries:
     """Entries of generation `number`, with its own ids, under the tombstones of the whole log."""
-    batch = laid_over(run.batch, {local(entry): each for entry, each in standing.items() if entry.generation == number})
+    batch = apply_tombstones(
+        run.batch, {backend_position(entry): each for entry, each in standing.items() if entry.generation == number}
+    )
     cut = batch.num_rows < run.batch.num_rows
     ids = [run.batch.column(name) for name in ("ledger", "entry")]
     return LogEntries(batch, LogId(*(each[batch.num_rows].as_py() for each in ids)) if cut else run.next)

@@ -13,19 +13,19 @@ from millrace.message.log_entries import ENTRY_SCHEMA
 _LEDGERS: Final = (1 << GENERATION_BITS) - 1
 
 
-def local(position: LogId) -> LogId:
+def backend_position(position: LogId) -> LogId:
     """A position as its backend has it."""
     return LogId(position.ledger & _LEDGERS, position.entry)
 
 
-def whole(position: LogId, generation: int, *, origin: int) -> LogId:
+def log_position(position: LogId, generation: int, *, origin: int) -> LogId:
     """A backend's position as one of the whole log, whose beginning is 0:0 in whichever generation it began."""
     if position == EARLIEST and generation == origin:
         return EARLIEST
     return LogId(position.ledger | generation << GENERATION_BITS, position.entry)
 
 
-def whole_batch(batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+def log_batch(batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
     """Entries of a generation with the ids of the whole log."""
     if not generation or not batch.num_rows:
         return batch

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, MillraceError
-from millrace.base.log_backends import backend_of, in_own_folder
-from millrace.log.clock import LogClock, clock_of
-from millrace.log.generations.listing import GenerationFile, Generations, Span, span_of
+from millrace.base.log_backends import backend_of, is_in_data_folder
+from millrace.log.clock import LogClock, log_clock
+from millrace.log.generations.generation_file import GenerationFile, Generations, GenerationSpan, span_of
 from millrace.log.generations.log import GenerationLog
-from millrace.log.generations.positions import local, whole
+from millrace.log.generations.positions import backend_position, log_position
 from millrace.log.protocol import LogService
-from millrace.log.registry import look_at, open_service
+from millrace.log.registry import open_read_only, open_service
 from millrace.message.ids import EARLIEST, LogId, generation_start
 from millrace.message.log_entries import LogDescription
 
@@ -43,7 +43,7 @@ def open_deployment_log(
     *,
     settings: Mapping[str, object] | None = None,
     embedded: bool = True,
-    look: bool = False,
+    read_only: bool = False,
 ) -> GenerationsService:
     """The log of the deployment whose log folder is `folder` and whose setting `log` is `url` ("", "rocksmq": embedded).
 
@@ -59,8 +59,8 @@ def open_deployment_log(
         backend = backend_of(target)
         if not embedded and backend.local:
             raise LogUnavailable("the log was switched to an embedded one: ask the log's server for it")
-        if look and backend.local:
-            return look_at(target, server_folder=folder)
+        if read_only and backend.local:
+            return open_read_only(target, server_folder=folder)
         return open_service(target, options if backend == named else {})
 
     return GenerationsService(folder, url, open_backend=open_backend)
@@ -68,13 +68,13 @@ def open_deployment_log(
 
 def backend_url(folder: Path, url: str, generation: int) -> str:
     """The registry's URL of a generation; the embedded log of a later one has a folder of its own in `folder`."""
-    if not in_own_folder(url):
+    if not is_in_data_folder(url):
         return url
     place = folder if generation == 0 else folder / f"generation-{generation}"
     return f"{url}://{quote(str(place.absolute()))}"
 
 
-class GenerationsService(Closing):
+class GenerationsService(Closeable):
     """A LogService over generations. Thread-safe."""
 
     def __init__(self, folder: Path, url: str = "", *, open_backend: OpenBackend = open_service) -> None:
@@ -102,7 +102,7 @@ class GenerationsService(Closing):
     @property
     def clock(self) -> LogClock | None:
         """The clock that the newest generation stamps by, where that is its own."""
-        return clock_of(self.backend(self.file.generations.newest))
+        return log_clock(self.backend(self.file.generations.newest))
 
     # The LogService protocol
 
@@ -113,7 +113,7 @@ class GenerationsService(Closing):
             raise ChannelExists(f"channel {pchannel!r} exists already")
         if generations.knows(pchannel):
             self.file.change(lambda list_: list_.without(pchannel))
-        self.file.keep()  # before there is anything that settings of another place would leave behind
+        self.file.ensure_written()  # before there is anything that settings of another place would leave behind
         self.backend(generations.newest).create(pchannel)
         if self.file.refresh().newest != generations.newest:
             self._settle_creation(pchannel, generations.newest)
@@ -129,13 +129,13 @@ class GenerationsService(Closing):
         self.file.refresh()
         span = self.span(pchannel)
         log = GenerationLog(self, pchannel)
-        log.handle(span.current)  # that backend may mend itself now, or say that there is no such log
+        log.backend_log(span.current)  # that backend may mend itself now, or say that there is no such log
         return log
 
     def names(self) -> list[str]:
         """The PChannels, sorted. A log that was switched exists where it goes on, so that closed backends are not asked."""
         generations = self.file.refresh()
-        return sorted({name for number in generations.takes() for name in self.backend(number).names()})
+        return sorted({name for number in generations.open_generations() for name in self.backend(number).names()})
 
     def drop(self, pchannel: str) -> None:
         """Destroy a log in every generation; raises ChannelNotFound."""
@@ -143,7 +143,7 @@ class GenerationsService(Closing):
         if pchannel not in self.names():
             raise ChannelNotFound(f"there is no channel {pchannel!r}: create it first")
         known = generations.span(pchannel)
-        oldest = known.origin if known is not None else generations.takes()[0]
+        oldest = known.origin if known is not None else generations.open_generations()[0]
         for number in range(generations.newest, oldest - 1, -1):
             try:
                 self.backend(number).drop(pchannel)
@@ -169,7 +169,7 @@ class GenerationsService(Closing):
             if found is None:
                 continue
             if found > EARLIEST or number == span.origin:
-                return whole(found, number, origin=span.origin)
+                return log_position(found, number, origin=span.origin)
             begun = begun or generation_start(
                 number
             )  # moved back before this generation, or never beyond its beginning
@@ -186,7 +186,7 @@ class GenerationsService(Closing):
             raise InvalidArgument(
                 f"the log of {pchannel} has no position {position}: it is in generation {span.current}"
             )
-        at = local(position) if position.generation == number else EARLIEST
+        at = backend_position(position) if position.generation == number else EARLIEST
         if at == EARLIEST and number > span.first:
             number, at = number - 1, span.ends[number - 1]
         self.backend(number).move_group(group, pchannel, at)
@@ -209,18 +209,18 @@ class GenerationsService(Closing):
 
     # For handles, and for the switch
 
-    def span(self, pchannel: str, generations: Generations | None = None) -> Span:
+    def span(self, pchannel: str, generations: Generations | None = None) -> GenerationSpan:
         """Where a PChannel's log lies, by the list as it was last seen. Raises ChannelNotFound."""
         generations = generations or self.file.generations
         if generations.span(pchannel) is not None:
             return span_of(generations, pchannel, found=0)
-        takes = generations.takes()
+        takes = generations.open_generations()
         for number in takes[:-1]:
             if pchannel in self.backend(number).names():
                 return span_of(generations, pchannel, found=number)
         return span_of(generations, pchannel, found=takes[-1])
 
-    def sealed(self, generation: int, pchannel: str) -> LogDescription | None:
+    def describe_sealed(self, generation: int, pchannel: str) -> LogDescription | None:
         """What an older generation holds of a PChannel; None where it cannot be asked."""
         try:
             log = self.backend(generation).open(pchannel)
@@ -239,5 +239,5 @@ class GenerationsService(Closing):
         """The generations that any PChannel may have something in."""
         generations = self.file.refresh()
         spans = [generations.span(name) for item in generations.items for name in item.ends]
-        oldest = min([*generations.takes(), *(span.first for span in spans if span is not None)])
+        oldest = min([*generations.open_generations(), *(span.first for span in spans if span is not None)])
         return range(oldest, generations.newest + 1)

@@ -18,6 +18,7 @@ from kafka.protocol.consumer import FetchRequest
 from kafka.record import MemoryRecords
 from kafka.structs import OffsetAndMetadata
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelExists,
@@ -28,9 +29,8 @@ from millrace.base.errors import (
     LogUnavailable,
     MillraceError,
 )
-from millrace.base.pauses import jittered
-from millrace.log.kafka.markers import OutOfRange
-from millrace.log.kafka.settings import KafkaSettings, Place
+from millrace.log.kafka.markers import OffsetOutOfRange
+from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 
 # What fails is raised, with its reason; the client would say so at every attempt besides.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -51,7 +51,7 @@ _REFUSED: Final = (
 )
 
 
-class Batch(NamedTuple):
+class BatchInfo(NamedTuple):
     """A batch of a partition, as the broker keeps it."""
 
     first: int
@@ -89,7 +89,7 @@ class KafkaAdmin:
             raise ChannelExists(f"topic {topic} exists already") from None
         self._call(f"waiting for topic {topic}", lambda client, ms: client.wait_for_topics([topic], timeout_ms=ms))
 
-    def extend(self, topic: str, partitions: int) -> None:
+    def add_partitions(self, topic: str, partitions: int) -> None:
         """Make a topic's partitions so many. Raises ChannelExists where they are already."""
 
         def call(client: KafkaAdminClient, milliseconds: int) -> None:
@@ -112,7 +112,7 @@ class KafkaAdmin:
         except errors.UnknownTopicOrPartitionError:
             raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
 
-    def delete_records(self, place: Place, offset: int) -> None:
+    def delete_records(self, place: KafkaPartition, offset: int) -> None:
         """Give up what lies before `offset`. Raises InvalidArgument beyond the end."""
 
         def call(client: KafkaAdminClient, milliseconds: int) -> None:
@@ -123,7 +123,7 @@ class KafkaAdmin:
         except errors.OffsetOutOfRangeError:
             raise InvalidArgument(f"offset {offset} lies beyond the end of {place}") from None
 
-    def size(self, place: Place) -> int:
+    def partition_size(self, place: KafkaPartition) -> int:
         """Bytes of a partition on the disk of its largest replica."""
 
         def call(client: KafkaAdminClient, _: int) -> int:
@@ -140,13 +140,13 @@ class KafkaAdmin:
 
         return self._call(f"measuring {place}", call)
 
-    def batches(self, place: Place, offset: int) -> list[Batch]:
+    def batches(self, place: KafkaPartition, offset: int) -> list[BatchInfo]:
         """The batches from the one with `offset` on, about a megabyte of them; none at the end.
 
         Raises OutOfRange, and LogCorrupted where a control batch fails its checksum.
         """
 
-        async def fetch(client: KafkaAdminClient) -> list[Batch]:
+        async def fetch(client: KafkaAdminClient) -> list[BatchInfo]:
             partition = TopicPartition(*place)
             (leader,) = await client._async_get_leader_for_partitions({partition})
             topic = FetchRequest.FetchTopic
@@ -168,14 +168,14 @@ class KafkaAdmin:
         try:
             return self._call(f"looking at {place}", lambda client, _: client._manager.run(fetch, client))
         except errors.OffsetOutOfRangeError:
-            raise OutOfRange from None
+            raise OffsetOutOfRange from None
 
     def groups(self) -> list[str]:
         """Every consumer group of the brokers."""
         listed: list[dict[str, Any]] = self._call("listing consumer groups", lambda client, _: client.list_groups())
         return [str(each["group_id"]) for each in listed]
 
-    def committed(self, group: str, place: Place) -> int | None:
+    def committed_offset(self, group: str, place: KafkaPartition) -> int | None:
         """A group's committed offset in a partition."""
         partition = TopicPartition(*place)
         found = self._call(
@@ -184,7 +184,7 @@ class KafkaAdmin:
         position = found.get(group, {}).get(partition)
         return None if position is None or position.offset < 0 else int(position.offset)
 
-    def commit(self, group: str, place: Place, offset: int) -> None:
+    def commit_offset(self, group: str, place: KafkaPartition, offset: int) -> None:
         """Commit a group's offset in a partition. Raises ChannelNotFound."""
         position = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1)}
 
@@ -198,7 +198,7 @@ class KafkaAdmin:
         except errors.UnknownTopicOrPartitionError:
             raise ChannelNotFound(f"there is no {place}: create its channel first") from None
 
-    def forget(self, group: str, place: Place | None = None) -> None:
+    def delete_group(self, group: str, place: KafkaPartition | None = None) -> None:
         """Delete a group, or its offset in one partition; nothing where there is none."""
 
         def call(client: KafkaAdminClient, _: int) -> None:
@@ -224,7 +224,7 @@ class KafkaAdmin:
         """`call(client, milliseconds left)`, again while its failure is one that passes. Raises kafka-python's others."""
         deadline = Deadline.after(self._settings.deadline)
         while True:
-            left = deadline.left()
+            left = deadline.remaining()
             if not self._lock.acquire(timeout=left):
                 raise LogUnavailable(f"{what} was not done within {self._settings.deadline:.0f} s: Kafka is busy")
             try:
@@ -240,7 +240,7 @@ class KafkaAdmin:
                 if isinstance(error, errors.KafkaError) and not _passes(error):
                     raise
                 self._drop()  # a connection that failed may be half dead: a new one is surer
-                if deadline.left() <= _PAUSE:
+                if deadline.remaining() <= _PAUSE:
                     raise LogUnavailable(
                         f"{what} was not done within {self._settings.deadline:.0f} s, its effect is unknown: are the brokers"
                         f" at {self._settings.brokers} up? ({type(error).__name__}: {error})"
@@ -279,12 +279,12 @@ def _partitions(client: KafkaAdminClient, topic: str) -> list[dict[str, Any]]:
     return partitions
 
 
-def _batch(found: Any, place: Place) -> Batch:
+def _batch(found: Any, place: KafkaPartition) -> BatchInfo:
     control = found.magic >= 2 and found.is_control_batch
     if control and not found.validate_crc():
         raise LogCorrupted(f"the control batch at {found.base_offset} of {place} fails its checksum")
     last = found.last_offset if found.magic >= 2 else found.base_offset
-    return Batch(found.base_offset, last, control)
+    return BatchInfo(found.base_offset, last, control)
 
 
 def _passes(error: errors.KafkaError) -> bool:

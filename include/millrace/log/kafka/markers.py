@@ -13,23 +13,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from millrace.base.errors import LogCorrupted
-from millrace.log.kafka.settings import Place
+from millrace.log.kafka.settings import KafkaPartition
 
 if TYPE_CHECKING:
-    from millrace.log.kafka.admin import Batch
+    from millrace.log.kafka.admin import BatchInfo
 
 _MOST: Final = 8192
 """Ranges of markers that are kept; one that is not is asked for again."""
 
 
-class OutOfRange(Exception):
+class OffsetOutOfRange(Exception):
     """The brokers have nothing at this offset: it was truncated, lies beyond the end, or the topic is gone."""
 
 
-class KafkaMarkers:
+class TransactionMarkers:
     """What is known of one partition's markers. Thread-safe."""
 
-    def __init__(self, place: Place, look: Callable[[int], Sequence[Batch]]) -> None:
+    def __init__(self, place: KafkaPartition, look: Callable[[int], Sequence[BatchInfo]]) -> None:
         """`look` gives the batches from an offset on, some at least where there are any; it raises OutOfRange."""
         self._place = place
         self._look = look
@@ -37,25 +37,25 @@ class KafkaMarkers:
         self._starts: list[int] = []
         self._stops: list[int] = []
 
-    def behind(self, offset: int) -> int:
+    def skip_known(self, offset: int) -> int:
         """The first offset from `offset` on that is not known to be a marker."""
         with self._lock:
             place = bisect_right(self._starts, offset) - 1
             return max(offset, self._stops[place]) if place >= 0 else offset
 
-    def ends_at(self, end: int) -> None:
+    def forget_beyond(self, end: int) -> None:
         """Forget everything where the log ends before what is known of it: it was made again, or lost its tail."""
         with self._lock:
             if self._stops and self._stops[-1] > end:
                 self._starts.clear()
                 self._stops.clear()
 
-    def prove(self, start: int, stop: int) -> None:
+    def require_markers(self, start: int, stop: int) -> None:
         """See to it that the offsets from `start` up to `stop` are markers.
 
         Raises LogCorrupted where one is not, OutOfRange where they were truncated, LogUnavailable.
         """
-        while (start := self.behind(start)) < stop:
+        while (start := self.skip_known(start)) < stop:
             reached = start
             for batch in self._look(start):
                 if batch.control:

@@ -23,9 +23,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, InvalidSettings, LogUnavailable
-from millrace.log.kafka.markers import KafkaMarkers, OutOfRange
-from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
-from millrace.message.log_entries import ENTRY_BYTES
+from millrace.log.kafka.markers import OffsetOutOfRange, TransactionMarkers
+from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaPartition, KafkaSettings
+from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ _LULL: Final = 0.5
 _POLL: Final = 0.1
 _FETCH_BYTES: Final = 50 << 20
 
-GONE: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+NOT_FOUND_CODES: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 """Codes that say: there is no such partition."""
 _MOVED: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET)
-REFUSED: Final = (
+REFUSED_CODES: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -50,7 +50,7 @@ REFUSED: Final = (
 """Codes that say: not for you; another attempt would hear the same."""
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Entries that follow each other, and the offset behind them; none where nothing but markers came."""
 
     offsets: Sequence[int]
@@ -59,7 +59,7 @@ class Run(NamedTuple):
     next: int
 
 
-def consumer_of(settings: KafkaSettings, **more: Any) -> Consumer:
+def create_consumer(settings: KafkaSettings, **more: Any) -> Consumer:
     """A consumer that joins no group; `more` goes over its properties. Raises InvalidSettings."""
     limit = max(settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
     try:
@@ -91,11 +91,13 @@ def consumer_of(settings: KafkaSettings, **more: Any) -> Consumer:
 class _Reader:
     """One consumer at one position. Used by one thread at a time."""
 
-    def __init__(self, settings: KafkaSettings, place: Place, markers: KafkaMarkers, offset: int) -> None:
+    def __init__(
+        self, settings: KafkaSettings, place: KafkaPartition, markers: TransactionMarkers, offset: int
+    ) -> None:
         self._place = place
         self._markers = markers
         # Where the end is reached tells of what lies in front of it and is no record.
-        self._consumer = consumer_of(settings, **{"enable.partition.eof": True})
+        self._consumer = create_consumer(settings, **{"enable.partition.eof": True})
         self._consumer.assign([TopicPartition(*place, offset)])
         self.next = offset
         self._pending: list[Message] = []
@@ -104,7 +106,7 @@ class _Reader:
         self._size = 256
         """What an entry counts, about."""
 
-    def run(self, *, stop: int | None, max_bytes: int, seconds: float) -> Run | None:
+    def run(self, *, stop: int | None, max_bytes: int, seconds: float) -> RecordRun | None:
         """What follows, up to `stop` and about `max_bytes`; None where nothing came within `seconds`. Raises OutOfRange."""
         messages = self._pending
         self._pending = []
@@ -120,18 +122,18 @@ class _Reader:
             if not self._fetch(taken, behind, max_bytes - size, 0.0):
                 # The client's own note of the end, which each fetch brings up to date.
                 high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), cached=True)[1]
-                if max(behind, self._reached) >= high or lull.over():
+                if max(behind, self._reached) >= high or lull.expired():
                     break
                 self._fetch(taken, max(behind, self._reached), max_bytes - size, 0.01)
             messages += taken
             size += _weight(taken)
         return self._cut(messages, stop, max_bytes)
 
-    def _cut(self, messages: list[Message], stop: int | None, max_bytes: int) -> Run | None:
+    def _cut(self, messages: list[Message], stop: int | None, max_bytes: int) -> RecordRun | None:
         """What goes into a run, up to `stop`; None for nothing. Raises LogCorrupted where records are missing."""
         first = self.next
         count = len(messages) if stop is None else bisect_left(messages, stop, key=_offset)
-        ends = list(accumulate(len(message) + ENTRY_BYTES for message in messages[:count]))
+        ends = list(accumulate(len(message) + ENTRY_OVERHEAD_BYTES for message in messages[:count]))
         count = min(count, max(1, bisect_right(ends, max_bytes)))
         taken, self._pending = messages[:count], messages[count:]
         if not taken:
@@ -139,9 +141,9 @@ class _Reader:
             behind = reached if stop is None else min(reached, stop)
             if behind <= first:
                 return None
-            self._markers.prove(first, behind)
+            self._markers.require_markers(first, behind)
             self.next = behind
-            return Run((), [], [], behind)
+            return RecordRun((), [], [], behind)
         self.next = _offset(taken[-1]) + 1
         offsets: Sequence[int] = range(first, self.next)
         # Offsets increase, so that the last one tells whether one before it is missing.
@@ -149,14 +151,14 @@ class _Reader:
             offsets = list(map(_offset, taken))
             for before, found in pairwise([first - 1, *offsets]):
                 if found != before + 1:
-                    self._markers.prove(before + 1, found)
+                    self._markers.require_markers(before + 1, found)
         self._size = max(1, ends[count - 1] // count)
         stamps = [stamp for _, stamp in map(Message.timestamp, taken)]
         values: list[bytes | None] = list(map(Message.value, taken))
         if None in values:
             # A record of another's may have no value. It is an entry all the same, and no more one than empty bytes are.
             values = [b"" if value is None else value for value in values]
-        return Run(offsets, values, stamps, self.next)  # type: ignore[arg-type]
+        return RecordRun(offsets, values, stamps, self.next)  # type: ignore[arg-type]
 
     def _fetch(self, messages: list[Message], behind: int, max_bytes: int, seconds: float) -> bool:
         """Add what the client has, waiting up to `seconds` for the first, or for the end to be reached beyond `behind`.
@@ -166,8 +168,8 @@ class _Reader:
         wanted = max(1, min(_MOST, max_bytes // self._size + 1))
         good = self._sound(self._consumer.consume(wanted, 0.0))
         until = Deadline.after(seconds)
-        while not good and self._reached <= behind and not until.over():
-            one = self._consumer.poll(until.left(most=_POLL))
+        while not good and self._reached <= behind and not until.expired():
+            one = self._consumer.poll(until.remaining(maximum=_POLL))
             if one is not None:
                 good = self._sound([one, *self._consumer.consume(wanted, 0.0)])
         messages += good
@@ -190,10 +192,10 @@ class _Reader:
 
     def _complain(self, error: KafkaError) -> None:
         """Raise what an error of the client means; one that passes is left to the deadline."""
-        if error.code() in _MOVED or error.code() in GONE:
+        if error.code() in _MOVED or error.code() in NOT_FOUND_CODES:
             self.next = -1
-            raise OutOfRange
-        if error.code() in REFUSED:
+            raise OffsetOutOfRange
+        if error.code() in REFUSED_CODES:
             self.next = -1
             raise InvalidSettings(f"the brokers refuse to have {self._place} read: {error.str()}")
         _log.info("reading %s: %s", self._place, error.str())
@@ -207,13 +209,13 @@ def _offset(message: Message) -> int:
 
 
 def _weight(messages: list[Message]) -> int:
-    return sum(map(len, messages)) + ENTRY_BYTES * len(messages)
+    return sum(map(len, messages)) + ENTRY_OVERHEAD_BYTES * len(messages)
 
 
-class KafkaReaders:
+class KafkaReaderPool:
     """The consumers of one partition. Thread-safe: each read has one of its own while it lasts."""
 
-    def __init__(self, settings: KafkaSettings, place: Place, markers: KafkaMarkers) -> None:
+    def __init__(self, settings: KafkaSettings, place: KafkaPartition, markers: TransactionMarkers) -> None:
         self._settings = settings
         self._place = place
         self._markers = markers
@@ -232,7 +234,7 @@ class KafkaReaders:
             raise
         self._put_back(reader)
 
-    def rests_at(self, offset: int) -> bool:
+    def has_idle_at(self, offset: int) -> bool:
         """Whether a consumer stands at `offset` already, perhaps with what follows at hand."""
         with self._lock:
             return any(reader.next == offset for reader in self._idle)
@@ -271,27 +273,27 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
     deadline = Deadline.after(settings.deadline)
     while True:
         try:
-            consumer.list_topics(f"{settings.prefix}._", timeout=deadline.left(least=0.1, most=1.0))
+            consumer.list_topics(f"{settings.prefix}._", timeout=deadline.remaining(minimum=0.1, maximum=1.0))
             return
         except KafkaException as error:
             consumer.poll(0)
-            refused = next((each for each in complaints if each.code() in REFUSED), None)
+            refused = next((each for each in complaints if each.code() in REFUSED_CODES), None)
             if refused is not None:
                 raise InvalidSettings(
                     f"the brokers at {settings.brokers} refuse this client: {refused.str()}; look at MILLRACE_LOG_USERNAME,"
                     " MILLRACE_LOG_PASSWORD and the options of the log's URL"
                 ) from error
-            if deadline.over():
+            if deadline.expired():
                 raise LogUnavailable(
                     f"no broker at {settings.brokers} answers within {settings.deadline:.0f} s: are they up? ({error})"
                 ) from error
 
 
-def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
+def watermarks(consumer: Any, place: KafkaPartition, seconds: float) -> tuple[int, int]:
     """The first offset of a partition and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
     deadline = Deadline.after(seconds)
     while True:
-        left = deadline.left(least=0.1)
+        left = deadline.remaining(minimum=0.1)
         try:
             found = consumer.get_watermark_offsets(TopicPartition(*place), timeout=left, cached=False)
             if found is not None:
@@ -299,9 +301,9 @@ def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
             reason = "no answer"
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
-            if error.code() in REFUSED:
+            if error.code() in REFUSED_CODES:
                 raise InvalidSettings(f"the brokers refuse to have {place} read: {error.str()}") from raised
-            if error.code() in GONE and _gone(consumer, place, left):
+            if error.code() in NOT_FOUND_CODES and _gone(consumer, place, left):
                 raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
             reason = error.str()
         if not deadline.pause(_POLL):
@@ -310,7 +312,7 @@ def watermarks(consumer: Any, place: Place, seconds: float) -> tuple[int, int]:
             )
 
 
-def _gone(consumer: Consumer, place: Place, seconds: float) -> bool:
+def _gone(consumer: Consumer, place: KafkaPartition, seconds: float) -> bool:
     """Whether a partition is not there. A broker that just started knows no topics for a moment, and no brokers either."""
     try:
         found = consumer.list_topics(place.topic, timeout=seconds)
@@ -319,4 +321,4 @@ def _gone(consumer: Consumer, place: Place, seconds: float) -> bool:
     topic = found.topics.get(place.topic)
     if not found.brokers or topic is None:
         return False
-    return place.partition not in topic.partitions if topic.error is None else topic.error.code() in GONE
+    return place.partition not in topic.partitions if topic.error is None else topic.error.code() in NOT_FOUND_CODES

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelExists,
@@ -38,14 +38,14 @@ from millrace.base.errors import (
     PositionTruncated,
 )
 from millrace.log.handle import LogHandle
-from millrace.log.kafka.markers import KafkaMarkers, OutOfRange
-from millrace.log.kafka.reader import KafkaReaders, Run, consumer_of, wait_for_brokers, watermarks
-from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
-from millrace.log.kafka.topics import configs, partition_counts
+from millrace.log.kafka.markers import OffsetOutOfRange, TransactionMarkers
+from millrace.log.kafka.reader import KafkaReaderPool, RecordRun, create_consumer, wait_for_brokers, watermarks
+from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaPartition, KafkaSettings
+from millrace.log.kafka.topics import partition_counts, read_topic_configs
 from millrace.log.kafka.writer import KafkaWriter
 from millrace.message.ids import EARLIEST, LogId, LogIds
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
-from millrace.rpc.pipeline import as_values
+from millrace.rpc.append_pipeline import as_values
 
 if TYPE_CHECKING:
     from millrace.log.kafka.admin import KafkaAdmin
@@ -67,10 +67,10 @@ class _Partition:
         self.service = service
         self.pchannel = pchannel
         self.settings = service.settings
-        self.place = service.settings.place(pchannel)
+        self.place = service.settings.partition_of(pchannel)
         self._writer = KafkaWriter(service.settings, self.place, exists=self._exists, read=self._records)
-        self._markers = KafkaMarkers(self.place, lambda offset: service.admin.batches(self.place, offset))
-        self._readers = KafkaReaders(service.settings, self.place, self._markers)
+        self._markers = TransactionMarkers(self.place, lambda offset: service.admin.batches(self.place, offset))
+        self._readers = KafkaReaderPool(service.settings, self.place, self._markers)
         self._begin = 0
         """The beginning as far as it is known here; it only grows."""
         self._size = (0, 0.0)
@@ -135,16 +135,16 @@ class _Partition:
         stop = None if end is None or end.ledger > 0 else end.entry
         offset = position.entry if position.ledger == 0 else (1 << 63) - 1
         waited_until = Deadline.after(timeout)
-        deadline = waited_until.later(self.settings.deadline)
+        deadline = waited_until.extended(self.settings.deadline)
         while True:
-            offset = self._markers.behind(offset)
+            offset = self._markers.skip_known(offset)
             if stop is not None and offset >= stop:
                 return _nothing(LogId(0, stop))
             try:
                 run = self._run(offset, stop, max_bytes, waited_until, deadline)
-            except OutOfRange:
+            except OffsetOutOfRange:
                 # Truncated in this moment, or the topic was made again: the brokers' word on its ends decides.
-                if deadline.over():
+                if deadline.expired():
                     raise LogUnavailable(
                         f"the log {self.pchannel} gives no position {position}, and cannot say why"
                     ) from None
@@ -166,9 +166,9 @@ class _Partition:
 
     def _run(
         self, offset: int, stop: int | None, max_bytes: int, waited_until: Deadline, deadline: Deadline
-    ) -> Run | None:
+    ) -> RecordRun | None:
         """The run at `offset`; None where there is nothing yet. Raises PositionTruncated, OutOfRange, LogUnavailable."""
-        if self._readers.rests_at(offset):
+        if self._readers.has_idle_at(offset):
             with self._readers.at(offset) as reader:
                 run = reader.run(stop=stop, max_bytes=max_bytes, seconds=0.0)
             if run is not None:
@@ -181,7 +181,7 @@ class _Partition:
             _, high = self.ends()
         with self._readers.at(offset) as reader:
             until = waited_until if offset >= high else deadline
-            run = reader.run(stop=stop, max_bytes=max_bytes, seconds=until.left())
+            run = reader.run(stop=stop, max_bytes=max_bytes, seconds=until.remaining())
         if run is None and offset < high:
             raise LogUnavailable(
                 f"the log {self.pchannel} gave no entries from {offset} on, though it has them, within"
@@ -193,7 +193,7 @@ class _Partition:
         """The first offset and the one behind the last."""
         low, high = self.service.watermarks(self.place)
         self._begin = max(self._begin, low)
-        self._markers.ends_at(high)
+        self._markers.forget_beyond(high)
         return low, high
 
     def truncate(self, position: LogId) -> int:
@@ -213,7 +213,7 @@ class _Partition:
         low, high = self.ends()
         size, until = self._size
         if time.monotonic() >= until:
-            size = self.service.admin.size(self.place)
+            size = self.service.admin.partition_size(self.place)
             self._size = (size, time.monotonic() + _SIZE_SECONDS)
         return LogDescription(LogId(0, low), LogId(0, high), size)
 
@@ -283,7 +283,7 @@ class KafkaLog(LogHandle[_Partition]):
         return partition
 
 
-class Kafka(Closing):
+class Kafka(Closeable):
     """The logs of one deployment on a Kafka cluster (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -294,7 +294,7 @@ class Kafka(Closing):
         self._partitions: dict[str, _Partition] = {}
         self._closed = False
         complaints: list[KafkaError] = []
-        self._asking = consumer_of(settings, error_cb=complaints.append)
+        self._asking = create_consumer(settings, error_cb=complaints.append)
         try:
             wait_for_brokers(settings, self._asking, complaints)
         except BaseException:
@@ -304,7 +304,7 @@ class Kafka(Closing):
     def create(self, pchannel: str) -> None:
         """See :meth:`millrace.log.protocol.LogService.create`."""
         self.check_open()
-        place = self.settings.place(pchannel)
+        place = self.settings.partition_of(pchannel)
         if not self.settings.is_shared(place):
             self.admin.create(place.topic)
             return
@@ -314,7 +314,7 @@ class Kafka(Closing):
             return
         if found > place.partition:
             raise ChannelExists(f"partition {place} exists already")
-        self.admin.extend(place.topic, self.settings.partitions)
+        self.admin.add_partitions(place.topic, self.settings.partitions)
 
     def open(self, pchannel: str) -> KafkaLog:
         """A handle on an existing log. Raises ChannelNotFound, InvalidSettings (its topic would lose entries)."""
@@ -331,9 +331,9 @@ class Kafka(Closing):
         """See :meth:`millrace.log.protocol.LogService.names`."""
         self.check_open()
         topics = partition_counts(self.settings, self._asking)
-        names = {name for topic in topics if (name := self.settings.name_of(topic)) is not None}
+        names = {name for topic in topics if (name := self.settings.decode_name(topic)) is not None}
         # One that is a partition by the settings is there, and nowhere else.
-        names = {name for name in names if not self.settings.is_shared(self.settings.place(name))}
+        names = {name for name in names if not self.settings.is_shared(self.settings.partition_of(name))}
         if self.settings.partitions and self.settings.prefix in topics:
             there = min(self.settings.partitions, topics[self.settings.prefix])
             names.update(map("dml_{}".format, range(there)))
@@ -342,7 +342,7 @@ class Kafka(Closing):
     def drop(self, pchannel: str) -> None:
         """See :meth:`millrace.log.protocol.LogService.drop`. Raises InvalidArgument for a partition of the shared topic."""
         self.check_open()
-        place = self.settings.place(pchannel)
+        place = self.settings.partition_of(pchannel)
         if self.settings.is_shared(place):
             self.watermarks(place)
             raise InvalidArgument(
@@ -354,11 +354,11 @@ class Kafka(Closing):
         if partition is not None:
             partition.close()
         for group in self.groups():
-            self.admin.forget(self.settings.group(group), place)
+            self.admin.delete_group(self.settings.group(group), place)
         self.admin.delete(place.topic)
         self._wait_until_gone(place)
 
-    def _wait_until_gone(self, place: Place) -> None:
+    def _wait_until_gone(self, place: KafkaPartition) -> None:
         """Wait until its brokers have taken in that a partition is deleted, which the controller's answer does not wait for.
 
         Until then they would take and acknowledge appends to it. Raises LogUnavailable at the deadline.
@@ -374,12 +374,12 @@ class Kafka(Closing):
     def groups(self) -> list[str]:
         """See :meth:`millrace.log.protocol.LogService.groups`."""
         self.check_open()
-        return sorted(name for group in self.admin.groups() if (name := self.settings.name_of(group)) is not None)
+        return sorted(name for group in self.admin.groups() if (name := self.settings.decode_name(group)) is not None)
 
     def group_position(self, group: str, pchannel: str) -> LogId | None:
         """See :meth:`millrace.log.protocol.LogService.group_position`."""
         self._check_channel(pchannel)
-        found = self.admin.committed(self.settings.group(group), self.settings.place(pchannel))
+        found = self.admin.committed_offset(self.settings.group(group), self.settings.partition_of(pchannel))
         return None if found is None else LogId(0, found)
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
@@ -387,12 +387,12 @@ class Kafka(Closing):
         if position.ledger or not 0 <= position.entry < 1 << 63:
             raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
         self._check_channel(pchannel)
-        self.admin.commit(self.settings.group(group), self.settings.place(pchannel), position.entry)
+        self.admin.commit_offset(self.settings.group(group), self.settings.partition_of(pchannel), position.entry)
 
     def drop_group(self, group: str) -> None:
         """See :meth:`millrace.log.protocol.LogService.drop_group`."""
         self.check_open()
-        self.admin.forget(self.settings.group(group))
+        self.admin.delete_group(self.settings.group(group))
 
     def close(self) -> None:
         """See :meth:`millrace.log.protocol.LogService.close`."""
@@ -426,17 +426,17 @@ class Kafka(Closing):
         if self._closed:
             raise LogUnavailable("this log service is closed: open it again")
 
-    def configs(self, place: Place) -> dict[str, str]:
+    def configs(self, place: KafkaPartition) -> dict[str, str]:
         """The settings of a partition's topic. Raises ChannelNotFound, InvalidSettings (it has other partitions than ours)."""
         self.check_open()
-        return configs(self.settings, self._asking, place)
+        return read_topic_configs(self.settings, self._asking, place)
 
-    def watermarks(self, place: Place) -> tuple[int, int]:
+    def watermarks(self, place: KafkaPartition) -> tuple[int, int]:
         """The ends of a partition."""
         self.check_open()
         return watermarks(self._asking, place, self.settings.deadline)
 
-    def offset_at(self, place: Place, milliseconds: int, end: int) -> int:
+    def offset_at(self, place: KafkaPartition, milliseconds: int, end: int) -> int:
         """The first offset with a stamp at or after a moment; `end` where there is none."""
         try:
             found = self._asking.offsets_for_times([TopicPartition(*place, milliseconds)], self.settings.deadline)[0]
@@ -447,7 +447,7 @@ class Kafka(Closing):
     def _check_channel(self, pchannel: str) -> None:
         self.check_open()
         try:
-            self.watermarks(self.settings.place(pchannel))
+            self.watermarks(self.settings.partition_of(pchannel))
         except ChannelNotFound:
             raise ChannelNotFound(f"there is no channel {pchannel!r}: create it first") from None
 
@@ -457,7 +457,7 @@ def _nothing(position: LogId) -> LogEntries:
     return LogEntries(empty, max(position, EARLIEST))
 
 
-def _entries(run: Run) -> LogEntries:
+def _entries(run: RecordRun) -> LogEntries:
     count = len(run.values)
     offsets = run.offsets
     columns = [

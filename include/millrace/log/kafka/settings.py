@@ -52,7 +52,7 @@ _CLIENT: Final[dict[str, str]] = {
 """Properties that a URL may set: librdkafka's name -> kafka-python's ("": it needs none). What promises hang on is not here."""
 
 
-class Place(NamedTuple):
+class KafkaPartition(NamedTuple):
     """Where the entries of one PChannel stand."""
 
     topic: str
@@ -151,14 +151,14 @@ class KafkaSettings:
                 )
         return cls(brokers=brokers, client=client, **given)
 
-    def place(self, pchannel: str) -> Place:
+    def partition_of(self, pchannel: str) -> KafkaPartition:
         """The partition of a PChannel. Raises InvalidArgument where the name is none or too long."""
         numbered = _NUMBERED.fullmatch(pchannel)
         if numbered is not None and int(numbered[1]) < self.partitions:
-            return Place(self.prefix, int(numbered[1]))
-        return Place(self.topic(pchannel))
+            return KafkaPartition(self.prefix, int(numbered[1]))
+        return KafkaPartition(self.topic(pchannel))
 
-    def is_shared(self, place: Place) -> bool:
+    def is_shared(self, place: KafkaPartition) -> bool:
         """Whether a place is a partition of the topic that PChannels have together."""
         return place.topic == self.prefix
 
@@ -175,7 +175,7 @@ class KafkaSettings:
             raise InvalidArgument("a consumer group needs a name")
         return f"{self.prefix}.{_encoded(group)}"
 
-    def name_of(self, found: str) -> str | None:
+    def decode_name(self, found: str) -> str | None:
         """The PChannel of a topic, or the group of Kafka's; None where it is not one of this deployment's."""
         start = f"{self.prefix}."
         if not found.startswith(start):

@@ -12,11 +12,11 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined] # exported, but not by name
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, InvalidSettings, LogUnavailable
-from millrace.base.pauses import jittered
-from millrace.log.kafka.reader import GONE, REFUSED
-from millrace.log.kafka.settings import KafkaSettings, Place
+from millrace.log.kafka.reader import NOT_FOUND_CODES, REFUSED_CODES
+from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 
 _PAUSE: Final = 0.05
 _ONE_ANSWER: Final = 5.0
@@ -38,7 +38,7 @@ def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | N
             each = None if topic is None else found.topics.get(topic)
             if each is not None and each.error is not None:
                 error = each.error
-                if error.code() in GONE and found.brokers:
+                if error.code() in NOT_FOUND_CODES and found.brokers:
                     return {}
             elif found.brokers:  # one that just started may know of no other, and of no topic
                 return {name: len(topic_.partitions) for name, topic_ in found.topics.items() if topic_.error is None}
@@ -47,7 +47,7 @@ def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | N
         _pause(settings, "listing topics", error, deadline)
 
 
-def configs(settings: KafkaSettings, consumer: Consumer, place: Place) -> dict[str, str]:
+def read_topic_configs(settings: KafkaSettings, consumer: Consumer, place: KafkaPartition) -> dict[str, str]:
     """The settings of a place's topic. Raises ChannelNotFound, InvalidSettings (others than we have partitions of it)."""
     found = partition_counts(settings, consumer, place.topic).get(place.topic, 0)
     if found == 0 or (settings.is_shared(place) and found <= place.partition):
@@ -69,7 +69,7 @@ def configs(settings: KafkaSettings, consumer: Consumer, place: Place) -> dict[s
             return {name: str(entry.value) for name, entry in answered.items()}
         except KafkaException as raised:
             error = raised.args[0]
-            if error.code() in GONE:
+            if error.code() in NOT_FOUND_CODES:
                 raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
         except FutureTimeout:
             pass
@@ -77,15 +77,15 @@ def configs(settings: KafkaSettings, consumer: Consumer, place: Place) -> dict[s
 
 
 def _left(deadline: Deadline) -> float:
-    return deadline.left(least=0.1, most=_ONE_ANSWER)
+    return deadline.remaining(minimum=0.1, maximum=_ONE_ANSWER)
 
 
 def _pause(settings: KafkaSettings, what: str, error: KafkaError | None, deadline: Deadline) -> None:
     """Wait before the next attempt. Raises InvalidSettings where there need be none, LogUnavailable at the deadline."""
     words = "no answer" if error is None else error.str()
-    if error is not None and error.code() in REFUSED:
+    if error is not None and error.code() in REFUSED_CODES:
         raise InvalidSettings(f"{what}: the brokers at {settings.brokers} refuse it: {words}")
-    if deadline.left() <= _PAUSE:
+    if deadline.remaining() <= _PAUSE:
         raise LogUnavailable(
             f"{what} was not done within {settings.deadline:.0f} s: are the brokers at {settings.brokers} up? ({words})"
         )

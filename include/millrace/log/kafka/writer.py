@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, EntryTooLarge, InvalidSettings, LogUnavailable, MillraceError
-from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaSettings, Place
+from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaPartition, KafkaSettings
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class KafkaWriter:
     def __init__(
         self,
         settings: KafkaSettings,
-        place: Place,
+        place: KafkaPartition,
         *,
         exists: Callable[[], bool],
         read: Callable[[int, int], Iterable[tuple[int, bytes]]],
@@ -211,7 +211,7 @@ class KafkaWriter:
                 waiting = waiting[taken:]
                 if any(each.pop("_error", None) != KafkaError._QUEUE_FULL for each in waiting):
                     return False
-                if self._stopped(producer) or deadline.over():
+                if self._stopped(producer) or deadline.expired():
                     return False
                 self._serve(producer, _ROOM_PAUSE)
         return not self._stopped(producer)
@@ -222,7 +222,7 @@ class KafkaWriter:
         One of those who wait serves the client for all.
         """
         while not batch.done:
-            left = deadline.left(most=_POLL)
+            left = deadline.remaining(maximum=_POLL)
             if not left or batch.errors or self._stopped(producer):
                 return batch.done
             if self._polling.acquire(blocking=False):
@@ -261,7 +261,7 @@ class KafkaWriter:
             return -1
 
     def _waits(self, producer: Producer, batch: _Batch, deadline: Deadline) -> bool:
-        return not (batch.done or batch.errors or self._stopped(producer)) and not deadline.over()
+        return not (batch.done or batch.errors or self._stopped(producer)) and not deadline.expired()
 
     def _stopped(self, producer: Producer) -> bool:
         return self._doomed is producer
@@ -279,7 +279,7 @@ class KafkaWriter:
         until = Deadline.after(_LAST_REPORTS)
         with self._polling:  # who has it stops serving a producer that is doomed
             # What stopped it may be known before the reports of the values that are at fault.
-            while len(producer) and not until.over():
+            while len(producer) and not until.expired():
                 self._poll(producer, _ROOM_PAUSE)
         self._notify()
 

@@ -13,9 +13,9 @@ import threading
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, LogRefused, LogUnavailable
-from millrace.base.pauses import jittered
 from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings
 
 _PAUSE: Final = 0.1
@@ -175,7 +175,7 @@ class PulsarAdmin:
             if target.startswith(f"{home}/"):
                 with self._lock:
                     connection = self._idle.pop() if self._idle else None
-            left = deadline.left(least=0.1)
+            left = deadline.remaining(minimum=0.1)
             connection = connection or self._connect(parts.scheme, parts.netloc)
             connection.timeout = left
             if connection.sock is not None:

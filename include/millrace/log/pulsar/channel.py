@@ -25,9 +25,9 @@ from millrace.base.errors import (
     PositionTruncated,
 )
 from millrace.log.pulsar.admin import PulsarAdmin
-from millrace.log.pulsar.reader import QUEUE, Cursor, Cursors
+from millrace.log.pulsar.reader import QUEUE_MESSAGES, PulsarReader, PulsarReaderPool
 from millrace.log.pulsar.settings import PulsarSettings
-from millrace.log.pulsar.writer import BATCH_BITS, BATCH_MASK, PulsarWriter, Unknown
+from millrace.log.pulsar.writer import BATCH_BITS, BATCH_MASK, LostId, PulsarWriter
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
 
@@ -77,16 +77,16 @@ class PulsarChannel:
         self._begin = EARLIEST
         self._mean = 0.0
         self._why_closed = ""
-        self._cursors = Cursors(lambda position: Cursor(client(), settings, topic, position, self))
+        self._cursors = PulsarReaderPool(lambda position: PulsarReader(client(), settings, topic, position, self))
 
     # --- writing ---------------------------------------------------------------------------------------------------------
 
     def append(self, plain: list[bytes]) -> list[LogId]:
         """Append values that :meth:`checked` gave, one at least. See :meth:`millrace.log.protocol.Log.append`."""
         found = self.writer().append(plain)
-        if Unknown in set(map(type, found)):
+        if LostId in set(map(type, found)):
             found = [
-                self._looked_up(each, value) if isinstance(each, Unknown) else each
+                self._looked_up(each, value) if isinstance(each, LostId) else each
                 for each, value in zip(found, plain, strict=True)
             ]
         ids = cast("list[LogId]", found)
@@ -137,9 +137,9 @@ class PulsarChannel:
         self._writer = writer
         return writer
 
-    def _looked_up(self, place: Unknown, value: bytes) -> LogId:
+    def _looked_up(self, place: LostId, value: bytes) -> LogId:
         """The id of a message that the broker acknowledged without one."""
-        skip, position = place.skip, place.behind
+        skip, position = place.skip, place.after
         while True:
             run = self.read(position, max_bytes=1 << 20, timeout=0.0)
             if not run.batch.num_rows:
@@ -151,11 +151,11 @@ class PulsarChannel:
             skip -= run.batch.num_rows
             position = run.next
         raise LogUnavailable(
-            f"an append to {self.pchannel!r} is in the log, yet its id got lost and is not found behind {place.behind}: ask "
+            f"an append to {self.pchannel!r} is in the log, yet its id got lost and is not found behind {place.after}: ask "
             "the log by the producer's sequence"
         )
 
-    def checked(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[bytes]:
+    def validated(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[bytes]:
         """The values of an append, once they are seen to be some. Raises InvalidArgument, EntryTooLarge."""
         if isinstance(values, pa.Array):
             if values.null_count:
@@ -180,17 +180,17 @@ class PulsarChannel:
             return LogEntries(_NOTHING, position)
         cursor = self._cursors.take(position)
         try:
-            run = cursor.run(end=end, max_bytes=max_bytes, timeout=timeout)
+            run = cursor.read(end=end, max_bytes=max_bytes, timeout=timeout)
         except BaseException:
             cursor.close()
             raise
         rows = run.batch.num_rows
         if rows:
             self._seen(run.batch.column("value").nbytes, rows)
-        if cursor.queue * self.message_bytes() > 4 * self._settings.prefetch_bytes and cursor.queue > QUEUE[0]:
+        if cursor.queue * self.message_bytes() > 4 * self._settings.prefetch_bytes and cursor.queue > QUEUE_MESSAGES[0]:
             cursor.close()  # messages are larger than they were: what it fetches ahead would be too much
         else:
-            self._cursors.give(cursor)
+            self._cursors.give_back(cursor)
         return run
 
     def check_alive(self, position: LogId | None) -> None:
@@ -269,7 +269,7 @@ class PulsarChannel:
             moved = begin > self._begin
             self._begin = max(begin, self._begin)
         if moved:
-            self._cursors.drop_before(begin)
+            self._cursors.close_before(begin)
 
     def _end(self, extent: _Extent) -> LogId:
         last = self._admin.last_message_id(self.topic)

@@ -22,7 +22,7 @@ def topic_of(prefix: str, pchannel: str) -> str:
     return f"{prefix}.{encoded}"
 
 
-def pchannel_of(prefix: str, topic: str) -> str | None:
+def pchannel_of_topic(prefix: str, topic: str) -> str | None:
     """The PChannel of a topic; None where the topic is not one of this deployment's."""
     start = f"{prefix}."
     if not topic.startswith(start):

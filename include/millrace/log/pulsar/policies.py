@@ -65,7 +65,7 @@ _POLICIES: Final = (
 _QUOTAS: Final = ("destination_storage", "message_age")
 
 
-def ensure(admin: PulsarAdmin, settings: PulsarSettings) -> None:
+def ensure_namespace(admin: PulsarAdmin, settings: PulsarSettings) -> None:
     """The namespace with the policies that a log needs. Raises InvalidSettings where it may not be made so."""
     found = admin.policies()
     if found is None:

@@ -16,21 +16,21 @@ import numpy as np
 import pulsar
 import pyarrow as pa
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import LogCorrupted, LogUnavailable
-from millrace.base.pauses import jittered
 from millrace.log.pulsar.settings import PulsarSettings
-from millrace.log.pulsar.writer import BATCH_BITS, BATCH_MASK, typed
+from millrace.log.pulsar.writer import BATCH_BITS, BATCH_MASK, to_log_error
 from millrace.message.ids import LogId
-from millrace.message.log_entries import ENTRY_BYTES, ENTRY_SCHEMA, LogEntries
-from millrace.rpc.pipeline import as_values
+from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, ENTRY_SCHEMA, LogEntries
+from millrace.rpc.append_pipeline import as_values
 
 _IDLE_READERS: Final = 8
 _SLICE: Final = 0.2
 """How long a waiting reader sleeps before it looks whether truncation passed it, in seconds."""
 _PAUSE: Final = 0.05
 """Seconds between two questions to a broker that has given the reader up."""
-QUEUE: Final = (16, 1000)
+QUEUE_MESSAGES: Final = (16, 1000)
 """Fewest and most messages that a reader fetches ahead."""
 
 
@@ -54,7 +54,7 @@ class Continuity(Protocol):
         ...
 
 
-class Cursor:
+class PulsarReader:
     """A reader with what it has fetched. Used by one thread at a time."""
 
     def __init__(
@@ -68,7 +68,9 @@ class Cursor:
         self._held: Any = None
         continuity.check_start(position)
         self._ledger, self._entry = position
-        self.queue = int(min(max(settings.prefetch_bytes / continuity.message_bytes(), QUEUE[0]), QUEUE[1]))
+        self.queue = int(
+            min(max(settings.prefetch_bytes / continuity.message_bytes(), QUEUE_MESSAGES[0]), QUEUE_MESSAGES[1])
+        )
         # Behind what was read last: a reader that begins with its first message takes the one that it read last for one
         # that is to come when it has connected again (has_message_available), and drops it where it comes.
         before = position.entry - 1
@@ -78,10 +80,10 @@ class Cursor:
         try:
             self._reader = client.create_reader(settings.topic_url(topic), start, receiver_queue_size=self.queue)
         except pulsar.PulsarException as error:
-            raise typed(error, topic, "opening a reader") from error
+            raise to_log_error(error, topic, "opening a reader") from error
         self._next = self._reader._reader.read_next  # without the wrapper's message: a third of the cost a message
 
-    def run(self, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
+    def read(self, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
         """Entries from :attr:`position` on; see :meth:`millrace.log.protocol.Log.read`."""
         ledgers: list[int] = []
         entries: list[int] = []
@@ -100,7 +102,7 @@ class Cursor:
                     if message is None:
                         break
                 except pulsar.PulsarException as error:
-                    raise typed(error, self._topic, "a read") from error
+                    raise to_log_error(error, self._topic, "a read") from error
             given = message.message_id()
             ledger = given.ledger_id()
             entry = given.entry_id() << BATCH_BITS | max(0, given.batch_index())
@@ -113,7 +115,7 @@ class Cursor:
                 self._hold(ledger, entry, message)
                 break
             value = message.data()
-            counted = len(value) + ENTRY_BYTES
+            counted = len(value) + ENTRY_OVERHEAD_BYTES
             if values and size + counted > max_bytes:
                 self._hold(ledger, entry, message)
                 break
@@ -154,23 +156,23 @@ class Cursor:
         try:
             while until is not None:
                 self._continuity.check_alive(self.position)
-                if until.over():
+                if until.expired():
                     break
                 try:
-                    return self._next(max(1, int(until.left(most=_SLICE) * 1000)))
+                    return self._next(max(1, int(until.remaining(maximum=_SLICE) * 1000)))
                 except pulsar.Timeout:
                     continue
             if not self._has_more():
                 return None
             deadline = Deadline.after(self._timeout)
-            while not deadline.over():
+            while not deadline.expired():
                 self._continuity.check_alive(self.position)
                 try:
                     return self._next(int(_SLICE * 1000))
                 except pulsar.Timeout:
                     continue
         except pulsar.PulsarException as error:
-            raise typed(error, self._topic, "a read") from error
+            raise to_log_error(error, self._topic, "a read") from error
         raise LogUnavailable(f"the broker has more of {self._topic}, and sent none within {self._timeout:.0f} s")
 
     def _has_more(self) -> bool:
@@ -197,16 +199,16 @@ def _int64(values: list[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(data)])
 
 
-class Cursors:
+class PulsarReaderPool:
     """The idle cursors of a log, by position: a read that goes on where another stopped keeps what was fetched ahead."""
 
-    def __init__(self, opened: Callable[[LogId], Cursor]) -> None:
+    def __init__(self, opened: Callable[[LogId], PulsarReader]) -> None:
         self._opened = opened
-        self._idle: OrderedDict[int, Cursor] = OrderedDict()
+        self._idle: OrderedDict[int, PulsarReader] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, position: LogId) -> Cursor:
+    def take(self, position: LogId) -> PulsarReader:
         """A cursor that stands at `position`, for this caller alone."""
         with self._lock:
             for key, cursor in reversed(self._idle.items()):
@@ -214,18 +216,18 @@ class Cursors:
                     return self._idle.pop(key)
         return self._opened(position)
 
-    def give(self, cursor: Cursor) -> None:
+    def give_back(self, cursor: PulsarReader) -> None:
         """Give a cursor back that goes on working."""
         with self._lock:
             if self._closed:
-                doomed: Cursor | None = cursor
+                doomed: PulsarReader | None = cursor
             else:
                 self._idle[id(cursor)] = cursor
                 doomed = self._idle.popitem(last=False)[1] if len(self._idle) > _IDLE_READERS else None
         if doomed is not None:
             doomed.close()
 
-    def drop_before(self, position: LogId) -> None:
+    def close_before(self, position: LogId) -> None:
         """Close the idle cursors that stand before `position`."""
         with self._lock:
             doomed = [self._idle.pop(key) for key, cursor in list(self._idle.items()) if cursor.position < position]

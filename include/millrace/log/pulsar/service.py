@@ -21,13 +21,13 @@ from urllib.parse import quote, unquote
 import pulsar
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogFenced, LogUnavailable
 from millrace.log.handle import LogHandle
 from millrace.log.pulsar import policies as pulsar_policies
 from millrace.log.pulsar.admin import PulsarAdmin
 from millrace.log.pulsar.channel import SUBSCRIPTION, PulsarChannel
-from millrace.log.pulsar.names import groups_topic, pchannel_of, topic_of
+from millrace.log.pulsar.names import groups_topic, pchannel_of_topic, topic_of
 from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings
 from millrace.message.ids import LogId
 
@@ -47,7 +47,7 @@ class PulsarLog(LogHandle[PulsarChannel]):
         core = self._open()
         if self._fenced is not None:
             raise self._fenced
-        plain = core.checked(values)
+        plain = core.validated(values)
         if not plain:
             return []
         try:
@@ -57,7 +57,7 @@ class PulsarLog(LogHandle[PulsarChannel]):
             raise
 
 
-class PulsarService(Closing):
+class PulsarService(Closeable):
     """The logs of one deployment on Pulsar (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: PulsarSettings, *, credentials: PulsarCredentials | None = None) -> None:
@@ -72,7 +72,7 @@ class PulsarService(Closing):
         self._registering = threading.Lock()
         self._closed = False
         try:
-            pulsar_policies.ensure(self._admin, settings)
+            pulsar_policies.ensure_namespace(self._admin, settings)
         except BaseException:
             self._admin.close()
             raise
@@ -107,7 +107,7 @@ class PulsarService(Closing):
     def names(self) -> list[str]:
         """The PChannels of this deployment, sorted."""
         self._check_open()
-        found = (pchannel_of(self._settings.prefix, topic) for topic in self._admin.topics())
+        found = (pchannel_of_topic(self._settings.prefix, topic) for topic in self._admin.topics())
         return sorted(name for name in found if name is not None)
 
     def drop(self, pchannel: str) -> None:

@@ -4,7 +4,7 @@
   LogFenced for ever. The broker keeps the epoch with the topic, so a restart changes nothing about it.
 - The client sends again by itself what was on its way when a connection broke; the broker drops what it has, by the
   producer's name and sequence (deduplication is a policy of the namespace). A message that was dropped so is acknowledged
-  without an id; as nobody else writes, it is the next one in the log, and :class:`Unknown` says behind which.
+  without an id; as nobody else writes, it is the next one in the log, and :class:`LostId` says behind which.
 - A batch that fails may be in the log up to any of its values, in order, and never with a hole: sending stops long before
   the client could give up what it holds. What failed once sends no more; the log makes a new writer.
 """
@@ -43,10 +43,10 @@ def log_id_of(message_id: Any) -> LogId:
     return LogId(message_id.ledger_id(), message_id.entry_id() << BATCH_BITS | max(0, message_id.batch_index()))
 
 
-class Unknown(NamedTuple):
+class LostId(NamedTuple):
     """A message that is in the log, but whose id got lost: the one that comes `skip` entries after position `behind`."""
 
-    behind: LogId
+    after: LogId
     skip: int
 
 
@@ -57,7 +57,7 @@ class _Chunk:
 
     def __init__(self, count: int, size: int, released: Callable[[_Chunk], None]) -> None:
         self.acks: list[tuple[Any, Any]] = []
-        self.before = Unknown(LogId(0, 0), 0)
+        self.before = LostId(LogId(0, 0), 0)
         self.done = threading.Event()
         self.size = size
         self.started = time.monotonic()
@@ -87,7 +87,7 @@ class PulsarWriter:
         self._sending = threading.Lock()
         self._room = threading.Condition()
         self._in_flight = 0
-        self._acknowledged = Unknown(LogId(0, 0), 0)
+        self._acknowledged = LostId(LogId(0, 0), 0)
         self.failed: LogUnavailable | LogFenced | ChannelNotFound | None = None
         """Why this writer sends no more."""
         try:
@@ -105,14 +105,14 @@ class PulsarWriter:
                 batching_max_publish_delay_ms=1,
             )
         except pulsar.PulsarException as error:
-            raise typed(error, topic, "opening a writer") from error
+            raise to_log_error(error, topic, "opening a writer") from error
         self._send: Any = self._producer._producer.send_async  # without the wrapper's checks: half the cost a message
 
     def begin_at(self, end: LogId) -> None:
         """Where the log ended when this writer took it over."""
-        self._acknowledged = Unknown(end, 0)
+        self._acknowledged = LostId(end, 0)
 
-    def append(self, values: Sequence[bytes]) -> list[LogId | Unknown]:
+    def append(self, values: Sequence[bytes]) -> list[LogId | LostId]:
         """Append `values` in order, next to each other; the id of each, once all are durable.
 
         Raises what :attr:`failed` then holds: LogUnavailable (a prefix of the values may be in the log), LogFenced (likewise).
@@ -129,7 +129,7 @@ class PulsarWriter:
             except pulsar.PulsarException:
                 pass  # the acknowledgements say what became of it
         deadline = Deadline.after(self._settings.send_timeout + _MARGIN)
-        ids: list[LogId | Unknown] = []
+        ids: list[LogId | LostId] = []
         for chunk in chunks:
             if not deadline.wait(chunk.done):
                 self._fail(_pulsar.Result.Timeout)
@@ -139,7 +139,7 @@ class PulsarWriter:
             raise self.failed
         return ids
 
-    def _collect(self, chunk: _Chunk, ids: list[LogId | Unknown]) -> None:
+    def _collect(self, chunk: _Chunk, ids: list[LogId | LostId]) -> None:
         """The ids of a chunk's messages, up to the first that failed."""
         ledger, entry, following, made = 0, 0, 0, tuple.__new__
         for result, message_id in chunk.acks:
@@ -161,10 +161,10 @@ class PulsarWriter:
             last = ids[-1] if ids else None
             if last is None:
                 ids.append(chunk.before)
-            elif isinstance(last, Unknown):
-                ids.append(Unknown(last.behind, last.skip + 1))
+            elif isinstance(last, LostId):
+                ids.append(LostId(last.after, last.skip + 1))
             else:
-                ids.append(Unknown(last.following(), 0))
+                ids.append(LostId(last.following(), 0))
 
     def close(self) -> None:
         """Give the topic up. Idempotent."""
@@ -216,10 +216,10 @@ class PulsarWriter:
         chunk.before = self._acknowledged
         for lost, (_, message_id) in enumerate(reversed(chunk.acks)):
             if message_id.ledger_id() >= 0:
-                self._acknowledged = Unknown(log_id_of(message_id).following(), lost)
+                self._acknowledged = LostId(log_id_of(message_id).following(), lost)
                 break
         else:
-            self._acknowledged = Unknown(chunk.before.behind, chunk.before.skip + len(chunk.acks))
+            self._acknowledged = LostId(chunk.before.after, chunk.before.skip + len(chunk.acks))
         with self._room:
             self._in_flight -= chunk.size
             self._room.notify_all()
@@ -256,7 +256,9 @@ def _failure(result: Any, topic: str, doing: str) -> LogUnavailable | LogFenced 
     )
 
 
-def typed(error: BaseException, topic: str, doing: str) -> LogUnavailable | LogFenced | ChannelNotFound | EntryTooLarge:
+def to_log_error(
+    error: BaseException, topic: str, doing: str
+) -> LogUnavailable | LogFenced | ChannelNotFound | EntryTooLarge:
     """The log's error for one of the client's."""
     if isinstance(error, pulsar.TopicNotFound):
         return ChannelNotFound(f"{doing} of {topic} failed: there is no such log; create it first")

@@ -1,7 +1,7 @@
 """Copying a channel of the embedded log while it takes appends: which bytes of which files, and whether the copy is whole.
 
 Segment files are append-only up to where they are durable, so the bytes before an acknowledged entry's end never change; what
-truncation gives up is overwritten later, so nobody may truncate meanwhile (millrace.node.retention.removal), and a copy is never a hard
+truncation gives up is overwritten later, so nobody may truncate meanwhile (millrace.node.retention.removal_lock), and a copy is never a hard
 link. A copy begins and ends at entries of its own choice: it is a channel that was truncated there, and that ends there.
 """
 
@@ -14,14 +14,14 @@ from typing import Final
 
 from millrace.base.errors import LogCorrupted, PositionTruncated
 from millrace.log.rocksmq.disk import OsDisk
-from millrace.log.rocksmq.manifest import Manifest
-from millrace.log.rocksmq.segment import Opening, SegmentFiles, read_opening, walk
+from millrace.log.rocksmq.manifest import ChannelManifest
+from millrace.log.rocksmq.segment import SegmentFiles, SegmentHeader, read_segment_header, walk_records
 
 _ALL: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePrefix:
     """The first `bytes` of one segment file."""
 
     path: Path
@@ -29,20 +29,20 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelCopy:
+class CopyPlan:
     """What a copy consists of."""
 
-    manifest: Manifest
+    manifest: ChannelManifest
     """Of the copy."""
-    parts: tuple[Part, ...]
+    files: tuple[FilePrefix, ...]
 
 
-def plan_copy(directory: Path, *, begin: int | None, end: int) -> ChannelCopy:
+def plan_copy(directory: Path, *, begin: int | None, end: int) -> CopyPlan:
     """The copy of the channel in `directory` with the entries from `begin` (None: from its beginning) up to before `end`.
 
     Everything before `end` was acknowledged. Raises PositionTruncated, LogCorrupted.
     """
-    manifest = Manifest.load(directory)
+    manifest = ChannelManifest.load(directory)
     first = manifest.begin if begin is None else begin
     if first < manifest.begin:
         raise PositionTruncated(
@@ -51,7 +51,7 @@ def plan_copy(directory: Path, *, begin: int | None, end: int) -> ChannelCopy:
             earliest=(0, manifest.begin),
         )
     found = _openings(manifest, directory)
-    parts: list[Part] = []
+    parts: list[FilePrefix] = []
     numbers: list[int] = []
     for place, (number, path, opening) in enumerate(found):
         following = found[place + 1][2] if place + 1 < len(found) else None
@@ -60,7 +60,7 @@ def plan_copy(directory: Path, *, begin: int | None, end: int) -> ChannelCopy:
             continue
         closed = following is not None and last < end
         size = following.previous_end if closed and following is not None else _end(manifest, number, path, end)
-        parts.append(Part(path, size))
+        parts.append(FilePrefix(path, size))
         numbers.append(number)
     following_number = found[-1][0] + 1 if found else manifest.first_segment
     made = replace(
@@ -69,23 +69,23 @@ def plan_copy(directory: Path, *, begin: int | None, end: int) -> ChannelCopy:
         floor=max(manifest.floor, end - 1) if end else manifest.floor,
         first_segment=numbers[0] if numbers else following_number,
     )
-    return ChannelCopy(made, tuple(parts))
+    return CopyPlan(made, tuple(parts))
 
 
-def store_manifest(directory: Path, copy: ChannelCopy) -> Path:
+def write_copy_manifest(directory: Path, copy: CopyPlan) -> Path:
     """Write the copy's manifest into its folder, durably; its path."""
     copy.manifest.store(directory, OsDisk())
     return directory / "manifest"
 
 
-def check_copy(directory: Path, copy: ChannelCopy) -> None:
+def verify_copy(directory: Path, copy: CopyPlan) -> None:
     """Read the copy in `directory` and check each record. Raises LogCorrupted."""
-    for part in copy.parts:
+    for part in copy.files:
         path = directory / part.path.name
         salt, reached = copy.manifest.salt(int(part.path.stem)), 0
         fd = os.open(path, os.O_RDONLY)
         try:
-            for offset, header in walk(fd, salt, 0, part.bytes, payloads=True):
+            for offset, header in walk_records(fd, salt, 0, part.bytes, payloads=True):
                 reached = offset + header.size
         finally:
             os.close(fd)
@@ -96,13 +96,13 @@ def check_copy(directory: Path, copy: ChannelCopy) -> None:
             )
 
 
-def _openings(manifest: Manifest, directory: Path) -> list[tuple[int, Path, Opening]]:
-    files = SegmentFiles.present(directory)
+def _openings(manifest: ChannelManifest, directory: Path) -> list[tuple[int, Path, SegmentHeader]]:
+    files = SegmentFiles.list_files(directory)
     found = []
     for number in (each for each in sorted(files) if each >= manifest.first_segment):
         fd = os.open(files[number], os.O_RDONLY)
         try:
-            opening = read_opening(fd, manifest.salt(number), manifest.channel)
+            opening = read_segment_header(fd, manifest.salt(number), manifest.channel)
         finally:
             os.close(fd)
         if opening is None:
@@ -113,12 +113,12 @@ def _openings(manifest: Manifest, directory: Path) -> list[tuple[int, Path, Open
     return found
 
 
-def _end(manifest: Manifest, number: int, path: Path, end: int) -> int:
+def _end(manifest: ChannelManifest, number: int, path: Path, end: int) -> int:
     """The offset behind the record that ends before entry `end`."""
     reached, last = 0, -1
     fd = os.open(path, os.O_RDONLY)
     try:
-        for offset, header in walk(fd, manifest.salt(number), 0, os.fstat(fd).st_size, payloads=False):
+        for offset, header in walk_records(fd, manifest.salt(number), 0, os.fstat(fd).st_size, payloads=False):
             if header.entries and header.base >= end:
                 break
             reached, last = offset + header.size, header.last if header.entries else last

@@ -24,15 +24,15 @@ import pyarrow as pa
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogCorrupted, LogUnavailable, PositionTruncated
 from millrace.log.rocksmq.disk import Buffer, Disk, unavailable_on_failure
-from millrace.log.rocksmq.group_commit import GroupCommit, NoRoom, NotNumbered, PendingAppend
+from millrace.log.rocksmq.group_commit import DiskFull, GroupCommit, IdsUnavailable, PendingAppend
 from millrace.log.rocksmq.id_allocator import IdAllocator
-from millrace.log.rocksmq.index import Pointer, PointerIndex
-from millrace.log.rocksmq.manifest import FULL, Manifest, keep_reserve
-from millrace.log.rocksmq.reader import Run, SegmentRange, empty_batch, read_run
-from millrace.log.rocksmq.recent import RecentBatches, run_of
-from millrace.log.rocksmq.record import frame
+from millrace.log.rocksmq.manifest import DISK_FULL_ERRNOS, ChannelManifest, keep_reserve
+from millrace.log.rocksmq.pointer_index import PointerIndex, RecordPointer
+from millrace.log.rocksmq.reader import SegmentRange, SegmentRun, empty_batch, read_run
+from millrace.log.rocksmq.recent_batches import RecentBatches, run_from_batches
+from millrace.log.rocksmq.record import frame_batch
 from millrace.log.rocksmq.recovery import rebuild_index, recover
-from millrace.log.rocksmq.segment import Segment, SegmentFiles, opening_record, walk
+from millrace.log.rocksmq.segment import Segment, SegmentFiles, segment_header_record, walk_records
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import LOGICAL_BITS, LogId
 from millrace.message.log_entries import LogDescription, LogEntries, VerifyReport
@@ -54,26 +54,26 @@ class ChannelLog:
         settings: RocksMQSettings,
         now_ms: Callable[[], int],
         id_allocator: IdAllocator | None = None,
-        look: Callable[[], None] | None = None,
+        read_only_guard: Callable[[], None] | None = None,
     ) -> None:
         """Recover the channel in `directory`; with `look`, which is called at each step, it is only read, and left as it is.
 
         Raises LogCorrupted, UnsupportedVersion.
         """
-        manifest = Manifest.load(directory)
-        if look is None:
+        manifest = ChannelManifest.load(directory)
+        if read_only_guard is None:
             keep_reserve(directory)
-        self._look = look
+        self._look = read_only_guard
         self._directory = directory
         self._files = SegmentFiles(
             directory,
             disk,
             segment_bytes=settings.segment_bytes,
             spare_files=settings.spare_files,
-            settle=look is None,
+            repair=read_only_guard is None,
         )
-        self._segments = recover(manifest, self._files, index, disk, settle=look is None)
-        if look is None:
+        self._segments = recover(manifest, self._files, index, disk, repair=read_only_guard is None)
+        if read_only_guard is None:
             rebuild_index(manifest, self._segments, index)
         self._manifest = manifest
         self._channel = manifest.channel
@@ -92,7 +92,7 @@ class ChannelLog:
         )
         self._closed = False
         self._fd = -1  # of the active segment, the last one; -1: none, the next append makes one
-        self._pending: list[Pointer] = []
+        self._pending: list[RecordPointer] = []
         self._indexing = True
         self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
         self._recent = RecentBatches(settings.recent_bytes)
@@ -106,7 +106,7 @@ class ChannelLog:
         """
         if len(values) == 0:
             return range(0)
-        framed = frame(values, max_entry_bytes=self._settings.max_entry_bytes)
+        framed = frame_batch(values, max_entry_bytes=self._settings.max_entry_bytes)
         base = self._commit.append(framed)
         return range(base, base + framed.count)
 
@@ -120,9 +120,9 @@ class ChannelLog:
                 self._ids.update_id()
                 begin, end = self._ids.alloc(count)
         except Exception as error:
-            raise NotNumbered(f"the id allocator failed ({error})") from error
+            raise IdsUnavailable(f"the id allocator failed ({error})") from error
         if begin <= self._last or end - begin != count:
-            raise NotNumbered(
+            raise IdsUnavailable(
                 f"the id allocator gave the numbers {begin} to {end} for {count} entries behind {self._last}: it must begin"
                 " above what the folder holds"
             )
@@ -155,11 +155,11 @@ class ChannelLog:
 
     def _write(
         self, group: list[PendingAppend], segment: Segment, previous: Segment | None, size: int, *, rolls: bool
-    ) -> tuple[int, list[Pointer], int]:
+    ) -> tuple[int, list[RecordPointer], int]:
         buffers: list[Buffer] = []
         start = offset = segment.end
         if rolls:
-            opening = opening_record(self._channel, previous)
+            opening = segment_header_record(self._channel, previous)
             buffers += [opening.header(salt=segment.salt, base=segment.first, durable=0, offset=0), *opening.parts]
             offset = opening.size
         pointers = []
@@ -167,7 +167,7 @@ class ChannelLog:
             framed = append.framed
             header = framed.header(salt=segment.salt, base=append.base, durable=start, offset=offset)
             buffers += (header, *framed.parts)
-            pointers.append(Pointer(append.base, segment.salt, offset, framed.size, framed.count))
+            pointers.append(RecordPointer(append.base, segment.salt, offset, framed.size, framed.count))
             offset += framed.size
         fd = self._make(segment.number, offset) if rolls else self._fd
         try:
@@ -181,10 +181,10 @@ class ChannelLog:
 
     def _make(self, number: int, size: int) -> int:
         try:
-            return self._files.make(number, size)
+            return self._files.create(number, size)
         except OSError as error:
-            if error.errno in FULL:
-                raise NoRoom(error.errno, f"no room for a new segment file ({error})") from error
+            if error.errno in DISK_FULL_ERRNOS:
+                raise DiskFull(error.errno, f"no room for a new segment file ({error})") from error
             raise
 
     def _roll(self, fd: int, segment: Segment) -> None:
@@ -201,7 +201,7 @@ class ChannelLog:
             self._fd = -1
             self._segments[-1].bases, self._segments[-1].offsets = [], []
 
-    def _publish(self, group: list[PendingAppend], segment: Segment, pointers: list[Pointer], end: int) -> None:
+    def _publish(self, group: list[PendingAppend], segment: Segment, pointers: list[RecordPointer], end: int) -> None:
         for pointer in pointers:
             if not segment.offsets or pointer.offset - segment.offsets[-1] >= _SPARSE_BYTES:
                 segment.bases.append(pointer.base)
@@ -250,32 +250,32 @@ class ChannelLog:
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return LogEntries(batch, LogId(0, run.following))
 
-    def _read_segment(self, start: int, limit: int | None, max_bytes: int, timeout: float) -> Run:
+    def _read_segment(self, start: int, limit: int | None, max_bytes: int, timeout: float) -> SegmentRun:
         """What `read` promises, but never across the end of a file."""
         deadline = Deadline.after(timeout)
         with self._lock:
             self._check_readable(start)
             while start > self._last:
-                if deadline.over() or (limit is not None and limit <= start):
-                    return Run(empty_batch(), start, None, 0)
+                if deadline.expired() or (limit is not None and limit <= start):
+                    return SegmentRun(empty_batch(), start, None, 0)
                 deadline.wait(self._grown)
                 self._check_readable(start)
-            recent = self._recent.behind(start, limit, max_bytes)
+            recent = self._recent.run_batches(start, limit, max_bytes)
             if not recent:
                 segment = self._segments[bisect_left(self._segments, start, key=lambda candidate: candidate.last)]
                 if limit is not None and limit <= max(start, segment.first):
-                    return Run(empty_batch(), max(start, limit), None, 0)
+                    return SegmentRun(empty_batch(), max(start, limit), None, 0)
                 stop = self._stop(segment, limit)
                 offset, hint = self._place(segment, start)
                 segment.pins += 1
         if recent:
-            return run_of(recent, start=start, limit=limit, max_bytes=max_bytes)
+            return run_from_batches(recent, start=start, limit=limit, max_bytes=max_bytes)
         try:
             with unavailable_on_failure(f"reading {self._channel!r}"), _opened(segment.path) as fd:
                 if offset is None:
                     offset = self._locate(fd, segment, start, hint)
                 if limit is not None and offset >= stop:
-                    return Run(empty_batch(), max(start, limit), None, 0)
+                    return SegmentRun(empty_batch(), max(start, limit), None, 0)
                 place = SegmentRange(str(segment.path), segment.salt, offset, stop)
                 run = read_run(fd, place, position=start, limit=limit, max_bytes=max_bytes)
         finally:
@@ -317,7 +317,7 @@ class ChannelLog:
         if hint < 0:
             hint = self._pointer(segment, entry)
         reached = hint
-        for offset, header in walk(fd, segment.salt, hint, segment.end, payloads=False):
+        for offset, header in walk_records(fd, segment.salt, hint, segment.end, payloads=False):
             if header.entries and header.last >= entry:
                 return offset
             reached = offset + header.size
@@ -415,7 +415,7 @@ class ChannelLog:
         for segment, stop in self._pinned():
             offset, following = 0, segment.first
             with _opened(segment.path) as fd:
-                for offset, header in walk(fd, segment.salt, 0, stop, payloads=True):
+                for offset, header in walk_records(fd, segment.salt, 0, stop, payloads=True):
                     records += 1 if header.entries else 0
                     entries += header.entries
                     size += header.size
@@ -452,7 +452,7 @@ class ChannelLog:
                 active = self._segments[-1] if self._fd >= 0 else None
                 self._retire()
                 if active is not None:
-                    self._files.cut(active.number, active.end)
+                    self._files.truncate(active.number, active.end)
                 self._files.remove(self._next_number)
             self._commit.resume()
 
@@ -468,7 +468,7 @@ class ChannelLog:
             active = self._segments[-1] if self._fd >= 0 else None
             self._retire()
             if active is not None and self._commit.failure is None:
-                self._files.cut(active.number, active.end)
+                self._files.truncate(active.number, active.end)
 
     def _check_open(self) -> None:
         if self._look is not None:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace.base.errors import LogUnavailable
-from millrace.log.rocksmq.record import Framed
+from millrace.log.rocksmq.record import FramedBatch
 
 
-class NoRoom(OSError):
+class DiskFull(OSError):
     """The disk is full, and nothing was written: the log stays as it was."""
 
 
-class NotNumbered(Exception):
+class IdsUnavailable(Exception):
     """There are no ids for a group, and nothing was written: the log stays as it was."""
 
 
@@ -27,7 +27,7 @@ class NotNumbered(Exception):
 class PendingAppend:
     """A framed batch on its way; ``base`` is its first id once it is ``done`` without an ``error``."""
 
-    framed: Framed
+    framed: FramedBatch
     base: int = -1
     done: bool = False
     error: BaseException | None = None
@@ -58,7 +58,7 @@ class GroupCommit:
         """What stopped the log."""
         return self._failure
 
-    def append(self, framed: Framed) -> int:
+    def append(self, framed: FramedBatch) -> int:
         """Commit a batch; its first id, once it is durable. Raises LogUnavailable."""
         mine = PendingAppend(framed)
         with self._lock:
@@ -99,7 +99,7 @@ class GroupCommit:
         self._leading = True
         try:
             self._commit(group)
-        except (NoRoom, NotNumbered) as refused:
+        except (DiskFull, IdsUnavailable) as refused:
             self._fail(group, refused)
         except BaseException as failure:
             self._failure = failure

@@ -25,7 +25,7 @@ _VERSION: Final = 1
 _MAX_NAME_BYTES: Final = 80
 
 
-def file_name(name: str) -> str:
+def encode_file_name(name: str) -> str:
     """A channel's or group's name as a file name. Raises InvalidArgument where it is none."""
     encoded = name.encode("utf-8", "replace")
     if not name or "/" in name or "\0" in name or len(encoded) > _MAX_NAME_BYTES:
@@ -36,12 +36,12 @@ def file_name(name: str) -> str:
     return "~" + quote(name, safe="")
 
 
-def name_of(file: str) -> str:
-    """Inverse of :func:`file_name`."""
+def decode_file_name(file: str) -> str:
+    """Inverse of :func:`encode_file_name`."""
     return unquote(file[1:])
 
 
-def store_checked(path: Path, text: bytes, disk: Disk, *, durable: bool = True) -> None:
+def write_checksummed(path: Path, text: bytes, disk: Disk, *, durable: bool = True) -> None:
     """Replace a small file by one line and its checksum, whole; unless `durable` only for as long as the machine runs."""
     draft = path.with_name(f"{path.name}.new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -56,8 +56,8 @@ def store_checked(path: Path, text: bytes, disk: Disk, *, durable: bool = True) 
         disk.sync_directory(path.parent)
 
 
-def load_checked(path: Path) -> bytes:
-    """The line that :func:`store_checked` wrote. Raises FileNotFoundError, LogCorrupted."""
+def read_checksummed(path: Path) -> bytes:
+    """The line that :func:`write_checksummed` wrote. Raises FileNotFoundError, LogCorrupted."""
     text, _, crc = path.read_bytes().partition(b"\n")
     if crc.strip() != b"%08x" % crc32c(text):
         raise LogCorrupted(f"{path} fails its checksum: restore it")
@@ -65,7 +65,7 @@ def load_checked(path: Path) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ChannelManifest:
     """A channel's fixed facts and its beginning.
 
     ``incarnation`` tells a channel from a former one of the same name; ``begin`` is the first id that can be read (0:
@@ -88,25 +88,25 @@ class Manifest:
         try:
             self._store(directory, disk)
         except OSError as error:
-            if error.errno not in FULL or not _give_up_reserve(directory):
+            if error.errno not in DISK_FULL_ERRNOS or not _give_up_reserve(directory):
                 raise
             self._store(directory, disk)
 
     def _store(self, directory: Path, disk: Disk) -> None:
         text = json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True).encode()
-        store_checked(directory / "manifest", text, disk)
+        write_checksummed(directory / "manifest", text, disk)
 
     @classmethod
-    def load(cls, directory: Path) -> Manifest:
+    def load(cls, directory: Path) -> ChannelManifest:
         """The manifest in `directory`. Raises FileNotFoundError, LogCorrupted, UnsupportedVersion."""
-        fields = json.loads(load_checked(directory / "manifest"))
+        fields = json.loads(read_checksummed(directory / "manifest"))
         version = fields.pop("version")
         if version != _VERSION:
             raise UnsupportedVersion(f"{directory / 'manifest'} has version {version}; this build knows {_VERSION}")
         return cls(**fields)
 
 
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RESERVE: Final = "reserve"
 _RESERVE_BYTES: Final = 16 << 10
 

@@ -15,16 +15,16 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from millrace.base.errors import LogCorrupted
-from millrace.log.rocksmq.record import HEADER_BYTES, LENGTH_BYTES, Header, parse_header
+from millrace.log.rocksmq.record import HEADER_BYTES, LENGTH_BYTES, RecordHeader, parse_header
 from millrace.message.ids import LOGICAL_BITS
-from millrace.message.log_entries import ENTRY_BYTES, ENTRY_SCHEMA
+from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, ENTRY_SCHEMA
 
 _SLACK: Final = 64 << 10
 _MOVE_FROM: Final = 16 << 10
 """Mean size of a record's values from which they are moved in place; smaller ones are joined into new memory."""
 
 
-class Run(NamedTuple):
+class SegmentRun(NamedTuple):
     """Entries of one segment, the id behind the last one, the offset of its record's successor (None: cut inside), and what
     they count where a read is bounded (millrace.log.protocol.weight)."""
 
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 class _Placed(NamedTuple):
     at: int
-    header: Header
+    header: RecordHeader
 
 
 def empty_batch() -> pa.RecordBatch:
@@ -44,7 +44,7 @@ def empty_batch() -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ENTRY_SCHEMA], schema=ENTRY_SCHEMA)
 
 
-def batch_of(ids: np.ndarray[Any, np.dtype[np.int64]], values: pa.LargeBinaryArray) -> pa.RecordBatch:
+def entry_batch(ids: np.ndarray[Any, np.dtype[np.int64]], values: pa.LargeBinaryArray) -> pa.RecordBatch:
     """Entries (ENTRY_SCHEMA) from their numbers and values."""
     return pa.RecordBatch.from_arrays(
         [pa.array(np.zeros(len(ids), dtype=np.int64)), pa.array(ids), pa.array(ids >> LOGICAL_BITS), values],
@@ -61,7 +61,7 @@ class SegmentRange(NamedTuple):
     end: int
 
 
-def read_run(fd: int, place: SegmentRange, *, position: int, limit: int | None, max_bytes: int) -> Run:
+def read_run(fd: int, place: SegmentRange, *, position: int, limit: int | None, max_bytes: int) -> SegmentRun:
     """Entries from `position` on (which stands in the first record of `place`, or before it), below `limit`.
 
     At most about `max_bytes`, but at least one entry. Raises LogCorrupted where a record is not whole.
@@ -70,7 +70,7 @@ def read_run(fd: int, place: SegmentRange, *, position: int, limit: int | None, 
     buffer = _load(fd, offset, min(end - offset, max(max_bytes, 0) + _SLACK))
     header = _header(buffer, 0, salt, offset, name)
     if limit is not None and limit <= max(position, header.base):
-        return Run(empty_batch(), max(position, limit), None, 0)
+        return SegmentRun(empty_batch(), max(position, limit), None, 0)
     if header.size > buffer.size:
         if offset + header.size > end:
             raise _corrupted(name, offset, header.base)
@@ -106,7 +106,7 @@ def _load(fd: int, offset: int, size: int) -> pa.Buffer:
     return buffer
 
 
-def _header(buffer: pa.Buffer, at: int, salt: int, offset: int, name: str) -> Header:
+def _header(buffer: pa.Buffer, at: int, salt: int, offset: int, name: str) -> RecordHeader:
     header = parse_header(memoryview(buffer), at, salt=salt, offset=offset)
     if header is None or not header.entries:
         raise _corrupted(name, offset, None)
@@ -122,7 +122,7 @@ def _corrupted(name: str, offset: int, base: int | None) -> LogCorrupted:
 
 def _assemble(
     buffer: pa.Buffer, records: list[_Placed], offset: int, position: int, limit: int | None, max_bytes: int
-) -> Run:
+) -> SegmentRun:
     last = records[-1].header
     counts = np.fromiter((header.entries for _, header in records), dtype=np.int64, count=len(records))
     bases = np.fromiter((header.base for _, header in records), dtype=np.int64, count=len(records))
@@ -138,24 +138,26 @@ def _assemble(
     if limit is not None and limit <= last.last:
         stop = total - (last.last + 1 - max(limit, last.base))
     if len(records) == 1:  # a record larger than asked for is cut between entries, behind one at least
-        stop = min(stop, fitting(offsets, first, max_bytes))
+        stop = min(stop, stop_within_bytes(offsets, first, max_bytes))
     ids = ids[first:stop]
     values = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), stop - first, [None, pa.py_buffer(offsets[first : stop + 1]), data]
     )
-    batch = batch_of(ids, values)
+    batch = entry_batch(ids, values)
     behind = offset + records[-1].at + last.size if stop == total else None
-    return Run(batch, int(ids[-1]) + 1, behind, int(offsets[stop] - offsets[first]) + ENTRY_BYTES * len(ids))
+    return SegmentRun(
+        batch, int(ids[-1]) + 1, behind, int(offsets[stop] - offsets[first]) + ENTRY_OVERHEAD_BYTES * len(ids)
+    )
 
 
-def fitting(offsets: np.ndarray[Any, np.dtype[np.int64]], first: int, max_bytes: int) -> int:
+def stop_within_bytes(offsets: np.ndarray[Any, np.dtype[np.int64]], first: int, max_bytes: int) -> int:
     """Behind which entry a read from entry `first` on ends, for entries that begin at `offsets`; behind one at least."""
-    counted = offsets + ENTRY_BYTES * np.arange(len(offsets))
+    counted = offsets + ENTRY_OVERHEAD_BYTES * np.arange(len(offsets))
     return max(int(np.searchsorted(counted, int(counted[first]) + max_bytes, side="right")) - 1, first + 1)
 
 
-def _weight(header: Header) -> int:
-    return header.body + ENTRY_BYTES * header.entries
+def _weight(header: RecordHeader) -> int:
+    return header.body + ENTRY_OVERHEAD_BYTES * header.entries
 
 
 def _values(buffer: pa.Buffer, records: list[_Placed]) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], pa.Buffer]:

@@ -47,7 +47,7 @@ _JOIN_BELOW: Final = 4096
 _MAX_VECTORS: Final = 256
 
 
-class Header(NamedTuple):
+class RecordHeader(NamedTuple):
     """A record's header, checked."""
 
     salt: int
@@ -69,7 +69,7 @@ class Header(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class FramedBatch:
     """A batch made ready outside any lock: only its place and id are missing."""
 
     parts: tuple[Buffer, ...]
@@ -86,12 +86,12 @@ class Framed:
         return crc32c(rest, offset & _SEED_MASK).to_bytes(4, "little") + rest
 
 
-def pattern(salt: int) -> bytes:
+def header_pattern(salt: int) -> bytes:
     """The bytes that every header of this salt has at its offset 4: what a search for records looks for."""
     return MAGIC + salt.to_bytes(8, "little")
 
 
-def parse_header(data: Buffer, at: int, *, salt: int, offset: int) -> Header | None:
+def parse_header(data: Buffer, at: int, *, salt: int, offset: int) -> RecordHeader | None:
     """The header at `at` of `data`, which stands at `offset` of its file; None where there is no live one."""
     if len(data) - at < HEADER_BYTES:
         return None
@@ -102,15 +102,15 @@ def parse_header(data: Buffer, at: int, *, salt: int, offset: int) -> Header | N
         or crc32c(memoryview(data)[at + 4 : at + HEADER_BYTES], offset & _SEED_MASK) != crc
     ):
         return None
-    return Header(found, base, durable, body, count, payload_crc)
+    return RecordHeader(found, base, durable, body, count, payload_crc)
 
 
-def frame_opening(body: bytes) -> Framed:
+def frame_segment_header(body: bytes) -> FramedBatch:
     """The record that opens a segment."""
-    return Framed((body,), 0, len(body), crc32c(body), HEADER_BYTES + len(body))
+    return FramedBatch((body,), 0, len(body), crc32c(body), HEADER_BYTES + len(body))
 
 
-def frame(values: Sequence[bytes] | pa.LargeBinaryArray, *, max_entry_bytes: int) -> Framed:
+def frame_batch(values: Sequence[bytes] | pa.LargeBinaryArray, *, max_entry_bytes: int) -> FramedBatch:
     """Frame `values` (at least one). Raises EntryTooLarge; InvalidArgument for nulls and for what is not bytes."""
     if isinstance(values, pa.LargeBinaryArray):
         return _frame_array(values, max_entry_bytes)
@@ -122,7 +122,7 @@ def frame(values: Sequence[bytes] | pa.LargeBinaryArray, *, max_entry_bytes: int
         _check_lengths(1, len(value), max_entry_bytes)
         lengths = _LENGTH.pack(len(value))
         crc = crc32c(value, crc32c(lengths))
-        return Framed((lengths, value), 1, len(value), crc, HEADER_BYTES + LENGTH_BYTES + len(value))
+        return FramedBatch((lengths, value), 1, len(value), crc, HEADER_BYTES + LENGTH_BYTES + len(value))
     sizes = np.fromiter(map(len, values), dtype=np.int64, count=count)
     body = int(sizes.sum())
     _check_lengths(count, int(sizes.max()), max_entry_bytes)
@@ -135,7 +135,7 @@ def frame(values: Sequence[bytes] | pa.LargeBinaryArray, *, max_entry_bytes: int
     return _framed(parts, count, body)
 
 
-def _frame_array(values: pa.LargeBinaryArray, max_entry_bytes: int) -> Framed:
+def _frame_array(values: pa.LargeBinaryArray, max_entry_bytes: int) -> FramedBatch:
     if values.null_count:
         raise InvalidArgument("a log entry cannot be null")
     count = len(values)
@@ -148,11 +148,11 @@ def _frame_array(values: pa.LargeBinaryArray, max_entry_bytes: int) -> Framed:
     return _framed((sizes.astype("<u4").tobytes(), body), count, stop - start, values)
 
 
-def _framed(parts: tuple[Buffer, ...], count: int, body: int, values: pa.LargeBinaryArray | None = None) -> Framed:
+def _framed(parts: tuple[Buffer, ...], count: int, body: int, values: pa.LargeBinaryArray | None = None) -> FramedBatch:
     crc = 0
     for part in parts:
         crc = crc32c(part, crc)
-    return Framed(parts, count, body, crc, HEADER_BYTES + LENGTH_BYTES * count + body, values)
+    return FramedBatch(parts, count, body, crc, HEADER_BYTES + LENGTH_BYTES * count + body, values)
 
 
 def _check_lengths(count: int, longest: int, max_entry_bytes: int) -> None:

@@ -18,39 +18,46 @@ from typing import Final
 
 from millrace.base.errors import LogCorrupted
 from millrace.log.rocksmq.disk import Disk
-from millrace.log.rocksmq.index import Pointer, PointerIndex
-from millrace.log.rocksmq.manifest import Manifest
-from millrace.log.rocksmq.segment import Opening, Segment, SegmentFiles, proven_durable, read_opening, walk
+from millrace.log.rocksmq.manifest import ChannelManifest
+from millrace.log.rocksmq.pointer_index import PointerIndex, RecordPointer
+from millrace.log.rocksmq.segment import (
+    Segment,
+    SegmentFiles,
+    SegmentHeader,
+    find_durable_end,
+    read_segment_header,
+    walk_records,
+)
 
 _REWRITE: Final = 4 << 20
 _LAST_ID: Final = (1 << 63) - 1
 
 
 def recover(
-    manifest: Manifest, files: SegmentFiles, index: PointerIndex, disk: Disk, *, settle: bool = True
+    manifest: ChannelManifest, files: SegmentFiles, index: PointerIndex, disk: Disk, *, repair: bool = True
 ) -> list[Segment]:
     """The channel's segments, all closed, whole and durable, in order; without `settle` no file is changed. Raises LogCorrupted."""
     channel = manifest.channel
     numbers = files.numbers()
-    for number in [number for number in numbers if settle and number < manifest.first_segment]:
+    for number in [number for number in numbers if repair and number < manifest.first_segment]:
         files.recycle(number)  # a truncation was interrupted behind its manifest
     numbers = [number for number in numbers if number >= manifest.first_segment]
     _check_present(manifest, numbers, files)
-    openings: dict[int, Opening] = {}
+    openings: dict[int, SegmentHeader] = {}
     for number in numbers:
         opening = _opening(manifest, number, files)
         if opening is not None:
             openings[number] = opening
         elif number != numbers[-1] or _acknowledged(manifest, number, files, index):
             raise LogCorrupted(f"{files.path(number)}: its opening is broken, although what follows was acknowledged")
-        elif settle:
+        elif repair:
             files.remove(number)
     numbers = [number for number in numbers if number in openings]
     segments: list[Segment] = []
     for number, following in pairwise(numbers):
         segments.append(_closed(manifest, number, openings[number], openings[following], files))
     if numbers:
-        tail = _tail(manifest, numbers[-1], openings[numbers[-1]], files, index, disk if settle else None)
+        tail = _tail(manifest, numbers[-1], openings[numbers[-1]], files, index, disk if repair else None)
         if tail is not None:
             segments.append(tail)
     last = max(manifest.floor, segments[-1].last if segments else -1)
@@ -61,7 +68,7 @@ def recover(
     return segments
 
 
-def rebuild_index(manifest: Manifest, segments: list[Segment], index: PointerIndex) -> None:
+def rebuild_index(manifest: ChannelManifest, segments: list[Segment], index: PointerIndex) -> None:
     """Add the pointers that the index lacks. A record that does not read is left to whoever reads it."""
     known = index.end(manifest.channel, manifest.incarnation)
     if not known:
@@ -74,8 +81,8 @@ def rebuild_index(manifest: Manifest, segments: list[Segment], index: PointerInd
         fd = os.open(segment.path, os.O_RDONLY)
         try:
             found = [
-                Pointer(header.base, segment.salt, offset, header.size, header.entries)
-                for offset, header in walk(fd, segment.salt, start, segment.end, payloads=False)
+                RecordPointer(header.base, segment.salt, offset, header.size, header.entries)
+                for offset, header in walk_records(fd, segment.salt, start, segment.end, payloads=False)
                 if header.entries
             ]
         finally:
@@ -83,7 +90,7 @@ def rebuild_index(manifest: Manifest, segments: list[Segment], index: PointerInd
         index.put(manifest.channel, manifest.incarnation, found, segment.last + 1)
 
 
-def _check_present(manifest: Manifest, numbers: list[int], files: SegmentFiles) -> None:
+def _check_present(manifest: ChannelManifest, numbers: list[int], files: SegmentFiles) -> None:
     expected = list(range(manifest.first_segment, manifest.first_segment + len(numbers)))
     if numbers != expected:
         missing = min(set(range(manifest.first_segment, numbers[-1])) - set(numbers))
@@ -92,27 +99,29 @@ def _check_present(manifest: Manifest, numbers: list[int], files: SegmentFiles) 
         raise LogCorrupted(f"{files.path(manifest.first_segment)} is missing: restore it")
 
 
-def _opening(manifest: Manifest, number: int, files: SegmentFiles) -> Opening | None:
+def _opening(manifest: ChannelManifest, number: int, files: SegmentFiles) -> SegmentHeader | None:
     fd = os.open(files.path(number), os.O_RDONLY)
     try:
-        return read_opening(fd, manifest.salt(number), manifest.channel)
+        return read_segment_header(fd, manifest.salt(number), manifest.channel)
     finally:
         os.close(fd)
 
 
-def _acknowledged(manifest: Manifest, number: int, files: SegmentFiles, index: PointerIndex) -> bool:
+def _acknowledged(manifest: ChannelManifest, number: int, files: SegmentFiles, index: PointerIndex) -> bool:
     """Whether anything proves that records of this segment were acknowledged."""
     pointer = index.at_or_before(manifest.channel, _LAST_ID)
     if pointer is not None and pointer.salt == manifest.salt(number):
         return True
     fd = os.open(files.path(number), os.O_RDONLY)
     try:
-        return proven_durable(fd, manifest.salt(number), 0) > 0
+        return find_durable_end(fd, manifest.salt(number), 0) > 0
     finally:
         os.close(fd)
 
 
-def _closed(manifest: Manifest, number: int, opening: Opening, following: Opening, files: SegmentFiles) -> Segment:
+def _closed(
+    manifest: ChannelManifest, number: int, opening: SegmentHeader, following: SegmentHeader, files: SegmentFiles
+) -> Segment:
     path = files.path(number)
     if following.previous_segment != number or path.stat().st_size < following.previous_end:
         raise LogCorrupted(f"{path} is shorter than the segment behind it says: restore it")
@@ -120,7 +129,12 @@ def _closed(manifest: Manifest, number: int, opening: Opening, following: Openin
 
 
 def _tail(
-    manifest: Manifest, number: int, opening: Opening, files: SegmentFiles, index: PointerIndex, disk: Disk | None
+    manifest: ChannelManifest,
+    number: int,
+    opening: SegmentHeader,
+    files: SegmentFiles,
+    index: PointerIndex,
+    disk: Disk | None,
 ) -> Segment | None:
     path, salt = files.path(number), manifest.salt(number)
     fd = os.open(path, os.O_RDONLY if disk is None else os.O_RDWR)
@@ -131,9 +145,9 @@ def _tail(
         if pointer is not None and pointer.salt == salt:
             acknowledged, start = pointer.offset + pointer.size, pointer.offset
         end, last, durable = start, -1, 0
-        for offset, header in walk(fd, salt, start, size, payloads=True):
+        for offset, header in walk_records(fd, salt, start, size, payloads=True):
             end, last, durable = offset + header.size, header.last, header.durable
-        if end < acknowledged or proven_durable(fd, salt, end) > end:
+        if end < acknowledged or find_durable_end(fd, salt, end) > end:
             raise LogCorrupted(
                 f"{path}: the record at offset {end} is broken, although what follows was acknowledged: restore the file"
             )

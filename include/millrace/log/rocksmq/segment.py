@@ -24,7 +24,14 @@ from crc32c import crc32c
 from millrace.base.errors import LogCorrupted
 from millrace.base.files import sync
 from millrace.log.rocksmq.disk import Disk
-from millrace.log.rocksmq.record import HEADER_BYTES, Framed, Header, frame_opening, parse_header, pattern
+from millrace.log.rocksmq.record import (
+    HEADER_BYTES,
+    FramedBatch,
+    RecordHeader,
+    frame_segment_header,
+    header_pattern,
+    parse_header,
+)
 
 _SUFFIX: Final = ".log"
 _SPARE: Final = "spare-"
@@ -35,7 +42,7 @@ _WINDOW: Final = 256 << 10
 _SEARCH_WINDOW: Final = 4 << 20
 
 
-class Opening(NamedTuple):
+class SegmentHeader(NamedTuple):
     """What a segment's first record says."""
 
     first: int
@@ -62,7 +69,7 @@ class Segment:
     offsets: list[int] = field(default_factory=list)
 
 
-def opening_record(channel: str, previous: Segment | None) -> Framed:
+def segment_header_record(channel: str, previous: Segment | None) -> FramedBatch:
     """The opening of the segment behind `previous`."""
     body = {
         "channel": channel,
@@ -70,10 +77,10 @@ def opening_record(channel: str, previous: Segment | None) -> Framed:
         "previous_end": previous.end if previous else 0,
         "previous_last": previous.last if previous else -1,
     }
-    return frame_opening(json.dumps(body, sort_keys=True).encode())
+    return frame_segment_header(json.dumps(body, sort_keys=True).encode())
 
 
-def read_opening(fd: int, salt: int, channel: str) -> Opening | None:
+def read_segment_header(fd: int, salt: int, channel: str) -> SegmentHeader | None:
     """The opening of a segment file; None where none of this salt stands whole at its start."""
     data = os.pread(fd, 4096, 0)
     header = parse_header(data, 0, salt=salt, offset=0)
@@ -85,12 +92,12 @@ def read_opening(fd: int, salt: int, channel: str) -> Opening | None:
     fields = json.loads(body)
     if fields["channel"] != channel:
         raise LogCorrupted(f"a segment file of channel {fields['channel']!r} stands among those of {channel!r}")
-    return Opening(
+    return SegmentHeader(
         header.base, fields["previous_segment"], fields["previous_end"], fields["previous_last"], header.size
     )
 
 
-def walk(fd: int, salt: int, offset: int, end: int, *, payloads: bool) -> Iterator[tuple[int, Header]]:
+def walk_records(fd: int, salt: int, offset: int, end: int, *, payloads: bool) -> Iterator[tuple[int, RecordHeader]]:
     """Records from `offset` on as (offset, header), up to the first that is not whole before `end`.
 
     With `payloads` the checksums of lengths and values are verified too, and the walk stops at one that fails.
@@ -109,7 +116,7 @@ def walk(fd: int, salt: int, offset: int, end: int, *, payloads: bool) -> Iterat
         offset += header.size
 
 
-def _payload_holds(fd: int, header: Header, offset: int, window: bytes, at: int) -> bool:
+def _payload_holds(fd: int, header: RecordHeader, offset: int, window: bytes, at: int) -> bool:
     if at + header.size <= len(window):
         return bool(crc32c(memoryview(window)[at + HEADER_BYTES : at + header.size]) == header.payload_crc)
     crc, position, stop = 0, offset + HEADER_BYTES, offset + header.size
@@ -122,9 +129,9 @@ def _payload_holds(fd: int, header: Header, offset: int, window: bytes, at: int)
     return crc == header.payload_crc
 
 
-def proven_durable(fd: int, salt: int, offset: int) -> int:
+def find_durable_end(fd: int, salt: int, offset: int) -> int:
     """The largest ``durable`` that any header of this salt at or behind `offset` states; 0 where there is none."""
-    wanted = pattern(salt)
+    wanted = header_pattern(salt)
     size = os.fstat(fd).st_size
     proven = 0
     while offset < size:
@@ -145,7 +152,7 @@ class SegmentFiles:
     """The segment files in one channel's directory, and its spares."""
 
     def __init__(
-        self, directory: Path, disk: Disk, *, segment_bytes: int, spare_files: int, settle: bool = True
+        self, directory: Path, disk: Disk, *, segment_bytes: int, spare_files: int, repair: bool = True
     ) -> None:
         """Without `settle` no file is changed."""
         self._directory = directory
@@ -155,22 +162,22 @@ class SegmentFiles:
         self._spares = sorted(each for each in directory.iterdir() if _IS_SPARE.fullmatch(each.name))
         self._lock = threading.Lock()
         self._next_spare = 1 + max((int(path.name[len(_SPARE) :]) for path in self._spares), default=0)
-        if settle:
+        if repair:
             self._trim()
 
     @staticmethod
-    def present(directory: Path) -> dict[int, Path]:
+    def list_files(directory: Path) -> dict[int, Path]:
         """The segment files that exist in a channel's directory, by number."""
         return {int(path.stem): path for path in directory.iterdir() if _IS_SEGMENT.fullmatch(path.name)}
 
     def numbers(self) -> list[int]:
         """Numbers of the segment files that exist, in order."""
-        return sorted(self.present(self._directory))
+        return sorted(self.list_files(self._directory))
 
     def path(self, number: int) -> Path:
         return self._directory / f"{number:020d}{_SUFFIX}"
 
-    def make(self, number: int, size: int) -> int:
+    def create(self, number: int, size: int) -> int:
         """The descriptor of a preallocated file for segment `number` (at least `size` bytes), durable by name.
 
         Raises OSError; nothing is left behind then but perhaps a spare.
@@ -200,7 +207,7 @@ class SegmentFiles:
             raise
         return fd
 
-    def cut(self, number: int, end: int) -> None:
+    def truncate(self, number: int, end: int) -> None:
         """Make a segment file end at `end`, durably: what stood behind it is gone for good."""
         fd = os.open(self.path(number), os.O_RDWR)
         try:

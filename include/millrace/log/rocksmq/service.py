@@ -23,15 +23,15 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable
 from millrace.base.files import make_folder
 from millrace.log.handle import LogHandle
 from millrace.log.rocksmq.channel_log import ChannelLog
 from millrace.log.rocksmq.disk import Disk, OsDisk, unavailable_on_failure
 from millrace.log.rocksmq.id_allocator import IdAllocator
-from millrace.log.rocksmq.index import IndexDamaged, PointerIndex
-from millrace.log.rocksmq.manifest import Manifest, PositionFile, file_name, name_of
+from millrace.log.rocksmq.manifest import ChannelManifest, PositionFile, decode_file_name, encode_file_name
+from millrace.log.rocksmq.pointer_index import IndexDamaged, PointerIndex
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.log.rocksmq.stamp_clock import StampClock
 from millrace.message.ids import LOGICAL_BITS, LogId, LogIds
@@ -73,7 +73,7 @@ class RocksMQLog(LogHandle[ChannelLog]):
         return self._open().verify()
 
 
-class RocksMQ(Closing):
+class RocksMQ(Closeable):
     """The logs of one data folder (the LogService protocol, and chapter 4's API). Thread-safe."""
 
     def __init__(
@@ -103,7 +103,7 @@ class RocksMQ(Closing):
         for directory in (self._path, self._path.parent):
             self._disk.sync_directory(directory)
         if now_ms is None:
-            clock = clock or StampClock(self._path / CLOCK_FILE, leap_seconds=self._settings.clock_leap)
+            clock = clock or StampClock(self._path / CLOCK_FILE, max_leap_seconds=self._settings.clock_leap)
             now_ms = clock.now_ms
         self._clock = clock
         self._now_ms = now_ms
@@ -129,13 +129,13 @@ class RocksMQ(Closing):
         """Make an empty log; raises ChannelExists."""
         with self._lock:
             self._check_open()
-            directory = self._channels / file_name(pchannel)
+            directory = self._channels / encode_file_name(pchannel)
             if directory.exists():
                 raise ChannelExists(f"channel {pchannel!r} exists already")
             draft = self._channels / f"{_NEW}{directory.name}"
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
-            manifest = Manifest(pchannel, secrets.randbits(31), begin=0, floor=-1, first_segment=1)
+            manifest = ChannelManifest(pchannel, secrets.randbits(31), begin=0, floor=-1, first_segment=1)
             manifest.store(draft, self._disk)
             draft.rename(directory)
             self._disk.sync_directory(self._channels)
@@ -149,7 +149,7 @@ class RocksMQ(Closing):
     def names(self) -> list[str]:
         """The channels, sorted."""
         self._check_open()
-        return sorted(name_of(entry.name) for entry in self._channels.iterdir() if entry.name.startswith("~"))
+        return sorted(decode_file_name(entry.name) for entry in self._channels.iterdir() if entry.name.startswith("~"))
 
     def drop(self, pchannel: str) -> None:
         """Destroy a log with all its entries and its groups' positions; raises ChannelNotFound."""
@@ -177,7 +177,7 @@ class RocksMQ(Closing):
         with self._lock:
             self._check_open()
             self._directory(pchannel)
-            if not (self._groups / file_name(group)).is_dir():
+            if not (self._groups / encode_file_name(group)).is_dir():
                 return None
             entry = self._position(group, pchannel).position
             return None if entry is None else LogId(0, entry)
@@ -189,7 +189,7 @@ class RocksMQ(Closing):
         with self._lock:
             self._check_open()
             self._directory(pchannel)
-            if not (self._groups / file_name(group)).is_dir():
+            if not (self._groups / encode_file_name(group)).is_dir():
                 self.create_consumer_group(group)
             self._move(group, pchannel, position.entry)
 
@@ -197,7 +197,7 @@ class RocksMQ(Closing):
         """See :meth:`millrace.log.protocol.LogService.drop_group`."""
         with self._lock:
             self._check_open()
-            if (self._groups / file_name(group)).is_dir():
+            if (self._groups / encode_file_name(group)).is_dir():
                 self.destroy_consumer_group(group)
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class RocksMQ(Closing):
         with self._lock:
             self._check_open()
             try:
-                (self._groups / file_name(group)).mkdir()
+                (self._groups / encode_file_name(group)).mkdir()
             except FileExistsError:
                 raise ChannelExists(f"consumer group {group!r} exists already") from None
             self._disk.sync_directory(self._groups)
@@ -244,7 +244,7 @@ class RocksMQ(Closing):
 
     def consumer_groups(self) -> list[str]:
         """The consumer groups, sorted."""
-        return sorted(name_of(entry.name) for entry in self._groups.iterdir() if entry.name.startswith("~"))
+        return sorted(decode_file_name(entry.name) for entry in self._groups.iterdir() if entry.name.startswith("~"))
 
     def produce(self, channel: str, messages: Sequence[bytes]) -> list[int]:
         """Append `messages` as one atomic batch; their ids, once they are durable."""
@@ -303,13 +303,13 @@ class RocksMQ(Closing):
         self._directory(channel)
         key = (group, channel)
         if key not in self._positions:
-            self._positions[key] = PositionFile(directory / file_name(channel), self._disk)
+            self._positions[key] = PositionFile(directory / encode_file_name(channel), self._disk)
         return self._positions[key]
 
     def _forget_position(self, group: str, channel: str) -> None:
         directory = self._group(group)
         self._positions.pop((group, channel), None)
-        path = directory / file_name(channel)
+        path = directory / encode_file_name(channel)
         if path.exists():
             path.unlink()
             self._disk.sync_directory(directory)
@@ -324,11 +324,11 @@ class RocksMQ(Closing):
                 try:
                     core = self._opened(directory)
                 except IndexDamaged:
-                    self._index.renew()
+                    self._index.recreate()
                     core = self._opened(directory)
                 self._cores[channel] = core
                 if self._clock is not None:
-                    self._clock.seen(core.describe().end.entry - 1 >> LOGICAL_BITS)
+                    self._clock.observe(core.describe().end.entry - 1 >> LOGICAL_BITS)
             return core
 
     def _opened(self, directory: Path) -> ChannelLog:
@@ -342,13 +342,13 @@ class RocksMQ(Closing):
         )
 
     def _directory(self, channel: str) -> Path:
-        directory = self._channels / file_name(channel)
+        directory = self._channels / encode_file_name(channel)
         if not directory.is_dir():
             raise ChannelNotFound(f"there is no channel {channel!r} in {self._path}: create it first")
         return directory
 
     def _group(self, group: str) -> Path:
-        directory = self._groups / file_name(group)
+        directory = self._groups / encode_file_name(group)
         if not directory.is_dir():
             raise ChannelNotFound(f"there is no consumer group {group!r} in {self._path}: create it first")
         return directory
@@ -361,7 +361,7 @@ class RocksMQ(Closing):
         """What a crash interrupted: channels half made were never there, channels half dropped are gone. The rest is not ours."""
         for entry in self._channels.iterdir():
             if entry.name.startswith(_DROP + "~"):
-                self._index.drop_channel(name_of(entry.name.removeprefix(_DROP)))
+                self._index.drop_channel(decode_file_name(entry.name.removeprefix(_DROP)))
             elif not entry.name.startswith(_NEW + "~"):
                 continue
             shutil.rmtree(entry)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from millrace.base.errors import InvalidSettings
-from millrace.log.rocksmq.stamp_clock import LEAP_SECONDS
+from millrace.log.rocksmq.stamp_clock import MAX_LEAP_SECONDS
 from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 
@@ -31,7 +31,7 @@ class RocksMQSettings:
     """Keep at most about this much of a channel, as far as the checkpoint allows; 0: no limit."""
     retention_ms: int = 0
     """Keep entries for about this long, as far as the checkpoint allows; 0: no limit."""
-    clock_leap: float = LEAP_SECONDS
+    clock_leap: float = MAX_LEAP_SECONDS
     """Seconds that the wall clock may leap ahead, by the steady clock, and is believed; 0: however far."""
 
     def __post_init__(self) -> None:

@@ -24,11 +24,11 @@ from typing import Final
 from millrace.base.errors import LogCorrupted
 from millrace.base.failpoint import hit
 from millrace.log.rocksmq.disk import OsDisk
-from millrace.log.rocksmq.manifest import load_checked, store_checked
+from millrace.log.rocksmq.manifest import read_checksummed, write_checksummed
 from millrace.rpc.clock import ClockView
 
-LEAP_SECONDS: Final = 300.0
-KEEP_SECONDS: Final = 5.0
+MAX_LEAP_SECONDS: Final = 300.0
+PERSIST_SECONDS: Final = 5.0
 """How often what is believed is kept, at the most; the begin and the end of a held leap are kept at once."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -40,7 +40,7 @@ _NO_BOUND: Final = 1 << 62
 _log = logging.getLogger(__name__)
 
 
-def steady_clock() -> int:
+def boottime_ns() -> int:
     """Nanoseconds since the machine's boot, those in which it was suspended included."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
@@ -75,14 +75,14 @@ class StampClock:
         self,
         path: Path,
         *,
-        leap_seconds: float = LEAP_SECONDS,
+        max_leap_seconds: float = MAX_LEAP_SECONDS,
         wall: Callable[[], int] = time.time_ns,
-        steady: Callable[[], int] = steady_clock,
+        steady: Callable[[], int] = boottime_ns,
         boot: str | None = None,
     ) -> None:
         self._path = path
-        self._leap_seconds = leap_seconds
-        self._leap = round(leap_seconds * _SECOND) if leap_seconds else _NO_BOUND
+        self._leap_seconds = max_leap_seconds
+        self._leap = round(max_leap_seconds * _SECOND) if max_leap_seconds else _NO_BOUND
         self._wall = wall
         self._steady = steady
         self._boot = boot_id() if boot is None else boot
@@ -120,7 +120,7 @@ class StampClock:
             self._keep()
         return stamp // _MS
 
-    def seen(self, stamp_ms: int) -> None:
+    def observe(self, stamp_ms: int) -> None:
         """The log holds this stamp: none before it is given any more."""
         with self._lock:
             if stamp_ms * _MS > self._look():
@@ -188,13 +188,13 @@ class StampClock:
             return  # another thread is at it
         try:
             with self._lock:
-                self._keep_at = self._now + round(KEEP_SECONDS * _SECOND)
+                self._keep_at = self._now + round(PERSIST_SECONDS * _SECOND)
                 believed = self._now + self._offset
                 kept = _Kept(self._boot, self._now, self._shown, believed, self._given, self._held_since)
                 # Of what no machine's end must undo: a leap that is held, and that it is not any more.
                 durable, self._turned = self._turned or self._held_since is not None, False
             text = json.dumps({"version": _VERSION, **asdict(kept)}, sort_keys=True).encode()
-            store_checked(self._path, text, OsDisk(), durable=durable)
+            write_checksummed(self._path, text, OsDisk(), durable=durable)
             hit("clock.kept")
         except OSError as error:
             self._turned = True
@@ -205,7 +205,7 @@ class StampClock:
     def _load(self) -> _Kept | None:
         """What was kept; None where there is nothing, or nothing that this build can read."""
         try:
-            fields = json.loads(load_checked(self._path))
+            fields = json.loads(read_checksummed(self._path))
             if (version := fields.pop("version")) != _VERSION:
                 _log.warning(
                     "%s has version %s, which this build does not know: the wall clock is believed", self._path, version

@@ -4,7 +4,7 @@ Flight's server reads the whole request of a call before it asks for the token, 
 neither can be set from Python. So a thread looks at the server's sockets from beside, every few milliseconds for unknown ones, and asks
 the kernel how much came. What goes too far is shut down, as if the client had gone away:
 
-- a connection that no call with a token has come over within `unknown_seconds`, or that sent `unknown_bytes` without;
+- a connection that no call with a token has come over within `unauthenticated_seconds`, or that sent `unauthenticated_bytes` without;
 - one over which a token came that was revoked or ran out since: within SWEEP_SECONDS of the server's knowing it;
 - where there are more than `connections`: the oldest unknown one, else the one that was silent longest, for at least `idle_seconds`,
   else the new one. Clients connect again by themselves, so that a connection that rests costs its client nothing but that.
@@ -59,8 +59,8 @@ class ConnectionLimits:
     connections: int = 512
     streams: int = 256
     """Streams of appends that are open at once; each holds up to three threads."""
-    unknown_bytes: int = 1 << 20
-    unknown_seconds: float = 10.0
+    unauthenticated_bytes: int = 1 << 20
+    unauthenticated_seconds: float = 10.0
     idle_seconds: float = 300.0
 
 
@@ -71,7 +71,7 @@ class _Connection:
     since: float
 
 
-class Connections:
+class ConnectionGuard:
     """Watches what is connected to `port` of this process, from :meth:`start` to :meth:`close`."""
 
     def __init__(self, port: int, limits: ConnectionLimits) -> None:
@@ -198,10 +198,10 @@ class Connections:
         with _socket(descriptor, connection.inode) as found:
             if found is None:
                 self._forget(descriptor)
-            elif now - connection.since > self._limits.unknown_seconds:
-                self._shut(found, descriptor, f"no call with a token in {self._limits.unknown_seconds:g} s")
-            elif _received(found) > self._limits.unknown_bytes:
-                self._shut(found, descriptor, f"more than {self._limits.unknown_bytes} bytes without a token")
+            elif now - connection.since > self._limits.unauthenticated_seconds:
+                self._shut(found, descriptor, f"no call with a token in {self._limits.unauthenticated_seconds:g} s")
+            elif _received(found) > self._limits.unauthenticated_bytes:
+                self._shut(found, descriptor, f"more than {self._limits.unauthenticated_bytes} bytes without a token")
 
     def _sweep(self, now: float) -> None:
         """Look at all descriptors, and let go of what is no more."""
@@ -213,12 +213,12 @@ class Connections:
                 gone = True
             if gone:
                 self._forget(descriptor)
-            elif not all(caller.live() for caller in self._welcome.get(connection.peer, _NOBODY)[1]):
+            elif not all(caller.is_valid() for caller in self._welcome.get(connection.peer, _NOBODY)[1]):
                 self._shut_descriptor(descriptor, "its token was revoked or ran out")
         # A call may be ahead of our finding its connection.
         there = {each.peer for each in self._open.values()}
         for peer, (since, _) in list(self._welcome.items()):
-            if peer not in there and now - since > self._limits.unknown_seconds:
+            if peer not in there and now - since > self._limits.unauthenticated_seconds:
                 self._welcome.pop(peer, None)
 
     def _forget(self, descriptor: int) -> None:

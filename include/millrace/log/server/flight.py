@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.access.calls import CALLS, Need, require
 from millrace.access.grants import Caller
+from millrace.access.permissions import CALL_REQUIREMENTS, Requirement, authorize
 from millrace.access.token_file import TokenFile
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
@@ -28,21 +28,21 @@ from millrace.base.errors import (
     PermissionDenied,
     ServerFull,
 )
-from millrace.log.clock import own_clock
+from millrace.log.clock import require_log_clock
 from millrace.log.protocol import Log, LogService
-from millrace.log.server.callers import TOKEN, TokenCheck
-from millrace.log.server.connections import ConnectionLimits, Connections
-from millrace.log.server.gate import Gate, NotedStream
-from millrace.log.server.streams import serve_appends
+from millrace.log.server.append_stream import serve_appends
+from millrace.log.server.authentication import MIDDLEWARE_KEY, TokenAuthentication
+from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
+from millrace.log.server.gate import Gate, TrackedStream
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, weight
 from millrace.rpc.wire import (
-    NotTaken,
+    NotAccepted,
     flight_error,
     from_json,
     log_id,
-    number,
     optional_log_id,
+    request_number,
     to_json,
 )
 
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class Keeps(Protocol):
+class RetainingLog(Protocol):
     """A log with retention and checksums of its own, as the embedded one is."""
 
     def enforce_retention(self, *, allowed: LogId) -> int: ...
@@ -115,10 +115,10 @@ class ReadLimits:
     waiting: int = 128
     max_wait: float = 10.0
     wait_slice: float = 0.25
-    piece_bytes: int = 8 << 20
+    chunk_bytes: int = 8 << 20
 
 
-EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "[::]"})
+WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type information
@@ -130,7 +130,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         *,
         tokens: Sequence[str],
         token_file: TokenFile | None = None,
-        calls: Mapping[str, Need] = CALLS,
+        calls: Mapping[str, Requirement] = CALL_REQUIREMENTS,
         extensions: Sequence[Extension] = (),
         limits: ReadLimits | None = None,
         connections: ConnectionLimits | None = None,
@@ -154,12 +154,12 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         super().__init__(
             f"{scheme}://{host}:{port}",
             tls_certificates=None if tls is None else [tls],
-            middleware={TOKEN: TokenCheck(tokens, token_file)},
+            middleware={MIDDLEWARE_KEY: TokenAuthentication(tokens, token_file)},
         )
-        self.connections = Connections(self.port, bounds)
+        self.connections = ConnectionGuard(self.port, bounds)
         self.connections.start()
         # Who looks it up is on this host, and cannot connect to "every address".
-        self.address = f"{scheme}://{'127.0.0.1' if host in EVERYWHERE else host}:{self.port}"
+        self.address = f"{scheme}://{'127.0.0.1' if host in WILDCARD_HOSTS else host}:{self.port}"
 
     @property
     def idle_seconds(self) -> float:
@@ -199,11 +199,11 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             if "extension" in command:
                 extension = self._extension(command["extension"])
                 self._require(caller, f"{extension.name}/do_exchange", command)
-                stream = NotedStream(self.gate, reader, writer)
+                stream = TrackedStream(self.gate, reader, writer)
                 try:
                     extension.do_exchange(descriptor, stream, stream, caller)
                 finally:
-                    stream.ended()
+                    stream.finish()
                 return
             self._require(caller, "do_exchange", command)
             serve_appends(
@@ -235,7 +235,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             if "extension" in request:
                 extension = self._extension(request["extension"])
                 self._require(caller, f"{extension.name}/do_get", request)
-                with self.gate.noted():
+                with self.gate.tracked():
                     return extension.do_get(ticket, caller)
             self._require(caller, "do_get", request)
             return self._read(context, request)
@@ -247,10 +247,10 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             extension = self._extension(name) if slash else None
             need = self._calls.get(action.type)
             # What is no JSON is let through where no need looks into it: an extension's bodies are its own.
-            request = from_json(action.body.to_pybytes()) if extension is None or (need and need.key) else {}
+            request = from_json(action.body.to_pybytes()) if extension is None or (need and need.argument) else {}
             self._require(caller, action.type, request)
             if extension is not None:
-                with self.gate.noted(), self._counted(action.type):
+                with self.gate.tracked(), self._counted(action.type):
                     return extension.do_action(action, caller)
             act = getattr(self, f"_act_{name}", None)
             if act is None:
@@ -258,9 +258,9 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             return [to_json(act(request))]
 
     def _require(self, caller: Caller, call: str, request: dict[str, Any]) -> None:
-        """Let a call in. Raises what millrace.access.calls.require raises."""
+        """Let a call in. Raises what millrace.access.permissions.authorize raises."""
         with self._counted(call):
-            require(caller, call, request, calls=self._calls)
+            authorize(caller, call, request, calls=self._calls)
 
     @contextmanager
     def _counted(self, call: str) -> Iterator[None]:
@@ -274,7 +274,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
     def _welcomed(self, context: flight.ServerCallContext) -> Caller:
         """Who calls: its connection is known from now on, for as long as that one's token is good."""
-        caller: Caller = context.get_middleware(TOKEN).caller
+        caller: Caller = context.get_middleware(MIDDLEWARE_KEY).caller
         self.connections.welcome(context.peer(), caller)
         return caller
 
@@ -283,8 +283,8 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _append(
         self, caller: Caller, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool = True
     ) -> Sequence[LogId]:
-        caller.require_live()
-        with self.gate.entered():
+        caller.require_valid()
+        with self.gate.admit():
             log = self._open(pchannel)
             for extension in self._extensions.values():
                 extension.check(pchannel, values, alone=alone)
@@ -299,9 +299,12 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _read(self, context: flight.ServerCallContext, request: dict[str, Any]) -> flight.FlightDataStream:
         log = self._open(_name(request, "pchannel"))
         position, end = log_id(request.get("position")), optional_log_id(request.get("end"))
-        max_bytes, timeout = int(number(request, "max_bytes", 64 << 20)), number(request, "timeout", 0.0)
-        with self.gate.entered():
-            first = log.read(position, end=end, max_bytes=min(max_bytes, self._limits.piece_bytes))
+        max_bytes, timeout = (
+            int(request_number(request, "max_bytes", 64 << 20)),
+            request_number(request, "timeout", 0.0),
+        )
+        with self.gate.admit():
+            first = log.read(position, end=end, max_bytes=min(max_bytes, self._limits.chunk_bytes))
         busy = False
         # A range that ends where it stands is empty for ever: nothing is to be waited for.
         if not first.batch.num_rows and timeout > 0 and (end is None or first.next < end):
@@ -312,7 +315,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         self, log: Log, entries: LogEntries, end: LogId | None, max_bytes: int, busy: bool
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """A read in pieces, so that the log reads the next while the client takes this one."""
-        piece = self._limits.piece_bytes
+        piece = self._limits.chunk_bytes
         while True:
             yield entries.batch, to_json({"next": entries.next, "busy": busy})
             size = weight(entries.batch)
@@ -320,9 +323,9 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             if size < piece // 2 or max_bytes < piece // 2:
                 return  # the log's end, or about enough
             try:
-                with self.gate.entered():
+                with self.gate.admit():
                     entries = log.read(entries.next, end=end, max_bytes=min(max_bytes, piece))
-            except (MillraceError, NotTaken):
+            except (MillraceError, NotAccepted):
                 return  # what came so far is right; the next read begins at this error and reports it
             if not entries.batch.num_rows or weight(entries.batch) > 2 * piece:
                 return
@@ -338,13 +341,13 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     ) -> tuple[LogEntries, bool]:
         """Wait for entries in slices, so that a client that left and a server that stops free the thread; and whether it could."""
         deadline = Deadline.after(min(timeout, self._limits.max_wait))
-        size = min(max_bytes, self._limits.piece_bytes)
+        size = min(max_bytes, self._limits.chunk_bytes)
         can_wait = self._waiting.acquire(blocking=False)
         try:
             while True:
-                left = deadline.left()
+                left = deadline.remaining()
                 wait = min(self._limits.wait_slice, left) if can_wait else 0.0
-                with self.gate.entered():
+                with self.gate.admit():
                     entries = log.read(position, end=end, max_bytes=size, timeout=max(0.0, wait))
                 settled = entries.batch.num_rows or (end is not None and entries.next >= end)
                 if settled or not can_wait or left <= 0 or context.is_cancelled():
@@ -373,13 +376,13 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     # --- actions --------------------------------------------------------------------------------------------------------
 
     def _act_create(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             self._service.create(_name(request, "pchannel"))
         return {}
 
     def _act_drop(self, request: dict[str, Any]) -> dict[str, Any]:
         pchannel = _name(request, "pchannel")
-        with self.gate.entered(), self._opening:
+        with self.gate.admit(), self._opening:
             log = self._logs.pop(pchannel, None)
             if log is not None:
                 log.close()
@@ -399,23 +402,23 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         return {"groups": self._service.groups()}
 
     def _act_group_position(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             found = self._service.group_position(_name(request, "group"), _name(request, "pchannel"))
         return {"position": found}
 
     def _act_move_group(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             position = log_id(request.get("position"))
             self._service.move_group(_name(request, "group"), _name(request, "pchannel"), position)
         return {}
 
     def _act_drop_group(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             self._service.drop_group(_name(request, "group"))
         return {}
 
     def _act_describe(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             found = self._open(_name(request, "pchannel")).describe()
         return {"begin": found.begin, "end": found.end, "bytes": found.bytes}
 
@@ -423,16 +426,16 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         names = request.get("pchannels")
         if not isinstance(names, list):
             raise InvalidArgument("the request needs 'pchannels', a list of names")
-        with self.gate.entered():
+        with self.gate.admit():
             return {"ends": {name: self._open(_name({"name": name}, "name")).end() for name in names}}
 
     def _act_truncate(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             freed = self._open(_name(request, "pchannel")).truncate(log_id(request.get("position")))
         return self._freed(request, freed)
 
     def _act_retain(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             freed = self._keeper(request).enforce_retention(allowed=log_id(request.get("allowed")))
         return self._freed(request, freed)
 
@@ -442,22 +445,22 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         return {"freed": freed}
 
     def _act_verify(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
+        with self.gate.admit():
             return asdict(self._keeper(request).verify())
 
-    def _keeper(self, request: dict[str, Any]) -> Keeps:
+    def _keeper(self, request: dict[str, Any]) -> RetainingLog:
         log = self._open(_name(request, "pchannel"))
-        if not isinstance(log, Keeps):
+        if not isinstance(log, RetainingLog):
             raise InvalidArgument("this log has no retention or checksums of its own")
         return log
 
     def _act_clock(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
-            return asdict(own_clock(self._service).view())
+        with self.gate.admit():
+            return asdict(require_log_clock(self._service).view())
 
     def _act_accept_clock(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self.gate.entered():
-            return asdict(own_clock(self._service).accept())
+        with self.gate.admit():
+            return asdict(require_log_clock(self._service).accept())
 
     def _act_ping(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"pid": os.getpid(), "stopping": self.gate.closed}
@@ -474,7 +477,7 @@ def _typed() -> Iterator[None]:
         yield
     except flight.FlightError:
         raise
-    except NotTaken:
+    except NotAccepted:
         raise flight.FlightUnavailableError("the log server is stopping") from None
     except MillraceError as error:
         raise flight_error(error) from None

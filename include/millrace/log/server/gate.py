@@ -11,7 +11,7 @@ from typing import Self
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.rpc.wire import NotTaken
+from millrace.rpc.wire import NotAccepted
 
 
 class Gate:
@@ -28,11 +28,11 @@ class Gate:
         self._quiet_since = time.monotonic()
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def admit(self) -> Iterator[None]:
         """Do one piece of work inside. Raises NotTaken once the gate is closed."""
         with self._changed:
             if self._closed:
-                raise NotTaken
+                raise NotAccepted
             self._active += 1
         try:
             yield
@@ -42,20 +42,20 @@ class Gate:
                 self._quiet_since = time.monotonic()
                 self._changed.notify_all()
 
-    def note(self, change: int) -> None:
+    def track(self, change: int) -> None:
         """So many pieces of work of extensions began (or, below 0, ended)."""
         with self._changed:
             self._elsewhere += change
             self._quiet_since = time.monotonic()
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def tracked(self) -> Iterator[None]:
         """One piece of an extension's work is done inside."""
-        self.note(1)
+        self.track(1)
         try:
             yield
         finally:
-            self.note(-1)
+            self.track(-1)
 
     @property
     def closed(self) -> bool:
@@ -74,7 +74,7 @@ class Gate:
             return self._changed.wait_for(lambda: self._active == 0, timeout)
 
 
-class NotedStream:
+class TrackedStream:
     """An extension's stream, as its reader and as its writer: a request counts as work until it is answered."""
 
     def __init__(
@@ -107,11 +107,11 @@ class NotedStream:
         self._writer.write_metadata(metadata)
         self._note(-1)
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         """The stream is over: what it never answered is no work any more."""
         self._note(-self._open)
 
     def _note(self, change: int) -> None:
         with self._changing:
             self._open += change
-            self._gate.note(change)
+            self._gate.track(change)

@@ -14,7 +14,7 @@ What crosses the wire:
 - A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that one.
 
 Every call carries the token of `server.json`, or the one of MILLRACE_SERVER_TOKEN, which may do everything, or one of the data
-folder's file of tokens (millrace.access.token_file), which may do what millrace.access.calls says; any other is refused before
+folder's file of tokens (millrace.access.token_file), which may do what millrace.access.permissions says; any other is refused before
 anything of it is looked at. Flight has read the request by then: a connection over which no token came may send no more than 1 MiB
 (server_connections, which limits connections and streams too). SIGTERM, SIGINT and
 `shutdown` stop it cleanly: new appends are answered "not taken", those in flight finish, the log is closed, `server.json` goes.
@@ -34,13 +34,13 @@ from typing import Final
 
 import pyarrow as pa
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.access.token_file import TokenFile
-from millrace.base.bounded_output import bound
-from millrace.base.data_folder import claim, private
+from millrace.base.bounded_output import rotate_log
+from millrace.base.data_folder import prepare_data_folder, restrict_umask
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MillraceError
-from millrace.base.file_lock import HeldFile, held
+from millrace.base.file_lock import LockedFile, exclusive_lock
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.server.connections import ConnectionLimits
@@ -56,7 +56,7 @@ from millrace.rpc.discovery import (
 )
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.wire import TOKEN_VARIABLE, error_to_bytes
-from millrace.runtime.service import stop_at_signal
+from millrace.runtime.process_setup import stop_on_signals
 
 _LEAST_TOKEN: Final = 16
 OUTPUT_BYTES: Final = 16 << 20
@@ -71,14 +71,14 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
     Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
     what keeps the log from opening, InvalidSettings, UnsafeDataFolder.
     """
-    stop = stop_at_signal()
+    stop = stop_on_signals()
     extensions = [_imported(path) for path in launch.extensions]
-    claim(folder)
-    with held(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):
+    prepare_data_folder(folder)
+    with exclusive_lock(folder / LOCK_FILE, deadline=Deadline.after(lock_timeout)):
         service = open_deployment_log(folder, launch.backend, settings=dict(launch.settings))
         try:
             if service.names():
-                service.file.keep()
+                service.file.ensure_written()
             hosted = [extension(service, folder) for extension in extensions]
             # The token must exist before the address does, and the record needs both.
             draft = ServerRecord.of_this_process("")
@@ -101,7 +101,7 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
         record = replace(draft, address=server.address)
         if launch.tls is not None:
             record = replace(record, roots=str(Path(launch.tls[0]).absolute()), tls_name=launch.tls[2])
-        published: HeldFile | None = None
+        published: LockedFile | None = None
         try:
             published = write_record(folder, record)
             _log.info("serving %s at %s as process %d", launch.backend or folder, record.address, record.pid)
@@ -141,7 +141,7 @@ def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
         raise InvalidSettings(f"the log server's certificate or key cannot be read: {error}") from error
 
 
-def _republish(folder: Path, record: ServerRecord) -> HeldFile | None:
+def _republish(folder: Path, record: ServerRecord) -> LockedFile | None:
     """Write `server.json` again if somebody removed it: a server that nobody finds would hold the folder for ever."""
     if not (folder / RECORD_FILE).exists():
         try:
@@ -157,7 +157,7 @@ def _bound_output(output: Path) -> None:
     """Keep the file that this process prints into small, where its starter gave it one."""
     try:
         if os.path.samestat(os.fstat(2), output.stat()):
-            bound(output, OUTPUT_BYTES)
+            rotate_log(output, OUTPUT_BYTES)
     except OSError:
         pass  # none, or none that can be cut now (a full disk): it is looked at again
 
@@ -221,7 +221,7 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve as the command line says. A failure to start is one line that the starter turns back into the typed error."""
-    private()
+    restrict_umask()
     folder, launch = _launch(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:

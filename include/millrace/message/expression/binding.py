@@ -9,18 +9,30 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from millrace.base.errors import InvalidArgument
-from millrace.base.predicate.language import All, Call, Column, Compare, In, IsNull, Like, Literal, Not, Some, like_text
-from millrace.base.predicate.values import value as parsed
+from millrace.base.predicate.expressions import parse_scalar_expression as parsed
+from millrace.base.predicate.language import (
+    And,
+    ColumnRef,
+    Compare,
+    FunctionCall,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Not,
+    Or,
+    like_text,
+)
 from millrace.message.expression.tree import (
     COMPARISONS,
     INSTANTS,
     TOO_LARGE,
-    Fields,
+    FieldTypes,
     Node,
     check_size,
     common_decimal,
     literal_text,
-    made,
+    make_node,
     value_kind,
 )
 from millrace.message.field_types import FieldType, parse_type
@@ -29,29 +41,29 @@ _INT64_DECIMAL: Final = "decimal(19,0)"
 _ALIASES: Final = {"int": "int64", "bigint": "int64", "double": "float64", "float": "float64", "text": "string"}
 
 
-def condition(text: str, fields: Fields) -> Node:
+def bind_condition(text: str, fields: FieldTypes) -> Node:
     """The condition that `text` is over `fields`. Raises InvalidArgument."""
     return _bound(text, fields, "bool")
 
 
-def computed(text: str, fields: Fields, kind: FieldType) -> Node:
+def bind_computed(text: str, fields: FieldTypes, kind: FieldType) -> Node:
     """The value that `text` is over `fields`, for a field of type `kind`. Raises InvalidArgument."""
     return _bound(text, fields, value_kind(kind))
 
 
-def _bound(text: str, fields: Fields, kind: str) -> Node:
+def _bound(text: str, fields: FieldTypes, kind: str) -> Node:
     try:
         return check_size(_Binder(fields).typed(parsed(text), kind))
     except RecursionError:
         raise InvalidArgument(TOO_LARGE) from None
 
 
-def default(value: object, kind: FieldType) -> Node:
+def bind_default(value: object, kind: FieldType) -> Node:
     """A field's default: a value of it, or ``now()`` of a date or timestamp. Raises InvalidArgument."""
     wanted = value_kind(kind)
     if wanted in (*INSTANTS, "date") and isinstance(value, str) and value.strip().lower() == "now()":
-        now = made("now", (), (), {})
-        return now if wanted == "timestamp" else made("cast", (now,), (wanted,), {})
+        now = make_node("now", (), (), {})
+        return now if wanted == "timestamp" else make_node("cast", (now,), (wanted,), {})
     if kind.kind in ("uuid", "json", "binary") or kind.is_nested:
         raise InvalidArgument(f"a field of type {kind.text} has no default")
     if isinstance(value, str):
@@ -104,7 +116,7 @@ def _literal(value: Any, kind: str) -> Node:
             text = value.hex()
     if text is None:
         raise InvalidArgument(f"{value!r:.60} is no {kind}")
-    return made("literal", (), (kind, text), {})
+    return make_node("literal", (), (kind, text), {})
 
 
 def _decimal_text(value: Decimal, kind: FieldType) -> str | None:
@@ -147,7 +159,7 @@ class _Binder:
     """One expression's. A part is asked for without a type, and again with that of what stands beside it, on every level; so each
     answer is kept, by the part itself: what is asked twice on twenty levels would be made a million times."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: FieldTypes) -> None:
         self._fields = fields
         self._known: dict[tuple[int, str | None], tuple[Any, Node]] = {}
 
@@ -157,7 +169,7 @@ class _Binder:
         return node if kind is None else self._as(node, kind)
 
     def _made(self, op: str, args: Sequence[Node], *given: str) -> Node:
-        return made(op, tuple(args), given, self._fields)
+        return make_node(op, tuple(args), given, self._fields)
 
     def _as(self, node: Node, kind: str) -> Node:
         if node.kind == kind:
@@ -183,12 +195,12 @@ class _Binder:
 
     def _fresh(self, found: Any, kind: str | None) -> Node:
         match found:
-            case Column(path):
+            case ColumnRef(path):
                 return self._made("field", [], *path)
             case Literal(value):
                 return _literal(value, kind if kind is not None and self._fits(value, kind) else _own_kind(value))
-            case All(parts) | Some(parts):
-                op = "and" if isinstance(found, All) else "or"
+            case And(parts) | Or(parts):
+                op = "and" if isinstance(found, And) else "or"
                 return self._made(op, [self.typed(each, "bool") for each in parts])
             case Not(part):
                 return self._made("not", [self.typed(part, "bool")])
@@ -205,7 +217,7 @@ class _Binder:
                 )
             case Like(subject, pattern):
                 return self._like(self.typed(subject, "string"), pattern)
-            case Call(name, args, cast_to):
+            case FunctionCall(name, args, cast_to):
                 return self._call(name, list(args), cast_to, kind)
         raise InvalidArgument(f"{found!r:.80} is no part of an expression")
 
@@ -218,13 +230,15 @@ class _Binder:
 
     def _alike(self, parts: list[Any]) -> list[Node]:
         """Values of one type: literals take the others', integers become what stands beside them."""
-        known = [self._node(each, None) for each in parts if not isinstance(each, Literal) and each != Call("null")]
+        known = [
+            self._node(each, None) for each in parts if not isinstance(each, Literal) and each != FunctionCall("null")
+        ]
         kinds = list(dict.fromkeys(each.kind for each in known))
         literals = [each.value for each in parts if isinstance(each, Literal)]
         kind = self._common(kinds, literals)
         nodes: list[Node] = []
         for each in parts:
-            node = self._node(each, kind) if isinstance(each, Literal | Call) else self._node(each, None)
+            node = self._node(each, kind) if isinstance(each, Literal | FunctionCall) else self._node(each, None)
             decimals = node.kind.startswith("decimal(") and kind is not None and kind.startswith("decimal(")
             nodes.append(node if kind is None or decimals else self._as(node, kind))
         return nodes

@@ -50,12 +50,12 @@ def constant(unscaled: int, rows: int) -> Unscaled:
     return np.full(rows, unscaled, dtype=np.int64 if abs(unscaled) <= _MOST else object)
 
 
-def of_integers(values: npt.NDArray[np.int64]) -> Unscaled:
+def from_integers(values: npt.NDArray[np.int64]) -> Unscaled:
     """The same integers as unscaled values of scale 0."""
     return values.astype(object) if len(values) and values.min() == -_MOST - 1 else values
 
 
-def total(op: str, one: Unscaled, other: Unscaled) -> Unscaled:
+def apply_operator(op: str, one: Unscaled, other: Unscaled) -> Unscaled:
     """``+``, ``-`` or ``*`` of values that have one scale (of a product any)."""
     most, also = _bound(one), _bound(other)
     if (most * also if op == "*" else most + also) > _MOST:
@@ -64,12 +64,12 @@ def total(op: str, one: Unscaled, other: Unscaled) -> Unscaled:
     return found
 
 
-def scaled(values: Unscaled, digits: int) -> Unscaled:
+def raise_scale(values: Unscaled, digits: int) -> Unscaled:
     """With so many more digits behind the point."""
-    return values if digits == 0 else total("*", values, constant(10**digits, len(values)))
+    return values if digits == 0 else apply_operator("*", values, constant(10**digits, len(values)))
 
 
-def cut(values: Unscaled, digits: int, *, halves_up: bool = False) -> Unscaled:
+def lower_scale(values: Unscaled, digits: int, *, halves_up: bool = False) -> Unscaled:
     """With so many fewer digits behind the point: towards zero, or to the nearest with a half away from zero."""
     if digits == 0:
         return values
@@ -81,14 +81,14 @@ def cut(values: Unscaled, digits: int, *, halves_up: bool = False) -> Unscaled:
     return np.where(values < 0, -found, found)
 
 
-def rescaled(values: Unscaled, have: FieldType, want: FieldType) -> tuple[Unscaled, Bools | None]:
+def rescale(values: Unscaled, have: FieldType, want: FieldType) -> tuple[Unscaled, Bools | None]:
     """Values of one type in another, and where one has no place in it: digits would be lost, or it is too large."""
     more = want.scale - have.scale
     if more >= 0:
-        found, wrong = scaled(values, more), None
+        found, wrong = raise_scale(values, more), None
     else:
-        found = cut(values, -more)
-        wrong = (scaled(found, -more) != values).astype(bool)
+        found = lower_scale(values, -more)
+        wrong = (raise_scale(found, -more) != values).astype(bool)
     if want.precision - want.scale < have.precision - have.scale:
         beyond = (np.abs(found) >= 10**want.precision).astype(bool)
         wrong = beyond if wrong is None else wrong | beyond

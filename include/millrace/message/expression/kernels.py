@@ -34,7 +34,7 @@ _MOST: Final = (1 << 63) - 1
 _DAY: Final = 86_400_000_000
 
 
-class Values(NamedTuple):
+class ColumnValues(NamedTuple):
     """A column of an expression: numbers (decimals unscaled), dates (days), timestamps (microseconds) and bools as numpy has them;
     texts as Arrow."""
 
@@ -45,15 +45,15 @@ class Values(NamedTuple):
     """Where there is none because it failed; None: nowhere."""
 
 
-Lookup: TypeAlias = Callable[[tuple[str, ...]], Values]
+FieldLookup: TypeAlias = Callable[[tuple[str, ...]], ColumnValues]
 
 
-def evaluate(node: Node, rows: int, field: Lookup) -> Values:
-    """The values of `node` in `rows` rows, whose fields `field` gives by their path (:func:`values_of`)."""
+def evaluate(node: Node, rows: int, field: FieldLookup) -> ColumnValues:
+    """The values of `node` in `rows` rows, whose fields `field` gives by their path (:func:`column_values`)."""
     return _Evaluation(rows, field).of(node)
 
 
-def values_of(column: pa.Array, kind: FieldType) -> Values:
+def column_values(column: pa.Array, kind: FieldType) -> ColumnValues:
     """A field's Arrow column as an expression has it."""
     valid = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     match kind.kind:
@@ -65,10 +65,10 @@ def values_of(column: pa.Array, kind: FieldType) -> Values:
             data = decimals.from_arrow(column)
         case _:
             data = column
-    return Values(data, valid)
+    return ColumnValues(data, valid)
 
 
-def array_of(values: Values, kind: FieldType, rows: int) -> tuple[pa.Array, Bools | None]:
+def to_array(values: ColumnValues, kind: FieldType, rows: int) -> tuple[pa.Array, Bools | None]:
     """Values as a field's Arrow column, failures null; and where they failed, or have no place in a type as narrow as the field's."""
     valid, failed, data = values.valid, values.failed, values.data
     arrow = kind.arrow
@@ -94,7 +94,7 @@ def array_of(values: Values, kind: FieldType, rows: int) -> tuple[pa.Array, Bool
     return pa.array(data.astype(arrow.to_pandas_dtype(), copy=False), arrow, mask=mask), failed
 
 
-def same(one: pa.Array, other: pa.Array) -> Bools:
+def values_equal(one: pa.Array, other: pa.Array) -> Bools:
     """Where two columns of a field's type have the same value: null and null, NaN and NaN too."""
     equal: Bools = pc.fill_null(pc.equal(one, other), False).to_numpy(zero_copy_only=False)
     if one.null_count and other.null_count:
@@ -134,25 +134,25 @@ def _and_not(valid: Bools | None, failed: Bools | None) -> Bools | None:
 
 
 class _Evaluation:
-    def __init__(self, rows: int, field: Lookup) -> None:
+    def __init__(self, rows: int, field: FieldLookup) -> None:
         self._rows = rows
         self._field = field
 
-    def of(self, node: Node) -> Values:
+    def of(self, node: Node) -> ColumnValues:
         """Values of a node, those that failed never valid."""
         found = self._found(node)
         if found.failed is None or not found.failed.any():
             return found._replace(failed=None)
         return found._replace(valid=_and_not(found.valid, found.failed))
 
-    def _found(self, node: Node) -> Values:
+    def _found(self, node: Node) -> ColumnValues:
         match node.op:
             case "field":
-                return self._field(node.given)
+                return self._field(node.params)
             case "literal":
-                return Values(self._constant(node.kind, literal_value(*node.given)))
+                return ColumnValues(self._constant(node.kind, literal_value(*node.params)))
             case "null":
-                return Values(self._constant(node.kind, None), np.zeros(self._rows, dtype=bool))
+                return ColumnValues(self._constant(node.kind, None), np.zeros(self._rows, dtype=bool))
             case "and" | "or":
                 return self._joined(node)
             case "coalesce":
@@ -165,7 +165,9 @@ class _Evaluation:
         for each in args[1:]:
             failed = _either(failed, each.failed)
         if node.op == "is_null":
-            return Values(np.zeros(self._rows, dtype=bool) if args[0].valid is None else ~args[0].valid, None, failed)
+            return ColumnValues(
+                np.zeros(self._rows, dtype=bool) if args[0].valid is None else ~args[0].valid, None, failed
+            )
         if node.op == "in":
             return self._is_in(args, kinds, failed)
         valid = args[0].valid
@@ -174,11 +176,11 @@ class _Evaluation:
         data, wrong = self._computed(node, [each.data for each in args], kinds)
         if wrong is not None and valid is not None:
             wrong = wrong & valid
-        return Values(data, valid, _either(failed, wrong))
+        return ColumnValues(data, valid, _either(failed, wrong))
 
     # -- what is not looked at does not fail ---------------------------------------------------------------------------------
 
-    def _joined(self, node: Node) -> Values:
+    def _joined(self, node: Node) -> ColumnValues:
         """AND and OR of three values, from left to right."""
         ends = node.op == "or"  # the value that decides
         decided = np.zeros(self._rows, dtype=bool)
@@ -194,12 +196,12 @@ class _Evaluation:
             if part.valid is not None:
                 unknown |= ~part.valid & open_still
             decided |= known & open_still
-        return Values(decided == ends, decided | ~unknown, failed)
+        return ColumnValues(decided == ends, decided | ~unknown, failed)
 
-    def _coalesced(self, node: Node) -> Values:
+    def _coalesced(self, node: Node) -> ColumnValues:
         taken = np.zeros(self._rows, dtype=np.int64)
         left = np.ones(self._rows, dtype=bool)
-        parts: list[Values] = []
+        parts: list[ColumnValues] = []
         for place, each in enumerate(node.args):
             part = self.of(each)
             parts.append(part)
@@ -210,7 +212,7 @@ class _Evaluation:
                 break
         return self._chosen(taken, parts, [each.kind for each in node.args], node.kind)
 
-    def _case(self, node: Node) -> Values:
+    def _case(self, node: Node) -> ColumnValues:
         arms = len(node.args) // 2
         taken = np.full(self._rows, arms, dtype=np.int64)
         left = np.ones(self._rows, dtype=bool)
@@ -228,7 +230,7 @@ class _Evaluation:
         found = self._chosen(taken, [self.of(each) for each in thens], [each.kind for each in thens], node.kind)
         return found._replace(failed=_either(found.failed, failed))
 
-    def _chosen(self, taken: Int64s, parts: list[Values], kinds: list[str], kind: str) -> Values:
+    def _chosen(self, taken: Int64s, parts: list[ColumnValues], kinds: list[str], kind: str) -> ColumnValues:
         """By row the value of the part of that number."""
         valid = np.ones(self._rows, dtype=bool)
         failed = np.zeros(self._rows, dtype=bool)
@@ -241,10 +243,10 @@ class _Evaluation:
         data = [part.data for part in parts]
         if kind.startswith("decimal("):
             wide = parse_type(kind)
-            data = [decimals.rescaled(each, parse_type(have), wide)[0] for each, have in zip(data, kinds, strict=False)]
+            data = [decimals.rescale(each, parse_type(have), wide)[0] for each, have in zip(data, kinds, strict=False)]
         if isinstance(data[0], np.ndarray):
-            return Values(np.choose(taken, data) if len(data) <= 32 else self._picked(taken, data), valid, failed)
-        return Values(pc.choose(pa.array(taken), *data), valid, failed)
+            return ColumnValues(np.choose(taken, data) if len(data) <= 32 else self._picked(taken, data), valid, failed)
+        return ColumnValues(pc.choose(pa.array(taken), *data), valid, failed)
 
     def _picked(self, taken: Int64s, data: list[Any]) -> Any:
         found = data[0].copy()
@@ -252,11 +254,11 @@ class _Evaluation:
             found[taken == place] = each[taken == place]
         return found
 
-    def _is_in(self, args: list[Values], kinds: list[str], failed: Bools | None) -> Values:
+    def _is_in(self, args: list[ColumnValues], kinds: list[str], failed: Bools | None) -> ColumnValues:
         hit = np.zeros(self._rows, dtype=bool)
         for each, kind in zip(args[1:], kinds[1:], strict=True):
             hit |= _compared("=", args[0].data, each.data, kinds[0], kind)
-        return Values(hit, args[0].valid, failed)
+        return ColumnValues(hit, args[0].valid, failed)
 
     # -- operations on whole columns -----------------------------------------------------------------------------------------
 
@@ -278,16 +280,16 @@ class _Evaluation:
             case _ if node.op in COMPARISONS:
                 return _compared(node.op, first, data[1], *kinds), None
             case "starts_with":
-                return _bools(pc.starts_with(first, node.args[1].given[1])), None
+                return _bools(pc.starts_with(first, node.args[1].params[1])), None
             case "ends_with":
-                return _bools(pc.ends_with(first, node.args[1].given[1])), None
+                return _bools(pc.ends_with(first, node.args[1].params[1])), None
             case "contains":
-                return _bools(pc.match_substring(first, node.args[1].given[1])), None
+                return _bools(pc.match_substring(first, node.args[1].params[1])), None
             case "+" | "-" | "*" | "/" | "div" | "%" | "neg" | "abs":
                 return self._arithmetic(node, data, kinds)
             case "round":
-                digits = parse_type(kinds[0]).scale - node.tree.scale
-                return decimals.cut(first, digits, halves_up=True), None
+                digits = parse_type(kinds[0]).scale - node.parsed_type.scale
+                return decimals.lower_scale(first, digits, halves_up=True), None
             case "cast":
                 return _cast(first, kinds[0], node.kind)
             case "||":
@@ -295,7 +297,7 @@ class _Evaluation:
             case "length":
                 return _lengths(first, characters=kinds[0] == "string"), None
             case "substring":
-                start, length = (int(each) for each in node.given)
+                start, length = (int(each) for each in node.params)
                 return pc.utf8_slice_codeunits(first, start - 1, start - 1 + length), None
             case "ascii_lower":
                 return pc.ascii_lower(first), None
@@ -374,7 +376,7 @@ def _compared(op: str, one: Any, other: Any, kind: str, other_kind: str) -> Bool
         wide = common_decimal([kind, other_kind])
         assert wide is not None
         one, other = (
-            decimals.rescaled(each, parse_type(have), wide)[0] for each, have in ((one, kind), (other, other_kind))
+            decimals.rescale(each, parse_type(have), wide)[0] for each, have in ((one, kind), (other, other_kind))
         )
     found: Bools = _NUMPY[op](one, other).astype(bool, copy=False)
     return found
@@ -428,11 +430,11 @@ def _decimals(node: Node, data: list[Any], kinds: list[str]) -> Any:
         case "abs":
             return np.abs(data[0])
         case "*":
-            return decimals.total("*", *data)
-    scale = node.tree.scale
-    return decimals.total(
+            return decimals.apply_operator("*", *data)
+    scale = node.parsed_type.scale
+    return decimals.apply_operator(
         node.op,
-        *(decimals.scaled(each, scale - parse_type(have).scale) for each, have in zip(data, kinds, strict=True)),
+        *(decimals.raise_scale(each, scale - parse_type(have).scale) for each, have in zip(data, kinds, strict=True)),
     )
 
 
@@ -446,11 +448,13 @@ def _cast(data: Any, kind: str, target: str) -> tuple[Any, Bools | None]:
         case "int64", "string":
             return pa.array(data).cast(pa.utf8()), None
         case "int64", "decimal":
-            return decimals.rescaled(decimals.of_integers(data), FieldType("decimal", precision=19), parse_type(target))
+            return decimals.rescale(
+                decimals.from_integers(data), FieldType("decimal", precision=19), parse_type(target)
+            )
         case "decimal", "decimal":
-            return decimals.rescaled(data, parse_type(kind), parse_type(target))
+            return decimals.rescale(data, parse_type(kind), parse_type(target))
         case "decimal", "int64":
-            whole = decimals.cut(data, parse_type(kind).scale)
+            whole = decimals.lower_scale(data, parse_type(kind).scale)
             wrong = ((whole < _LEAST) | (whole > _MOST)).astype(bool)
             return np.where(wrong, 0, whole).astype(np.int64), wrong
         case "float64", "int64":

@@ -1,6 +1,6 @@
 """What a schema says of its rows: checks, computed values and defaults, each a tree over the schema's own fields.
 
-Promises: :func:`bound` gives a schema's fields and checks with every expression typed over those fields, or InvalidArgument says
+Promises: :func:`bind_rules` gives a schema's fields and checks with every expression typed over those fields, or InvalidArgument says
 which one is none; of the same fields and expressions it always gives the same.
 """
 
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.expression.tree import (
-    Fields,
+    FieldTypes,
     Node,
-    from_json,
     literal_text,
     literal_value,
-    made,
-    reads,
-    renamed,
-    retyped,
-    to_json,
+    make_node,
+    node_from_json,
+    node_to_json,
+    references,
+    rename_field,
+    retype,
     value_kind,
 )
 from millrace.message.field_types import FieldType, check_name
@@ -31,102 +31,106 @@ if TYPE_CHECKING:
     from millrace.message.schema import CollectionSchema, FieldSpec
 
 MAX_CHECKS: Final = 100
-MAX_PARTS: Final = 2_000
+MAX_OPERATIONS: Final = 2_000
 """Operations in all checks and computed values of a schema."""
 
 _RANGES: Final = {"int8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31}
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class UntypedExpression:
     """An expression that is not typed yet: as people wrote it, or as JSON."""
 
     text: str
     is_json: bool = False
 
     @classmethod
-    def of_json(cls, value: object) -> Draft:
+    def of_json(cls, value: object) -> UntypedExpression:
         return cls(json.dumps(value), True)
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckConstraint:
     """A condition that no row of its collection makes false; null passes, as in SQL."""
 
     name: str
-    condition: Node | Draft
+    condition: Node | UntypedExpression
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "condition": expression_json(self.condition)}
 
     @classmethod
-    def from_json(cls, value: object) -> Check:
-        """Inverse of :meth:`to_json`, the condition not typed yet. Raises Malformed."""
+    def from_json(cls, value: object) -> CheckConstraint:
+        """Inverse of :meth:`node_to_json`, the condition not typed yet. Raises Malformed."""
         if not isinstance(value, dict) or set(value) != {"name", "condition"} or not isinstance(value["name"], str):
             raise Malformed("a check is an object with a name and a condition")
-        return cls(value["name"], Draft.of_json(value["condition"]))
+        return cls(value["name"], UntypedExpression.of_json(value["condition"]))
 
 
-def expression_json(found: Node | Draft) -> Any:
+def expression_json(found: Node | UntypedExpression) -> Any:
     """An expression as JSON has it. Raises InvalidArgument for a text that was not typed."""
     if isinstance(found, Node):
-        return to_json(found)
+        return node_to_json(found)
     if not found.is_json:
         raise InvalidArgument(f"{found.text!r:.80} is bound to no schema yet")
     return json.loads(found.text)
 
 
-def bound(fields: tuple[FieldSpec, ...], checks: Sequence[Check]) -> tuple[tuple[FieldSpec, ...], tuple[Check, ...]]:
+def bind_rules(
+    fields: tuple[FieldSpec, ...], checks: Sequence[CheckConstraint]
+) -> tuple[tuple[FieldSpec, ...], tuple[CheckConstraint, ...]]:
     """`fields` and `checks` of one schema, every expression in them typed. Raises InvalidArgument that names the check or field."""
-    known = {field.name: field.tree for field in fields}
-    stored = {field.name: field.tree for field in fields if field.computed is None}
+    known = {field.name: field.parsed_type for field in fields}
+    stored = {field.name: field.parsed_type for field in fields if field.computed is None}
     typed = tuple(
         field if field.computed is None else replace(field, computed=_computed(field.computed, field, stored))
         for field in fields
     )
-    found = tuple(Check(each.name, _condition(each, known)) for each in checks)
+    found = tuple(CheckConstraint(each.name, _condition(each, known)) for each in checks)
     if len(found) > MAX_CHECKS or len({each.name for each in found}) < len(found):
         raise InvalidArgument(f"a schema has at most {MAX_CHECKS} checks, none of a name twice")
     trees = [*(each.condition for each in found), *(field.computed for field in typed if field.computed is not None)]
-    if sum(len(expression_json(each)) for each in trees) > MAX_PARTS:
-        raise InvalidArgument(f"the checks and computed values of a schema have at most {MAX_PARTS} operations in sum")
+    if sum(len(expression_json(each)) for each in trees) > MAX_OPERATIONS:
+        raise InvalidArgument(
+            f"the checks and computed values of a schema have at most {MAX_OPERATIONS} operations in sum"
+        )
     return typed, found
 
 
-def default_of(value: Any, name: str, kind: FieldType) -> Node:
+def parse_default(value: Any, name: str, kind: FieldType) -> Node:
     """A field's default from a value, a draft or a tree. Raises InvalidArgument."""
     try:
-        if isinstance(value, Draft):
-            node = from_json(expression_json(value), {})
+        if isinstance(value, UntypedExpression):
+            node = node_from_json(expression_json(value), {})
         elif isinstance(value, Node):
             node = value
         else:
-            from millrace.message.expression.binding import default
+            from millrace.message.expression.binding import bind_default
 
-            node = default(value, kind)
+            node = bind_default(value, kind)
         return _checked_default(node, kind)
     except (InvalidArgument, Malformed) as error:
         raise InvalidArgument(f"the default of field {name!r}: {error}") from None
 
 
-def widened_default(found: Any, kind: FieldType) -> Any:
+def widen_default(found: Any, kind: FieldType) -> Any:
     """A field's default as one of a wider type."""
     if not isinstance(found, Node) or found.kind == value_kind(kind):
         return found
     if found.op != "literal":
-        now = made("now", (), (), {})
-        return now if kind.kind == "timestamp" else made("cast", (now,), (kind.text,), {})
-    text = found.given[1]
+        now = make_node("now", (), (), {})
+        return now if kind.kind == "timestamp" else make_node("cast", (now,), (kind.text,), {})
+    text = found.params[1]
     if kind.kind == "decimal":
         text = literal_text(kind.text, literal_value(kind.text, text))
     else:
         text += "T00:00:00.000000"
-    return made("literal", (), (kind.text, text), {})
+    return make_node("literal", (), (kind.text, text), {})
 
 
-def texts_of(schema: CollectionSchema) -> dict[str, str]:
+def describe_rules(schema: CollectionSchema) -> dict[str, str]:
     """The rules of a schema for people to read, by ``default <field>``, ``computed <field>`` and ``check <name>``."""
-    from millrace.message.expression.shown import shown
+    from millrace.message.expression.formatter import format_expression
 
     rules: dict[str, Any] = {}
     for field in schema.fields:
@@ -134,31 +138,34 @@ def texts_of(schema: CollectionSchema) -> dict[str, str]:
             f"{what} {field.name}": rule for what, rule in (("default", field.default), ("computed", field.computed))
         }
     rules |= {f"check {each.name}": each.condition for each in schema.checks}
-    return {name: shown(rule) for name, rule in rules.items() if isinstance(rule, Node)}
+    return {name: format_expression(rule) for name, rule in rules.items() if isinstance(rule, Node)}
 
 
-def require_unused(path: tuple[str, ...], schema: CollectionSchema) -> None:
+def require_field_unused(path: tuple[str, ...], schema: CollectionSchema) -> None:
     """Raises InvalidArgument where a check or a computed field of the schema stands on a field, or on one inside of a field."""
     shown = ".".join(path)
     for each in schema.checks:
-        if isinstance(each.condition, Node) and reads(each.condition, path):
+        if isinstance(each.condition, Node) and references(each.condition, path):
             raise InvalidArgument(f"the check {each.name!r} is of field {shown!r}: drop the check first")
     for field in schema.fields:
-        if isinstance(field.computed, Node) and reads(field.computed, path):
+        if isinstance(field.computed, Node) and references(field.computed, path):
             raise InvalidArgument(f"field {field.name!r} is computed of {shown!r}: drop it first")
 
 
-def with_renamed(
-    fields: tuple[FieldSpec, ...], checks: tuple[Check, ...], path: tuple[str, ...], to: str
-) -> tuple[tuple[FieldSpec, ...], tuple[Check, ...]]:
+def rename_in_rules(
+    fields: tuple[FieldSpec, ...], checks: tuple[CheckConstraint, ...], path: tuple[str, ...], to: str
+) -> tuple[tuple[FieldSpec, ...], tuple[CheckConstraint, ...]]:
     """Fields and checks whose expressions know a field, or one inside of it, by its new name."""
     return (
         tuple(
-            replace(each, computed=renamed(each.computed, path, to)) if isinstance(each.computed, Node) else each
+            replace(each, computed=rename_field(each.computed, path, to)) if isinstance(each.computed, Node) else each
             for each in fields
         ),
         tuple(
-            Check(each.name, renamed(each.condition, path, to) if isinstance(each.condition, Node) else each.condition)
+            CheckConstraint(
+                each.name,
+                rename_field(each.condition, path, to) if isinstance(each.condition, Node) else each.condition,
+            )
             for each in checks
         ),
     )
@@ -170,12 +177,12 @@ def _checked_default(node: Node, kind: FieldType) -> Node:
         raise InvalidArgument("a default is a value, or now()")
     if node.kind != value_kind(kind) or kind.kind in ("uuid", "json", "binary") or kind.is_nested:
         raise InvalidArgument(f"a field of type {kind.text} has no default of {node.kind}")
-    if kind.kind in _RANGES and not -_RANGES[kind.kind] <= literal_value(*node.given) < _RANGES[kind.kind]:
-        raise InvalidArgument(f"{node.given[1]} is no {kind.text}")
+    if kind.kind in _RANGES and not -_RANGES[kind.kind] <= literal_value(*node.params) < _RANGES[kind.kind]:
+        raise InvalidArgument(f"{node.params[1]} is no {kind.text}")
     return node
 
 
-def _condition(check: Check, fields: Fields) -> Node:
+def _condition(check: CheckConstraint, fields: FieldTypes) -> Node:
     check_name(check.name, "a check")
     try:
         node = _typed(check.condition, fields, None)
@@ -186,25 +193,29 @@ def _condition(check: Check, fields: Fields) -> Node:
         raise InvalidArgument(f"check {check.name!r}: {error}") from None
 
 
-def _computed(found: Any, field: FieldSpec, fields: Fields) -> Node:
+def _computed(found: Any, field: FieldSpec, fields: FieldTypes) -> Node:
     try:
-        node = _typed(found, fields, field.tree)
-        if node.kind != value_kind(field.tree):
+        node = _typed(found, fields, field.parsed_type)
+        if node.kind != value_kind(field.parsed_type):
             raise InvalidArgument(f"it is {node.kind}, and the field {field.type}")
         return node
     except (InvalidArgument, Malformed) as error:
         raise InvalidArgument(f"the computed field {field.name!r}, of fields that are not computed: {error}") from None
 
 
-def _typed(found: Node | Draft, fields: Fields, kind: FieldType | None) -> Node:
+def _typed(found: Node | UntypedExpression, fields: FieldTypes, kind: FieldType | None) -> Node:
     if isinstance(found, Node):
-        node = retyped(found, fields)
+        node = retype(found, fields)
     elif found.is_json:
-        node = from_json(expression_json(found), fields)
+        node = node_from_json(expression_json(found), fields)
     else:
         from millrace.message.expression import binding
 
-        node = binding.condition(found.text, fields) if kind is None else binding.computed(found.text, fields, kind)
+        node = (
+            binding.bind_condition(found.text, fields)
+            if kind is None
+            else binding.bind_computed(found.text, fields, kind)
+        )
     if _reads_clock(node):
         raise InvalidArgument("now() is a default alone")
     return node

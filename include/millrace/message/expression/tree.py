@@ -4,7 +4,7 @@ The grammar is closed: no clock, no regular expression, no collation, nothing of
 each comes to; :mod:`millrace.message.expression.kernels` computes it, the same way for a version of the chain.
 
 Promises: a :class:`Node` that exists is of the grammar and has the one type that its parts give it, or InvalidArgument says why
-there is none; :func:`from_json` takes any JSON value, in time that its size bounds; equal trees have equal JSON.
+there is none; :func:`node_from_json` takes any JSON value, in time that its size bounds; equal trees have equal JSON.
 
 Values have fewer types than fields: all integers are ``int64``, both floats ``float64``, uuid and json are ``string``.
 """
@@ -76,22 +76,22 @@ FUNCTIONS: Final = (
 )
 """What is written as a function, for people to read; beside them operators, CASE and CAST."""
 
-Fields = Mapping[str, FieldType]
+FieldTypes = Mapping[str, FieldType]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation on values: made by :func:`made`, which types it."""
+    """An operation on values: made by :func:`make_node`, which types it."""
 
     op: str
     args: tuple[Node, ...]
-    given: tuple[str, ...]
+    params: tuple[str, ...]
     """A field's path; a literal's type and text; the type of a cast or a null; digits of round; start and length of substring."""
     kind: str
     """The type of its value, as text."""
 
     @property
-    def tree(self) -> FieldType:
+    def parsed_type(self) -> FieldType:
         """The type, parsed."""
         return parse_type(self.kind)
 
@@ -101,7 +101,7 @@ def value_kind(field: FieldType) -> str:
     return _VALUE_KINDS.get(field.kind, field.text)
 
 
-def made(op: str, args: tuple[Node, ...], given: tuple[str, ...], fields: Fields) -> Node:
+def make_node(op: str, args: tuple[Node, ...], given: tuple[str, ...], fields: FieldTypes) -> Node:
     """The node of an operation on `args`. Raises InvalidArgument where it is none, or not of these types."""
     wanted = _ARITY.get(op)
     if wanted is None and op not in _VARIADIC:
@@ -113,29 +113,29 @@ def made(op: str, args: tuple[Node, ...], given: tuple[str, ...], fields: Fields
     return Node(op, args, given, _kind(op, args, given, fields))
 
 
-def retyped(node: Node, fields: Fields) -> Node:
+def retype(node: Node, fields: FieldTypes) -> Node:
     """The same expression over fields of other types. Raises InvalidArgument where it no longer is one."""
-    return made(node.op, tuple(retyped(each, fields) for each in node.args), node.given, fields)
+    return make_node(node.op, tuple(retype(each, fields) for each in node.args), node.params, fields)
 
 
-def renamed(node: Node, path: tuple[str, ...], to: str) -> Node:
+def rename_field(node: Node, path: tuple[str, ...], to: str) -> Node:
     """The same expression where a field, or one inside of it, has another name."""
-    given = (*path[:-1], to, *node.given[len(path) :]) if _names(node, path) else node.given
-    return Node(node.op, tuple(renamed(each, path, to) for each in node.args), given, node.kind)
+    given = (*path[:-1], to, *node.params[len(path) :]) if _names(node, path) else node.params
+    return Node(node.op, tuple(rename_field(each, path, to) for each in node.args), given, node.kind)
 
 
-def reads(node: Node, path: tuple[str, ...]) -> bool:
+def references(node: Node, path: tuple[str, ...]) -> bool:
     """Whether it names the field at a path, or one inside of it."""
-    return _names(node, path) or any(reads(each, path) for each in node.args)
+    return _names(node, path) or any(references(each, path) for each in node.args)
 
 
 def _names(node: Node, path: tuple[str, ...]) -> bool:
-    return node.op == "field" and node.given[: len(path)] == path
+    return node.op == "field" and node.params[: len(path)] == path
 
 
-def fields_of(node: Node) -> set[str]:
+def field_names(node: Node) -> set[str]:
     """The fields that it names."""
-    return ({node.given[0]} if node.op == "field" else set()).union(*(fields_of(each) for each in node.args))
+    return ({node.params[0]} if node.op == "field" else set()).union(*(field_names(each) for each in node.args))
 
 
 def check_size(node: Node) -> Node:
@@ -151,15 +151,15 @@ def _size(node: Node) -> tuple[int, int]:
     return 1 + sum(nodes for nodes, _ in parts), 1 + max((levels for _, levels in parts), default=0)
 
 
-def to_json(node: Node) -> list[list[Any]]:
+def node_to_json(node: Node) -> list[list[Any]]:
     """The tree as a flat list, each operation behind its arguments: ``["field", …]``, ``["literal", type, text]``, ``["+"]``,
     ``["coalesce", 3]`` (of those that take any number of arguments, how many)."""
-    mine = [node.op, *node.given, *([len(node.args)] if node.op in _VARIADIC else [])]
-    return [*(step for each in node.args for step in to_json(each)), mine]
+    mine = [node.op, *node.params, *([len(node.args)] if node.op in _VARIADIC else [])]
+    return [*(step for each in node.args for step in node_to_json(each)), mine]
 
 
-def from_json(value: object, fields: Fields) -> Node:
-    """Inverse of :func:`to_json`, over `fields`. Raises Malformed for another shape, InvalidArgument for what is no expression."""
+def node_from_json(value: object, fields: FieldTypes) -> Node:
+    """Inverse of :func:`node_to_json`, over `fields`. Raises Malformed for another shape, InvalidArgument for what is no expression."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_NODES:
         raise Malformed(f"an expression is a list of 1 to {MAX_NODES} operations")
     stack: list[tuple[Node, int]] = []
@@ -177,13 +177,13 @@ def from_json(value: object, fields: Fields) -> Node:
         levels = 1 + max((each for _, each in taken), default=0)
         if levels > MAX_LEVELS:
             raise InvalidArgument(TOO_LARGE)
-        stack.append((made(op, tuple(node for node, _ in taken), tuple(given), fields), levels))
+        stack.append((make_node(op, tuple(node for node, _ in taken), tuple(given), fields), levels))
     if len(stack) != 1:
         raise Malformed("an expression comes to one value")
     return stack[0][0]
 
 
-def _kind(op: str, args: tuple[Node, ...], given: tuple[str, ...], fields: Fields) -> str:
+def _kind(op: str, args: tuple[Node, ...], given: tuple[str, ...], fields: FieldTypes) -> str:
     kinds = [each.kind for each in args]
     match op:
         case "field":
@@ -260,7 +260,7 @@ def _scalar(kind: str) -> str:
     return kind
 
 
-def _field_kind(path: tuple[str, ...], fields: Fields) -> str:
+def _field_kind(path: tuple[str, ...], fields: FieldTypes) -> str:
     if not path or path[0] not in fields:
         raise InvalidArgument(f"there is no field {'.'.join(path)!r}; there are {', '.join(fields)}")
     found = fields[path[0]]

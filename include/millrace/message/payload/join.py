@@ -34,34 +34,36 @@ class _Suspects(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Payloads:
+class PayloadParts:
     """Where the parts of n payloads lie: node values (nodes, n), buffer places in the shared data and sizes (buffers, n)."""
 
     buffer: pa.Buffer
     lengths: Int64s
     nulls: Int64s
-    places: Int64s
+    offsets: Int64s
     sizes: Int64s
 
     def __len__(self) -> int:
         return self.lengths.shape[1]
 
-    def at(self, which: Int64s | Bools) -> Payloads:
+    def take(self, which: Int64s | Bools) -> PayloadParts:
         """Some of them, in order."""
         if which.dtype == np.bool_ and which.all():
             return self
-        lengths, nulls, places, sizes = (each[:, which] for each in (self.lengths, self.nulls, self.places, self.sizes))
-        return Payloads(self.buffer, lengths, nulls, places, sizes)
+        lengths, nulls, places, sizes = (
+            each[:, which] for each in (self.lengths, self.nulls, self.offsets, self.sizes)
+        )
+        return PayloadParts(self.buffer, lengths, nulls, places, sizes)
 
 
-def join(payloads: Payloads, schema: pa.Schema, wanted: pa.Schema) -> tuple[pa.RecordBatch, Bools]:
+def join_payloads(payloads: PayloadParts, schema: pa.Schema, wanted: pa.Schema) -> tuple[pa.RecordBatch, Bools]:
     """The `wanted` columns of those payloads that surely are right in all of `schema`, and which of them these are."""
     good = np.ones(len(payloads), dtype=bool)
     for _ in range(_ATTEMPTS):
         if not good.any():
             break
         try:
-            batch = _Join(payloads.at(good), schema, wanted).batch()
+            batch = _Join(payloads.take(good), schema, wanted).batch()
         except _Suspects as found:
             good[np.flatnonzero(good)[found.which]] = False
             continue
@@ -80,9 +82,9 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
     return True
 
 
-def _invalid(payloads: Payloads, places: Int64s, schema: pa.Schema, wanted: pa.Schema) -> list[int]:
+def _invalid(payloads: PayloadParts, places: Int64s, schema: pa.Schema, wanted: pa.Schema) -> list[int]:
     """The runs of at most `_ALONE` payloads that do not validate, found by halving."""
-    if _is_valid(_Join(payloads.at(places), schema, wanted).batch()):
+    if _is_valid(_Join(payloads.take(places), schema, wanted).batch()):
         return []
     if len(places) <= _ALONE:
         return [int(place) for place in places]
@@ -97,7 +99,7 @@ class _Join:
     it suffices that their buffers have the right size and their offsets the right order.
     """
 
-    def __init__(self, payloads: Payloads, schema: pa.Schema, wanted: pa.Schema) -> None:
+    def __init__(self, payloads: PayloadParts, schema: pa.Schema, wanted: pa.Schema) -> None:
         names = set(wanted.names)
         self.payloads, self.schema = payloads, schema
         self.made = [field.name in names or _is_read(field.type) for field in schema]
@@ -130,7 +132,7 @@ class _Join:
 
     def _next_buffer(self) -> tuple[Int64s, Int64s]:
         slot, self.slot = self.slot, self.slot + 1
-        return self.payloads.places[slot], self.payloads.sizes[slot]
+        return self.payloads.offsets[slot], self.payloads.sizes[slot]
 
     def _column(self, arrow: pa.DataType, make: bool) -> pa.Array | None:
         """The next column, or None where it is only checked."""

@@ -37,23 +37,23 @@ _I64: Final = struct.Struct("<q")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedShape:
     """The nodes and buffers that a schema's record batch has."""
 
     nodes: int
     buffers: int
-    like: tuple[int, ...]
+    length_from: tuple[int, ...]
     """By node whose length it has: that of the node at this place, the batch's rows (ROWS), or its own (OWN: items of a list)."""
     required: tuple[int, ...]
     """Places of the nodes that can have no null: the fields that are not nullable, a map's entries and keys."""
 
     @property
-    def least_metadata(self) -> int:
+    def min_metadata_bytes(self) -> int:
         """Bytes that metadata of this shape has at least (which bounds what reading it allocates)."""
         return 16 * (self.nodes + self.buffers)
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> Expected:
+    def of(cls, schema: pa.Schema) -> ExpectedShape:
         """What `schema` calls for."""
         like: list[int] = []
         required: list[int] = []
@@ -83,7 +83,7 @@ class Layout:
     nodes: int
     buffers: int
 
-    def values(self, expected: Expected) -> list[tuple[int, int]]:
+    def values(self, expected: ExpectedShape) -> list[tuple[int, int]]:
         """The (start, stop) ranges of the values, which may differ between metadata blocks of this layout."""
         return [
             (self.body_length, self.body_length + 8),
@@ -92,7 +92,7 @@ class Layout:
             (self.buffers, self.buffers + 16 * expected.buffers),
         ]
 
-    def is_aligned(self, expected: Expected) -> bool:
+    def is_aligned(self, expected: ExpectedShape) -> bool:
         """Whether every value is a word of its own, as all flatbuffer writers place them."""
         return all(start % 8 == 0 for start, _ in self.values(expected))
 
@@ -144,7 +144,7 @@ class _Table:
         return target + 4
 
 
-def parse_layout(metadata: bytes, expected: Expected) -> Layout:
+def parse_layout(metadata: bytes, expected: ExpectedShape) -> Layout:
     """The layout of one metadata block. Raises Malformed where it is none of a plain record batch of this shape."""
     if len(metadata) < 4:
         raise Malformed("the Arrow metadata is cut short")
@@ -177,7 +177,7 @@ def parse_layout(metadata: bytes, expected: Expected) -> Layout:
     return layout
 
 
-def check_payload(payload: memoryview, expected: Expected) -> None:
+def check_payload(payload: memoryview, expected: ExpectedShape) -> None:
     """Raises Malformed unless `payload` is one record-batch message with the right nodes and buffers, exactly filled."""
     if len(payload) < PREFIX_BYTES:
         raise Malformed("the payload is shorter than an Arrow message's prefix")
@@ -196,7 +196,7 @@ def check_payload(payload: memoryview, expected: Expected) -> None:
     for place in range(expected.nodes):
         if not 0 <= nodes[2 * place + 1] <= nodes[2 * place] <= MAX_ROWS:
             raise Malformed("a column's length or null count cannot be")
-    for place, like in enumerate(expected.like):
+    for place, like in enumerate(expected.length_from):
         if like != OWN and nodes[2 * place] != (rows if like == ROWS else nodes[2 * like]):
             raise Malformed("a column's length is not the batch's")
     if any(nodes[2 * place + 1] for place in expected.required):
@@ -213,7 +213,7 @@ def check_payload(payload: memoryview, expected: Expected) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class MetadataValues:
     """The values of n metadata blocks of one layout, column by column: (n,), or (nodes, n) and (buffers, n)."""
 
     body_lengths: Int64s
@@ -223,11 +223,11 @@ class Values:
     offsets: Int64s
     sizes: Int64s
 
-    def pass_for(self, bodies: Int64s, expected: Expected) -> npt.NDArray[np.bool_]:
+    def valid_for(self, bodies: Int64s, expected: ExpectedShape) -> npt.NDArray[np.bool_]:
         """Which blocks :func:`check_payload` passes, for bodies of these lengths."""
         good = (self.body_lengths == bodies) & (self.rows >= 1) & (self.rows <= MAX_ROWS)
         for place, (length, nulls) in enumerate(zip(self.lengths, self.nulls, strict=True)):
-            like = expected.like[place]
+            like = expected.length_from[place]
             if like == OWN:
                 good &= (length >= 0) & (length <= MAX_ROWS)
             else:
@@ -243,7 +243,7 @@ class Values:
         return good
 
 
-def read_values(words: Int64s, layout: Layout, expected: Expected) -> Values:
+def read_values(words: Int64s, layout: Layout, expected: ExpectedShape) -> MetadataValues:
     """The values of blocks of an aligned layout: `words` is shaped (words a block, blocks)."""
     body_lengths, rows, nodes, buffers = (words[start >> 3 : stop >> 3] for start, stop in layout.values(expected))
-    return Values(body_lengths[0], rows[0], nodes[::2], nodes[1::2], buffers[::2], buffers[1::2])
+    return MetadataValues(body_lengths[0], rows[0], nodes[::2], nodes[1::2], buffers[::2], buffers[1::2])

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed
-from millrace.message.payload.join import Payloads, join
+from millrace.message.payload.join import PayloadParts, join_payloads
 from millrace.message.payload.layout import (
     CONTINUATION,
     PREFIX_BYTES,
-    Expected,
+    ExpectedShape,
     check_payload,
     parse_layout,
     read_values,
@@ -144,8 +144,8 @@ def decode_many(
         # Payloads that pack their values below two bytes each are left out: joining unpacks bits, and 16 MB of them are many.
         joinable = parts.lengths.sum(axis=0) * 2 <= np.diff(offsets)[which]
         if total <= count * _LARGE and joinable.any():
-            which, parts = which[joinable], parts.at(joinable)
-            rows, good = join(parts, schema, wanted)
+            which, parts = which[joinable], parts.take(joinable)
+            rows, good = join_payloads(parts, schema, wanted)
             joined[which[good]] = True
             counts[which[good]] = parts.lengths[0, good]
 
@@ -176,11 +176,11 @@ def decode_many(
 
 
 @lru_cache(maxsize=256)
-def _asked(schema: pa.Schema, columns: tuple[str, ...] | None) -> tuple[Expected, pa.RecordBatch]:
+def _asked(schema: pa.Schema, columns: tuple[str, ...] | None) -> tuple[ExpectedShape, pa.RecordBatch]:
     """What payloads of `schema` must hold, and no rows of the columns to give back."""
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
-    return Expected.of(schema), nothing
+    return ExpectedShape.of(schema), nothing
 
 
 def _is_plain(arrow: pa.DataType) -> bool:
@@ -195,15 +195,15 @@ def _is_plain(arrow: pa.DataType) -> bool:
     )
 
 
-def _scan(buffer: pa.Buffer, offsets: Int64s, expected: Expected) -> tuple[Int64s, Payloads]:
+def _scan(buffer: pa.Buffer, offsets: Int64s, expected: ExpectedShape) -> tuple[Int64s, PayloadParts]:
     """Payloads that surely pass check_payload, ascending, and where their parts lie.
 
     Metadata of one writer and schema differs in its values alone, so that one walk through its tables serves for all. What
     has values that are no words of their own, or one layout too many, is not among them.
     """
     starts, lengths = offsets[:-1], np.diff(offsets)
-    found: list[tuple[Int64s, Payloads]] = []
-    candidates = np.flatnonzero(lengths > PREFIX_BYTES + expected.least_metadata)
+    found: list[tuple[Int64s, PayloadParts]] = []
+    candidates = np.flatnonzero(lengths > PREFIX_BYTES + expected.min_metadata_bytes)
     prefix = _words(buffer, starts[candidates], PREFIX_BYTES)[0].view(np.uint64)
     sizes = (prefix >> np.uint64(32)).astype(np.int64)
     right = (prefix & np.uint64(CONTINUATION) == CONTINUATION) & (sizes > 0) & (sizes % 8 == 0)
@@ -230,9 +230,9 @@ def _scan(buffer: pa.Buffer, offsets: Int64s, expected: Expected) -> tuple[Int64
             mine, words = _divide(words, alike)
             bodies = starts[same] + PREFIX_BYTES + size
             values = read_values(mine, layout, expected)
-            good = values.pass_for(offsets[same + 1] - bodies, expected)
-            parts = Payloads(buffer, values.lengths, values.nulls, values.offsets + bodies, values.sizes)
-            found.append((same[good], parts.at(good)))
+            good = values.valid_for(offsets[same + 1] - bodies, expected)
+            parts = PayloadParts(buffer, values.lengths, values.nulls, values.offsets + bodies, values.sizes)
+            found.append((same[good], parts.take(good)))
     return _merged(found, buffer, expected)
 
 
@@ -254,7 +254,9 @@ def _divide(values: Int64s, which: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64
     return values[..., which], values[..., ~which]
 
 
-def _merged(found: list[tuple[Int64s, Payloads]], buffer: pa.Buffer, expected: Expected) -> tuple[Int64s, Payloads]:
+def _merged(
+    found: list[tuple[Int64s, PayloadParts]], buffer: pa.Buffer, expected: ExpectedShape
+) -> tuple[Int64s, PayloadParts]:
     """Payloads of several layouts as one, in their order."""
     if len(found) == 1:
         return found[0]
@@ -262,11 +264,11 @@ def _merged(found: list[tuple[Int64s, Payloads]], buffer: pa.Buffer, expected: E
     parts = [each for _, each in found]
     which = np.concatenate([np.zeros(0, dtype=np.int64), *(each for each, _ in found)])
     order = np.argsort(which)
-    merged = Payloads(
+    merged = PayloadParts(
         buffer,
         np.concatenate([nodes, *(each.lengths for each in parts)], axis=1),
         np.concatenate([nodes, *(each.nulls for each in parts)], axis=1),
-        np.concatenate([buffers, *(each.places for each in parts)], axis=1),
+        np.concatenate([buffers, *(each.offsets for each in parts)], axis=1),
         np.concatenate([buffers, *(each.sizes for each in parts)], axis=1),
     )
-    return which[order], merged.at(order)
+    return which[order], merged.take(order)

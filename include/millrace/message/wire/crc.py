@@ -13,7 +13,7 @@ _CASTAGNOLI: Final = 0x82F63B78  # reflected: the highest bit is x**0
 _ONE: Final = 1 << 31
 
 
-def joined_crc(first: int, second: int, length: int) -> int:
+def combine_crc32c(first: int, second: int, length: int) -> int:
     """The crc32c of A + B from the crc32c of A, that of B, and the length of B in bytes."""
     return _product(_zeros(length), first) ^ second
 

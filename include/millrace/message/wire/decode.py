@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millrace.base.errors import UnsupportedVersion
-from millrace.message.columns import Columns
-from millrace.message.wire.crc import joined_crc
+from millrace.message.columns import MessageColumns
+from millrace.message.wire.crc import combine_crc32c
 from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
@@ -35,7 +35,7 @@ from millrace.message.wire.layout import (
     UNDECODED_PAYLOAD_BYTES,
     VERSION,
     WIDTHS,
-    Column,
+    HeaderColumn,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -66,17 +66,17 @@ _PLAIN: Final = tuple(place for place in range(len(COLUMNS)) if place not in (_V
 """Places of the columns that become columns of MESSAGE_SCHEMA as they are."""
 
 
-def entry_crc(value: bytes | memoryview | pa.Buffer, *, sound: bool = False) -> int:
+def entry_crc(value: bytes | memoryview | pa.Buffer, *, verified: bool = False) -> int:
     """The crc32c of a whole entry: what the channel state keeps of the last one it consumed, to see a log regress.
 
     `sound` says that :func:`decode_entries` took it: its own checksum holds then, and a large one needs no second look.
     """
     size = len(value)
-    if not sound or size < _JOIN_FROM:
+    if not verified or size < _JOIN_FROM:
         return int(crc32c.crc32c(value))
     head = bytes(memoryview(value)[:CRC_START])
     own = int.from_bytes(head[len(MAGIC) :], "little")
-    return joined_crc(crc32c.crc32c(head), own, size - CRC_START)
+    return combine_crc32c(crc32c.crc32c(head), own, size - CRC_START)
 
 
 def framed_counts(values: pa.LargeBinaryArray) -> Int64s:
@@ -88,7 +88,7 @@ def framed_counts(values: pa.LargeBinaryArray) -> Int64s:
     counts = np.ones(len(values), dtype=np.int64)
     whole = np.flatnonzero(lengths >= COLUMNS_START)
     if len(whole):
-        counts[whole] = unaligned(np.frombuffer(values.buffers()[2], np.uint8), np.dtype("<u4"))[
+        counts[whole] = unaligned_view(np.frombuffer(values.buffers()[2], np.uint8), np.dtype("<u4"))[
             offsets[whole] + _COUNT_AT
         ]
         counts[(counts < 1) | (counts > MAX_MESSAGES) | (counts * BYTES_PER_MESSAGE > lengths)] = 1
@@ -102,7 +102,7 @@ def _framed_count(entry: pa.Buffer) -> int:
     return count if whole else 1
 
 
-def unaligned(data: Bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def unaligned_view(data: Bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Every byte offset as a possible start of a value: values stand unaligned, and numpy reads them so."""
     return np.ndarray(shape=(len(data) - dtype.itemsize + 1,), dtype=dtype, buffer=data, strides=(1,))
 
@@ -118,12 +118,12 @@ def decode_entries(entries: pa.RecordBatch) -> pa.RecordBatch:
     return decode_columns(entries).batch()
 
 
-def decode_columns(entries: pa.RecordBatch) -> Columns:
+def decode_columns(entries: pa.RecordBatch) -> MessageColumns:
     """:func:`decode_entries` with the messages as numpy columns."""
     return _Run(entries).decode()
 
 
-class Heads(NamedTuple):
+class HeaderSummary(NamedTuple):
     """Of the messages of some entries, in order, what stands in their headers of type and VChannel."""
 
     types: npt.NDArray[np.uint16]
@@ -132,7 +132,7 @@ class Heads(NamedTuple):
     names: list[str]
 
 
-def decode_heads(values: pa.LargeBinaryArray) -> Heads | str:
+def decode_header_summary(values: pa.LargeBinaryArray) -> HeaderSummary | str:
     """Types and VChannels as :func:`decode_entries` finds them, at a fraction of its price; or why an entry is not right.
 
     What else is wrong with an entry is not looked at: it becomes UNDEFINED, whatever is said here. Raises UnsupportedVersion.
@@ -179,7 +179,7 @@ class _Names:
         return base, count
 
 
-def _out_of_range(column: Column) -> str:
+def _out_of_range(column: HeaderColumn) -> str:
     return f"a value of {column.name} is negative or runs over its width"
 
 
@@ -211,7 +211,7 @@ class _Run:
         self.name_counts = np.ones(count, dtype=np.int64)
         self.names = _Names({}, {}, [])
 
-    def decode(self) -> Columns:
+    def decode(self) -> MessageColumns:
         self._read()
         # A second round follows where values out of range were found and their entries marked; it finds no more.
         while (columns := self._columns()) is None:
@@ -224,14 +224,14 @@ class _Run:
         elif self.lengths.size:
             self._read_prefixes()
 
-    def heads(self) -> Heads | str:
+    def heads(self) -> HeaderSummary | str:
         self._read()
         if not self.errors:
             types, vchannels = (self._column(place, COLUMNS[place]) for place in (_TYPE, _VCHANNEL))
             if not self.errors:
                 if (vchannels >= np.repeat(self.name_counts, self.counts)).any():
                     return _NO_NAME
-                return Heads(types, self._indices(vchannels), list(self.names.index))
+                return HeaderSummary(types, self._indices(vchannels), list(self.names.index))
         return next(iter(self.errors.values()))
 
     def _indices(self, vchannels: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
@@ -373,32 +373,32 @@ class _Run:
             )
         return columns if len(self.errors) == before else None
 
-    def _column(self, place: int, column: Column) -> npt.NDArray[Any]:
+    def _column(self, place: int, column: HeaderColumn) -> npt.NDArray[Any]:
         if len(self.lengths) == 1:
             return self._column_of_one(place, column)
         tags, dtype = self.tags[:, place], _DTYPES[place]
         total = int(self.counts.sum())
         if not tags.any():
             return np.zeros(total, dtype=dtype)
-        values = unaligned(self.data, dtype)
+        values = unaligned_view(self.data, dtype)
         present = tags != ABSENT
         base = np.where(present, self.places[:, place], 0)
         if (tags <= 1).all():
             wide = np.where(present, values[base], 0).astype(np.int64)
-            self._mark(np.arange(len(tags)), (wide < 0) | (wide > column.greatest), _out_of_range(column))
+            self._mark(np.arange(len(tags)), (wide < 0) | (wide > column.max_value), _out_of_range(column))
             return np.repeat(wide.astype(dtype), self.counts)
         owner = np.repeat(np.arange(len(tags)), self.counts)
         index = np.arange(total) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
         wide = values[base[owner] + np.where(tags == ARRAY, column.width, 0)[owner] * index].astype(np.int64)
         wide += (tags == RAMP)[owner] * index
         wide *= present[owner]
-        wrong = (wide < 0) | (wide > column.greatest)
+        wrong = (wide < 0) | (wide > column.max_value)
         if wrong.any():
             entries = np.unique(owner[wrong])
             self._mark(entries, np.ones(len(entries), dtype=bool), _out_of_range(column))
         return wide.astype(dtype, copy=False)
 
-    def _column_of_one(self, place: int, column: Column) -> npt.NDArray[Any]:
+    def _column_of_one(self, place: int, column: HeaderColumn) -> npt.NDArray[Any]:
         """:meth:`_column` where there is one entry, without an array with a value for each entry."""
         tag, count, dtype = int(self.tags[0, place]), int(self.counts[0]), _DTYPES[place]
         if tag == ABSENT:
@@ -406,17 +406,17 @@ class _Run:
         given = np.frombuffer(self.data, dtype, count=count if tag == ARRAY else 1, offset=int(self.places[0, place]))
         if tag == CONSTANT:
             value = int(given[0])
-            right = 0 <= value <= column.greatest
+            right = 0 <= value <= column.max_value
             values = np.full(count, value, dtype=dtype)
         else:
             wide = given.astype(np.int64) if tag == ARRAY else given[0].astype(np.int64) + np.arange(count)
-            right = int(wide.min()) >= 0 and int(wide.max()) <= column.greatest
+            right = int(wide.min()) >= 0 and int(wide.max()) <= column.max_value
             values = wide.astype(dtype)
         if not right:
             self.errors.setdefault(0, _out_of_range(column))
         return values
 
-    def _assemble(self, columns: list[npt.NDArray[Any]]) -> Columns:
+    def _assemble(self, columns: list[npt.NDArray[Any]]) -> MessageColumns:
         counts, errors = self.counts, sorted(self.errors)
         first = np.cumsum(counts) - counts
         total = int(counts.sum())
@@ -434,7 +434,7 @@ class _Run:
             name: np.repeat(self.entries.column(name).to_numpy(), counts) for name in ("ledger", "entry", "physical_ms")
         }
         plain = {COLUMNS[place].name: columns[place] for place in _PLAIN}
-        return Columns(
+        return MessageColumns(
             **ids,
             **plain,
             index=(np.arange(total) - np.repeat(first, counts)).astype(np.int32),

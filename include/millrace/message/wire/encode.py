@@ -29,7 +29,7 @@ from millrace.message.wire.layout import (
     PREFIX,
     RAMP,
     VERSION,
-    Column,
+    HeaderColumn,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -122,7 +122,7 @@ def _one(message: MutableMessage) -> bytes:
     columns = bytearray()
     for place, value in enumerate(values):
         if value:
-            if not 0 < value <= COLUMNS[place].greatest:
+            if not 0 < value <= COLUMNS[place].max_value:
                 raise _out_of_range(COLUMNS[place])
             tags[place] = CONSTANT
             columns += _CONSTANTS[place].pack(value)
@@ -176,10 +176,10 @@ def _body(payloads: Payloads) -> tuple[Sequence[Payload], Int64s]:
     return [whole[int(offsets[0]) : int(offsets[-1])]], np.diff(offsets)
 
 
-def _checked(value: Numbers, column: Column, count: int) -> Int64s:
+def _checked(value: Numbers, column: HeaderColumn, count: int) -> Int64s:
     """The column as int64, of `count` values or (a scalar) one, each in the column's range."""
     if isinstance(value, int):
-        if not 0 <= value <= column.greatest:
+        if not 0 <= value <= column.max_value:
             raise _out_of_range(column)
         return np.array([value], dtype=np.int64)
     try:
@@ -191,16 +191,16 @@ def _checked(value: Numbers, column: Column, count: int) -> Int64s:
     if array.dtype.kind not in "iu":
         # Also where integers beyond int64 made it an object or float array.
         raise _out_of_range(column)
-    if int(array.min()) < 0 or int(array.max()) > column.greatest:
+    if int(array.min()) < 0 or int(array.max()) > column.max_value:
         raise _out_of_range(column)
     return array.astype(np.int64, copy=False)
 
 
-def _out_of_range(column: Column) -> InvalidArgument:
-    return InvalidArgument(f"{column.name} is an integer from 0 to {column.greatest}")
+def _out_of_range(column: HeaderColumn) -> InvalidArgument:
+    return InvalidArgument(f"{column.name} is an integer from 0 to {column.max_value}")
 
 
-def _column(values: Int64s, column: Column, count: int) -> tuple[int, bytes]:
+def _column(values: Int64s, column: HeaderColumn, count: int) -> tuple[int, bytes]:
     """The tag and the bytes of a column, in its shortest form."""
     first = int(values[0])
     if len(values) == 1 or bool((values == first).all()):
@@ -210,5 +210,5 @@ def _column(values: Int64s, column: Column, count: int) -> tuple[int, bytes]:
     return ARRAY, values.astype(column.dtype).tobytes()
 
 
-def _full(values: Int64s, column: Column, count: int) -> bytes:
+def _full(values: Int64s, column: HeaderColumn, count: int) -> bytes:
     return np.broadcast_to(values, (count,) if len(values) == 1 else values.shape).astype(column.dtype).tobytes()

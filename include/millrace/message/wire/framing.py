@@ -23,7 +23,7 @@ from millrace.message.wire.decode import (
     WRONG_VERSION,
     Bytes,
     Int64s,
-    unaligned,
+    unaligned_view,
 )
 from millrace.message.wire.layout import (
     ABSENT,
@@ -47,24 +47,24 @@ _WIDTHS: Final = tuple(WIDTHS.tolist())
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class FramingFault:
     """Entries of an append that are none: the first one's place and what is wrong with it, and how many there are."""
 
-    place: int
+    index: int
     cause: str
     count: int
 
     @property
-    def later(self) -> bool:
+    def is_newer_version(self) -> bool:
         """Whether the first one is an entry of a later version."""
         return self.cause is LATER
 
 
-def check_framing(values: pa.LargeBinaryArray) -> Refused | None:
+def check_framing(values: pa.LargeBinaryArray) -> FramingFault | None:
     """What is wrong with the framing of an append's entries (docs/wire-form.md); None where nothing is."""
     if len(values) == 1:
         cause = _cause(values[0].as_buffer())
-        return None if cause is None else Refused(0, cause, 1)
+        return None if cause is None else FramingFault(0, cause, 1)
     offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
     lengths = np.diff(offsets)
     whole = lengths >= COLUMNS_START
@@ -72,14 +72,14 @@ def check_framing(values: pa.LargeBinaryArray) -> Refused | None:
         whole &= values.is_valid().to_numpy(zero_copy_only=False)
     right = whole.copy()
     if whole.any():
-        heads = unaligned(np.frombuffer(values.buffers()[2], np.uint8), _HEAD)[offsets[:-1][whole]]
+        heads = unaligned_view(np.frombuffer(values.buffers()[2], np.uint8), _HEAD)[offsets[:-1][whole]]
         right[whole] = _right(heads["prefix"].astype(np.int64), heads["tags"], lengths[whole])
     if right.all():
         return None
     place = int(np.argmin(right))
     cause = _cause(values[place].as_buffer())
     assert cause is not None
-    return Refused(place, cause, int((~right).sum()))
+    return FramingFault(place, cause, int((~right).sum()))
 
 
 def _right(prefix: Int64s, tags: Bytes, lengths: Int64s) -> npt.NDArray[np.bool_]:

@@ -33,13 +33,13 @@ ARRAY: Final = 2
 RAMP: Final = 3
 
 
-class Column(NamedTuple):
+class HeaderColumn(NamedTuple):
     """A header column: its name, its struct code, and the greatest value it may hold (the smallest is always 0)."""
 
     name: str
     code: str
     width: int
-    greatest: int
+    max_value: int
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -49,14 +49,14 @@ class Column(NamedTuple):
 _CODES: Final = {pa.uint16(): "H", pa.int32(): "i", pa.int64(): "q"}
 
 
-def _column(name: str, kind: pa.DataType) -> Column:
+def _column(name: str, kind: pa.DataType) -> HeaderColumn:
     stored = pa.uint16() if pa.types.is_dictionary(kind) else kind  # a place in the entry's dictionary
-    return Column(name, _CODES[stored], stored.byte_width, int(np.iinfo(stored.to_pandas_dtype()).max))
+    return HeaderColumn(name, _CODES[stored], stored.byte_width, int(np.iinfo(stored.to_pandas_dtype()).max))
 
 
 COLUMNS: Final = (
     *(_column(name, kind) for name, kind in HEADER.items()),
-    Column("payload_length", "I", 4, (1 << 32) - 1),
+    HeaderColumn("payload_length", "I", 4, (1 << 32) - 1),
 )
 """The header columns in the order of the wire form."""
 

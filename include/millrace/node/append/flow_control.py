@@ -22,11 +22,11 @@ from millrace.base.errors import InvalidSettings, RateLimited
 
 STEP_SECONDS: Final = 5.0
 """How long a rate stands before it shrinks or grows once more."""
-SHRINK: Final = 0.8
-GROW: Final = 1.5
-CALM: Final = 0.95
+SHRINK_FACTOR: Final = 0.8
+GROWTH_FACTOR: Final = 1.5
+CALM_FACTOR: Final = 0.95
 """A watermark that was passed counts as calm again below this part of it (for a falling one: above its inverse)."""
-LONGEST_WAIT: Final = 5.0
+MAX_WAIT_SECONDS: Final = 5.0
 """An append that would have to wait longer is refused instead, so that no caller's deadline passes in here."""
 
 
@@ -48,7 +48,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Watermark:
+class FlowWatermark:
     """Where a reading slows appends and where it stops them. `falling`: the reading is what is left, not what is used."""
 
     name: str
@@ -69,7 +69,7 @@ class Watermark:
 
     def _passed(self, reading: float, level: int, before: int) -> bool:
         mark = self.reject if level == Level.REJECT else self.slow
-        slack = CALM if before >= level else 1.0
+        slack = CALM_FACTOR if before >= level else 1.0
         return reading < mark / slack if self.falling else reading >= mark * slack
 
 
@@ -77,7 +77,7 @@ class Watermark:
 class FlowLimits:
     """The watermarks, and the rates (bytes/s) between which a slowdown moves."""
 
-    watermarks: Sequence[Watermark] = ()
+    watermarks: Sequence[FlowWatermark] = ()
     start_rate: float = 64 << 20
     least_rate: float = 256 << 10
 
@@ -139,27 +139,27 @@ class FlowControl:
 
         Raises RateLimited (nothing was appended) in reject mode, and where the wait would exceed LONGEST_WAIT.
         """
-        if self.lets_all_pass():  # the usual case takes no lock
+        if self.is_unrestricted():  # the usual case takes no lock
             return 0.0
         with self._lock:
-            if self.lets_all_pass():
+            if self.is_unrestricted():
                 return 0.0
             if self.mode is Mode.REJECT:
                 self._refused += 1
                 raise RateLimited(f"appends are refused: {self._why()}", retry_after=STEP_SECONDS)
             self._bucket.pay(self.rate, now)
             wait = self._bucket.debt / self.rate
-            if wait > LONGEST_WAIT:
+            if wait > MAX_WAIT_SECONDS:
                 self._refused += 1
                 raise RateLimited(
                     f"appends are slowed to {self.rate / 2**20:.2f} MiB/s: {self._why()}",
-                    retry_after=wait - LONGEST_WAIT,
+                    retry_after=wait - MAX_WAIT_SECONDS,
                 )
             self._bucket.debt += size
             self._delayed += wait > 0
             return wait
 
-    def lets_all_pass(self) -> bool:
+    def is_unrestricted(self) -> bool:
         """Whether nothing is slowed or refused."""
         return self.mode is Mode.NORMAL
 
@@ -193,14 +193,14 @@ class FlowControl:
             self._enter(Mode.SLOWDOWN, max(self.rate, self.limits.least_rate), now)
         elif now - self._stepped >= STEP_SECONDS:
             self._stepped = now
-            self.rate = max(self.limits.least_rate, self.rate * SHRINK)
+            self.rate = max(self.limits.least_rate, self.rate * SHRINK_FACTOR)
 
     def _recover(self, now: float) -> None:
         if self.mode is not Mode.RECOVERY:
             self._enter(Mode.RECOVERY, self.rate, now)
         elif now - self._stepped >= STEP_SECONDS:
             self._stepped = now
-            self.rate *= GROW
+            self.rate *= GROWTH_FACTOR
             if self.rate >= self.limits.start_rate:
                 self.mode = Mode.NORMAL
 

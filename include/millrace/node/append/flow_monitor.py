@@ -30,22 +30,22 @@ from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.types import Flag, flags_of
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
-from millrace.node.append.flow_control import FlowControl, FlowLimits, Level, Mode, Watermark
+from millrace.node.append.flow_control import FlowControl, FlowLimits, FlowWatermark, Level, Mode
 from millrace.node.append.host import AppendHost
 from millrace.node.retention.truncation import truncate_log
-from millrace.runtime.periodic import UPKEEP_FAILURES, Periodic
+from millrace.runtime.periodic import MAINTENANCE_ERRORS, PeriodicTask
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.quality_state import standing_blocks
+from millrace.tables.quality_state import failed_critical_expectations
 from millrace.tables.wal.table import WalTable
 
 MEMORY: Final = "memory used"
 DISK: Final = "free disk bytes"
 LAG: Final = "flush lag in seconds"
 
-PAUSE: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """Seconds between two looks."""
-RELIEF_PAUSE: Final = 30.0
+RELIEF_SECONDS: Final = 30.0
 """Seconds between two attempts to relieve the disk."""
 FLUSH_DEADLINE: Final = 60.0
 """Longest wait of a relief for the flusher."""
@@ -62,13 +62,13 @@ def limits_of(settings: Settings) -> FlowLimits:
         (LAG, settings.flow_lag_slow, settings.flow_lag_reject, False),
     ]
     return FlowLimits(
-        tuple(Watermark(name, slow, reject, falling) for name, slow, reject, falling in marks if slow),
+        tuple(FlowWatermark(name, slow, reject, falling) for name, slow, reject, falling in marks if slow),
         start_rate=settings.flow_start_rate,
         least_rate=min(settings.flow_least_rate, settings.flow_start_rate),
     )
 
 
-class FlowMonitor(Periodic):
+class FlowMonitor(PeriodicTask):
     """Keeps one host's :class:`FlowControl` up to date from :meth:`start` to :meth:`close`."""
 
     def __init__(
@@ -78,11 +78,11 @@ class FlowMonitor(Periodic):
         service: LogService,
         *,
         metrics: Metrics | None = None,
-        pause: float = PAUSE,
-        relief_pause: float = RELIEF_PAUSE,
+        pause: float = POLL_SECONDS,
+        relief_pause: float = RELIEF_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(name="flow-control", pause=pause)
+        super().__init__(name="flow-control", interval=pause)
         self._settings = settings
         self._host = host
         self._service = service
@@ -108,13 +108,13 @@ class FlowMonitor(Periodic):
     def admit(self, appends: Sequence[pa.LargeBinaryArray]) -> None:
         """Wait as long as the mode asks for before `appends` may go to the log. Raises RateLimited: nothing was appended."""
         control = self.control
-        if control.lets_all_pass() or not any(carries_rows(values) for values in appends):
+        if control.is_unrestricted() or not any(carries_rows(values) for values in appends):
             return
         wait = control.admit(sum(values.nbytes for values in appends), now=self._clock())
         if wait > 0:
             self._closed.wait(wait)
 
-    def look(self) -> Mode:
+    def sample(self) -> Mode:
         """Read everything once and take the mode from it; begins to relieve the disk where that is due."""
         now = self._clock()
         mode = self.control.observe(self._readings(now), now=now)
@@ -127,14 +127,14 @@ class FlowMonitor(Periodic):
         self._show()
         return mode
 
-    def work(self) -> None:
-        self.look()
+    def run_once(self) -> None:
+        self.sample()
 
     def _readings(self, now: float) -> dict[str, float]:
         wanted = {mark.name for mark in self.control.limits.watermarks}
         found: dict[str, float] = {}
         if MEMORY in wanted:
-            found[MEMORY] = memory_used()
+            found[MEMORY] = memory_used_fraction()
         if DISK in wanted:
             found[DISK] = self._free()
         if LAG in wanted:
@@ -160,14 +160,14 @@ class FlowMonitor(Periodic):
         """FlushAll, checkpoint, truncate: whatever of it can be done now."""
         _log.warning("the disk runs full: flushing, and truncating the log behind the checkpoints")
         try:
-            blocks = standing_blocks(self._settings)
+            blocks = failed_critical_expectations(self._settings)
             if blocks:
                 _log.warning(
                     "nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks)
                 )
                 return
             freed = self._truncate_behind(self._flush_all())
-        except UPKEEP_FAILURES:
+        except MAINTENANCE_ERRORS:
             _log.exception("the disk could not be relieved; it is tried again in %.0f s", self._relief_pause)
             return
         _log.info("truncation gave up %d bytes of the log", freed)
@@ -192,7 +192,7 @@ class FlowMonitor(Periodic):
                     freed += each.freed_bytes
                     if self._metrics is not None:
                         self._metrics.truncated_bytes_total.labels(each.pchannel).inc(each.freed_bytes)
-            if flushed or end.over() or self._closed.wait(PAUSE):
+            if flushed or end.expired() or self._closed.wait(POLL_SECONDS):
                 return freed
 
     def _show(self) -> None:
@@ -245,7 +245,7 @@ def carries_rows(values: pa.LargeBinaryArray) -> bool:
     return any(each is None or Flag.DML in each for each in flags)
 
 
-def memory_used() -> float:
+def memory_used_fraction() -> float:
     """The part of this machine's memory, or of this process's control group, that cannot be given back at once."""
     machine = psutil.virtual_memory()
     used = 1.0 - machine.available / machine.total

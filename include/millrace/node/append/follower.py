@@ -39,12 +39,12 @@ from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.metrics import HostMetrics
-from millrace.node.append.pending import Decisions, PendingOutcome, message_count
+from millrace.node.append.pending import ChainDecisions, PendingOutcome, message_count
 from millrace.node.append.tail_buffer import TailBuffer, TailLimits
-from millrace.node.ingest.ranges import check_not_regressed, process_before_failure
+from millrace.node.ingest.ingester import check_not_regressed, process_until_failure
 from millrace.rpc.outcome import outcome_rows
-from millrace.wal.chain import Chain, Outcome
-from millrace.wal.portions import portions
+from millrace.wal.chain import Chain, ChainOutcome
+from millrace.wal.entry_chunks import chunk_entries
 from millrace.wal.segments.segment import NEVER
 from millrace.wal.state import ChannelState
 
@@ -73,13 +73,13 @@ class Follower:
         tick_interval: float = 10.0,
         metrics: Metrics | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
-        idle: Callable[[], bool] = lambda: False,
+        suppress_ticks: Callable[[], bool] = lambda: False,
         on_fenced: Callable[[], None] = lambda: None,
     ) -> None:
         """`idle`: whether ticks are somebody else's to append; `on_fenced` is called whenever it turns out that a newer
         writer has taken the log over."""
         self.pchannel = state.pchannel
-        self._idle = idle
+        self._idle = suppress_ticks
         self._on_fenced = on_fenced
         self._metrics = None if metrics is None else HostMetrics(metrics, state.pchannel)
         self.tail = TailBuffer(start_tick=state.last_tick, limits=tail_limits)
@@ -90,11 +90,11 @@ class Follower:
         self._tick_interval = tick_interval
         self._now_ms = now_ms
         self._lock = threading.Lock()
-        self._recent: deque[Decisions] = deque()
+        self._recent: deque[ChainDecisions] = deque()
         self._entered: dict[int, LogId] = {}
         self._numbers = 0
         if self._metrics is not None:
-            self._metrics.show_ahead(lambda: self._state.last_tick)
+            self._metrics.export_time_ahead(lambda: self._state.last_tick)
         self._waiting: list[tuple[LogId, int, PendingOutcome, int | None]] = []
         self._ends: dict[int, LogId] = {}
         """By generation of the log that was left, its last entry: what came behind it is outside of the log."""
@@ -102,7 +102,7 @@ class Follower:
         self._error: MillraceError | None = None
         self._fenced: LogFenced | None = None
         self._stopping = threading.Event()
-        self._chain = Chain() if self._metrics is None else Chain(around=self._metrics.timed)
+        self._chain = Chain() if self._metrics is None else Chain(wrap=self._metrics.wrap_interceptor)
         self._ticked = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"follow-{self.pchannel}", daemon=True)
         self._thread.start()
@@ -139,7 +139,7 @@ class Follower:
                 self._reopen()
             raise
         if self._metrics is not None:
-            self._metrics.appended(time.perf_counter() - begun, bytes=int(values.nbytes))
+            self._metrics.record_append(time.perf_counter() - begun, bytes=int(values.nbytes))
         pendings: list[PendingOutcome] = []
         start = 0
         for values in appends:
@@ -204,7 +204,7 @@ class Follower:
 
     def _note_tick(self, reason: str) -> None:
         if self._metrics is not None:
-            self._metrics.ticked(reason)
+            self._metrics.record_tick(reason)
 
     def log_end(self) -> LogId:
         """Where the log ends now."""
@@ -214,9 +214,9 @@ class Follower:
         """Wait until everything that the log holds now is decided. Raises DeadlineExceeded, and what parked the PChannel."""
         end, deadline = self._log.end(), Deadline.after(timeout)
         while self._position < end:
-            if deadline.over():
+            if deadline.expired():
                 raise DeadlineExceeded(f"{self.pchannel} was followed to {self._position}, not yet to {end}: ask again")
-            self.tail.tail(self.tail.confirmed_tick, timeout=deadline.left(most=_SLICE))
+            self.tail.tail(self.tail.confirmed_tick, timeout=deadline.remaining(maximum=_SLICE))
         self._check()
 
     def stop(self) -> None:
@@ -244,7 +244,7 @@ class Follower:
                 if not checked:
                     check_not_regressed(self._log, self._state)
                     if self._metrics is not None:
-                        self._metrics.recovering(self._position, end=self._log.end())
+                        self._metrics.start_recovery(self._position, end=self._log.end())
                     checked = True
                 self._step()
             except MillraceError as error:
@@ -275,24 +275,24 @@ class Follower:
                 self._decided(entries, self._chain.process(self._state, entries))
             self._tick_if_due()
             return
-        for portion in portions(entries):
+        for portion in chunk_entries(entries):
             if self._stopping.is_set():
                 return
             try:
                 self._decided(portion, self._chain.process(self._state, portion))
             except Exception:
                 # What stands before the entry that cannot be processed is decided all the same; that entry alone parks.
-                outcome, _ = process_before_failure(self._chain, self._state, portion)
+                outcome, _ = process_until_failure(self._chain, self._state, portion)
                 if outcome is not None:
                     self._decided(portion, outcome)
                 raise
 
-    def _decided(self, entries: LogEntries, outcome: Outcome) -> None:
+    def _decided(self, entries: LogEntries, outcome: ChainOutcome) -> None:
         before = self._state
         rows = outcome_rows(outcome.messages, outcome.rejections)
-        decisions = Decisions(
+        decisions = ChainDecisions(
             start=self._position,
-            following=outcome.state.position,
+            end=outcome.state.position,
             entries=entries.batch,
             rows=rows,
             last_tick=outcome.state.last_tick,
@@ -300,17 +300,17 @@ class Follower:
         )
         if self._metrics is not None and entries.batch.num_rows:
             stamp = entries.batch.column("physical_ms")[-1].as_py()
-            self._metrics.decided(outcome, before, age=(self._now_ms() - stamp) / 1000)
+            self._metrics.record_decisions(outcome, before, age=(self._now_ms() - stamp) / 1000)
         # First to the tail: a message whose result is known can be tailed.
         self.tail.publish(outcome.messages, confirmed_tick=outcome.state.last_tick, bytes=value_bytes(entries.batch))
         self._publish(decisions, outcome.state)
 
-    def _publish(self, decisions: Decisions, state: ChannelState) -> None:
+    def _publish(self, decisions: ChainDecisions, state: ChannelState) -> None:
         with self._lock:
             if state.position.generation > self._position.generation and (ended := _ended(state)) is not None:
                 self._ends[ended.generation] = self._unrecorded = ended
             self._state = state
-            self._position = decisions.following
+            self._position = decisions.end
             self._recent.append(decisions)
             while self._waiting and self._waiting[0][0] < self._position:
                 _, _, pending, last = heapq.heappop(self._waiting)
@@ -318,7 +318,7 @@ class Follower:
                 if last is not None:
                     del self._entered[last]
             oldest = min(self._entered.values(), default=self._position)
-            while self._recent and self._recent[0].following <= oldest:
+            while self._recent and self._recent[0].end <= oldest:
                 self._recent.popleft()
 
     def _settle(self, pending: PendingOutcome) -> None:
@@ -331,18 +331,18 @@ class Follower:
             )
             self._settle_with(pending, [], switched)
             return
-        self._settle_with(pending, [run for run in self._recent if run.start <= last and run.following > first], None)
+        self._settle_with(pending, [run for run in self._recent if run.start <= last and run.end > first], None)
         if self._metrics is not None:
-            self._metrics.answered(time.perf_counter() - pending.begun)
+            self._metrics.record_answer(time.perf_counter() - pending.begun)
 
-    def _settle_with(self, pending: PendingOutcome, runs: list[Decisions], error: MillraceError | None) -> None:
+    def _settle_with(self, pending: PendingOutcome, runs: list[ChainDecisions], error: MillraceError | None) -> None:
         pending.settle(runs, error)
         if self._metrics is not None:
             self._metrics.unconfirmed.dec(pending.messages)
 
     def _park(self, error: MillraceError) -> None:
         if self._metrics is not None:
-            self._metrics.parked()
+            self._metrics.record_parked()
         self._fail(error)
 
     def _fail(self, error: MillraceError) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelNotFound,
@@ -38,19 +38,19 @@ from millrace.base.errors import (
     UnsupportedVersion,
 )
 from millrace.base.metrics import Metrics
-from millrace.log.clock import stamping_ms
+from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS
 from millrace.message.wire.framing import check_framing
 from millrace.node.append.follower import Follower
-from millrace.node.append.metrics import show_clock
+from millrace.node.append.metrics import export_clock
 from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.tail_buffer import TailLimits
+from millrace.rpc.append_pipeline import Entries, as_values
 from millrace.rpc.outcome import AppendOutcome
-from millrace.rpc.pipeline import Entries, as_values
-from millrace.rpc.tail import Evicted, Mvcc, Tailed
+from millrace.rpc.tail import Evicted, Mvcc, TailBatch
 from millrace.rpc.wire import DEFAULT_DEADLINE
-from millrace.wal.definitions import Definitions
+from millrace.wal.definitions import PChannelDefinitions
 from millrace.wal.state import ChannelState
 
 _log: Final = logging.getLogger(__name__)
@@ -67,10 +67,10 @@ class HostSettings:
     tail: TailLimits = field(default_factory=TailLimits)
 
 
-class Owners(Protocol):
+class AppendForwarder(Protocol):
     """Who appends to the logs of a host that is not alone: the nodes of a cluster, while some have the role."""
 
-    def mine(self, pchannel: str) -> bool:
+    def is_local(self, pchannel: str) -> bool:
         """Whether this host appends by itself now; where nodes did before, once it has taken the log back. Raises what keeps it from
         that, LogUnavailable where it cannot be told."""
         ...
@@ -83,12 +83,12 @@ class Owners(Protocol):
         """Have whoever has the PChannel append a time tick; returns when it is decided there."""
         ...
 
-    def idle(self) -> bool:
+    def suppress_ticks(self) -> bool:
         """Whether nothing is to be appended here that nobody asked for."""
         ...
 
 
-class AppendHost(Closing):
+class AppendHost(Closeable):
     """Answers appends to the logs of `service`. Thread-safe.
 
     `load_state(pchannel)` gives the state to follow from: the newest committed one, or ``ChannelState.new(pchannel)``; `pchannels`
@@ -105,7 +105,7 @@ class AppendHost(Closing):
         settings: HostSettings | None = None,
         metrics: Metrics | None = None,
         now_ms: Callable[[], int] | None = None,
-        owners: Owners | None = None,
+        owners: AppendForwarder | None = None,
         on_fenced: Callable[[str], None] = lambda pchannel: None,
     ) -> None:
         """`owners`: who appends where this host is not to; `on_fenced` is told of each PChannel that a newer writer took over."""
@@ -117,10 +117,10 @@ class AppendHost(Closing):
         self._own: tuple[Collection[str], float] = ((), 0.0)
         self._settings = settings or HostSettings()
         self.metrics = metrics
-        self._now_ms = now_ms or partial(stamping_ms, service)
+        self._now_ms = now_ms or partial(log_or_wall_time_ms, service)
         self._lock = threading.Lock()
         if metrics is not None:
-            show_clock(metrics, service)
+            export_clock(metrics, service)
         self._starting: dict[str, threading.Lock] = {}
         self._followers: dict[str, Follower] = {}
         self._closed = False
@@ -140,9 +140,9 @@ class AppendHost(Closing):
         is the answer.
         """
         end = Deadline.after(deadline)
-        if self._owners is not None and not self._owners.mine(pchannel):
+        if self._owners is not None and not self._owners.is_local(pchannel):
             return self._owners.append(pchannel, entry, deadline=deadline)
-        return self.submit(pchannel, entry).outcome(timeout=end.left())
+        return self.submit(pchannel, entry).outcome(timeout=end.remaining())
 
     def submit(self, pchannel: str, entry: Entries) -> PendingOutcome:
         """The first half of :meth:`append`: returns once the entries are durable."""
@@ -153,7 +153,7 @@ class AppendHost(Closing):
         pchannel: str,
         appends: Sequence[pa.LargeBinaryArray],
         *,
-        door: Callable[[pa.LargeBinaryArray], None] | None = None,
+        authorize: Callable[[pa.LargeBinaryArray], None] | None = None,
     ) -> list[PendingOutcome]:
         """:meth:`submit` for several appends in order, in the log as one atomic batch; each one's outcome by itself.
 
@@ -165,8 +165,8 @@ class AppendHost(Closing):
         follower = self._follower(pchannel)
         for values in appends:
             self._check(pchannel, values, counted=len(appends) == 1)
-            if door is not None:
-                door(values)
+            if authorize is not None:
+                authorize(values)
         return follower.submit_all(appends)
 
     def check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool = True) -> bool:
@@ -193,9 +193,9 @@ class AppendHost(Closing):
             return
         if counted and self.metrics is not None:
             self.metrics.log_refused_entries_total.labels(pchannel).inc(refused.count)
-        kind = UnsupportedVersion if refused.later else Malformed
+        kind = UnsupportedVersion if refused.is_newer_version else Malformed
         raise kind(
-            f"entry {refused.place} of the append is none that this build reads: {refused.cause}; nothing was appended"
+            f"entry {refused.index} of the append is none that this build reads: {refused.cause}; nothing was appended"
         )
 
     def tick(
@@ -213,13 +213,13 @@ class AppendHost(Closing):
         if not follower.state.term:
             raise InvalidArgument(f"no term is open on {pchannel} yet: nothing can be in it")
         if not persist:
-            follower.reach_end(timeout=end.left(least=0.001))
+            follower.reach_end(timeout=end.remaining(minimum=0.001))
             return follower.state.last_tick
-        if forward and self._owners is not None and not self._owners.mine(pchannel):
-            self._owners.tick(pchannel, deadline=end.left(least=0.001))
-            follower.reach_end(timeout=end.left(least=0.001))
+        if forward and self._owners is not None and not self._owners.is_local(pchannel):
+            self._owners.tick(pchannel, deadline=end.remaining(minimum=0.001))
+            follower.reach_end(timeout=end.remaining(minimum=0.001))
             return follower.state.last_tick
-        return follower.tick(timeout=end.left(least=0.001))
+        return follower.tick(timeout=end.remaining(minimum=0.001))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
         """Wait until everything up to `tick` is decided, with a time tick appended where that needs one.
@@ -229,17 +229,17 @@ class AppendHost(Closing):
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)
         while (confirmed := follower.tail.confirmed_tick) < tick:
-            if end.over():
+            if end.expired():
                 raise DeadlineExceeded(f"{pchannel} has confirmed {confirmed}, not {tick}: ask again")
             early = ((tick >> LOGICAL_BITS) - self._now_ms()) / 1000
             if early > 0:
                 # A tick that lies ahead of the clock: other messages may reach it, else it is ticked when its time has come.
-                follower.tail.tail(tick - 1, timeout=end.left(most=early))
+                follower.tail.tail(tick - 1, timeout=end.remaining(maximum=early))
             else:
-                self.tick(pchannel, deadline=end.left())
+                self.tick(pchannel, deadline=end.remaining())
         return confirmed
 
-    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted:
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
         """The messages with a tick above `after_tick`, in tick order; see :meth:`millrace.node.append.tail_buffer.TailBuffer.tail`."""
         return self._follower(pchannel).tail.tail(after_tick, timeout=timeout, max_bytes=max_bytes)
 
@@ -278,11 +278,11 @@ class AppendHost(Closing):
 
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
-    ) -> Definitions:
+    ) -> PChannelDefinitions:
         """What the chain has of collections there, once everything that the log holds now is decided."""
         follower = self._follower(pchannel)
         follower.reach_end(timeout=deadline)
-        return Definitions.of(follower.state, collection_id)
+        return PChannelDefinitions.of(follower.state, collection_id)
 
     def restart(self, pchannel: str) -> None:
         """Follow the PChannel anew from `load_state`: for a person who has cured what parked it."""
@@ -293,7 +293,7 @@ class AppendHost(Closing):
         _log.info("%s is followed anew", pchannel)
         self._follower(pchannel)
 
-    def leave(self, pchannel: str, *, deadline: float) -> None:
+    def release(self, pchannel: str, *, deadline: float) -> None:
         """Follow a PChannel no more, once everything that its log holds now is decided or `deadline` seconds are over: what was
         appended here has its answer then. The next call for it follows it anew."""
         follower = self._followers.get(pchannel)
@@ -354,7 +354,7 @@ class AppendHost(Closing):
                     tick_interval=self._settings.tick_interval,
                     metrics=self.metrics,
                     now_ms=self._now_ms,
-                    idle=(lambda: False) if self._owners is None else self._owners.idle,
+                    suppress_ticks=(lambda: False) if self._owners is None else self._owners.suppress_ticks,
                     on_fenced=partial(self._on_fenced, pchannel),
                 )
             return follower

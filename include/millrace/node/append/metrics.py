@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prometheus_client import Counter, Histogram
 
-from millrace.base.metrics import Metrics, observe_all
-from millrace.log.clock import clock_of, wall_clock_ms
+from millrace.base.metrics import Metrics, observe_many
+from millrace.log.clock import log_clock, wall_clock_ms
 from millrace.log.protocol import LogService
 from millrace.message.bodies import parse_body
 from millrace.message.ids import LogId, tick_physical_ms
 from millrace.message.types import MessageType
-from millrace.wal.chain import Outcome
+from millrace.wal.chain import ChainOutcome
 from millrace.wal.interceptors.interceptor import Interceptor, Proceed
-from millrace.wal.run import Decided, Row, Run, payload_sizes
+from millrace.wal.message_run import DecidedBatch, DecidedMessage, MessageRun, payload_sizes
 from millrace.wal.state import ChannelState
 
 ACCEPTED = "accepted"
@@ -28,22 +28,22 @@ REJECTED = "rejected"
 _CONTROL: Final = frozenset({"BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "FLUSH"})
 
 
-def show_clock(metrics: Metrics, service: LogService) -> None:
+def export_clock(metrics: Metrics, service: LogService) -> None:
     """Show the clock of a log that stamps by its own, whenever somebody looks."""
 
     def ahead() -> float:
-        clock = clock_of(service)
+        clock = log_clock(service)
         return 0.0 if clock is None else clock.view().ahead_seconds
 
     def held() -> float:
-        clock = clock_of(service)
+        clock = log_clock(service)
         return float(clock is not None and clock.view().held_since_ms is not None)
 
     metrics.log_clock_ahead_seconds.set_function(ahead)
     metrics.log_clock_held.set_function(held)
 
 
-class TimedLink:
+class TimedInterceptor:
     """A link of the chain, and the seconds it took beside those further in, since they were last asked for."""
 
     def __init__(self, link: Interceptor) -> None:
@@ -51,10 +51,10 @@ class TimedLink:
         self._link = link
         self._seconds = 0.0
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         inside = 0.0
 
-        def onward(run: Run) -> None:
+        def onward(run: MessageRun) -> None:
             nonlocal inside
             start = time.perf_counter()
             proceed(run)
@@ -64,17 +64,17 @@ class TimedLink:
         self._link.decide(state, run, onward)
         self._seconds += time.perf_counter() - start - inside
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         start = time.perf_counter()
         self._link.evolve(state, rows)
         self._seconds += time.perf_counter() - start
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         start = time.perf_counter()
         self._link.evolve_one(state, row)
         self._seconds += time.perf_counter() - start
 
-    def taken(self) -> float:
+    def take_seconds(self) -> float:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -98,26 +98,26 @@ class HostMetrics:
         self._bytes = metrics.wal_growing_segment_bytes.labels(pchannel)
         self._message_bytes = metrics.wal_append_message_bytes.labels(pchannel)
         self._replayed = metrics.recovery_replayed_message_total.labels(pchannel)
-        self._links: list[tuple[TimedLink, Histogram]] = []
+        self._links: list[tuple[TimedInterceptor, Histogram]] = []
         self._appended: dict[tuple[str, str], Counter] = {}
         """By type and status."""
         self._recovering: tuple[LogId, float] | None = None
         metrics.wal_parked.labels(pchannel).set(0)
         metrics.log_refused_entries_total.labels(pchannel)
 
-    def show_ahead(self, last_tick: Callable[[], int]) -> None:
+    def export_time_ahead(self, last_tick: Callable[[], int]) -> None:
         """From now on show how far log time is ahead of the wall clock, whenever somebody looks."""
         gauge = self._metrics.log_time_ahead_seconds.labels(self._pchannel)
         gauge.set_function(lambda: max(0.0, (tick_physical_ms(last_tick()) - wall_clock_ms()) / 1000))
 
-    def timed(self, link: Interceptor) -> Interceptor:
+    def wrap_interceptor(self, link: Interceptor) -> Interceptor:
         """`link` of this PChannel's chain, with its time counted."""
-        timed = TimedLink(link)
+        timed = TimedInterceptor(link)
         duration = self._metrics.wal_interceptor_duration_seconds.labels(self._pchannel, timed.name)
         self._links.append((timed, duration))
         return timed
 
-    def recovering(self, position: LogId, *, end: LogId) -> None:
+    def start_recovery(self, position: LogId, *, end: LogId) -> None:
         """The host begins at `position`, and what its log holds up to `end` was appended before."""
         self._recovering = (end, time.perf_counter())
         self._recovered(position)
@@ -128,20 +128,20 @@ class HostMetrics:
             self._metrics.recovery_duration_seconds.labels(self._pchannel).observe(seconds)
             self._recovering = None
 
-    def appended(self, seconds: float, *, bytes: int) -> None:
+    def record_append(self, seconds: float, *, bytes: int) -> None:
         """The log acknowledged an append."""
         self._log_duration.observe(seconds)
         self._log_bytes.inc(bytes)
 
-    def answered(self, seconds: float) -> None:
+    def record_answer(self, seconds: float) -> None:
         """An append has its result."""
         self._duration.observe(seconds)
 
-    def decided(self, outcome: Outcome, before: ChannelState, *, age: float) -> None:
+    def record_decisions(self, outcome: ChainOutcome, before: ChannelState, *, age: float) -> None:
         """A run of the chain was decided, from the state `before` it; the log stamped its last entry `age` seconds ago."""
         metrics, pchannel = self._metrics, self._pchannel
         for link, duration in self._links:
-            duration.observe(link.taken())
+            duration.observe(link.take_seconds())
         if self._recovering is not None:
             self._replayed.inc(outcome.messages.num_rows + outcome.rejections.num_rows)
             self._recovered(outcome.state.position)
@@ -152,7 +152,7 @@ class HostMetrics:
         control = False
         for rows, status in ((outcome.messages, ACCEPTED), (outcome.rejections, REJECTED)):
             if rows.num_rows:
-                observe_all(self._message_bytes, payload_sizes(rows.column("payload")))
+                observe_many(self._message_bytes, payload_sizes(rows.column("payload")))
             for name, count in _counts(rows, "type"):
                 self._total(name, status).inc(count)
                 control |= status == ACCEPTED and name in _CONTROL
@@ -198,11 +198,11 @@ class HostMetrics:
         self._rows.set(sum(segment.rows for segment in growing))
         self._bytes.set(sum(segment.bytes for segment in growing))
 
-    def ticked(self, reason: str) -> None:
+    def record_tick(self, reason: str) -> None:
         """A time tick was appended: because a `timer` fell due, the PChannel was `idle`, or somebody `asked`."""
         self._metrics.wal_sync_time_tick_total.labels(self._pchannel, reason).inc()
 
-    def parked(self) -> None:
+    def record_parked(self) -> None:
         """The PChannel cannot go on."""
         self._metrics.wal_parked.labels(self._pchannel).set(1)
 

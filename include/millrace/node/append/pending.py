@@ -26,11 +26,11 @@ from millrace.rpc.outcome import (
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
+class ChainDecisions:
     """What one run of the chain decided: the answers to entries in [start, following)."""
 
     start: LogId
-    following: LogId
+    end: LogId
     entries: pa.RecordBatch
     rows: pa.RecordBatch
     last_tick: int
@@ -49,7 +49,7 @@ class PendingOutcome:
     begun: float = 0.0
     """When it was handed over, as time.perf_counter has it."""
     _decided: threading.Lock = field(default_factory=threading.Lock)
-    _runs: list[Decisions] = field(default_factory=list)
+    _runs: list[ChainDecisions] = field(default_factory=list)
     _error: MillraceError | None = None
     _settled: bool = False
 
@@ -70,7 +70,7 @@ class PendingOutcome:
             raise copy(self._error)
         return AppendOutcome(_answer(self._runs, self.ids, self.messages))
 
-    def settle(self, runs: list[Decisions], error: MillraceError | None) -> None:
+    def settle(self, runs: list[ChainDecisions], error: MillraceError | None) -> None:
         """Wake who waits; called once."""
         self._runs, self._error, self._settled = runs, error, True
         self._decided.release()
@@ -81,7 +81,7 @@ def message_count(values: pa.LargeBinaryArray) -> int:
     return int(framed_counts(values).sum())
 
 
-def _answer(runs: list[Decisions], ids: tuple[LogId, LogId], messages: int) -> pa.RecordBatch:
+def _answer(runs: list[ChainDecisions], ids: tuple[LogId, LogId], messages: int) -> pa.RecordBatch:
     """The rows of the entries ids[0] .. ids[1] out of `runs`; with those time ticks that became no row."""
     parts = [_between(run.rows, *ids) for run in runs]
     rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
@@ -106,7 +106,7 @@ def _between(rows: pa.RecordBatch, first: LogId, last: LogId) -> pa.RecordBatch:
     return rows.filter(pa.array(behind & before))
 
 
-def _unpersisted(run: Decisions, ids: tuple[LogId, LogId]) -> list[dict[str, object]]:
+def _unpersisted(run: ChainDecisions, ids: tuple[LogId, LogId]) -> list[dict[str, object]]:
     """Answers for the time ticks of entries ids[0] .. ids[1] that became no row.
 
     Theirs is the run's last tick: everything up to there is decided. Their LastConfirmed is one from which nothing is

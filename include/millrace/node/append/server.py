@@ -10,15 +10,15 @@ What crosses the wire, beside what the log's server says (millrace.log.server.ma
   arrive while the log is busy are appended together, and answers follow as they are decided.
 - DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
   (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
-- DoGet, tickets `{"extension": "append", "read": <collection>, ...}`: its rows (millrace.node.append.reads); `"history": <pchannel>`
-  and `"imported": <pchannel>`: messages of the ``wal`` table piece by piece, and an Import's rows (millrace.node.append.history).
+- DoGet, tickets `{"extension": "append", "read": <collection>, ...}`: its rows (millrace.node.append.collection_reads); `"history": <pchannel>`
+  and `"imported": <pchannel>`: messages of the ``wal`` table piece by piece, and an Import's rows (millrace.node.append.history_reads).
 - Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
   append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
 - Action append/assignments `{"after"}`: who takes the appends of which PChannel, where nodes do (Placing).
 - Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
   `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
-  append/history `{"pchannel", "confirmed_at"}`, append/checkpointed `{"pchannel", "collection_id"}` (millrace.node.append.history),
-  append/group and append/drop_group (millrace.node.append.groups), append/mvcc `{"vchannel"}`, append/tombstone (of
+  append/history `{"pchannel", "confirmed_at"}`, append/checkpointed `{"pchannel", "collection_id"}` (millrace.node.append.history_reads),
+  append/group and append/drop_group (millrace.node.append.consumer_groups), append/mvcc `{"vchannel"}`, append/tombstone (of
   millrace.node.append.tombstones).
 """
 
@@ -37,42 +37,48 @@ import pyarrow as pa
 from prometheus_client import ProcessCollector
 from pyarrow import flight
 
-from millrace.access.grants import MACHINE, Caller, Kind, Resource, Role
+from millrace.access.grants import LOCAL_ADMIN, Caller, Resource, ResourceKind, Role
 from millrace.base.errors import InvalidArgument, LogUnavailable, PermissionDenied, TableNotFound
 from millrace.base.metrics import NAMESPACE, Metrics
 from millrace.base.settings import Settings
-from millrace.catalog.calls import call
-from millrace.catalog.records import pchannel_names
-from millrace.client.consume.positions import Positions
-from millrace.coord.appending import OneByOne
-from millrace.coord.completing import Completing
+from millrace.catalog.calls import dispatch
+from millrace.catalog.sqlite_file import pchannel_names
+from millrace.client.consume.positions import PositionStore
+from millrace.coord.append_port import SingleEntryAppender
+from millrace.coord.broadcast_retrier import BroadcastRetrier
+from millrace.coord.concurrency import ThreadRunner
 from millrace.coord.coordinator import Coordinator
-from millrace.coord.database import Shared
-from millrace.coord.together import Threads
+from millrace.coord.coordinator_db import SharedStore
 from millrace.log.generations.service import GenerationsService
 from millrace.log.protocol import LogService
-from millrace.node.append.door import EntryDoor, readable, vchannel_resources
-from millrace.node.append.exchange import MAX_OUTCOME_WAIT, Pipelined, next_append, settled, write_answer
+from millrace.node.append.append_stream import (
+    MAX_OUTCOME_WAIT,
+    PipelinedStream,
+    next_append,
+    result_or_failure,
+    write_answer,
+)
+from millrace.node.append.authorizer import AppendAuthorizer, readable_rows, vchannel_resources
+from millrace.node.append.collection_reads import CollectionReads
+from millrace.node.append.consumer_groups import ConsumerGroups
 from millrace.node.append.flow_monitor import FlowMonitor
-from millrace.node.append.groups import Groups
-from millrace.node.append.history import Histories
-from millrace.node.append.host import AppendHost, HostSettings, Owners
+from millrace.node.append.history_reads import HistoryReads
+from millrace.node.append.host import AppendForwarder, AppendHost, HostSettings
 from millrace.node.append.pending import PendingOutcome
-from millrace.node.append.reads import Reads
-from millrace.node.append.tombstones import Tombstones
-from millrace.node.retention.log_retention import LogRetention, wanted
+from millrace.node.append.tombstones import TombstonePlacer
+from millrace.node.retention.log_retention import LogRetention, retention_configured
 from millrace.rpc.outcome import OUTCOME_SCHEMA
-from millrace.rpc.tail import TAIL_SCHEMA, Evicted, wire_rows
+from millrace.rpc.tail import TAIL_SCHEMA, Evicted, to_wire_rows
 from millrace.rpc.wire import (
     APPEND_ROLE,
     DEFAULT_DEADLINE,
-    NotTaken,
+    NotAccepted,
     from_json,
     log_id,
-    number,
+    request_number,
     to_json,
 )
-from millrace.tables.wal.state_check import sound_state
+from millrace.tables.wal.state_check import valid_state
 from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 
@@ -82,7 +88,7 @@ MAX_WAITING: Final = 256
 _SWITCH_SECONDS: Final = 0.0005
 
 
-class Placing(Protocol):
+class AppendPlacement(Protocol):
     """Where the appends of each PChannel go, in a cluster whose nodes take them."""
 
     def appending(self, pchannel: str) -> AbstractContextManager[None]:
@@ -90,17 +96,17 @@ class Placing(Protocol):
         ...
 
     def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
-        """Who serves which PChannel (millrace.rpc.assignments.Update, as JSON), behind the version `after`, or all for one below
+        """Who serves which PChannel (millrace.rpc.assignments.AssignmentUpdate, as JSON), behind the version `after`, or all for one below
         0; for a `trusted` caller the token that nodes take, too."""
         ...
 
     def close(self) -> None: ...
 
 
-class Cluster(Placing, Owners, Protocol):
+class ClusterPlacement(AppendPlacement, AppendForwarder, Protocol):
     """What the log's server of a deployment knows of its nodes."""
 
-    def begin(self, open_term: Callable[[str], object]) -> None:
+    def start(self, open_term: Callable[[str], object]) -> None:
         """From now on PChannels are taken back from nodes that are gone, each by a term that `open_term` opens."""
         ...
 
@@ -117,21 +123,21 @@ class AppendExtension:
         retention: LogRetention | None = None,
         flow: FlowMonitor | None = None,
         catalog: Coordinator | None = None,
-        tombstones: Tombstones | None = None,
-        reads: Reads | None = None,
-        histories: Histories | None = None,
-        groups: Groups | None = None,
-        placing: Placing | None = None,
-        behind: ExitStack | None = None,
+        tombstones: TombstonePlacer | None = None,
+        reads: CollectionReads | None = None,
+        histories: HistoryReads | None = None,
+        groups: ConsumerGroups | None = None,
+        placement: AppendPlacement | None = None,
+        resources: ExitStack | None = None,
     ) -> None:
         """`behind`: what is closed behind the host, since it waits for answers of it."""
-        self._behind = ExitStack() if behind is None else behind
+        self._behind = ExitStack() if resources is None else resources
         self._histories = histories
         self._streams = {} if reads is None else {"read": reads.stream}
         if histories is not None:
             self._streams |= {"history": histories.stream, "imported": histories.imported}
         self._groups = groups
-        self._placing = placing
+        self._placing = placement
         self._host = host
         self._catalog = catalog
         self._tombstones = tombstones
@@ -149,31 +155,33 @@ class AppendExtension:
     ) -> None:
         command = from_json(descriptor.command or b"")
         pchannel = _pchannel(command)
-        door = EntryDoor(caller, self._collection_of)
+        door = AppendAuthorizer(caller, self._collection_of)
         writer.begin(OUTCOME_SCHEMA)
         if command.get("pipelined"):
-            Pipelined(partial(self.submit, pchannel, door=door), reader, writer).serve()
+            PipelinedStream(partial(self.submit, pchannel, door=door), reader, writer).serve()
             return
         while (request := next_append(reader)) is not None:
             values, timeout = request
-            write_answer(writer, settled(partial(self.submit_one, pchannel, values, door)), timeout)
+            write_answer(writer, result_or_failure(partial(self.submit_one, pchannel, values, door)), timeout)
 
-    def submit_one(self, pchannel: str, values: pa.LargeBinaryArray, door: EntryDoor) -> PendingOutcome:
+    def submit_one(self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer) -> PendingOutcome:
         """Append one batch. Raises NotTaken once the server stops."""
         return self.submit(pchannel, [values], door)[0]
 
-    def submit(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: EntryDoor) -> list[PendingOutcome]:
+    def submit(
+        self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: AppendAuthorizer
+    ) -> list[PendingOutcome]:
         """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops, AssignmentStale
         where a node has the PChannel, RateLimited, and what the door raises."""
         if self._closing:
-            raise NotTaken
+            raise NotAccepted
         if self._flow is not None:
             self._flow.admit(appends)
         try:
             if self._placing is None:
-                return self._host.submit_all(pchannel, appends, door=door.check)
+                return self._host.submit_all(pchannel, appends, authorize=door.authorize)
             with self._placing.appending(pchannel):
-                return self._host.submit_all(pchannel, appends, door=door.check)
+                return self._host.submit_all(pchannel, appends, authorize=door.authorize)
         except PermissionDenied:
             if len(appends) == 1:  # of several each is handed over again
                 self.denied(f"{APPEND_ROLE}/do_exchange")
@@ -192,8 +200,8 @@ class AppendExtension:
                     self.denied(f"{APPEND_ROLE}/do_get")
                     raise
         pchannel = _pchannel(request, "tail")
-        timeout = min(number(request, "timeout", 0.0), MAX_TAIL_WAIT)
-        after, max_bytes = int(number(request, "after", 0)), int(number(request, "max_bytes", 8 << 20))
+        timeout = min(request_number(request, "timeout", 0.0), MAX_TAIL_WAIT)
+        after, max_bytes = int(request_number(request, "after", 0)), int(request_number(request, "max_bytes", 8 << 20))
         with self._open():
             can_wait = self._waiting.acquire(blocking=False)
             try:
@@ -204,8 +212,8 @@ class AppendExtension:
         if isinstance(found, Evicted):
             return _rows([], {"evicted": found.earliest})
         shown = found.batches
-        if not caller.principal.has((Role.READ,), (Resource(Kind.PCHANNEL, pchannel),)):
-            shown = [readable(batch, caller, self._collection_of) for batch in shown]
+        if not caller.principal.has_role((Role.READ,), (Resource(ResourceKind.PCHANNEL, pchannel),)):
+            shown = [readable_rows(batch, caller, self._collection_of) for batch in shown]
         return _rows(shown, {"confirmed": found.confirmed_tick})
 
     def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
@@ -219,37 +227,43 @@ class AppendExtension:
             if not isinstance(arguments, dict):
                 raise InvalidArgument("'arguments' of the request is a JSON object")
             with self._open():
-                return [to_json(call(self._catalog, str(request.get("call")), arguments, caller))]
+                return [to_json(dispatch(self._catalog, str(request.get("call")), arguments, caller))]
         if action.type == f"{APPEND_ROLE}/mvcc":
             vchannel = _pchannel(request, "vchannel")
-            caller.principal.require((Role.READ,), vchannel_resources(vchannel, self._collection_of), action.type)
+            caller.principal.require_role((Role.READ,), vchannel_resources(vchannel, self._collection_of), action.type)
             with self._open():
                 return [to_json(self._host.mvcc(vchannel)._asdict())]
         if action.type == f"{APPEND_ROLE}/assignments":
             if self._placing is None:
                 return [to_json({"version": 0, "whole": True, "assignments": []})]
             with self._open():
-                return [to_json(self._placing.assignments(after=_version(request), trusted=caller is MACHINE))]
+                return [to_json(self._placing.assignments(after=_version(request), trusted=caller is LOCAL_ADMIN))]
         if action.type == f"{APPEND_ROLE}/group" and self._groups is not None:
             with self._open():
-                return [to_json(self._groups.answer(request))]
+                return [to_json(self._groups.handle(request))]
         if action.type == f"{APPEND_ROLE}/drop_group" and self._groups is not None:
             with self._open():
                 self._groups.drop(request)
                 return [to_json({})]
         pchannel = _pchannel(request)
-        deadline = min(number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
+        deadline = min(request_number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
         answer: dict[str, Any] = {}
         with self._open():
             match action.type.partition("/")[2]:
                 case "tick":
                     answer["tick"] = self._tick(pchannel, request, deadline)
                 case "confirm":
-                    answer["tick"] = self._host.confirm(pchannel, int(number(request, "tick", 0)), deadline=deadline)
+                    answer["tick"] = self._host.confirm(
+                        pchannel, int(request_number(request, "tick", 0)), deadline=deadline
+                    )
                 case "describe":
                     answer = self._host.describe(pchannel)
                 case "definitions":
-                    wanted = None if request.get("collection_id") is None else int(number(request, "collection_id", 0))
+                    wanted = (
+                        None
+                        if request.get("collection_id") is None
+                        else int(request_number(request, "collection_id", 0))
+                    )
                     answer = self._host.definitions(pchannel, wanted, deadline=deadline).to_json()
                 case "history" if self._histories is not None:
                     answer = self._histories.describe(pchannel, request)
@@ -277,9 +291,9 @@ class AppendExtension:
         assert self._tombstones is not None
         entry, sha256 = log_id(request.get("entry")), request.get("sha256")
         if sha256 is None:
-            return self._tombstones.look(pchannel, entry)
+            return self._tombstones.inspect(pchannel, entry)
         said = {name: str(request.get(name, "")) for name in ("author", "reason")}
-        if caller is not MACHINE:
+        if caller is not LOCAL_ADMIN:
             said["author"] = caller.principal.name  # whose token it is, whoever it says it was
         return self._tombstones.place(pchannel, entry, sha256=str(sha256), **said).to_json()
 
@@ -287,12 +301,12 @@ class AppendExtension:
     def _open(self) -> Iterator[None]:
         """Call what may be repeated elsewhere inside: once the server stops it is answered "not taken"."""
         if self._closing:
-            raise NotTaken
+            raise NotAccepted
         try:
             yield
         except LogUnavailable:
             if self._closing:
-                raise NotTaken from None
+                raise NotAccepted from None
             raise
 
     def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
@@ -323,9 +337,9 @@ def append_extension(
     service: LogService,
     folder: Path,
     *,
-    cluster: Callable[[Settings], Cluster] | None = None,
-    positions: Callable[[Settings], Positions] | None = None,
-    shared: Callable[[Settings], Shared | None] = lambda settings: None,
+    cluster: Callable[[Settings], ClusterPlacement] | None = None,
+    positions: Callable[[Settings], PositionStore] | None = None,
+    shared: Callable[[Settings], SharedStore | None] = lambda settings: None,
 ) -> AppendExtension:
     """The extension of a log server's process: follows from the newest state that the ``wal`` table has. `cluster` makes what
     says where appends go, in a deployment whose nodes may take them; `positions` opens where consumer groups stand, `shared` of
@@ -339,28 +353,28 @@ def append_extension(
     ProcessCollector(namespace=f"{NAMESPACE}_log_server", registry=metrics.registry)
     host = AppendHost(
         service,
-        committed_states(wal, service),
+        committed_state_loader(wal, service),
         pchannels=partial(pchannel_names, settings.data_dir),
         settings=HostSettings(tick_interval=settings.tick_interval),
         metrics=metrics,
         owners=placing,
     )
     retention = None
-    if wanted(settings):
+    if retention_configured(settings):
         retention = LogRetention(settings, service, metrics=host.metrics)
         retention.start()
     flow = FlowMonitor(settings, host, service, metrics=host.metrics)
     flow.start()
     behind = ExitStack()
-    together = behind.enter_context(Threads("broadcast"))
-    append = OneByOne(host, settings.append_deadline)
-    catalog = Coordinator(settings, log=service, append=append, shared=shared(settings), together=together)
+    together = behind.enter_context(ThreadRunner("broadcast"))
+    append = SingleEntryAppender(host, settings.append_deadline)
+    catalog = Coordinator(settings, log=service, append=append, shared=shared(settings), run_all=together)
     if placing is not None:
-        placing.begin(catalog.open_term)
-    completing = Completing(catalog)
+        placing.start(catalog.open_term)
+    completing = BroadcastRetrier(catalog)
     behind.callback(completing.close)
     completing.start()
-    tombstones = Tombstones(host, service, wal) if isinstance(service, GenerationsService) else None
+    tombstones = TombstonePlacer(host, service, wal) if isinstance(service, GenerationsService) else None
     if tombstones is not None:
         threading.Thread(target=tombstones.resume, name="resume-tombstones", daemon=True).start()
     return AppendExtension(
@@ -368,20 +382,20 @@ def append_extension(
         retention=retention,
         flow=flow,
         catalog=catalog,
-        behind=behind,
+        resources=behind,
         tombstones=tombstones,
-        reads=Reads(settings, catalog, host, service),
-        histories=Histories(settings, catalog, host),
-        groups=Groups(
+        reads=CollectionReads(settings, catalog, host, service),
+        histories=HistoryReads(settings, catalog, host),
+        groups=ConsumerGroups(
             settings.data_dir,
             partial(pchannel_names, settings.data_dir),
             positions=None if positions is None else partial(positions, settings),
         ),
-        placing=placing,
+        placement=placing,
     )
 
 
-def committed_states(wal: object, service: LogService) -> Callable[[str], ChannelState]:
+def committed_state_loader(wal: object, service: LogService) -> Callable[[str], ChannelState]:
     """`load_state` from the ``wal`` table at `wal`; a PChannel that has no committed state starts at its log's beginning.
 
     One whose newest state is damaged starts from an older one: the log of `service` leads to the same answers.
@@ -394,7 +408,7 @@ def committed_states(wal: object, service: LogService) -> Callable[[str], Channe
             return ChannelState.new(pchannel)
         log = service.open(pchannel)
         try:
-            return sound_state(table, log, pchannel)
+            return valid_state(table, log, pchannel)
         finally:
             log.close()
 
@@ -420,7 +434,7 @@ def _version(request: dict[str, Any]) -> int:
 
 def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:
     """Rows as a stream; small batches go out as one, since each has two dozen columns on the wire."""
-    plain = [wire_rows(batch) for batch in batches]
+    plain = [to_wire_rows(batch) for batch in batches]
     if len(plain) > 1:
         plain = pa.Table.from_batches(plain).combine_chunks().to_batches()
 

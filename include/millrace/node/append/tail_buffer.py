@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError
-from millrace.rpc.tail import Evicted, Tailed
+from millrace.rpc.tail import Evicted, TailBatch
 
 CHUNK_OVERHEAD = 16 << 10
 """Bytes that a chunk costs beside its payloads: two dozen Arrow columns are not free where a chunk is one message."""
@@ -92,7 +92,7 @@ class TailBuffer:
             self._failure = error
             self._changed.notify_all()
 
-    def tail(self, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> Tailed | Evicted:
+    def tail(self, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
         """What came behind `after_tick`, at most about `max_bytes`; waits up to `timeout` seconds where that is nothing.
 
         A confirmed tick at or below `after_tick` says that the wait ran out. Raises what stopped the PChannel.
@@ -104,12 +104,12 @@ class TailBuffer:
                 while self._confirmed <= after_tick:
                     if self._failure is not None:
                         raise copy(self._failure)
-                    if deadline.over() or not deadline.wait(self._changed):
+                    if deadline.expired() or not deadline.wait(self._changed):
                         break
                 if after_tick < self._earliest:
                     return Evicted(self._earliest)
                 if self._confirmed <= after_tick:
-                    return Tailed([], self._confirmed)
+                    return TailBatch([], self._confirmed)
                 chunks, confirmed = self._behind(after_tick, max_bytes)
             finally:
                 self._readers -= 1
@@ -118,8 +118,8 @@ class TailBuffer:
             ticks = first.column("time_tick").to_numpy()
             kept = first.slice(bisect_right(ticks, after_tick))
             rest = [chunk.messages for chunk in chunks[1:]]
-            return Tailed([kept, *rest] if kept.num_rows else rest, confirmed)
-        return Tailed([chunk.messages for chunk in chunks], confirmed)
+            return TailBatch([kept, *rest] if kept.num_rows else rest, confirmed)
+        return TailBatch([chunk.messages for chunk in chunks], confirmed)
 
     def _behind(self, after_tick: int, max_bytes: int) -> tuple[list[_Chunk], int]:
         """Chunks from the first that reaches behind `after_tick`, and the tick that they complete."""

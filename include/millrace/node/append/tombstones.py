@@ -3,7 +3,7 @@
 Allowed only while no host has judged the entry and no commit covers it. The server of the log sees to that in four steps:
 
 1. Its append host is parked at the entry, and still cannot judge it; it follows nothing while it is held.
-2. The tombstone is proposed, durably (millrace.log.generations.listing). From here on nobody reads the entry, whether as it was or
+2. The tombstone is proposed, durably (millrace.log.generations.generation_file). From here on nobody reads the entry, whether as it was or
    as it will be: each read looks at the list behind it.
 3. The *fence*: a commit to the ``wal`` table that leaves the PChannel's state as it is, made through the one committer. It goes
    through only from a position that does not cover the entry, and counts as a commit, so that what any task made of the
@@ -11,7 +11,7 @@ Allowed only while no host has judged the entry and no commit covers it. The ser
 4. The tombstone is placed: every reader sees it.
 
 Where a commit was first the proposal is withdrawn, and nobody has seen anything of it. A server that dies in between leaves
-the proposal; the next one completes or withdraws it (:meth:`Tombstones.resume`), and so does the same call again.
+the proposal; the next one completes or withdraws it (:meth:`TombstonePlacer.resume`), and so does the same call again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from millrace.base.failpoint import hit
 from millrace.log.generations.log import GenerationLog
 from millrace.log.generations.service import GenerationsService
 from millrace.message.ids import LogId
-from millrace.message.tombstones import Standing, Tombstone, checksum
+from millrace.message.tombstones import Tombstone, TombstoneMap, entry_sha256
 from millrace.node.append.follower import Follower
 from millrace.node.append.host import AppendHost
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.ranges import RangeReport, check_not_regressed, process_before_failure
-from millrace.node.ingest.wal_writer import RangeWriter
-from millrace.node.range.failure import Failure
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestReport, check_not_regressed, process_until_failure
+from millrace.node.ingest.wal_writer import WalRangeWriter
+from millrace.node.range_loop.failure import RangeFailure
 from millrace.tables.wal.state_check import check_state
 from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.chain import Chain
-from millrace.wal.portions import id_at
+from millrace.wal.entry_chunks import id_at
 from millrace.wal.state import ChannelState
 
 _SECONDS: Final = 20.0
@@ -47,7 +47,7 @@ _TRIES: Final = 20
 _log = logging.getLogger(__name__)
 
 
-class Tombstones:
+class TombstonePlacer:
     """Places tombstones in the log of `service`, which `host` follows and the ``wal`` table at `wal` is made from. Thread-safe."""
 
     def __init__(self, host: AppendHost, service: GenerationsService, wal: str) -> None:
@@ -55,7 +55,7 @@ class Tombstones:
         self._service = service
         self._wal = wal
 
-    def look(self, pchannel: str, entry: LogId) -> dict[str, Any]:
+    def inspect(self, pchannel: str, entry: LogId) -> dict[str, Any]:
         """What stands at `entry` and why it parks its PChannel: entry, bytes, sha256, physical_ms, judged, committed.
 
         Raises TombstoneRefused where no tombstone may stand there, and what the log raises.
@@ -63,7 +63,7 @@ class Tombstones:
         with self._host.hold(pchannel, deadline=_SECONDS) as follower:
             log = self._service.open(pchannel)
             try:
-                value, physical_ms = log.stored(entry)
+                value, physical_ms = log.read_stored(entry)
                 failure = _failure(log, follower, pchannel, entry)
             finally:
                 log.close()
@@ -71,7 +71,7 @@ class Tombstones:
         return {
             "entry": list(entry),
             "bytes": len(value),
-            "sha256": checksum(value),
+            "sha256": entry_sha256(value),
             "physical_ms": physical_ms,
             "judged": f"{failure.code}: {failure.message}",
             "committed": None if committed is None else list(committed),
@@ -89,7 +89,7 @@ class Tombstones:
             before = self._standing(pchannel).get(entry)
             log = self._service.open(pchannel)
             try:
-                if (found := checksum(log.stored(entry)[0])) != sha256:
+                if (found := entry_sha256(log.read_stored(entry)[0])) != sha256:
                     raise TombstoneRefused(f"entry {entry} of {pchannel} has the sha256 {found}, not {sha256}")
                 if before is None:
                     _failure(log, follower, pchannel, entry)
@@ -113,7 +113,7 @@ class Tombstones:
                 except Exception:
                     _log.exception("the tombstone of %s in %s was withdrawn", entry, pchannel)
 
-    def _standing(self, pchannel: str) -> Standing:
+    def _standing(self, pchannel: str) -> TombstoneMap:
         return self._service.file.refresh().tombstones.get(pchannel, {})
 
     def _uncovered(self, pchannel: str, entry: LogId) -> LogId | None:
@@ -135,7 +135,7 @@ class Tombstones:
                 self._service.file.change(lambda list_: list_.without_proposal(pchannel, entry))
             raise
         hit("tombstone.fenced")
-        placed = tombstone.settled()
+        placed = tombstone.as_placed()
         self._service.file.change(lambda list_: list_.with_tombstone(placed))
         hit("tombstone.placed")
         _log.warning(
@@ -152,7 +152,7 @@ class Tombstones:
             check_state(table, log, pchannel)
         finally:
             log.close()
-        committer = Committer(table)
+        committer = WalCommitter(table)
         for _ in range(_TRIES):
             base = _uncovered(table.position(pchannel), entry)
             if committer.commit([_unmoved(base, self._wal)]).committed:
@@ -160,7 +160,7 @@ class Tombstones:
         raise LogBusy(f"other committers of {pchannel} were first {_TRIES} times: try again")
 
 
-def _failure(log: GenerationLog, follower: Follower | None, pchannel: str, entry: LogId) -> Failure:
+def _failure(log: GenerationLog, follower: Follower | None, pchannel: str, entry: LogId) -> RangeFailure:
     """Why this host cannot judge `entry`, at which it is parked. Raises TombstoneRefused where it can, or stands elsewhere."""
     if follower is None or follower.error is None:
         at = "" if follower is None else f", and has decided what stands before {follower.state.position}"
@@ -175,7 +175,7 @@ def _failure(log: GenerationLog, follower: Follower | None, pchannel: str, entry
         raise TombstoneRefused(
             f"the append host is parked at {at} of {pchannel}, not at {entry}: only the entry that parks it can be replaced"
         )
-    _, failure = process_before_failure(Chain(), state, found)
+    _, failure = process_until_failure(Chain(), state, found)
     if failure is None or failure.retriable:
         raise TombstoneRefused(
             f"entry {entry} of {pchannel} can be judged, or could with more memory: run millrace unpark {pchannel}"
@@ -193,9 +193,9 @@ def _uncovered(base: WalPosition, entry: LogId) -> WalPosition:
     return base
 
 
-def _unmoved(base: WalPosition, wal: str) -> RangeReport:
+def _unmoved(base: WalPosition, wal: str) -> IngestReport:
     """A range of nothing, whose commit leaves the PChannel's state as it is."""
     state = base.state or ChannelState.new(base.pchannel)
-    made = RangeReport.without_effect(base, state.position)
-    actions = tuple(RangeWriter(wal, base.pchannel).finish(state, base))
+    made = IngestReport.without_effect(base, state.position)
+    actions = tuple(WalRangeWriter(wal, base.pchannel).finish(state, base))
     return replace(made, last_tick=state.last_tick, actions=actions, removed_state=base.state_path)

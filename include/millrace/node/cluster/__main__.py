@@ -15,16 +15,16 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
-from millrace.base.data_folder import claim
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
+from millrace.base.data_folder import prepare_data_folder
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.node.cluster.member import Member
-from millrace.node.flush.definition import Flush
-from millrace.node.ingest.definition import Ingest
-from millrace.node.range.keep_up import keep_up
-from millrace.runtime.service import begin_service
+from millrace.node.flush.definition import FlushLoop
+from millrace.node.ingest.definition import IngestLoop
+from millrace.node.range_loop.runner import run_loop
+from millrace.runtime.process_setup import set_up_service
 
 
 def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
@@ -35,10 +35,10 @@ def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
     def come() -> None:
         ready.wait()
 
-    def loop(definition: Ingest | Flush, member: Member) -> None:
+    def loop(definition: IngestLoop | FlushLoop, member: Member) -> None:
         try:
-            owning, threads = member.owned, settings.cores
-            keep_up(definition, metrics=metrics, stop=stop, owning=owning, threads=threads, begun=come)
+            ownership, threads = member.owned, settings.cores
+            run_loop(definition, metrics=metrics, stop=stop, ownership=ownership, threads=threads, on_started=come)
         except BaseException as error:
             failures.append(error)
         finally:
@@ -48,7 +48,7 @@ def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
     with Member(settings) as member:
         loops = [
             threading.Thread(target=partial(loop, definition, member), name=definition.name)
-            for definition in (Ingest(settings), Flush(settings))
+            for definition in (IngestLoop(settings), FlushLoop(settings))
         ]
         for each in loops:
             each.start()
@@ -63,10 +63,10 @@ def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
 
 def main() -> int:
     """Run until a signal comes; 1 with a line on stderr where an error of ours ends it."""
-    stop = begin_service()
+    stop = set_up_service()
     try:
         settings = Settings.load()
-        claim(settings.data_dir)
+        prepare_data_folder(settings.data_dir)
         metrics = Metrics()
         server = metrics.serve(settings.metrics_port) if settings.metrics_port else None
         try:

@@ -12,21 +12,21 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, InvalidSettings
-from millrace.base.file_lock import held
+from millrace.base.file_lock import exclusive_lock
 from millrace.base.settings import Settings
 from millrace.coord.clock import Clock, SystemClock
-from millrace.coord.hosting import Hosting
-from millrace.coord.opening import open_store, require_no_switch
+from millrace.coord.concurrency import ThreadRunner
 from millrace.coord.orders import ASSIGN, STATUS
+from millrace.coord.role_manager import RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session, moving_roles
-from millrace.coord.together import Threads
-from millrace.node.cluster.appends import AppendServer
-from millrace.node.cluster.owned import Owned
-from millrace.node.cluster.server import NodeServer, order_of
-from millrace.node.range.owning import assigned_path
+from millrace.coord.store_factory import open_cluster_store, require_no_switch
+from millrace.node.cluster.append_server import AppendServer
+from millrace.node.cluster.order_server import OrderServer, parse_order
+from millrace.node.cluster.owned_channels import OwnedChannels
+from millrace.node.range_loop.ownership import assigned_path
 
 _log: Final = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _log: Final = logging.getLogger(__name__)
 class _Roles:
     """The protocol Opener: to each role what hosts it."""
 
-    def __init__(self, owned: Owned, appends: AppendServer | None) -> None:
+    def __init__(self, owned: OwnedChannels, appends: AppendServer | None) -> None:
         self._owned = owned
         self._appends = appends
 
@@ -50,10 +50,10 @@ class _Roles:
         if role == INGEST:
             self._owned.close(pchannel, role, term)
         elif self._appends is not None:
-            self._appends.let_go(pchannel)
+            self._appends.release(pchannel)
 
 
-class Member(Closing):
+class Member(Closeable):
     """The node `settings.node`. It is in the cluster from :meth:`start` to :meth:`leave`."""
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
@@ -64,13 +64,15 @@ class Member(Closing):
         seconds = settings.session_seconds
         self._stop = threading.Event()
         with ExitStack() as opened:
-            settings.own_run_path.mkdir(parents=True, exist_ok=True)
+            settings.node_run_path.mkdir(parents=True, exist_ok=True)
             taken = InvalidSettings(
                 f"another process of this machine is the node {settings.node!r}: choose another name"
             )
-            opened.enter_context(held(settings.own_run_path / "node.lock", deadline=Deadline.after(0), busy=taken))
-            store = opened.enter_context(open_store(settings, clock))
-            server = NodeServer(settings, self._act)
+            opened.enter_context(
+                exclusive_lock(settings.node_run_path / "node.lock", deadline=Deadline.after(0), busy=taken)
+            )
+            store = opened.enter_context(open_cluster_store(settings, clock))
+            server = OrderServer(settings, self._act)
             opened.callback(server.shutdown)
             roles = moving_roles(settings.log)
             appends: AppendServer | None = None
@@ -78,12 +80,12 @@ class Member(Closing):
                 may_open = partial(require_no_switch, store)
                 appends = AppendServer(settings, held=self._holds, drain_seconds=seconds / 4, may_open=may_open)
                 opened.callback(appends.close)
-            serves = "" if appends is None else appends.address
-            info = NodeInfo(settings.node, server.address, roles, serves)
+            client_address = "" if appends is None else appends.address
+            info = NodeInfo(settings.node, server.address, roles, client_address)
             self.session = Session(store, clock, info, on_end=self._ended, seconds=seconds)
-            self.owned = Owned(assigned_path(settings), held=self.session.held, drain_seconds=seconds / 4)
-            together = opened.enter_context(Threads("roles"))
-            self.hosting = Hosting(self.session, _Roles(self.owned, appends), together=together)
+            self.owned = OwnedChannels(assigned_path(settings), held=self.session.held, drain_seconds=seconds / 4)
+            together = opened.enter_context(ThreadRunner("roles"))
+            self.hosting = RoleManager(self.session, _Roles(self.owned, appends), run_all=together)
             self._keeping = threading.Thread(target=self._keep, name="session", daemon=True)
             self._opened = opened.pop_all()
         self._address = server.address
@@ -107,10 +109,10 @@ class Member(Closing):
 
     def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         if name == STATUS:
-            held = [[each.pchannel, each.role, each.term] for each in self.hosting.held()]
+            held = [[each.pchannel, each.role, each.term] for each in self.hosting.held_roles()]
             rates = {name: asdict(rate) for name, rate in self.owned.rates().items()}
             return {"session": self.session.name, "held": held, "rates": rates}
-        session, pchannel, role, term = order_of(request)
+        session, pchannel, role, term = parse_order(request)
         if name == ASSIGN:
             self.hosting.assign(session, pchannel, role, term)
         else:

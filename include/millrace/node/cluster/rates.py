@@ -14,14 +14,14 @@ from typing import Final
 
 from millrace.message.ids import tick_physical_ms
 
-WINDOW: Final = 10.0
+RATE_WINDOW_SECONDS: Final = 10.0
 """Seconds."""
 _MOST: Final = 1_000
 """Commits of one PChannel that are kept: more in a window than any loop makes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class ChannelRate:
     """Of one PChannel."""
 
     rows_per_second: float = 0.0
@@ -37,7 +37,7 @@ class _Channel:
     lag: float = 0.0
 
 
-class Rates:
+class RateMeter:
     """Of the PChannels that a node has; its owner sees to it that one thread calls at a time."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Rates:
         self._wall = wall
         self._channels: dict[str, _Channel] = {}
 
-    def committed(self, pchannel: str, *, rows: int, bytes: int, tick: int) -> None:
+    def record_commit(self, pchannel: str, *, rows: int, bytes: int, tick: int) -> None:
         channel = self._channels.setdefault(pchannel, _Channel())
         channel.commits.append((self._monotonic(), rows, bytes))
         channel.tick = tick
@@ -57,17 +57,17 @@ class Rates:
         """It is this node's no more."""
         self._channels.pop(pchannel, None)
 
-    def of(self, pchannel: str, *, running: bool) -> Rate:
+    def of(self, pchannel: str, *, running: bool) -> ChannelRate:
         """Now; `running`: whether a range of it is at work."""
         channel = self._channels.get(pchannel)
         if channel is None:
-            return Rate()
-        since = self._monotonic() - WINDOW
+            return ChannelRate()
+        since = self._monotonic() - RATE_WINDOW_SECONDS
         while channel.commits and channel.commits[0][0] < since:
             channel.commits.popleft()
         rows, size = sum(each[1] for each in channel.commits), sum(each[2] for each in channel.commits)
         lag = max(channel.lag, self._age(channel.tick)) if running else channel.lag
-        return Rate(round(rows / WINDOW, 1), round(size / WINDOW, 1), round(lag, 3))
+        return ChannelRate(round(rows / RATE_WINDOW_SECONDS, 1), round(size / RATE_WINDOW_SECONDS, 1), round(lag, 3))
 
     def _age(self, tick: int) -> float:
         return max(0.0, self._wall() - tick_physical_ms(tick) / 1000)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.node.flush.commit import FlushCommitter
-from millrace.node.flush.flushed import FlushedSegments
+from millrace.node.flush.committer import FlushCommitter
+from millrace.node.flush.flushed_segments import FlushedSegments
 from millrace.node.flush.flusher import FlushPlan, FlushReport, run_flush
 from millrace.node.flush.planner import FlushPlanner
-from millrace.node.range.definition import Definition, Holds, always
+from millrace.node.range_loop.definition import LoopDefinition, OwnershipCheck, always_owned
 from millrace.tables.wal.reader import MAX_TICK
 
 RANGE_FACTOR: Final = 4
@@ -21,7 +21,7 @@ RANGE_FACTOR: Final = 4
 
 
 @dataclass(frozen=True)
-class Flush(Definition[FlushPlan, FlushReport]):
+class FlushLoop(LoopDefinition[FlushPlan, FlushReport]):
     """Of one deployment. A PChannel that cannot be flushed is tried again, ever later; `parked` is about the log's entries."""
 
     name: ClassVar[str] = "flusher"
@@ -42,8 +42,8 @@ class Flush(Definition[FlushPlan, FlushReport]):
     def run(self, plan: FlushPlan) -> FlushReport:
         return run_flush(self.settings, plan)
 
-    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> FlushCommitter:
+    def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> FlushCommitter:
         return FlushCommitter(self.settings, metrics=metrics, holds=holds)
 
     def watch(self, metrics: Metrics) -> Callable[[Sequence[FlushReport]], None]:
-        return FlushedSegments(self.settings).note
+        return FlushedSegments(self.settings).record

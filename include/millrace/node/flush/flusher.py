@@ -22,23 +22,29 @@ from millrace.message.bodies import parse_body
 from millrace.message.ids import MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
-from millrace.storage.commit import AppMove
-from millrace.storage.files import FileSink, drop_files
+from millrace.storage.commit import AppTransaction
+from millrace.storage.file_sink import FileSink, delete_uncommitted
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.store import store_at
-from millrace.storage.table import Table, open_table
+from millrace.storage.table import TableHandle, open_table
+from millrace.tables.collections.data_tables import DATE, check_column_types, deletes_uri, rows_uri, stats_columns
 from millrace.tables.collections.flush_tables import (
     Checkpoint,
     read_segments,
     write_checkpoint,
     write_segments,
 )
-from millrace.tables.collections.staged import StagedFiles
-from millrace.tables.collections.table import DATE, check_fields, deletes_uri, rows_uri, stats_columns
+from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.reader import WalRange, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 from millrace.wal.visible.catalog import SegmentEvent, newest_schema
-from millrace.wal.visible.rows import CollectionRows, by_date, collection_rows, conform, joined
+from millrace.wal.visible.collection_rows import (
+    VisibleRows,
+    align_to_schema,
+    collection_rows,
+    split_by_date,
+    union_schema,
+)
 
 ROWS: Final = "rows"
 DELETES: Final = "deletes"
@@ -66,7 +72,7 @@ class TablePart:
     """Files for one table and, for each app id with rows in them, where the table stood and where it will stand."""
 
     actions: list[FileAction] = field(default_factory=list)
-    moves: dict[str, AppMove] = field(default_factory=dict)
+    moves: dict[str, AppTransaction] = field(default_factory=dict)
     rows: int = 0
 
 
@@ -168,7 +174,9 @@ class _Writer:
         changed: dict[int, CollectionSchema] = {}
         for name, info in self._catalog.vchannels.items():
             if info.collection_id in collections or len(info.schemas) != before.get(name):
-                changed[info.collection_id] = newest_schema(self._catalog.of_collection(info.collection_id).values())
+                changed[info.collection_id] = newest_schema(
+                    self._catalog.collection_vchannels(info.collection_id).values()
+                )
         return FlushReport(
             checkpoint=plan.checkpoint,
             new_checkpoint=new_checkpoint,
@@ -187,7 +195,7 @@ class _Writer:
             self._term = last["term"]
             yield buffer.push(table)
 
-    def _table(self, part: CollectionRows) -> _TableWriter:
+    def _table(self, part: VisibleRows) -> _TableWriter:
         kind = DELETES if part.is_delete else ROWS
         table = self._tables.get((part.collection_id, kind))
         if table is None:
@@ -204,10 +212,10 @@ class _Writer:
         events = [*self._segment_events, *self._dropped_segments(table, pchannel)]
         events = [event for event in events if event.time_tick > base]
         actions = write_segments(path, pchannel, events)
-        moves = {pchannel: AppMove(base, self._plan.up_to_tick)} if actions else {}
+        moves = {pchannel: AppTransaction(base, self._plan.up_to_tick)} if actions else {}
         return TablePart(actions, moves, len(events))
 
-    def _dropped_segments(self, table: Table | None, pchannel: str) -> list[SegmentEvent]:
+    def _dropped_segments(self, table: TableHandle | None, pchannel: str) -> list[SegmentEvent]:
         """The segments that went with the partitions and collections dropped, and the Imports that replaced, in this range."""
         if not self._drops:
             return []
@@ -260,9 +268,9 @@ class _TableWriter:
         self.counts: dict[str, int] = {}
         """Rows written, by VChannel."""
 
-    def write(self, part: CollectionRows) -> None:
+    def write(self, part: VisibleRows) -> None:
         rows = part.rows
-        wider = joined(self._sink.schema, rows.schema)
+        wider = union_schema(self._sink.schema, rows.schema)
         if wider != self._sink.schema:
             self._sink.finish()  # the schema changed: it needs files that have its columns
             self._sink.schema = wider
@@ -275,15 +283,15 @@ class _TableWriter:
                 self._ahead |= base > self._checkpoint_tick
         if self._ahead:
             rows = self._missing(rows)
-        for day, each in by_date(rows) if rows.num_rows else ():
-            self._sink.write(conform(each, self._sink.schema), {DATE: day})
+        for day, each in split_by_date(rows) if rows.num_rows else ():
+            self._sink.write(align_to_schema(each, self._sink.schema), {DATE: day})
         for count in pc.value_counts(rows["_vchannel"]).to_pylist():
             self.counts[count["values"]] = self.counts.get(count["values"], 0) + count["counts"]
 
     def _check(self) -> None:
         """Raises ChannelParked where the rows do not fit the table: the commit would find out too, with all files written."""
         if self._table is not None:
-            check_fields(self._table, self._sink.schema)
+            check_column_types(self._table, self._sink.schema)
 
     def _missing(self, rows: pa.Table) -> pa.Table:
         channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
@@ -293,9 +301,9 @@ class _TableWriter:
 
     def finish(self, tick: int) -> TablePart:
         # A VChannel that the table is ahead with brings no rows, so its app id stays where it is.
-        moves = {name: AppMove(base, tick) for name, base in self._bases.items() if base < tick}
+        moves = {name: AppTransaction(base, tick) for name, base in self._bases.items() if base < tick}
         return TablePart(self._sink.finish(), moves, sum(self.counts.values()))
 
     def abort(self) -> None:
         self._sink.abort()
-        drop_files(self._sink.store, self._sink.actions)
+        delete_uncommitted(self._sink.store, self._sink.actions)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.node.flush.commit import FlushCommitter
-from millrace.node.flush.definition import Flush
-from millrace.node.range.in_process import drain
+from millrace.node.flush.committer import FlushCommitter
+from millrace.node.flush.definition import FlushLoop
+from millrace.node.range_loop.in_process import run_to_end
 from millrace.tables.wal.reader import MAX_TICK
 
 
-def flush(
+def flush_to_end(
     settings: Settings,
     *,
     up_to_tick: int = MAX_TICK,
@@ -23,8 +23,8 @@ def flush(
 ) -> dict[str, int]:
     """Flush what the WAL has now (up to `up_to_tick`), in ranges of about `max_bytes`; the tick each PChannel has reached.
 
-    Raises as :func:`drain` does, what keeps a PChannel from being flushed: ChannelParked, Malformed, StagedFileDamaged,
+    Raises as :func:`run_to_end` does, what keeps a PChannel from being flushed: ChannelParked, Malformed, StagedFileDamaged,
     TableUnavailable.
     """
     committer = FlushCommitter(settings, metrics=metrics, seam=seam)
-    return drain(Flush(settings, up_to_tick), committer, max_bytes=max_bytes or settings.max_bytes_per_trigger)
+    return run_to_end(FlushLoop(settings, up_to_tick), committer, max_bytes=max_bytes or settings.max_bytes_per_trigger)

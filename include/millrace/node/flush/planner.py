@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 
 from millrace.base.settings import Settings
 from millrace.node.flush.flusher import FlushPlan
-from millrace.node.range.definition import Pending, Planner
-from millrace.storage.table import Table, open_table
+from millrace.node.range_loop.definition import PendingRange, Planner
+from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
 
@@ -20,7 +20,7 @@ class FlushPlanner(Planner[FlushPlan, int]):
         self._settings = settings
         self._up_to_tick = up_to_tick
         self._wal: WalSnapshot | None = None
-        self._checkpoints: Table | None = None
+        self._checkpoints: TableHandle | None = None
         self._read: tuple[int, dict[str, Checkpoint]] = (-1, {})
         self._idle_version = -1
 
@@ -31,7 +31,7 @@ class FlushPlanner(Planner[FlushPlan, int]):
         only: AbstractSet[str] | None = None,
         target: Mapping[str, int] | None,
         max_bytes: int,
-    ) -> Iterable[Pending[int]]:
+    ) -> Iterable[PendingRange[int]]:
         wal = self._refreshed()
         if wal is None or wal.version == self._idle_version:
             return []
@@ -40,7 +40,7 @@ class FlushPlanner(Planner[FlushPlan, int]):
         plans = self._plan(wal, {name: ends[name] for name in names}, max_bytes)
         if not plans and not without and only is None:
             self._idle_version = wal.version
-        return [Pending(plan.channel, plan.checkpoint.time_tick, plan.up_to_tick) for plan in plans]
+        return [PendingRange(plan.channel, plan.checkpoint.time_tick, plan.up_to_tick) for plan in plans]
 
     def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[FlushPlan]:
         wal = self._refreshed()

@@ -16,11 +16,11 @@ from typing import Final
 from millrace.base.errors import InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
-from millrace.node.ingest.ranges import RangeReport
-from millrace.node.range.definition import CommitResult
+from millrace.node.ingest.ingester import IngestReport
+from millrace.node.range_loop.definition import CommitResult
 from millrace.node.retention.wal_compaction import compact_once
-from millrace.storage.commit import DEADLINE, AppMove, Part, commit_fenced
-from millrace.storage.table import Upkeep
+from millrace.storage.commit import COMMIT_DEADLINE, AppTransaction, CommitPart, commit_fenced
+from millrace.storage.table import LogMaintenance
 from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalTable
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION
 
@@ -34,7 +34,7 @@ COMPACT_COMMITS: Final = 4
 """Commits between two looks at whether small files can be merged."""
 
 
-class Committer:
+class WalCommitter:
     """Commits ranges to one table. One thread at a time; any number of committers in any number of processes.
 
     `seam` is called at the places that crash and interleaving tests stop at (see millrace.base.failpoint).
@@ -45,7 +45,7 @@ class Committer:
         table: WalTable,
         *,
         metrics: Metrics | None = None,
-        deadline: float = DEADLINE,
+        deadline: float = COMMIT_DEADLINE,
         checkpoint_commits: int = CHECKPOINT_COMMITS,
         compact_commits: int = COMPACT_COMMITS,
         keep_commits: int = WAL_COMMITS,
@@ -56,7 +56,7 @@ class Committer:
         self._table = table
         self._metrics = metrics
         self._deadline = deadline
-        self._upkeep = Upkeep(checkpoint_commits, keep_commits)
+        self._upkeep = LogMaintenance(checkpoint_commits, keep_commits)
         self._compact_commits = compact_commits
         self._owned = owned
         self._commits = 0
@@ -67,7 +67,7 @@ class Committer:
         """The handle that commits go through."""
         return self._table
 
-    def commit(self, ranges: Sequence[RangeReport]) -> CommitResult[RangeReport]:
+    def commit(self, ranges: Sequence[IngestReport]) -> CommitResult[IngestReport]:
         """Commit every range of `ranges` that still follows what the table holds; one without files is left out.
 
         Raises InvalidArgument for two ranges of one PChannel, and what :func:`commit_fenced` does.
@@ -80,7 +80,7 @@ class Committer:
             self._table.table,
             [_part(item) for item in pending],
             deadline=self._deadline,
-            upkeep=self._upkeep,
+            maintenance=self._upkeep,
             seam=self._seam,
         )
         self._seam("commit.done")
@@ -101,7 +101,7 @@ class Committer:
         if self._commits % self._compact_commits == 0 and compact_once(self._table.table, only=self._owned()):
             self._seam("compaction.done")
 
-    def _report(self, result: CommitResult[RangeReport]) -> None:
+    def _report(self, result: CommitResult[IngestReport]) -> None:
         metrics = self._metrics
         if metrics is None:
             return
@@ -120,14 +120,14 @@ class Committer:
             metrics.wal_commit_part_duration_seconds.labels("commit").observe(result.seconds)
 
 
-def _part(item: RangeReport) -> Part:
+def _part(item: IngestReport) -> CommitPart:
     commits = item.base_commits + 1
-    return Part(
+    return CommitPart(
         adds=item.actions,
-        drops=() if item.removed_state is None else (item.removed_state,),
-        moves={
-            item.pchannel: AppMove(item.base_tick, item.last_tick),
-            item.pchannel + COMMIT_APP_SUFFIX: AppMove(item.base_commits, commits),
+        unchecked_removes=() if item.removed_state is None else (item.removed_state,),
+        app_transactions={
+            item.pchannel: AppTransaction(item.base_tick, item.last_tick),
+            item.pchannel + COMMIT_APP_SUFFIX: AppTransaction(item.base_commits, commits),
         },
         info={
             item.pchannel: {

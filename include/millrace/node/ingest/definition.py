@@ -6,26 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST
-from millrace.node.ingest.committer import Committer
-from millrace.node.ingest.connection import Connection, worker_connection
+from millrace.node.ingest.committer import WalCommitter
+from millrace.node.ingest.ingester import IngestPlan, IngestReport, run_ingest
+from millrace.node.ingest.log_connection import LogConnection, worker_connection
 from millrace.node.ingest.planner import LogPlanner
-from millrace.node.ingest.ranges import RangePlan, RangeReport, run_range
-from millrace.node.range.definition import Definition, Holds, always
-from millrace.node.range.failure import Failure
-from millrace.node.range.owning import read_assigned
+from millrace.node.range_loop.definition import LoopDefinition, OwnershipCheck, always_owned
+from millrace.node.range_loop.failure import RangeFailure
+from millrace.node.range_loop.ownership import read_assigned
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.table import WalTable
 
 
 @dataclass(frozen=True)
-class Ingest(Definition[RangePlan, RangeReport]):
+class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
     """Of one deployment."""
 
     name: ClassVar[str] = "streaming-node"
@@ -53,7 +53,7 @@ class Ingest(Definition[RangePlan, RangeReport]):
             settings.log_path, deadline=settings.start_deadline, launch=launch_of(settings)
         ).close()
         WalTable.create(settings.wal_uri)
-        connection = Connection(settings)
+        connection = LogConnection(settings)
         connection.service()
         connection.close()
 
@@ -62,25 +62,25 @@ class Ingest(Definition[RangePlan, RangeReport]):
         if self.service is not None:
             service = self.service
             return LogPlanner(lambda: service, table, parked=self.parked)
-        connection = Connection(self.settings)
-        return LogPlanner(connection.service, table, parked=self.parked, closes=connection.close)
+        connection = LogConnection(self.settings)
+        return LogPlanner(connection.service, table, parked=self.parked, on_close=connection.close)
 
-    def run(self, plan: RangePlan) -> RangeReport:
+    def run(self, plan: IngestPlan) -> IngestReport:
         settings, base = self.settings, plan.base
         try:
             log = (self.service or worker_connection(settings).service()).open(base.pchannel)
         except MillraceError as error:
             position = base.position or EARLIEST
-            return RangeReport.without_effect(base, position, Failure.of(error, position))
+            return IngestReport.without_effect(base, position, RangeFailure.of(error, position))
         try:
-            return run_range(plan, log=log, table=settings.wal_uri)
+            return run_ingest(plan, log=log, table=settings.wal_uri)
         finally:
             log.close()
 
-    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> Committer:
+    def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> WalCommitter:
         """There is one commit a micro-batch, before which its caller has asked."""
         assigned = self.assigned
-        return Committer(
+        return WalCommitter(
             self.table or WalTable.create(self.settings.wal_uri),
             metrics=metrics,
             owned=lambda: None if assigned is None else read_assigned(assigned),

@@ -22,10 +22,10 @@ from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import LogEntries, value_bytes
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
-from millrace.node.ingest.ranges import RangePlan
-from millrace.node.range.definition import Pending, Planner
-from millrace.node.range.failure import Failure
-from millrace.node.range.parking import Parked, park
+from millrace.node.ingest.ingester import IngestPlan
+from millrace.node.range_loop.definition import PendingRange, Planner
+from millrace.node.range_loop.failure import RangeFailure
+from millrace.node.range_loop.parking import Parked, park
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.tables.wal.state_check import check_state
 from millrace.tables.wal.table import WalPosition, WalTable
@@ -48,11 +48,11 @@ class _Peek:
     state: ChannelState
 
 
-class LogPlanner(Planner[RangePlan, LogId]):
+class LogPlanner(Planner[IngestPlan, LogId]):
     """Plans ranges over all PChannels of a log service; their ends are where the logs end.
 
     `service` is asked for it at each look: where it gives another one (the log was switched to a backend that is reached in another
-    way), what was known of the one before is forgotten. `closes` is called at the end, and releases it.
+    way), what was known of the one before is forgotten. `on_close` is called at the end, and releases it.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class LogPlanner(Planner[RangePlan, LogId]):
         *,
         parked: Path,
         clock: Callable[[], float] = time.monotonic,
-        closes: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._connect = service
         self._service: LogService | None = None
         self._table = table
         self._parked = parked
         self._clock = clock
-        self._closes = closes
+        self._closes = on_close
         self._logs: dict[str, Log] = {}
         self._peeks: dict[str, _Peek] = {}
         self._proved: dict[str, int] = {}
@@ -94,7 +94,7 @@ class LogPlanner(Planner[RangePlan, LogId]):
         only: AbstractSet[str] | None = None,
         target: Mapping[str, LogId] | None,
         max_bytes: int,
-    ) -> Iterator[Pending[LogId]]:
+    ) -> Iterator[PendingRange[LogId]]:
         """The PChannels that have rows to come."""
         service = self._looked()
         if self._clock() >= self._names_until:
@@ -113,22 +113,22 @@ class LogPlanner(Planner[RangePlan, LogId]):
             stands = base.position or EARLIEST
             # A log that ends before what is committed is a task too: it says LogRegressed, and parks the PChannel.
             if found < stands or (stands < end and self._has_rows(base, end)):
-                yield Pending(name, base.commits, end)
+                yield PendingRange(name, base.commits, end)
 
-    def plan(self, ends: Mapping[str, LogId], *, max_bytes: int) -> list[RangePlan]:
+    def plan(self, ends: Mapping[str, LogId], *, max_bytes: int) -> list[IngestPlan]:
         self._looked()
         self._table.refresh()
         plans = []
         for name, base in self._bases(ends).items():
             stands = base.position or EARLIEST
             if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
-                plans.append(RangePlan(base=base, end=ends[name], max_bytes=max_bytes))
+                plans.append(IngestPlan(base=base, end=ends[name], max_bytes=max_bytes))
         return plans
 
     def _bases(self, names: Iterable[str]) -> dict[str, WalPosition]:
         """Where PChannels stand, at the handle's version. One whose state is damaged is parked; the others go on."""
-        found = self._table.sound_positions(names, damaged=self._park)
-        return {name: base for name, base in found.items() if base.checked or self._is_proved(base)}
+        found = self._table.valid_positions(names, on_damaged=self._park)
+        return {name: base for name, base in found.items() if base.has_checksum or self._is_proved(base)}
 
     def _is_proved(self, base: WalPosition) -> bool:
         """Whether a replay confirms a state of an earlier build, which has no checksum: asked once for each commit."""
@@ -150,7 +150,7 @@ class LogPlanner(Planner[RangePlan, LogId]):
 
     def _park(self, name: str, error: StateDamaged) -> None:
         _logger.error("%s is parked: %s: %s", name, error.code, error)
-        park(self._parked, Parked.of(name, Failure.of(error)))
+        park(self._parked, Parked.of(name, RangeFailure.of(error)))
 
     def _regressed(self, pchannel: str, stands: LogId) -> bool:
         """Whether a log ends before what is committed; an end that is merely old, after a repeat, is none."""

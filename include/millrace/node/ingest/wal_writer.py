@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.message.ids import LOGICAL_BITS
-from millrace.storage.parquet_file import FileAction, ParquetFile
+from millrace.storage.parquet_file import FileAction, ParquetFileWriter
 from millrace.storage.store import TableStore, store_at
 from millrace.tables.wal.table import (
     STATS_COLUMNS,
-    Totals,
     WalPosition,
+    WalTotals,
     partition_path,
     state_detail,
 )
-from millrace.wal.chain import Outcome
-from millrace.wal.digest import digest
+from millrace.wal.chain import ChainOutcome
+from millrace.wal.digest import digest_rows
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
@@ -58,7 +58,7 @@ _WRITE_OPTIONS: Final[dict[str, Any]] = {
 }
 
 
-class RangeWriter:
+class WalRangeWriter:
     """The files of one attempt at one range of one PChannel.
 
     Call :meth:`add` for each outcome in log order, then :meth:`finish` once; :meth:`abort` takes everything away.
@@ -68,17 +68,19 @@ class RangeWriter:
         self._store = store_at(uri)
         self._pchannel = pchannel
         self._attempt = uuid.uuid4().hex
-        self._open: dict[tuple[str, str], RowFile] = {}
-        self.totals = Totals()
+        self._open: dict[tuple[str, str], WalFileWriter] = {}
+        self.totals = WalTotals()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ChainOutcome) -> None:
         """Write the rows of one outcome."""
         for kind, rows in ((KIND_MESSAGE, outcome.messages), (KIND_REJECTION, outcome.rejections)):
             if rows.num_rows == 0:
                 continue
-            added = digest(rows)
+            added = digest_rows(rows)
             count = rows.num_rows
-            self.totals += Totals(count if kind == KIND_MESSAGE else 0, count if kind == KIND_REJECTION else 0, added)
+            self.totals += WalTotals(
+                count if kind == KIND_MESSAGE else 0, count if kind == KIND_REJECTION else 0, added
+            )
             for day, part in rows_by_date(kind, rows):
                 self._file(kind, day).write(part)
 
@@ -107,14 +109,14 @@ class RangeWriter:
             file.discard()
         self._open.clear()
 
-    def _file(self, kind: str, day: str) -> RowFile:
+    def _file(self, kind: str, day: str) -> WalFileWriter:
         file = self._open.get((kind, day))
         if file is None:
-            file = self._open[(kind, day)] = RowFile(self._store, kind, self._pchannel, day, name=self._attempt)
+            file = self._open[(kind, day)] = WalFileWriter(self._store, kind, self._pchannel, day, name=self._attempt)
         return file
 
 
-class RowFile:
+class WalFileWriter:
     """One file of the ``wal`` table that is being written: rows of one kind and day."""
 
     def __init__(self, store: TableStore, kind: str, pchannel: str, day: str, *, name: str | None = None) -> None:
@@ -122,7 +124,7 @@ class RowFile:
         # Messages and rejections are held by their commits' digests: checksums of their pages cost a third of the writing.
         checksums = {"write_page_checksum": kind == KIND_STATE}
         path = f"{partition_path(kind, pchannel, day)}/{name or uuid.uuid4().hex}.parquet"
-        self._file = ParquetFile(store, path, ROW_SCHEMA, options=_WRITE_OPTIONS | checksums)
+        self._file = ParquetFileWriter(store, path, ROW_SCHEMA, options=_WRITE_OPTIONS | checksums)
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Add rows as a row group."""

@@ -17,19 +17,19 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
-from millrace.node.retention.removal import removing
-from millrace.node.retention.truncation import allowed_position, read_durably
-from millrace.runtime.periodic import Periodic
-from millrace.tables.quality_state import standing_blocks
+from millrace.node.retention.removal_lock import removal_permit
+from millrace.node.retention.truncation import read_synced_tables, truncation_limit
+from millrace.runtime.periodic import PeriodicTask
+from millrace.tables.quality_state import failed_critical_expectations
 
-PAUSE: Final = 60.0
+PASS_SECONDS: Final = 60.0
 """Seconds between two passes."""
 
 _log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class Keeps(Log, Protocol):
+class LogWithRetention(Log, Protocol):
     """A log with retention of its own, as the embedded one is."""
 
     def enforce_retention(
@@ -37,38 +37,38 @@ class Keeps(Log, Protocol):
     ) -> int: ...
 
 
-def wanted(settings: Settings) -> bool:
+def retention_configured(settings: Settings) -> bool:
     """Whether a deployment has a retention for its log."""
     return bool(settings.log_retention_bytes or settings.log_retention_seconds)
 
 
-def enforce(settings: Settings, service: LogService) -> dict[str, int]:
+def enforce_log_retention(settings: Settings, service: LogService) -> dict[str, int]:
     """Give up what is beyond the retention of each PChannel's log, as far as its checkpoints allow; bytes freed.
 
-    May be killed at any instant and repeated. While a backup holds it back (millrace.node.retention.removal), or quality does, nothing
+    May be killed at any instant and repeated. While a backup holds it back (millrace.node.retention.removal_lock), or quality does, nothing
     is freed.
     """
-    blocks = standing_blocks(settings)
+    blocks = failed_critical_expectations(settings)
     if blocks:
         _log.warning("nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks))
         return {}
-    with removing(settings) as free:
+    with removal_permit(settings) as free:
         return _enforce(settings, service) if free else {}
 
 
 def _enforce(settings: Settings, service: LogService) -> dict[str, int]:
     try:
-        wal, checkpoints = read_durably(settings)
+        wal, checkpoints = read_synced_tables(settings)
     except TableNotFound:
         return {}
     freed = {}
-    for pchannel, position in wal.sound_positions(wal.pchannels()).items():
-        allowed = allowed_position(position, checkpoints.get(pchannel))
+    for pchannel, position in wal.valid_positions(wal.pchannels()).items():
+        allowed = truncation_limit(position, checkpoints.get(pchannel))
         # A state without a checksum, of an earlier build, is not proved here: the next commit has one.
-        if allowed is None or not position.checked:
+        if allowed is None or not position.has_checksum:
             continue
         log = service.open(pchannel)
-        if isinstance(log, Keeps):
+        if isinstance(log, LogWithRetention):
             hit("retention.before")
             freed[pchannel] = log.enforce_retention(
                 allowed=allowed,
@@ -80,7 +80,7 @@ def _enforce(settings: Settings, service: LogService) -> dict[str, int]:
     return freed
 
 
-class LogRetention(Periodic):
+class LogRetention(PeriodicTask):
     """Enforces the retention every `pause` seconds."""
 
     def __init__(
@@ -88,18 +88,18 @@ class LogRetention(Periodic):
         settings: Settings,
         service: LogService,
         *,
-        pause: float = PAUSE,
-        passed: Callable[[], None] = lambda: None,
+        pause: float = PASS_SECONDS,
+        on_pass: Callable[[], None] = lambda: None,
         metrics: Metrics | None = None,
     ) -> None:
-        super().__init__(name="log-retention", pause=pause)
+        super().__init__(name="log-retention", interval=pause)
         self._settings = settings
         self._service = service
-        self._passed = passed
+        self._passed = on_pass
         self._metrics = metrics
 
-    def work(self) -> None:
-        freed = enforce(self._settings, self._service)
+    def run_once(self) -> None:
+        freed = enforce_log_retention(self._settings, self._service)
         if self._metrics is not None:
             for pchannel, size in freed.items():
                 self._metrics.truncated_bytes_total.labels(pchannel).inc(size)

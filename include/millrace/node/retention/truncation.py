@@ -2,7 +2,7 @@
 
 Up to where: the minimum of the recovery checkpoint (the committed position of the WAL, from which any host goes on) and
 the flush checkpoint (LastConfirmed of what the flusher took: with the log from there the unflushed rows could be made anew).
-Both stand in Delta commits whose files were fsynced before; the commit itself is once more (:func:`read_durably`), for who made it may
+Both stand in Delta commits whose files were fsynced before; the commit itself is once more (:func:`read_synced_tables`), for who made it may
 not have come to that yet. The last entry of
 the committed range stays, so that a log that lost or changed acknowledged entries is still recognised (LogRegressed).
 """
@@ -16,8 +16,8 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
-from millrace.node.retention.removal import removing
-from millrace.storage.log import entry_name
+from millrace.node.retention.removal_lock import removal_permit
+from millrace.storage.delta_log import commit_file
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.wal.table import WalPosition, WalTable
@@ -35,11 +35,11 @@ class Truncation:
     freed_bytes: int
 
     @property
-    def moves(self) -> bool:
+    def advances(self) -> bool:
         return self.position > self.begin
 
 
-def allowed_position(position: WalPosition, checkpoint: Checkpoint | None) -> LogId | None:
+def truncation_limit(position: WalPosition, checkpoint: Checkpoint | None) -> LogId | None:
     """The first entry of a PChannel's log that must stay; None where everything must (nothing committed or flushed yet)."""
     state = position.state
     if state is None or state.last_entry is None or checkpoint is None or not checkpoint.time_tick:
@@ -47,12 +47,12 @@ def allowed_position(position: WalPosition, checkpoint: Checkpoint | None) -> Lo
     return min(state.last_entry, checkpoint.confirmed.log_id)
 
 
-def read_durably(settings: Settings) -> tuple[WalTable, dict[str, Checkpoint]]:
+def read_synced_tables(settings: Settings) -> tuple[WalTable, dict[str, Checkpoint]]:
     """The WAL and the flusher's checkpoints, as a power loss would leave them. Raises TableNotFound where there is no WAL yet."""
     wal, flushed = WalTable.open(settings.wal_uri), open_table(settings.checkpoints_uri)
     for table in (wal.table, flushed):
         if table is not None:
-            table.store.sync([entry_name(table.version)])
+            table.store.sync([commit_file(table.version)])
     return wal, read_checkpoints(flushed)
 
 
@@ -63,13 +63,13 @@ def truncate_log(
 
     `limits`: by PChannel the first entry that must stay at any rate; a PChannel without one is left as it is. May be
     killed at any instant and repeated: it only ever removes what both checkpoints have passed. While a backup holds it
-    back (millrace.node.retention.removal) nothing is freed.
+    back (millrace.node.retention.removal_lock) nothing is freed.
     """
-    with removing(settings) as free:
-        wal, checkpoints = read_durably(settings)
+    with removal_permit(settings) as free:
+        wal, checkpoints = read_synced_tables(settings)
         found = []
-        for pchannel, position in wal.sound_positions(wal.pchannels()).items():
-            target = allowed_position(position, checkpoints.get(pchannel))
+        for pchannel, position in wal.valid_positions(wal.pchannels()).items():
+            target = truncation_limit(position, checkpoints.get(pchannel))
             if limits is not None and target is not None:
                 target = min(target, limits[pchannel]) if pchannel in limits else None
             if target is not None:

@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import DeadlineExceeded, TableUnavailable, WalGap
 from millrace.base.failpoint import hit
-from millrace.node.ingest.wal_writer import RowFile
-from millrace.storage.commit import Part, commit_fenced
+from millrace.node.ingest.wal_writer import WalFileWriter
+from millrace.storage.commit import CommitPart, commit_fenced
 from millrace.storage.parquet_file import FileAction
-from millrace.storage.table import Table
+from millrace.storage.table import TableHandle
 from millrace.wal.schema import KIND_STATE, ROW_SCHEMA
 
 FAN_IN: Final = 16
@@ -57,7 +57,7 @@ class LiveFile:
         return next((tier for tier, bound in enumerate(TIER_BYTES) if self.size < bound), len(TIER_BYTES))
 
 
-def live_files(table: Table) -> list[LiveFile]:
+def live_files(table: TableHandle) -> list[LiveFile]:
     """The files of messages and rejections at the table's version, from its log alone, in id order within a partition."""
     actions = table.actions()
     if actions.num_rows == 0:
@@ -79,7 +79,7 @@ def live_files(table: Table) -> list[LiveFile]:
     return sorted(files, key=lambda file: (file.kind, file.pchannel, file.date, file.low))
 
 
-def plan(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
+def plan_merge(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
     """The next group to merge: `fan_in` neighbours of one tier, of the lowest tier that has such; empty where none has.
 
     `files` are in the order of :func:`live_files`.
@@ -93,19 +93,19 @@ def plan(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
     return best
 
 
-def compact_once(table: Table, *, fan_in: int = FAN_IN, only: AbstractSet[str] | None = None) -> int:
+def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[str] | None = None) -> int:
     """Merge one group of files of `table` (a handle at its newest version), of the PChannels in `only`; files merged.
 
     Where another writer replaced one of them first, nothing happens: the next call plans anew. Raises WalGap for files that
     overlap.
     """
     files = live_files(table)
-    group = plan(files if only is None else [file for file in files if file.pchannel in only], fan_in=fan_in)
+    group = plan_merge(files if only is None else [file for file in files if file.pchannel in only], fan_in=fan_in)
     if not group:
         return 0
     merged = _merge(table, group)
     hit("compaction.merged")
-    part = Part(adds=[merged], removes=[file.path for file in group], info={"replaced": len(group)})
+    part = CommitPart(adds=[merged], removes=[file.path for file in group], info={"replaced": len(group)})
     try:
         outcome = commit_fenced(table, [part], data_change=False)
     except (TableUnavailable, DeadlineExceeded):
@@ -113,9 +113,9 @@ def compact_once(table: Table, *, fan_in: int = FAN_IN, only: AbstractSet[str] |
     return 0 if outcome.fenced else len(group)
 
 
-def _merge(table: Table, group: Sequence[LiveFile]) -> FileAction:
+def _merge(table: TableHandle, group: Sequence[LiveFile]) -> FileAction:
     first = group[0]
-    file = RowFile(table.store, first.kind, first.pchannel, first.date)
+    file = WalFileWriter(table.store, first.kind, first.pchannel, first.date)
     try:
         previous: tuple[int, int] | None = None
         rows = 0
@@ -135,12 +135,12 @@ def _merge(table: Table, group: Sequence[LiveFile]) -> FileAction:
     return action
 
 
-def _row_groups(table: Table, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
+def _row_groups(table: TableHandle, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
     """The rows of the files in order, in row groups of about ROW_GROUP_BYTES."""
     held: list[pa.Table] = []
     size = 0
     for each in group:
-        with table.opened(each.path, read_dictionary=_DICTIONARIES) as parquet:
+        with table.open_file(each.path, read_dictionary=_DICTIONARIES) as parquet:
             for number in range(parquet.num_row_groups):
                 rows = parquet.read_row_group(number).cast(ROW_SCHEMA)
                 if held and size + rows.nbytes > ROW_GROUP_BYTES:

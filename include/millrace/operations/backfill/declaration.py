@@ -118,7 +118,7 @@ BACKFILL: Final = Operation(
     needs_spark=True,
     role=Role.PRODUCE,
     tags=("backfill", "derived"),
-    of_the_run=("start", "end", "at", "parallel", "run_id", "slices"),
+    set_by_dag=("start", "end", "at", "parallel", "run_id", "slices"),
 )
 
 BACKFILL_PLAN: Final = Operation(
@@ -132,7 +132,7 @@ BACKFILL_PLAN: Final = Operation(
     role=Role.PRODUCE,
     dag="backfill_range",
     tags=("backfill", "derived"),
-    of_the_run=("parallel", "run_id", "slices"),
+    set_by_dag=("parallel", "run_id", "slices"),
 )
 
 LOAD: Final = Operation(

@@ -20,7 +20,7 @@ from millrace.storage.store import store_at
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from millrace.catalog.collection import Collection
+    from millrace.catalog.collection import CollectionInfo
     from millrace.streams.declare.declaration import Stream
 
 DATE: Final = "date"
@@ -64,7 +64,7 @@ class DerivedTable:
     def grain_hours(self) -> int:
         return 1 if self.grain == "hour" else 24
 
-    def event_column(self, collection: Collection) -> Column:
+    def event_column(self, collection: CollectionInfo) -> Column:
         """When a row of the source happened, as a timestamp; needs a session. Raises InvalidArgument where nothing says so."""
         from pyspark.sql import functions as F
 
@@ -73,7 +73,7 @@ class DerivedTable:
             return F.timestamp_millis(F.shiftright("_time_tick", 18))
         return F.col(f"`{name}`").cast("timestamp")
 
-    def event_field(self, collection: Collection) -> str:
+    def event_field(self, collection: CollectionInfo) -> str:
         """The field that says when a row of the source happened, or LOG_TIME. Raises InvalidArgument where nothing says so."""
         name = self.event_time or collection.schema.event_time
         if name == LOG_TIME:
@@ -157,11 +157,11 @@ def derived_names(settings: Settings) -> list[str]:
     return list(store_at(settings.table_uri("derived")).folders())
 
 
-def source_collection(settings: Settings, table: DerivedTable) -> Collection:
+def source_collection(settings: Settings, table: DerivedTable) -> CollectionInfo:
     """The collection that `table` is made from. Raises CollectionNotFound."""
-    from millrace.coord.store import Store
+    from millrace.coord.catalog_store import CatalogStore
 
-    store = Store.to_look(settings.data_dir)
+    store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:
         raise CollectionNotFound(f"{settings.data_dir} has no collections yet: is this the deployment's data_dir?")
     with store:

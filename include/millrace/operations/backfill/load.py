@@ -1,7 +1,7 @@
 """A load: the rows of files, checked and staged, named by Import messages.
 
 Staging reads every row before anything is appended; the rows pass neither the log nor the append host. Each slice is one message
-on its VChannel (millrace.operations.backfill.importing), so its rows become visible together, and a load that is repeated has no
+on its VChannel (millrace.operations.backfill.importer), so its rows become visible together, and a load that is repeated has no
 second effect.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.operations.backfill.declaration import LoadParams
-from millrace.operations.backfill.importing import append_imports
-from millrace.operations.backfill.staging import stage
+from millrace.operations.backfill.file_staging import stage_files
+from millrace.operations.backfill.importer import append_imports
 from millrace.operations.operation import OperationReport
 from millrace.runtime.progress import Progress
 
@@ -46,7 +46,7 @@ def run(settings: Settings, params: LoadParams, progress: Progress) -> LoadRepor
     AppendRejected where the chain refuses a message, LogUnavailable.
     """
     with Client.connect(settings) as client:
-        manifest = stage(settings, params, client.collection(params.collection), progress)
+        manifest = stage_files(settings, params, client.collection(params.collection), progress)
         loaded = [] if params.dry_run else append_imports(client, manifest, progress=progress)
     return LoadReport(
         import_id=manifest.import_id,

@@ -28,28 +28,35 @@ from pyspark.sql.types import StructType
 from millrace.base.errors import DeadlineExceeded, InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DATE, DerivedTable, derived_table, derived_uri, source_collection
-from millrace.operations.backfill.slices import Slice, check_width, cut, record, recorded
-from millrace.operations.backfill.source import Pinned, changed, digest, pin, rows_at, within
+from millrace.operations.backfill.slices import TimeSlice, check_width, cut_range, record_slices, recorded_slices
+from millrace.operations.backfill.source import (
+    PinnedTick,
+    changed_slices,
+    digest_columns,
+    in_slice,
+    pin_tick,
+    source_rows,
+)
 from millrace.operations.operation import OperationReport
 from millrace.runtime.progress import Progress
 from millrace.storage.spark import spark_frame, spark_save
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 
-HISTORY: Final = 1000
+MAX_COMMITS_SEARCHED: Final = 1000
 """Commits of a derived table that are searched for the one of a slice."""
 
 RECENT: Final = 32
 """Commits that are looked through first."""
 
-CONFLICTS: Final = 20
+MAX_CONFLICTS: Final = 20
 """Conflicts that the commit of one slice bears: each means that another writer of the same days got through."""
 
-Sessions = Callable[[], AbstractContextManager[SparkSession]]
-Outcome = Literal["written", "in place", "done before", "kept newer", "planned"]
+SessionFactory = Callable[[], AbstractContextManager[SparkSession]]
+SliceOutcome = Literal["written", "in place", "done before", "kept newer", "planned"]
 
 
 class SliceReport(OperationReport):
@@ -62,7 +69,7 @@ class SliceReport(OperationReport):
 
     start: datetime
     end: datetime
-    outcome: Outcome
+    outcome: SliceOutcome
     rows: int
     digest: str
     delta_version: int
@@ -104,8 +111,8 @@ class _Source:
     """A derived table, and its source at one tick."""
 
     table: DerivedTable
-    collection: Collection
-    pinned: Pinned
+    collection: CollectionInfo
+    pinned: PinnedTick
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +132,10 @@ class _Work:
     def uri(self) -> str:
         return derived_uri(self.settings, self.table.name)
 
-    def built(self, part: Slice) -> DataFrame:
+    def built(self, part: TimeSlice) -> DataFrame:
         """The table's rows of a slice. Raises InvalidArgument where the definition does not fit the source."""
         try:
-            made = self.table.build(self.rows.where(within(self.event, part)))
+            made = self.table.build(self.rows.where(in_slice(self.event, part)))
             if dict(made.dtypes).get(self.table.bucket) != "timestamp":
                 raise InvalidArgument(f"{self.table.name}: build gives no timestamp column {self.table.bucket!r}")
             return made.withColumn(DATE, F.to_date(F.col(self.table.bucket)))
@@ -137,7 +144,7 @@ class _Work:
                 f"{self.table.name} cannot be built from {self.table.source!r}: {error.getMessage()}"
             ) from error
 
-    def app(self, part: Slice) -> str:
+    def app(self, part: TimeSlice) -> str:
         """The app id of a slice's commits."""
         return f"backfill/v{self.table.version}/{part}"
 
@@ -147,9 +154,9 @@ def run(spark: SparkSession, settings: Settings, params: BackfillParams, progres
 
     A slice that fails does not undo those that are done; the same call again goes on with the rest.
     """
-    progress.say("pinning the source")
+    progress.update("pinning the source")
     source = _pinned(settings, params)
-    rows = rows_at(spark, settings, source.table, source.collection, source.pinned)
+    rows = source_rows(spark, settings, source.table, source.collection, source.pinned)
     event = source.table.event_column(source.collection)
     work = _Work(spark, settings, source.table, rows, event, source.pinned.tick, params.run_id)
     slices = _slices(settings, source, params, lambda: nullcontext(spark))
@@ -160,13 +167,13 @@ def run(spark: SparkSession, settings: Settings, params: BackfillParams, progres
         _ensure(work, work.built(slices[0]).schema)
     before = _done_by(settings, work.table.name, params.run_id)
     done = [before[part] for part in slices if part in before]
-    progress.say(f"{len(done)} of {len(slices)} slices", done=len(done) / max(len(slices), 1))
+    progress.update(f"{len(done)} of {len(slices)} slices", done=len(done) / max(len(slices), 1))
     with ThreadPoolExecutor(params.parallel or settings.backfill_parallel, thread_name_prefix="slice") as pool:
         futures = [pool.submit(_rebuild, work, part) for part in slices if part not in before]
         try:
             for future in as_completed(futures):
                 done.append(future.result())
-                progress.say(
+                progress.update(
                     f"{len(done)} of {len(slices)} slices",
                     done=len(done) / len(slices),
                     rows=sum(each.rows for each in done),
@@ -184,7 +191,7 @@ def plan(settings: Settings, params: BackfillParams, progress: Progress) -> Plan
     """
     from millrace.operations.entry import spark_session
 
-    progress.say("pinning the source")
+    progress.update("pinning the source")
     source = _pinned(settings, params)
     slices = _slices(settings, source, params, lambda: spark_session("backfill_plan", settings, progress))
     return PlanReport(
@@ -194,12 +201,12 @@ def plan(settings: Settings, params: BackfillParams, progress: Progress) -> Plan
         slices=[PlannedSlice(start=part.start, end=part.end) for part in slices],
         runs=[
             params.for_slices(each, at=source.pinned.tick).model_dump(mode="json")
-            for each in shares(slices, settings.places)
+            for each in split_evenly(slices, settings.spark_slots)
         ],
     )
 
 
-def shares(slices: Sequence[Slice], count: int) -> list[Sequence[Slice]]:
+def split_evenly(slices: Sequence[TimeSlice], count: int) -> list[Sequence[TimeSlice]]:
     """`slices` in at most `count` shares of neighbours, as equal as can be."""
     count = min(count, len(slices))
     bounds = [len(slices) * number // count for number in range(count + 1)] if count else [0]
@@ -215,21 +222,21 @@ def _pinned(settings: Settings, params: BackfillParams) -> _Source:
         _cut(params, table)
     else:
         check_width(params.slice_hours, table)
-    return _Source(table, collection, pin(settings, collection, at=params.at))
+    return _Source(table, collection, pin_tick(settings, collection, at=params.at))
 
 
-def _cut(params: BackfillParams, table: DerivedTable) -> list[Slice]:
+def _cut(params: BackfillParams, table: DerivedTable) -> list[TimeSlice]:
     """The slices of a range of event time, or those of its stretches that are asked for."""
     stretches = params.stretches or [(params.start, params.end)]
-    return [part for start, end in stretches for part in cut(start, end, hours=params.slice_hours, table=table)]
+    return [part for start, end in stretches for part in cut_range(start, end, hours=params.slice_hours, table=table)]
 
 
-def _slices(settings: Settings, source: _Source, params: BackfillParams, sessions: Sessions) -> list[Slice]:
+def _slices(settings: Settings, source: _Source, params: BackfillParams, sessions: SessionFactory) -> list[TimeSlice]:
     if params.range_of == "event_time":
         return _cut(params, source.table)
     start, end, hours = params.start, params.end, params.slice_hours
     with sessions() as spark:
-        found = changed(
+        found = changed_slices(
             spark, settings, source.table, source.collection, source.pinned, start=start, end=end, hours=hours
         )
     return list(found)
@@ -240,7 +247,7 @@ def _ensure(work: _Work, schema: StructType) -> None:
     wanted = StructType([field for field in schema.fields if field.name != DATE] + [schema[DATE]])
     for field in wanted.fields:
         field.nullable = True
-    for _ in range(CONFLICTS):
+    for _ in range(MAX_CONFLICTS):
         try:
             maker = DeltaTable.createIfNotExists(work.spark).location(store_at(work.uri).spark_uri).addColumns(wanted)
             found = maker.partitionedBy(DATE).execute().toDF()
@@ -252,15 +259,15 @@ def _ensure(work: _Work, schema: StructType) -> None:
                 f"{', '.join(wanted.names)} (or other types): give the definition a new name, or move {work.uri} away"
             )
         return
-    raise DeadlineExceeded(f"{work.uri}: the table could not be created beside {CONFLICTS} others that did")
+    raise DeadlineExceeded(f"{work.uri}: the table could not be created beside {MAX_CONFLICTS} others that did")
 
 
-def _done_by(settings: Settings, table: str, run_id: str) -> dict[Slice, SliceReport]:
+def _done_by(settings: Settings, table: str, run_id: str) -> dict[TimeSlice, SliceReport]:
     """The slices that the run `run_id` has recorded; none for a run without a name."""
     if not run_id:
         return {}
     return {
-        Slice(row["start"], row["end"]): SliceReport(
+        TimeSlice(row["start"], row["end"]): SliceReport(
             start=row["start"],
             end=row["end"],
             outcome="done before",
@@ -268,11 +275,11 @@ def _done_by(settings: Settings, table: str, run_id: str) -> dict[Slice, SliceRe
             digest=row["digest"],
             delta_version=row["delta_version"],
         )
-        for row in recorded(settings, table=table, run_id=run_id).to_pylist()
+        for row in recorded_slices(settings, table=table, run_id=run_id).to_pylist()
     }
 
 
-def _rebuild(work: _Work, part: Slice) -> SliceReport:
+def _rebuild(work: _Work, part: TimeSlice) -> SliceReport:
     """Write one slice, unless it stands there at this tick or a newer one, and record it."""
     stands = _tick_of(work, part)
     if stands < work.tick:
@@ -286,15 +293,15 @@ def _rebuild(work: _Work, part: Slice) -> SliceReport:
     return _recorded(work, found) if stands == work.tick else found
 
 
-def _write(work: _Work, part: Slice) -> SliceReport | None:
+def _write(work: _Work, part: TimeSlice) -> SliceReport | None:
     """One commit that replaces the slice; None where the same app transaction got there first."""
     frame = work.built(part)
     attempt = uuid.uuid4().hex
     note = {"slice": str(part), "at": work.tick, "run_id": work.run_id, "attempt": attempt}
-    for _ in range(CONFLICTS):
+    for _ in range(MAX_CONFLICTS):
         seen = Observation()
         writer = (
-            frame.observe(seen, *digest(frame.drop(DATE)))
+            frame.observe(seen, *digest_columns(frame.drop(DATE)))
             .write.mode("overwrite")
             .partitionBy(DATE)
             .option("replaceWhere", _predicate(work.table, part))
@@ -319,11 +326,11 @@ def _write(work: _Work, part: Slice) -> SliceReport | None:
         figures = seen.get
         return _slice_report(part, "written", figures["rows"], figures["hashes"], version)
     raise DeadlineExceeded(
-        f"slice {part} of {work.table.name}: {CONFLICTS} commits of others got in before it; run it again"
+        f"slice {part} of {work.table.name}: {MAX_CONFLICTS} commits of others got in before it; run it again"
     )
 
 
-def _predicate(table: DerivedTable, part: Slice) -> str:
+def _predicate(table: DerivedTable, part: TimeSlice) -> str:
     """The slice in SQL. By days alone where it can be: such a commit names whole files and meets no other day's."""
     if part.whole_days:
         return f"{DATE} >= DATE '{part.start:%Y-%m-%d}' AND {DATE} < DATE '{part.end:%Y-%m-%d}'"
@@ -332,7 +339,7 @@ def _predicate(table: DerivedTable, part: Slice) -> str:
     return f"{days} AND `{table.bucket}` >= {start} AND `{table.bucket}` < {end}"
 
 
-def _tick_of(work: _Work, part: Slice) -> int:
+def _tick_of(work: _Work, part: TimeSlice) -> int:
     """The tick that the slice's rows are of; 0 where it was never written."""
     table = open_table(work.uri)
     return 0 if table is None else table.app_version(work.app(part))
@@ -343,7 +350,7 @@ def _find(work: _Work, match: Callable[[dict[str, Any]], bool]) -> int | None:
     table = open_table(work.uri)
     if table is None:
         return None
-    for limit in (RECENT, HISTORY):
+    for limit in (RECENT, MAX_COMMITS_SEARCHED):
         for commit in table.history(limit):
             note = commit.get("userMetadata")
             if note and match(json.loads(note)):
@@ -351,25 +358,27 @@ def _find(work: _Work, match: Callable[[dict[str, Any]], bool]) -> int | None:
     return None
 
 
-def _standing(work: _Work, part: Slice, *, outcome: Outcome = "planned", version: int | None = None) -> SliceReport:
+def _standing(
+    work: _Work, part: TimeSlice, *, outcome: SliceOutcome = "planned", version: int | None = None
+) -> SliceReport:
     """The slice as it stands in the table, at `version` or now."""
     table = open_table(work.uri, version=version)
     if table is None:
         return _slice_report(part, outcome, 0, None, -1)
     frame = spark_frame(work.spark, table.store, table.version)
     stands = frame.where(_predicate(work.table, part)).drop(DATE)
-    found = stands.agg(*digest(stands)).collect()[0]
+    found = stands.agg(*digest_columns(stands)).collect()[0]
     return _slice_report(part, outcome, found["rows"], found["hashes"], table.version)
 
 
-def _slice_report(part: Slice, outcome: Outcome, rows: int, hashes: Any, version: int) -> SliceReport:
+def _slice_report(part: TimeSlice, outcome: SliceOutcome, rows: int, hashes: Any, version: int) -> SliceReport:
     text = f"{int(hashes or 0) % (1 << 64):016x}"
     return SliceReport(start=part.start, end=part.end, outcome=outcome, rows=rows, digest=text, delta_version=version)
 
 
 def _recorded(work: _Work, found: SliceReport) -> SliceReport:
     row = found.model_dump(exclude={"outcome"})
-    record(
+    record_slices(
         work.settings,
         [
             {

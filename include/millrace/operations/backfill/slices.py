@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.operations.backfill.derived import SLICES, DerivedTable, derived_uri
-from millrace.storage.commit import Part, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.storage.commit import CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
 from millrace.storage.table import create_table, open_table
 
 MAX_SLICES: Final = 1000
@@ -27,7 +27,7 @@ MAX_SLICES: Final = 1000
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-RECORD: Final = pa.schema(
+SLICE_RECORD_COLUMNS: Final = pa.schema(
     [
         pa.field("table", pa.utf8(), nullable=False),
         pa.field("start", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -44,7 +44,7 @@ RECORD: Final = pa.schema(
 """Columns of ``derived/slices``, partitioned by table. The row with the greatest `delta_version` of a slice counts."""
 
 
-class Slice(NamedTuple):
+class TimeSlice(NamedTuple):
     """A stretch [start, end) of event time."""
 
     start: datetime
@@ -59,7 +59,7 @@ class Slice(NamedTuple):
         return f"[{self.start:%Y-%m-%dT%H:%MZ}, {self.end:%Y-%m-%dT%H:%MZ})"
 
 
-def cut(start: datetime, end: datetime, *, hours: int, table: DerivedTable) -> list[Slice]:
+def cut_range(start: datetime, end: datetime, *, hours: int, table: DerivedTable) -> list[TimeSlice]:
     """[start, end) as slices of `hours` on the grid; the first and the last may be shorter.
 
     Raises InvalidArgument where a bound is no multiple of the table's grain, or the slices are too many.
@@ -79,7 +79,7 @@ def cut(start: datetime, end: datetime, *, hours: int, table: DerivedTable) -> l
     found = []
     while start < end:
         stop = min(end, start - (start - EPOCH) % width + width)
-        found.append(Slice(start, stop))
+        found.append(TimeSlice(start, stop))
         start = stop
     return found
 
@@ -95,27 +95,27 @@ def slices_uri(settings: Settings) -> str:
     return derived_uri(settings, SLICES)
 
 
-def recorded(settings: Settings, *, table: str | None = None, run_id: str | None = None) -> pa.Table:
+def recorded_slices(settings: Settings, *, table: str | None = None, run_id: str | None = None) -> pa.Table:
     """Rows of the table of slices, in the order of the commits they tell of; of one table, of one run."""
     path = slices_uri(settings)
     handle = open_table(path)
     if handle is None:
-        return RECORD.empty_table()
+        return SLICE_RECORD_COLUMNS.empty_table()
     filters: Any = pc.scalar(True)
     if table is not None:
         filters &= pc.field("table") == table
     if run_id is not None:
         filters &= pc.field("run_id") == run_id
-    rows = handle.dataset().to_table(filter=filters, columns=RECORD.names)
-    return rows.sort_by([("delta_version", "ascending"), ("written_at", "ascending")]).cast(RECORD)
+    rows = handle.dataset().to_table(filter=filters, columns=SLICE_RECORD_COLUMNS.names)
+    return rows.sort_by([("delta_version", "ascending"), ("written_at", "ascending")]).cast(SLICE_RECORD_COLUMNS)
 
 
-def record(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
+def record_slices(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
     """Append `rows` (without ``written_at``) to the table of slices."""
     path = slices_uri(settings)
-    table = create_table(path, RECORD, partition_by=["table"])
+    table = create_table(path, SLICE_RECORD_COLUMNS, partition_by=["table"])
     now = datetime.now(UTC)
-    sink = FileSink(table.store, RECORD.remove(RECORD.get_field_index("table")), ())
+    sink = FileSink(table.store, SLICE_RECORD_COLUMNS.remove(SLICE_RECORD_COLUMNS.get_field_index("table")), ())
     for name, each in itertools.groupby(sorted(rows, key=itemgetter("table")), key=itemgetter("table")):
         sink.write(pa.Table.from_pylist([{**row, "written_at": now} for row in each], sink.schema), {"table": name})
-    commit_fenced(table, [Part(sink.finish())]).require()
+    commit_fenced(table, [CommitPart(sink.finish())]).raise_if_fenced()

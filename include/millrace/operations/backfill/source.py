@@ -9,14 +9,14 @@ from pyspark.sql import functions as F
 
 from millrace.base.errors import CollectionNotFound, LogUnavailable, TickNotReached
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
 from millrace.message.ids import compose_tick
 from millrace.operations.backfill.derived import LOG_TIME, DerivedTable
-from millrace.operations.backfill.slices import EPOCH, Slice
-from millrace.tables.read.freshness import Confirmed, confirm
+from millrace.operations.backfill.slices import EPOCH, TimeSlice
+from millrace.tables.read.freshness import ConfirmedTicks, confirm_ticks
 from millrace.tables.read.plan import plan_read
-from millrace.tables.read.spark import read
+from millrace.tables.read.spark import read_spark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-class Pinned(NamedTuple):
+class PinnedTick(NamedTuple):
     """The tick to read at, and by PChannel up to where the ``wal`` table is known to be whole."""
 
     tick: int
     confirmed: dict[str, int]
 
 
-def pin(settings: Settings, collection: Collection, *, at: int | None) -> Pinned:
+def pin_tick(settings: Settings, collection: CollectionInfo, *, at: int | None) -> PinnedTick:
     """The tick `at`, or without one the newest that can be read, as something that every later read agrees on.
 
     With the log's server at hand a PChannel on which nothing happens does not hold the tick back; without it, the ``wal``
     table alone says how far that is. Raises TickNotReached, TickTooOld, CollectionNotFound.
     """
-    confirmed = Confirmed({}, "")
+    confirmed = ConfirmedTicks({}, "")
     try:
         with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
-            confirmed = confirm(settings, collection.pchannels, client, at=at, seconds=settings.read_deadline)
+            confirmed = confirm_ticks(settings, collection.pchannels, client, at=at, seconds=settings.read_deadline)
     except LogUnavailable:
         pass
-    if confirmed.lacking and at is None:
+    if confirmed.missing and at is None:
         raise TickNotReached(
-            f"{collection.name!r} cannot be read in full after {settings.read_deadline:.0f} s: {confirmed.lacking}"
+            f"{collection.name!r} cannot be read in full after {settings.read_deadline:.0f} s: {confirmed.missing}"
         )
     plan = plan_read(settings, collection.id, at=at, deadline=0.0, confirmed=confirmed.ticks)
-    return Pinned(plan.tick, confirmed.ticks)
+    return PinnedTick(plan.tick, confirmed.ticks)
 
 
-def rows_at(
-    spark: SparkSession, settings: Settings, table: DerivedTable, collection: Collection, pinned: Pinned
+def source_rows(
+    spark: SparkSession, settings: Settings, table: DerivedTable, collection: CollectionInfo, pinned: PinnedTick
 ) -> DataFrame:
     """The source's rows at the pinned tick."""
     log_time = table.event_time == LOG_TIME
-    return read(
+    return read_spark(
         spark, settings, collection.id, at=pinned.tick, confirmed=pinned.confirmed, deadline=0.0, with_ticks=log_time
     )
 
 
-def within(event: Column, part: Slice) -> Column:
+def in_slice(event: Column, part: TimeSlice) -> Column:
     """Whether a row of that event time is of that slice."""
     return (event >= F.lit(part.start)) & (event < F.lit(part.end))
 
@@ -72,22 +72,22 @@ def row_hash(frame: DataFrame) -> Column:
     return F.xxhash64(*(F.col(f"`{name}`") for name in frame.columns), *nulls)
 
 
-def digest(frame: DataFrame) -> tuple[Column, Column]:
+def digest_columns(frame: DataFrame) -> tuple[Column, Column]:
     """(rows, sum of row hashes) as aggregates: equal for the same rows in any order."""
     return F.count(F.lit(1)).alias("rows"), F.sum(row_hash(frame).cast("decimal(38,0)")).alias("hashes")
 
 
-def changed(
+def changed_slices(
     spark: SparkSession,
     settings: Settings,
     table: DerivedTable,
-    collection: Collection,
-    pinned: Pinned,
+    collection: CollectionInfo,
+    pinned: PinnedTick,
     *,
     start: datetime,
     end: datetime,
     hours: int,
-) -> Sequence[Slice]:
+) -> Sequence[TimeSlice]:
     """The slices of event time whose source rows are others before `end` than they were before `start` (in log time).
 
     Finds what inserts, deletes, dropped partitions and restores changed alike, because it compares the two states.
@@ -106,16 +106,21 @@ def changed(
     same = F.col("rows").eqNullSafe(F.col("rows_before")) & F.col("hashes").eqNullSafe(F.col("hashes_before"))
     places = sorted(row["stretch"] for row in newer.join(older, "stretch", "full_outer").where(~same).collect())
     width = timedelta(hours=hours)
-    return [Slice(EPOCH + place * width, EPOCH + (place + 1) * width) for place in places]
+    return [TimeSlice(EPOCH + place * width, EPOCH + (place + 1) * width) for place in places]
 
 
 def _stretches(
-    spark: SparkSession, settings: Settings, table: DerivedTable, collection: Collection, pinned: Pinned, hours: int
+    spark: SparkSession,
+    settings: Settings,
+    table: DerivedTable,
+    collection: CollectionInfo,
+    pinned: PinnedTick,
+    hours: int,
 ) -> DataFrame:
-    rows = rows_at(spark, settings, table, collection, pinned)
+    rows = source_rows(spark, settings, table, collection, pinned)
     event = table.event_column(collection)
     stretch = F.floor(F.unix_micros(event) / F.lit(hours * 3_600_000_000)).alias("stretch")
-    return rows.where(event.isNotNull()).groupBy(stretch).agg(*digest(rows))
+    return rows.where(event.isNotNull()).groupBy(stretch).agg(*digest_columns(rows))
 
 
 def _ms(moment: datetime) -> int:

@@ -47,6 +47,6 @@ BACKUP: Final = Operation(
     example="--to /mnt/backups/millrace --dry-run",
     params=BackupParams,
     run="millrace.operations.backup.run:run",
-    stands_behind=True,
+    low_priority=True,
     changes_data=False,
 )

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from millrace.base.digests import sha256_of
+from millrace.base.digests import sha256_file
 from millrace.base.errors import BackupBusy, BackupRefused, TableUnavailable
 from millrace.base.files import make_folder, sync
-from millrace.operations.backup.manifest import DATA, Manifest, Stored
+from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, StoredFile
 from millrace.storage.local import LocalStore
 from millrace.storage.store import TableStore
 
@@ -36,28 +36,28 @@ class FileGone(TableUnavailable):
 
 
 @dataclass(slots=True)
-class Files:
+class BackupFiles:
     """The files of one backup. Thread-safe."""
 
     folder: Path
     """Of the backup."""
-    earlier: Path | None = None
+    earlier_folder: Path | None = None
     """Folder of the backup before, and its manifest."""
-    known: Manifest | None = None
-    stored: dict[str, Stored] = field(default_factory=dict)
+    earlier_manifest: BackupManifest | None = None
+    stored: dict[str, StoredFile] = field(default_factory=dict)
     linked: int = 0
     """Files that the backup before had."""
     new_bytes: int = 0
     """Bytes of the others."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def place(self, name: str) -> Path:
+    def prepare_path(self, name: str) -> Path:
         """Where the file `name` (below the data folder) lies in the backup; its folder is made."""
-        path = self.folder / DATA / name
+        path = self.folder / DATA_FOLDER / name
         make_folder(path.parent)
         return path
 
-    def link(self, store: TableStore, file: str, table: str, size: int) -> None:
+    def link_table_file(self, store: TableStore, file: str, table: str, size: int) -> None:
         """Take over an immutable file of a table. Raises FileGone; BackupRefused where its size is not `size`."""
         name = f"{table}/{file}"
         if self.reuse(name, size):
@@ -65,43 +65,47 @@ class Files:
         found = store.size(file)
         if found is not None and found != size:
             raise BackupRefused(f"{file} of {store.uri} has {found} bytes, and should have {size}: run recovery first")
-        target = self.place(name)
-        if found is None or not LocalStore(self.folder / DATA / table).take(store, file, "link"):
+        target = self.prepare_path(name)
+        if found is None or not LocalStore(self.folder / DATA_FOLDER / table).take(store, file, "link"):
             raise FileGone(f"{file} of {store.uri} was removed while it was backed up: try again")
         sync(target)
-        self.add(name, Stored(size, sha256_of(target)))
+        self.add(name, StoredFile(size, sha256_file(target)))
 
-    def take(self, store: TableStore, file: str, table: str) -> None:
+    def copy_table_file(self, store: TableStore, file: str, table: str) -> None:
         """Copy a file of a table's log, whose name may come again. Raises FileGone."""
-        if not LocalStore(self.folder / DATA / table).take(store, file, "copy"):
+        if not LocalStore(self.folder / DATA_FOLDER / table).take(store, file, "copy"):
             raise FileGone(f"{file} of {store.uri} was removed while it was backed up: try again")
-        self.written(f"{table}/{file}")
+        self.add_written(f"{table}/{file}")
 
-    def link_again(self, source: Path, name: str) -> None:
+    def link_by_digest(self, source: Path, name: str) -> None:
         """Take over a file that is not written to, but whose name may come again with other bytes. Raises FileGone."""
         try:
-            found = Stored(source.stat().st_size, sha256_of(source))
+            found = StoredFile(source.stat().st_size, sha256_file(source))
         except FileNotFoundError:
             raise FileGone(f"{source} was removed while it was backed up: try again") from None
-        if self.known is not None and self.known.files.get(name) == found and self.reuse(name, found.size):
+        if (
+            self.earlier_manifest is not None
+            and self.earlier_manifest.files.get(name) == found
+            and self.reuse(name, found.size)
+        ):
             return
         try:
-            link_file(source, self.place(name))
+            link_file(source, self.prepare_path(name))
         except OSError:
             self.copy(source, name)
             return
-        sync(self.place(name))
+        sync(self.prepare_path(name))
         self.add(name, found)
 
     def reuse(self, name: str, size: int) -> bool:
         """Link `name` from the backup before; False where that has none of this size."""
-        known = None if self.known is None else self.known.files.get(name)
-        if self.earlier is None or known is None or known.size != size:
+        known = None if self.earlier_manifest is None else self.earlier_manifest.files.get(name)
+        if self.earlier_folder is None or known is None or known.size != size:
             return False
         try:
-            if (self.earlier / DATA / name).stat().st_size != size:
+            if (self.earlier_folder / DATA_FOLDER / name).stat().st_size != size:
                 return False
-            link_file(self.earlier / DATA / name, self.place(name))
+            link_file(self.earlier_folder / DATA_FOLDER / name, self.prepare_path(name))
         except OSError:  # taken away, or as many links as the file system allows
             return False
         with self._lock:
@@ -112,19 +116,19 @@ class Files:
     def copy(self, source: Path, name: str, *, size: int | None = None) -> None:
         """Copy a file, or its first `size` bytes. Raises FileGone; BackupRefused where there are fewer."""
         try:
-            self.add(name, copy_file(source, self.place(name), size=size))
+            self.add(name, copy_file(source, self.prepare_path(name), size=size))
         except FileNotFoundError:
             raise FileGone(f"{source} was removed while it was backed up: try again") from None
         except EOFError as error:
             raise BackupRefused(str(error)) from None
 
-    def written(self, name: str) -> None:
+    def add_written(self, name: str) -> None:
         """Take in a file that was written into its place."""
-        path = self.folder / DATA / name
+        path = self.folder / DATA_FOLDER / name
         sync(path)
-        self.add(name, Stored(path.stat().st_size, sha256_of(path)))
+        self.add(name, StoredFile(path.stat().st_size, sha256_file(path)))
 
-    def add(self, name: str, stored: Stored) -> None:
+    def add(self, name: str, stored: StoredFile) -> None:
         with self._lock:
             self.stored[name] = stored
             self.new_bytes += stored.size
@@ -136,7 +140,7 @@ class Files:
 
 
 @contextmanager
-def alone(path: Path, *, busy: str) -> Iterator[None]:
+def exclusive_lock(path: Path, *, busy: str) -> Iterator[None]:
     """Hold the lock in the file `path`, which ends with the process. Raises BackupBusy, with those words."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -159,13 +163,13 @@ def link_file(source: Path, target: Path) -> None:
         raise OSError(errno.EMLINK, f"{source} is a link itself")
 
 
-def copy_file(source: Path, target: Path, *, size: int | None = None) -> Stored:
+def copy_file(source: Path, target: Path, *, size: int | None = None) -> StoredFile:
     """Copy `source` (or its first `size` bytes) to the new file `target`, durably. Raises EOFError where there are fewer."""
     with source.open("rb", buffering=0) as read:
-        return copy_open(read, target, size=size)
+        return copy_stream(read, target, size=size)
 
 
-def copy_open(read: BinaryIO, target: Path, *, size: int | None = None) -> Stored:
+def copy_stream(read: BinaryIO, target: Path, *, size: int | None = None) -> StoredFile:
     """:func:`copy_file` of an open file."""
     digest, done = hashlib.sha256(), 0
     with target.open("xb", buffering=0) as write:
@@ -181,4 +185,4 @@ def copy_open(read: BinaryIO, target: Path, *, size: int | None = None) -> Store
         if size is not None and done < size:
             raise EOFError(f"{read.name} has {done} bytes, and should have {size}")
         sync(write.fileno())
-    return Stored(done, digest.hexdigest())
+    return StoredFile(done, digest.hexdigest())

@@ -29,16 +29,16 @@ from typing import Any, Final, NamedTuple, Self
 from millrace.base.errors import BackupDamaged, BackupNotFound, UnsupportedVersion
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, replace_json, sync
-from millrace.operations.backup.inside import check_names, open_inside
+from millrace.operations.backup.safe_paths import check_paths, open_beneath
 
-FILE: Final = "manifest.json"
-MARKER: Final = "backup.json"
-DATA: Final = "data"
+MANIFEST_FILE: Final = "manifest.json"
+MARKER_FILE: Final = "backup.json"
+DATA_FOLDER: Final = "data"
 _ID: Final = re.compile(r"backup-\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{4}")
 VERSION: Final = 1
 
 
-class Stored(NamedTuple):
+class StoredFile(NamedTuple):
     """A file of a backup."""
 
     size: int
@@ -46,7 +46,7 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelPart:
+class BackedUpChannel:
     """One PChannel in a backup. Positions and ticks are those of the deployment."""
 
     tick: int
@@ -62,7 +62,7 @@ class ChannelPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class BackupManifest:
     """What one backup is."""
 
     id: str
@@ -79,10 +79,10 @@ class Manifest:
     """Settings that differed from their defaults; no folders, no secrets (settings hold none)."""
     tables: Mapping[str, int]
     """Delta tables with their versions."""
-    channels: Mapping[str, ChannelPart]
+    channels: Mapping[str, BackedUpChannel]
     incarnations: Mapping[str, int]
     """By folder of a channel of the embedded log: which channel of that name it is."""
-    files: Mapping[str, Stored] = field(default_factory=dict)
+    files: Mapping[str, StoredFile] = field(default_factory=dict)
     """By path below ``data``."""
     deployment: str = ""
     """Id of the deployment it is of; empty: made by a version that knew none."""
@@ -94,7 +94,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write it into the backup's folder, durably; with this the backup is there."""
         body = asdict(self)
-        replace_json(folder / FILE, {"version": VERSION, "sha256": _digest(body), "body": body}, synced=True)
+        replace_json(folder / MANIFEST_FILE, {"version": VERSION, "sha256": _digest(body), "body": body}, synced=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -103,35 +103,41 @@ class Manifest:
         Raises BackupNotFound, BackupDamaged, UnsupportedVersion.
         """
         try:
-            with open_inside(folder, FILE) as file:
+            with open_beneath(folder, MANIFEST_FILE) as file:
                 document = json.loads(file.read())
             version, body = document["version"], document["body"]
             if version != VERSION:
-                raise UnsupportedVersion(f"{folder / FILE} has version {version}; this build knows {VERSION}")
+                raise UnsupportedVersion(f"{folder / MANIFEST_FILE} has version {version}; this build knows {VERSION}")
             if _digest(body) != document["sha256"]:
-                raise BackupDamaged(f"{folder / FILE} was changed since it was written: restore another backup")
-            channels = {name: ChannelPart(**each) for name, each in body["channels"].items()}
-            files = {name: Stored(*each) for name, each in body["files"].items()}
-            check_names(folder / FILE, [*files, *body["tables"]])
+                raise BackupDamaged(
+                    f"{folder / MANIFEST_FILE} was changed since it was written: restore another backup"
+                )
+            channels = {name: BackedUpChannel(**each) for name, each in body["channels"].items()}
+            files = {name: StoredFile(*each) for name, each in body["files"].items()}
+            check_paths(folder / MANIFEST_FILE, [*files, *body["tables"]])
             if not all(type(each.size) is int and each.size >= 0 for each in files.values()):
                 raise ValueError("a file's size")
             return cls(**{**body, "channels": channels, "files": files})
         except (FileNotFoundError, NotADirectoryError):
-            raise BackupNotFound(f"{folder} has no {FILE}: it is no backup, or one that was never finished") from None
+            raise BackupNotFound(
+                f"{folder} has no {MANIFEST_FILE}: it is no backup, or one that was never finished"
+            ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BackupDamaged(f"{folder / FILE} does not read ({error}): restore another backup") from error
+            raise BackupDamaged(f"{folder / MANIFEST_FILE} does not read ({error}): restore another backup") from error
 
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def begin(root: Path, deployment: str) -> Path:
+def begin_backup(root: Path, deployment: str) -> Path:
     """Make the folder of a new backup of `deployment`; before anything else is in it, it says whose it is."""
     folder = root / f"backup-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(2)}"
     make_folder(root)
     folder.mkdir(mode=0o700)
-    with (folder / MARKER).open("xb", buffering=0) as file:  # one write: a kill leaves all of it, or an empty folder
+    with (folder / MARKER_FILE).open(
+        "xb", buffering=0
+    ) as file:  # one write: a kill leaves all of it, or an empty folder
         file.write(json.dumps({"id": folder.name, "deployment": deployment}).encode())
         sync(file.fileno())
     for path in (folder, root):
@@ -139,7 +145,7 @@ def begin(root: Path, deployment: str) -> Path:
     return folder
 
 
-def backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, Manifest]]:
+def list_backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, BackupManifest]]:
     """The whole backups in a folder of backups (`of`: that deployment's own alone), the newest first.
 
     One whose manifest does not read is left out.
@@ -148,44 +154,44 @@ def backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, Manife
         if of is not None and not _is_own(folder, of):
             continue
         try:
-            yield folder, Manifest.read(folder)
+            yield folder, BackupManifest.read(folder)
         except (BackupNotFound, BackupDamaged, UnsupportedVersion):
             continue
 
 
-def find(path: Path) -> tuple[Path, Manifest]:
+def find_backup(path: Path) -> tuple[Path, BackupManifest]:
     """The backup at `path`, or the newest one where that is a folder of backups. Raises BackupNotFound, BackupDamaged."""
-    if (path / FILE).exists():
-        return path, Manifest.read(path)
-    for found in backups(path):
+    if (path / MANIFEST_FILE).exists():
+        return path, BackupManifest.read(path)
+    for found in list_backups(path):
         return found
     raise BackupNotFound(f"{path} is no backup, and there is none in it")
 
 
-def drop(folder: Path) -> None:
+def remove_backup(folder: Path) -> None:
     """Remove a backup of this deployment: its manifest first, so that what a kill leaves is none any more; what says whose it is
-    last, so that the next :func:`sweep` completes it."""
-    (folder / FILE).unlink(missing_ok=True)
+    last, so that the next :func:`remove_unfinished_backups` completes it."""
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
     sync(folder)
-    if (folder / DATA).exists():
-        shutil.rmtree(folder / DATA)
+    if (folder / DATA_FOLDER).exists():
+        shutil.rmtree(folder / DATA_FOLDER)
     hit("backup.dropping")
-    (folder / MARKER).unlink(missing_ok=True)
+    (folder / MARKER_FILE).unlink(missing_ok=True)
     with suppress(OSError):  # somebody else's files are in it, and stay
         folder.rmdir()
 
 
-def sweep(root: Path, deployment: str) -> tuple[str, ...]:
+def remove_unfinished_backups(root: Path, deployment: str) -> tuple[str, ...]:
     """Remove what killed backups of `deployment` left behind; the caller holds the folder's lock.
 
     Names of the unfinished ones that are not known as its own: they are left to a person.
     """
     strange = []
     for folder in sorted(_folders(root)):
-        if (folder / FILE).exists():
+        if (folder / MANIFEST_FILE).exists():
             continue
         if _is_own(folder, deployment):
-            drop(folder)
+            remove_backup(folder)
         else:
             try:
                 folder.rmdir()  # killed before it said whose it is: empty, or not a killed backup's
@@ -197,7 +203,7 @@ def sweep(root: Path, deployment: str) -> tuple[str, ...]:
 def _is_own(folder: Path, deployment: str) -> bool:
     """Whether `folder` says that it is a backup of `deployment`, under the name that it was given."""
     try:
-        found = json.loads((folder / MARKER).read_bytes())
+        found = json.loads((folder / MARKER_FILE).read_bytes())
     except (OSError, ValueError):
         return False
     return bool(deployment) and found == {"id": folder.name, "deployment": deployment}

@@ -22,21 +22,21 @@ from millrace.base.errors import BackupDamaged, BackupRefused, ChannelNotFound, 
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, sync
 from millrace.base.log_backends import backend_of
-from millrace.base.settings import Settings, changed
-from millrace.coord.opening import require_unused
-from millrace.coord.store import Store
-from millrace.log.generations.listing import FILE, GenerationFile, Generations, same_place
+from millrace.base.settings import Settings, non_default_settings
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.store_factory import require_unused_store
+from millrace.log.generations.generation_file import FILE, GenerationFile, Generations, same_log
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
 from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
-from millrace.node.ingest.ranges import check_not_regressed
-from millrace.operations.backup.deployment import write as write_id
-from millrace.operations.backup.files import alone, copy_open
-from millrace.operations.backup.inside import open_inside, outward
-from millrace.operations.backup.log_tail import COORDINATOR
-from millrace.operations.backup.manifest import DATA, ChannelPart, Manifest, Stored, find
+from millrace.node.ingest.ingester import check_not_regressed
+from millrace.operations.backup.deployment_id import write_deployment_id as write_id
+from millrace.operations.backup.files import copy_stream, exclusive_lock
+from millrace.operations.backup.log_copy import COORDINATOR_DB
+from millrace.operations.backup.manifest import DATA_FOLDER, BackedUpChannel, BackupManifest, StoredFile, find_backup
+from millrace.operations.backup.safe_paths import open_beneath, unsafe_references
 from millrace.operations.operation import OperationReport
 from millrace.runtime.progress import Progress
 from millrace.storage.table import table_at
@@ -47,7 +47,7 @@ _MARKER: Final = "restore.lock"
 _DRAFT: Final = "data"
 
 
-class RestoreReport(OperationReport):
+class BackupRestoreReport(OperationReport):
     """What a restore made."""
 
     id: str
@@ -61,7 +61,7 @@ class RestoreReport(OperationReport):
     seconds: float
 
 
-def restore(settings: Settings, path: Path, progress: Progress | None = None) -> RestoreReport:
+def restore_backup(settings: Settings, path: Path, progress: Progress | None = None) -> BackupRestoreReport:
     """Restore the backup at `path` (or the newest in that folder) into ``settings.data_dir``, which must be empty or not there.
 
     Raises BackupNotFound; BackupDamaged where a file is not as it was; BackupRefused where the data folder is not empty, or
@@ -70,7 +70,7 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
     """
     started = time.monotonic()
     progress = progress or Progress()
-    folder, manifest = find(path)
+    folder, manifest = find_backup(path)
     target = settings.data_dir.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BackupRefused(f"{target} is not empty: a backup is restored into a data folder of its own (--data)")
@@ -79,12 +79,12 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
             f"the setting tables is {settings.tables}: a backup is restored into a data folder that has its tables, too; unset it,"
             " and move them afterwards"
         )
-    if not same_place(manifest.log, settings.log):
+    if not same_log(manifest.log, settings.log):
         raise BackupRefused(
             f"the deployment's log was {manifest.log}, and the setting log is {settings.log}: set MILLRACE_LOG={manifest.log}"
             " (to move it afterwards: millrace log switch)"
         )
-    require_unused(settings)
+    require_unused_store(settings)
     try:
         with _draft(target) as draft:
             # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.
@@ -92,17 +92,17 @@ def restore(settings: Settings, path: Path, progress: Progress | None = None) ->
             _copy(folder, manifest, draft, progress)
             hit("restore_backup.copied")
             _leave_ids(draft)
-            _begin_log(settings.at(draft), manifest)
-            progress.say("holding the tables against the log")
-            check(settings.at(draft), manifest)
+            _begin_log(settings.with_data_dir(draft), manifest)
+            progress.update("holding the tables against the log")
+            check_restored(settings.with_data_dir(draft), manifest)
             for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
                 sync(place)
             draft.replace(target)
             sync(target.parent)
     except OSError as error:
         raise BackupRefused(f"{target} cannot be made: {error}; restore into a folder on this disk") from error
-    now = changed(settings)
-    return RestoreReport(
+    now = non_default_settings(settings)
+    return BackupRestoreReport(
         id=manifest.id,
         data=str(target),
         tables=len(manifest.tables),
@@ -123,7 +123,7 @@ def _draft(target: Path) -> Iterator[Path]:
             f"{home} is in the way, and is not what a restore left: move it, or restore into another folder"
         )
     make_folder(home)
-    with alone(home / _MARKER, busy=f"another restore into {target} is under way: try again when it is done"):
+    with exclusive_lock(home / _MARKER, busy=f"another restore into {target} is under way: try again when it is done"):
         shutil.rmtree(home / _DRAFT, ignore_errors=True)
         (home / _DRAFT).mkdir(mode=0o700)
         try:
@@ -135,41 +135,41 @@ def _draft(target: Path) -> Iterator[Path]:
                 home.rmdir()
 
 
-def _copy(folder: Path, manifest: Manifest, draft: Path, progress: Progress) -> None:
+def _copy(folder: Path, manifest: BackupManifest, draft: Path, progress: Progress) -> None:
     total, done = manifest.bytes or 1, 0
 
-    def one(each: tuple[str, Stored]) -> int:
+    def one(each: tuple[str, StoredFile]) -> int:
         name, stored = each
         make_folder((draft / name).parent)
         try:
-            source = open_inside(folder, f"{DATA}/{name}")
+            source = open_beneath(folder, f"{DATA_FOLDER}/{name}")
         except FileNotFoundError:
             raise BackupDamaged(f"{folder} has no {name}: restore another backup") from None
         except OSError as error:
             raise BackupDamaged(f"{name} does not read ({error.strerror}): restore another backup") from None
         with source:
-            found = copy_open(source, draft / name)
+            found = copy_stream(source, draft / name)
         if found != stored:
-            raise BackupDamaged(f"{folder / DATA / name} is not as it was written: restore another backup")
+            raise BackupDamaged(f"{folder / DATA_FOLDER / name} is not as it was written: restore another backup")
         return stored.size
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
         for number, size in enumerate(pool.map(one, manifest.files.items())):
             done += size
             if number % 100 == 0:
-                progress.say("copying", done=done / total, bytes=done)
-    for words in outward(manifest.files, lambda name: open_inside(draft, name)):
+                progress.update("copying", done=done / total, bytes=done)
+    for words in unsafe_references(manifest.files, lambda name: open_beneath(draft, name)):
         raise BackupDamaged(f"{folder}: {words}; somebody changed it: restore another backup")
 
 
 def _leave_ids(draft: Path) -> None:
     """What the deployment gave since the backup (epochs, ids) is not given again; nor what one gave that was restored before."""
-    if (draft / COORDINATOR).exists():
-        with Store(draft / COORDINATOR) as store:
-            store.give_no_more()
+    if (draft / COORDINATOR_DB).exists():
+        with CatalogStore(draft / COORDINATOR_DB) as store:
+            store.raise_id_floor()
 
 
-def _begin_log(settings: Settings, manifest: Manifest) -> None:
+def _begin_log(settings: Settings, manifest: BackupManifest) -> None:
     """The copied list names generations of the log from before what the backup has of it: they are truncated here."""
     if not (settings.log_path / FILE).exists() or not manifest.log_included:
         return
@@ -183,7 +183,7 @@ def _begin_log(settings: Settings, manifest: Manifest) -> None:
     GenerationFile(settings.log_path, settings.log).change(begun)
 
 
-def check(settings: Settings, manifest: Manifest) -> None:
+def check_restored(settings: Settings, manifest: BackupManifest) -> None:
     """Hold the restored tables against the log that they go on with: the restored one, or the one on the brokers."""
     for name, number in manifest.tables.items():
         found = table_at(settings.table_uri(name)).version
@@ -204,7 +204,9 @@ def check(settings: Settings, manifest: Manifest) -> None:
             _check_channel(settings, service, name, part, included=manifest.log_included)
 
 
-def _check_channel(settings: Settings, service: LogService, name: str, part: ChannelPart, *, included: bool) -> None:
+def _check_channel(
+    settings: Settings, service: LogService, name: str, part: BackedUpChannel, *, included: bool
+) -> None:
     state = WalTable.open(settings.wal_uri).position(name).state if WalTable.exists(settings.wal_uri) else None
     try:
         log = service.open(name)

@@ -1,6 +1,6 @@
 """A backup of a deployment while it runs: tables pinned, log and coordinator of one moment, files, the manifest last.
 
-For the seconds in which the tables are pinned and the log's tail is copied nothing is given up (millrace.node.retention.removal). The
+For the seconds in which the tables are pinned and the log's tail is copied nothing is given up (millrace.node.retention.removal_lock). The
 tables' data files follow: they stay on disk for a day after they were replaced. Where one is gone all the same, the
 backup begins anew, from newer versions.
 """
@@ -20,28 +20,34 @@ from pydantic import Field
 from millrace.base.errors import BackupDamaged, InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
-from millrace.base.log_backends import in_own_folder
+from millrace.base.log_backends import is_in_data_folder
 from millrace.base.package import VERSION
-from millrace.base.settings import Settings, changed
+from millrace.base.settings import Settings, non_default_settings
 from millrace.log.protocol import LogService
-from millrace.node.retention.removal import held_back
-from millrace.operations.backfill.importing import STATE
+from millrace.node.retention.removal_lock import removals_blocked
+from millrace.operations.backfill.importer import STATE_FILE
 from millrace.operations.backup.declaration import BackupParams
-from millrace.operations.backup.deployment import deployment_id, known_id
-from millrace.operations.backup.files import FileGone, Files, alone
-from millrace.operations.backup.log_tail import LogPart, take_log
-from millrace.operations.backup.manifest import Manifest, backups, begin, drop, sweep
-from millrace.operations.backup.pin import Pinned, pin
-from millrace.operations.backup.verify import verify
-from millrace.operations.checkpoint.staged_trim import NOTES
+from millrace.operations.backup.deployment_id import ensure_deployment_id, read_deployment_id
+from millrace.operations.backup.files import BackupFiles, FileGone, exclusive_lock
+from millrace.operations.backup.log_copy import CopiedLog, copy_log
+from millrace.operations.backup.manifest import (
+    BackupManifest,
+    begin_backup,
+    list_backups,
+    remove_backup,
+    remove_unfinished_backups,
+)
+from millrace.operations.backup.table_pins import PinnedTable, pin_tables
+from millrace.operations.backup.verify import verify_backup
+from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
 from millrace.operations.operation import OperationReport
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.operations.quality.results import docs_path, quality_path
 from millrace.operations.restore.records import restores_path
-from millrace.operations.roots import asked_through_a_form, backup_roots, check_within
+from millrace.operations.roots import backup_roots, check_within, started_by_launcher
 from millrace.runtime.progress import Progress
 from millrace.storage.store import TableStore, store_at
-from millrace.tables.quality_state import results_uri
+from millrace.tables.quality_state import quality_results_uri
 
 ATTEMPTS: Final = 3
 """How often a backup begins anew because a file was gone."""
@@ -80,14 +86,14 @@ def run(settings: Settings, params: BackupParams, progress: Progress) -> BackupR
     from millrace.client.append_client import AppendClient
     from millrace.rpc.launch import launch_of
 
-    root = folder_of(settings, params)  # before anything is started
+    root = backup_folder(settings, params)  # before anything is started
     with AppendClient.connect(
         settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
     ) as client:
         return backup(settings, client.service, params, progress, root=root)
 
 
-def folder_of(settings: Settings, params: BackupParams) -> Path:
+def backup_folder(settings: Settings, params: BackupParams) -> Path:
     """The folder of backups. Raises InvalidArgument where none is named, or one inside the data folder is."""
     named = params.to or settings.backup_dir
     if not named:
@@ -95,7 +101,7 @@ def folder_of(settings: Settings, params: BackupParams) -> Path:
     root, data = Path(named), settings.data_dir.resolve()
     if data == root.resolve() or data in root.resolve().parents:
         raise InvalidArgument(f"{root} lies in the data folder, and would be lost with it: choose another folder")
-    if asked_through_a_form():
+    if started_by_launcher():
         check_within(str(root), backup_roots(settings), setting="backup_roots")
     return root
 
@@ -111,31 +117,31 @@ def backup(
 ) -> BackupReport:
     """The operation on a log that is at hand. Raises BackupBusy, BackupRefused, LogBusy, TableUnavailable, InvalidArgument."""
     started = time.monotonic()
-    root = root or folder_of(settings, params)
+    root = root or backup_folder(settings, params)
     if params.dry_run:
         return _dry_run(settings, root, started)
     make_folder(root)
-    with alone(root / LOCK, busy=f"another backup is being made in {root}: try again when it is done"):
-        own = deployment_id(settings)
-        left = sweep(root, own)
+    with exclusive_lock(root / LOCK, busy=f"another backup is being made in {root}: try again when it is done"):
+        own = ensure_deployment_id(settings)
+        left = remove_unfinished_backups(root, own)
         for attempt in range(ATTEMPTS):
-            folder = begin(root, own)
+            folder = begin_backup(root, own)
             seam("backup.begun")
             try:
                 manifest, files = _take(settings, service, folder, own, progress, seam)
                 break
             except FileGone:
-                drop(folder)
+                remove_backup(folder)
                 if attempt + 1 == ATTEMPTS:
                     raise
         if params.verify:
-            progress.say("reading it back")
-            problems = verify(folder).problems
+            progress.update("reading it back")
+            problems = verify_backup(folder).problems
             if problems:
                 raise BackupDamaged(f"{folder} does not read back as it was written: {'; '.join(problems[:5])}")
-        dropped = [old for old, _ in list(backups(root, of=own))[params.keep :]]
+        dropped = [old for old, _ in list(list_backups(root, of=own))[params.keep :]]
         for old in dropped:
-            drop(old)
+            remove_backup(old)
             seam("backup.dropped")
     return BackupReport(
         id=manifest.id,
@@ -162,17 +168,17 @@ def _take(
     own: str,
     progress: Progress,
     seam: Callable[[str], None],
-) -> tuple[Manifest, Files]:
+) -> tuple[BackupManifest, BackupFiles]:
     begun = datetime.now(UTC).isoformat()
-    earlier, known = next(backups(folder.parent, of=own), (None, None))
-    files = Files(folder, earlier, known)
-    with held_back(settings, deadline=WAIT_SECONDS):
-        progress.say("pinning the tables")
-        pinned = pin(settings, files)
+    earlier, known = next(list_backups(folder.parent, of=own), (None, None))
+    files = BackupFiles(folder, earlier, known)
+    with removals_blocked(settings, deadline=WAIT_SECONDS):
+        progress.update("pinning the tables")
+        pinned = pin_tables(settings, files)
         seam("backup.pinned")
         _take_records(settings, files)  # before the log's end: what they say was sent is in it
-        progress.say("copying the log")
-        log = take_log(settings, service, pinned, files)
+        progress.update("copying the log")
+        log = copy_log(settings, service, pinned, files)
         seam("backup.log")
         _take_staged(settings, files)  # behind it: what its messages name was there before them
     _take_tables(pinned, files, progress)
@@ -185,22 +191,24 @@ def _take(
     return manifest, files
 
 
-def _manifest(settings: Settings, name: str, begun: str, pinned: Mapping[str, Pinned], log: LogPart) -> Manifest:
-    return Manifest(
+def _manifest(
+    settings: Settings, name: str, begun: str, pinned: Mapping[str, PinnedTable], log: CopiedLog
+) -> BackupManifest:
+    return BackupManifest(
         id=name,
         started=begun,
         finished=datetime.now(UTC).isoformat(),
         millrace=VERSION,
         log=settings.log,
         log_included=log.included,
-        settings=changed(settings),
+        settings=non_default_settings(settings),
         tables={each.name: each.version for each in pinned.values()},
         channels=log.channels,
         incarnations=log.incarnations,
     )
 
 
-def _take_tables(pinned: Mapping[str, Pinned], files: Files, progress: Progress) -> None:
+def _take_tables(pinned: Mapping[str, PinnedTable], files: BackupFiles, progress: Progress) -> None:
     """The data files of all tables, several at a time. The first error ends it."""
     wanted = [
         (store_at(each.uri), file, each.name, size) for each in pinned.values() for file, size in each.files.items()
@@ -208,35 +216,35 @@ def _take_tables(pinned: Mapping[str, Pinned], files: Files, progress: Progress)
     total, done = sum(size for *_, size in wanted) or 1, 0
 
     def one(file: tuple[TableStore, str, str, int]) -> int:
-        files.link(*file)
+        files.link_table_file(*file)
         return file[-1]
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="backup") as pool:
         for number, size in enumerate(pool.map(one, wanted)):
             done += size
             if number % 100 == 0:
-                progress.say("taking the tables' files", done=done / total, files=number, bytes=done)
+                progress.update("taking the tables' files", done=done / total, files=number, bytes=done)
 
 
-def _take_staged(settings: Settings, files: Files) -> None:
+def _take_staged(settings: Settings, files: BackupFiles) -> None:
     """What loads have staged: messages of the log may name it. Files of a load that is still being staged are left out."""
     staged = settings.staged_path
     for folder in sorted(staged.iterdir()) if staged.is_dir() else []:
-        if folder.name.startswith(".") and folder.name != NOTES:
+        if folder.name.startswith(".") and folder.name != TRIM_NOTES_FOLDER:
             continue
         for path in sorted(folder.rglob("*")):
             name = str(path.relative_to(settings.data_dir))
             if path.suffix == ".parquet":
-                files.link_again(path, name)
-            elif path.is_file() and path.name != STATE:
+                files.link_by_digest(path, name)
+            elif path.is_file() and path.name != STATE_FILE:
                 files.copy(path, name)
 
 
-def _take_records(settings: Settings, files: Files) -> None:
+def _take_records(settings: Settings, files: BackupFiles) -> None:
     """Small files that are replaced whole: what loads and restores note of what they have sent, users' expectations."""
-    for path in sorted(settings.staged_path.glob(f"[!.]*/{STATE}")):
+    for path in sorted(settings.staged_path.glob(f"[!.]*/{STATE_FILE}")):
         files.copy(path, str(path.relative_to(settings.data_dir)))
-    tables = {results_uri(settings), quarantine_uri(settings), docs_path(settings)}
+    tables = {quality_results_uri(settings), quarantine_uri(settings), docs_path(settings)}
     for folder in (restores_path(settings), quality_path(settings)):
         for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
             if path.is_file() and not tables.intersection(path.parents):
@@ -244,8 +252,8 @@ def _take_records(settings: Settings, files: Files) -> None:
 
 
 def _dry_run(settings: Settings, root: Path, started: float) -> BackupReport:
-    pinned = pin(settings, None)
-    _, known = next(backups(root, of=known_id(settings)), (None, None))
+    pinned = pin_tables(settings, None)
+    _, known = next(list_backups(root, of=read_deployment_id(settings)), (None, None))
     wanted = {f"{each.name}/{file}": size for each in pinned.values() for file, size in each.files.items()}
     had = {name for name, size in wanted.items() if known is not None and (known.files.get(name) or (-1,))[0] == size}
     return BackupReport(
@@ -257,7 +265,7 @@ def _dry_run(settings: Settings, root: Path, started: float) -> BackupReport:
         bytes=sum(wanted.values()),
         linked_files=len(had),
         new_bytes=sum(size for name, size in wanted.items() if name not in had),
-        log_included=in_own_folder(settings.log),
+        log_included=is_in_data_folder(settings.log),
         ticks={},
         seconds=round(time.monotonic() - started, 3),
     )

@@ -11,14 +11,14 @@ from typing import Final
 
 from pydantic import Field
 
-from millrace.operations.backup.inside import open_inside, outward
-from millrace.operations.backup.manifest import DATA, Stored, find
+from millrace.operations.backup.manifest import DATA_FOLDER, StoredFile, find_backup
+from millrace.operations.backup.safe_paths import open_beneath, unsafe_references
 from millrace.operations.operation import OperationReport
 
 _THREADS: Final = 4
 
 
-class VerifyReport(OperationReport):
+class BackupVerifyReport(OperationReport):
     """What was found. `ok`: every file is as it was written."""
 
     id: str
@@ -33,15 +33,15 @@ class VerifyReport(OperationReport):
         return not self.problems
 
 
-def verify(path: Path) -> VerifyReport:
+def verify_backup(path: Path) -> BackupVerifyReport:
     """Read the backup at `path` (or the newest in that folder). Raises BackupNotFound, BackupDamaged (the manifest)."""
     started = time.monotonic()
-    folder, manifest = find(path)
+    folder, manifest = find_backup(path)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
         found = pool.map(lambda each: _problem(folder, *each), manifest.files.items())
         problems = tuple(words for words in found if words)
-    problems += tuple(outward(manifest.files, lambda name: open_inside(folder, f"{DATA}/{name}")))
-    return VerifyReport(
+    problems += tuple(unsafe_references(manifest.files, lambda name: open_beneath(folder, f"{DATA_FOLDER}/{name}")))
+    return BackupVerifyReport(
         id=manifest.id,
         folder=str(folder),
         files=len(manifest.files),
@@ -51,9 +51,9 @@ def verify(path: Path) -> VerifyReport:
     )
 
 
-def _problem(folder: Path, name: str, stored: Stored) -> str:
+def _problem(folder: Path, name: str, stored: StoredFile) -> str:
     try:
-        with open_inside(folder, f"{DATA}/{name}") as file:
+        with open_beneath(folder, f"{DATA_FOLDER}/{name}") as file:
             size = os.fstat(file.fileno()).st_size
             if size != stored.size:
                 return f"{name} has {size} bytes, and had {stored.size}"

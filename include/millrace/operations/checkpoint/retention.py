@@ -15,21 +15,21 @@ from millrace.base.errors import PositionTruncated, StagedFileDamaged
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.message.ids import compose_tick
-from millrace.operations.checkpoint.bases import BaseDiffers, prove
-from millrace.operations.checkpoint.staged_trim import remove_staged
+from millrace.operations.checkpoint.base_verification import BaseMismatch, verify_base
+from millrace.operations.checkpoint.staged_trim import remove_trimmed_files
 from millrace.operations.checkpoint.wal_trim import files_before, trim_wal
-from millrace.operations.compaction.commits import raise_base
+from millrace.operations.compaction.commits import raise_base_tick
 from millrace.operations.operation import OperationReport
 from millrace.storage.table import open_table
-from millrace.tables.collections.bases import Base, read_bases, write_base
+from millrace.tables.collections.bases import VerifiedBase, read_bases, write_base
+from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint
-from millrace.tables.collections.table import rows_uri
 from millrace.tables.read.plan import pchannel_of
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 
 
-class TrimmedWal(OperationReport):
+class WalTrimReport(OperationReport):
     """What the WAL of a PChannel gave up by its retention, or could. The bytes are free once VACUUM has run."""
 
     pchannel: str
@@ -49,7 +49,7 @@ def apply_retention(
     now_ms: int,
     dry_run: bool = False,
     seam: Callable[[str], None] = hit,
-) -> Iterator[TrimmedWal]:
+) -> Iterator[WalTrimReport]:
     """Trim each PChannel of `reached` (its newest verified checkpoint's tick) as far as ``wal_retention`` asks; `now_ms` is log
     time, so that a wall clock that leaps takes nothing away."""
     oldest = compose_tick(max(0, now_ms - int(settings.wal_retention * 1000)), 0)
@@ -60,7 +60,7 @@ def apply_retention(
         checkpoint = flushed.get(pchannel)
         if checkpoint is None:
             continue
-        before = bases.get(pchannel, Base(pchannel))
+        before = bases.get(pchannel, VerifiedBase(pchannel))
         tick = min(oldest, verified, _common_tick(flushed, checkpoint))
         wanted = before
         if tick > before.time_tick:
@@ -69,11 +69,13 @@ def apply_retention(
             continue
         if not dry_run:
             try:
-                base = before if wanted is before else prove(settings, snapshot, checkpoint, before, tick)
+                base = before if wanted is before else verify_base(settings, snapshot, checkpoint, before, tick)
             except PositionTruncated:
                 continue  # another run proved one first, and has trimmed to it
-            except (BaseDiffers, StagedFileDamaged) as error:
-                yield TrimmedWal(pchannel=pchannel, base_tick=tick, files=0, rows=0, freed_bytes=0, problem=str(error))
+            except (BaseMismatch, StagedFileDamaged) as error:
+                yield WalTrimReport(
+                    pchannel=pchannel, base_tick=tick, files=0, rows=0, freed_bytes=0, problem=str(error)
+                )
                 continue
             seam("base.proved")
             if base is not before and not write_base(settings.wal_uri, before, base, seam=seam):
@@ -84,7 +86,7 @@ def apply_retention(
         found = trim_wal(settings, wanted, dry_run=dry_run, seam=seam)
         if not dry_run:
             _remove_staged(settings, seam)
-        yield TrimmedWal(
+        yield WalTrimReport(
             pchannel=pchannel, base_tick=found.time_tick, files=found.files, rows=found.rows, freed_bytes=found.bytes
         )
 
@@ -92,7 +94,7 @@ def apply_retention(
 def _remove_staged(settings: Settings, seam: Callable[[str], None]) -> None:
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is not None:
-        remove_staged(settings.staged_path, wal, seam=seam)
+        remove_trimmed_files(settings.staged_path, wal, seam=seam)
 
 
 def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> int:
@@ -109,10 +111,10 @@ def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> i
     return min(flushed[name].time_tick if name in flushed else 0 for name in {*names, checkpoint.pchannel})
 
 
-def _say_from_where(settings: Settings, base: Base, seam: Callable[[str], None]) -> None:
+def _say_from_where(settings: Settings, base: VerifiedBase, seam: Callable[[str], None]) -> None:
     """Have each collection's table refuse reads before the base: what lies there could not be rebuilt any more (law 7)."""
     for number in base.collections:
         path = rows_uri(settings, number)
         table = open_table(path)
         if table is not None:
-            raise_base(table, base.time_tick, seam=seam)
+            raise_base_tick(table, base.time_tick, seam=seam)

@@ -13,16 +13,16 @@ from pydantic import Field
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.log.clock import stamp_ms
+from millrace.log.clock import log_time_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
-from millrace.node.retention.removal import removing
-from millrace.node.retention.truncation import allowed_position, truncate_log
-from millrace.operations.checkpoint import durable, store
+from millrace.node.retention.removal_lock import removal_permit
+from millrace.node.retention.truncation import truncate_log, truncation_limit
+from millrace.operations.checkpoint import recovery_checkpoints, table_sync
 from millrace.operations.checkpoint.declaration import CheckpointParams
-from millrace.operations.checkpoint.retention import TrimmedWal, apply_retention
-from millrace.operations.checkpoint.store import RecoveryCheckpoint
-from millrace.operations.checkpoint.verify import choose_start, verify
+from millrace.operations.checkpoint.recovery_checkpoints import RecoveryCheckpoint
+from millrace.operations.checkpoint.replay_verification import choose_start, verify_checkpoint
+from millrace.operations.checkpoint.retention import WalTrimReport, apply_retention
 from millrace.operations.operation import OperationReport
 from millrace.operations.quality.gate import blocked
 from millrace.runtime.progress import Progress
@@ -51,7 +51,7 @@ class ChannelCheckpoint(OperationReport):
     seconds: float
 
 
-class Freed(OperationReport):
+class LogTruncation(OperationReport):
     """What the log of a PChannel gave up, or could."""
 
     pchannel: str
@@ -66,8 +66,8 @@ class CheckpointReport(OperationReport):
     ok: bool
     dry_run: bool
     channels: tuple[ChannelCheckpoint, ...] = ()
-    truncated: tuple[Freed, ...] = ()
-    trimmed: tuple[TrimmedWal, ...] = ()
+    truncated: tuple[LogTruncation, ...] = ()
+    trimmed: tuple[WalTrimReport, ...] = ()
     synced_files: int = 0
     blocked: tuple[str, ...] = Field(default=(), description="Blocks of quality that kept log and WAL as they are.")
     seconds: float = 0.0
@@ -100,11 +100,11 @@ def checkpoint(
     snapshot = WalSnapshot(wal.table)  # one handle: one version
     # Pinned before anything is synced: the log goes no further than these.
     flushed = read_checkpoints(open_table(settings.checkpoints_uri))
-    known = store.newest(settings)
+    known = recovery_checkpoints.newest(settings)
     names = wal.pchannels()
     channels = []
     for number, pchannel in enumerate(names):
-        progress.say(f"verifying {pchannel}", done=number / len(names))
+        progress.update(f"verifying {pchannel}", done=number / len(names))
         done, found = _channel(settings, service, params, wal, snapshot, wal.position(pchannel), known, seam)
         channels.append(done)
         if found is not None:
@@ -112,19 +112,19 @@ def checkpoint(
     broken = {each.pchannel for each in channels if each.problem}
     limits: dict[str, LogId] = {}
     for pchannel, found in known.items():
-        allowed = allowed_position(wal.position(pchannel), flushed.get(pchannel))
+        allowed = truncation_limit(wal.position(pchannel), flushed.get(pchannel))
         last = found.state.last_entry
         if pchannel not in broken and allowed is not None and last is not None:
             limits[pchannel] = min(allowed, last)
-    progress.say("syncing the tables")
-    synced = 0 if params.dry_run else durable.sync_tables(settings)
+    progress.update("syncing the tables")
+    synced = 0 if params.dry_run else table_sync.sync_tables(settings)
     seam("checkpoint.synced")
     blocks = blocked(settings)
-    truncated: tuple[Freed, ...] = ()
+    truncated: tuple[LogTruncation, ...] = ()
     if params.truncate and (params.dry_run or not blocks):
-        progress.say("truncating the log")
+        progress.update("truncating the log")
         truncated = tuple(
-            Freed(
+            LogTruncation(
                 pchannel=t.pchannel,
                 begin=str(t.begin),
                 position=str(max(t.position, t.begin)),
@@ -132,13 +132,13 @@ def checkpoint(
             )
             for t in truncate_log(settings, service, dry_run=params.dry_run, limits=limits)
         )
-    trimmed: tuple[TrimmedWal, ...] = ()
+    trimmed: tuple[WalTrimReport, ...] = ()
     if params.trim and settings.wal_retention and (params.dry_run or not blocks):
-        progress.say("trimming the WAL")
+        progress.update("trimming the WAL")
         reached = {name: each.time_tick for name, each in known.items() if name not in broken}
-        stamp = stamp_ms(service)
-        now_ms = snapshot.log_ms() if stamp is None else stamp
-        with removing(settings) as free:  # a backup holds it back while it pins the tables
+        stamp = log_time_ms(service)
+        now_ms = snapshot.log_time_ms() if stamp is None else stamp
+        with removal_permit(settings) as free:  # a backup holds it back while it pins the tables
             dry_run = params.dry_run or not free
             trimmed = tuple(
                 apply_retention(settings, snapshot, flushed, reached, now_ms=now_ms, dry_run=dry_run, seam=seam)
@@ -174,18 +174,18 @@ def _channel(
     start = choose_start(wal, position, earlier, max_bytes=params.sample_mib * MIB)
     log = service.open(position.pchannel)
     try:
-        result = verify(wal, snapshot, position, start, log)
+        result = verify_checkpoint(wal, snapshot, position, start, log)
     finally:
         log.close()
     found = RecoveryCheckpoint.of(
         position,
-        verified_by="replayed" if start.whole else "sampled",
+        verified_by="replayed" if start.contiguous else "sampled",
         replayed_from=result.start,
         replayed_rows=result.rows,
     )
     if result.problem:
         return _told(found, by_log=result.by_log, problem=result.problem, written=False, started=started), None
-    written = not params.dry_run and store.write(settings, found, seam=seam)
+    written = not params.dry_run and recovery_checkpoints.write(settings, found, seam=seam)
     told = _told(found, by_log=result.by_log, problem="", written=written, started=started)
     return told, found if written or params.dry_run else None
 

@@ -1,6 +1,6 @@
 """Staged files go once the WAL is trimmed past the Import that names them: nobody expands that message any more.
 
-A trim first writes a note of the files that its messages name (:func:`note_staged`), then commits; :func:`remove_staged` takes
+A trim first writes a note of the files that its messages name (:func:`note_trimmed_files`), then commits; :func:`remove_trimmed_files` takes
 the files of those notes away that a commit stands behind, but where a message that is left names one of them, then the note.
 So a kill at any instant leaves a note that the next run completes, or files and no commit. A file that no trimmed message
 names is never touched: it may be about to be named. What else lies beside it (a loader's own notes) stays.
@@ -23,29 +23,29 @@ from millrace.message.bodies import parse_body
 from millrace.message.types import MessageType
 from millrace.tables.wal.reader import WalSnapshot
 
-NOTES: Final = ".trims"
+TRIM_NOTES_FOLDER: Final = ".trims"
 """Folder of the notes below the staged one. No Import can name what lies in it: such names begin with no full stop."""
 
 
-def named_files(messages: pa.Table) -> list[str]:
+def imported_files(messages: pa.Table) -> list[str]:
     """The paths that the Imports among accepted `messages` name."""
     imports = messages.filter(pc.equal(messages["type"].cast(pa.utf8()), MessageType.IMPORT.name))
     bodies = (parse_body(MessageType.IMPORT, payload) for payload in imports["payload"].to_pylist())
     return [file["path"] for body in bodies for file in body["files"]]
 
 
-def note_staged(staged: Path, pchannel: str, tick: int, paths: list[str]) -> None:
+def note_trimmed_files(staged: Path, pchannel: str, tick: int, paths: list[str]) -> None:
     """Write down what may go once the WAL of `pchannel` is trimmed to `tick`: durable before that is committed."""
     if not paths:
         return
-    folder = staged / NOTES
+    folder = staged / TRIM_NOTES_FOLDER
     make_folder(folder)
     replace_json(folder / f"{pchannel}-{tick}.json", {"pchannel": pchannel, "tick": tick, "paths": paths}, synced=True)
 
 
-def remove_staged(staged: Path, wal: WalSnapshot, *, seam: Callable[[str], None] = hit) -> int:
+def remove_trimmed_files(staged: Path, wal: WalSnapshot, *, seam: Callable[[str], None] = hit) -> int:
     """Remove what trims up to the version of `wal` have let go; how many files that were."""
-    notes = [note for note in sorted((staged / NOTES).glob("*.json")) if _stands(note, wal)]
+    notes = [note for note in sorted((staged / TRIM_NOTES_FOLDER).glob("*.json")) if _stands(note, wal)]
     if not notes:
         return 0
     needed = set(_still_named(wal))
@@ -68,7 +68,7 @@ def _stands(note: Path, wal: WalSnapshot) -> bool:
 def _still_named(wal: WalSnapshot) -> Iterator[str]:
     for pchannel in wal.pchannels():
         for messages in wal.messages(pchannel, types=[MessageType.IMPORT.name]):
-            yield from named_files(messages)
+            yield from imported_files(messages)
 
 
 def _remove(staged: Path, path: str) -> int:

@@ -17,20 +17,20 @@ from millrace.base.errors import DeadlineExceeded
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.message.ids import LogId
-from millrace.operations.checkpoint.staged_trim import named_files, note_staged
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.tables.collections.bases import Base
+from millrace.operations.checkpoint.staged_trim import imported_files, note_trimmed_files
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.tables.collections.bases import VerifiedBase
 from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX
-from millrace.tables.wal.table import Totals, WalTable
-from millrace.tables.wal.trims import Trim, record_trim, trimmed_totals
-from millrace.wal.digest import digest
+from millrace.tables.wal.table import WalTable, WalTotals
+from millrace.tables.wal.trims import WalTrim, record_trim, trimmed_totals
+from millrace.wal.digest import digest_rows
 from millrace.wal.schema import KIND_MESSAGE, KIND_STATE, ROW_SCHEMA
 
 ATTEMPTS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Trimmed:
+class TrimResult:
     """What was, or could be, given up of one PChannel."""
 
     pchannel: str
@@ -40,13 +40,15 @@ class Trimmed:
     bytes: int
 
 
-def trim_wal(settings: Settings, base: Base, *, dry_run: bool = False, seam: Callable[[str], None] = hit) -> Trimmed:
+def trim_wal(
+    settings: Settings, base: VerifiedBase, *, dry_run: bool = False, seam: Callable[[str], None] = hit
+) -> TrimResult:
     """Remove the files of the base's PChannel that lie before it. May be killed at any instant and repeated."""
     table = WalTable.open(settings.wal_uri)
     for _ in range(ATTEMPTS):
         table.refresh()
         files = files_before(table, base)
-        found = Trimmed(
+        found = TrimResult(
             base.pchannel,
             base.time_tick,
             len(files),
@@ -55,12 +57,12 @@ def trim_wal(settings: Settings, base: Base, *, dry_run: bool = False, seam: Cal
         )
         if dry_run or not files:
             return found
-        gone, imported = trimmed_totals(table).get(base.pchannel, Totals()), list[str]()
+        gone, imported = trimmed_totals(table).get(base.pchannel, WalTotals()), list[str]()
         for file in files:
             totals, named = _read(table, file)
             gone, imported = gone + totals, [*imported, *named]
-        note_staged(settings.staged_path, base.pchannel, base.time_tick, imported)
-        record_trim(table.table.uri, Trim(base.pchannel, base.time_tick, gone, found.files, found.bytes))
+        note_trimmed_files(settings.staged_path, base.pchannel, base.time_tick, imported)
+        record_trim(table.table.uri, WalTrim(base.pchannel, base.time_tick, gone, found.files, found.bytes))
         seam("wal_trim.recorded")
         seam("wal_trim.checked")
         if _commit(table, base, files):
@@ -78,7 +80,7 @@ class _File:
     date: str
 
 
-def files_before(table: WalTable, base: Base) -> list[_File]:
+def files_before(table: WalTable, base: VerifiedBase) -> list[_File]:
     """The live files that hold nothing but what lies before the base, from the Delta log alone."""
     actions = table.table.actions()
     if actions.num_rows == 0:
@@ -94,24 +96,24 @@ def files_before(table: WalTable, base: Base) -> list[_File]:
     ]
 
 
-def _read(table: WalTable, file: _File) -> tuple[Totals, list[str]]:
+def _read(table: WalTable, file: _File) -> tuple[WalTotals, list[str]]:
     """What a file's rows add up to, and the staged files that its messages name."""
     rows = table.table.read(file.path).cast(ROW_SCHEMA)
     if file.kind != KIND_MESSAGE:
-        return Totals(0, rows.num_rows, digest(rows)), []
-    return Totals(rows.num_rows, 0, digest(rows)), named_files(rows)
+        return WalTotals(0, rows.num_rows, digest_rows(rows)), []
+    return WalTotals(rows.num_rows, 0, digest_rows(rows)), imported_files(rows)
 
 
-def _commit(table: WalTable, base: Base, files: list[_File]) -> bool:
+def _commit(table: WalTable, base: VerifiedBase, files: list[_File]) -> bool:
     """Take `files` out; False where one of them was replaced, or another trim was first."""
     app, earliest = base.pchannel + TRIMMED_APP_SUFFIX, base.confirmed.log_id
 
-    def move(app_id: str, version: int) -> tuple[str, AppMove]:
-        return app_id, AppMove(table.table.app_version(app_id), version)
+    def move(app_id: str, version: int) -> tuple[str, AppTransaction]:
+        return app_id, AppTransaction(table.table.app_version(app_id), version)
 
-    part = Part(
+    part = CommitPart(
         removes=[file.path for file in files],
-        moves=dict(
+        app_transactions=dict(
             [move(app, base.time_tick), move(app + "/ledger", earliest.ledger), move(app + "/entry", earliest.entry)]
         ),
         info={"trimmed": len(files), "pchannel": base.pchannel, "tick": base.time_tick},

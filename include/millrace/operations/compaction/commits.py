@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millrace.base.failpoint import hit
-from millrace.operations.compaction.files import Group
-from millrace.operations.compaction.report import TableWork
-from millrace.operations.compaction.rewrite import Job, Mapper, Rewritten
-from millrace.storage.commit import AppMove, Part, commit_fenced, set_properties
-from millrace.storage.files import drop_files
-from millrace.storage.table import Table
-from millrace.tables.collections.table import BASE_TICK, FOLDED, REWRITES, base_tick
+from millrace.operations.compaction.files import FileGroup
+from millrace.operations.compaction.report import TableCompaction
+from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper, RewriteResult
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced, set_properties
+from millrace.storage.file_sink import delete_uncommitted
+from millrace.storage.table import TableHandle
+from millrace.tables.collections.data_tables import BASE_TICK_PROPERTY, FOLDED_APP, REWRITES_APP, earliest_readable_tick
 
 COMMIT_GROUPS: Final = 64
 """Groups of files that one commit replaces at most."""
@@ -29,10 +29,10 @@ Seam = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Replacer:
+class RewriteCommitter:
     """Commits rewritten groups to one table. `rewrites` is where the table stood when the groups were planned."""
 
-    table: Table
+    table: TableHandle
     rewrites: int
     seam: Seam = hit
     superseded: bool = False
@@ -40,10 +40,10 @@ class Replacer:
     given_up: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, table: Table, *, seam: Seam = hit) -> Replacer:
-        return cls(table, table.app_version(REWRITES), seam)
+    def of(cls, table: TableHandle, *, seam: Seam = hit) -> RewriteCommitter:
+        return cls(table, table.app_version(REWRITES_APP), seam)
 
-    def replace(self, done: Sequence[Rewritten]) -> list[Rewritten]:
+    def commit(self, done: Sequence[RewriteResult]) -> list[RewriteResult]:
         """Commit the groups of `done` as one; those that went through. What did not leaves no file behind."""
         good = []
         for each in done:
@@ -52,12 +52,12 @@ class Replacer:
             elif not each.unchanged:
                 good.append(each)
         if self.superseded:
-            drop_files(self.table.store, [action for each in good for action in each.actions])
+            delete_uncommitted(self.table.store, [action for each in good for action in each.actions])
             self._give_up(good, "another compaction was first")
             return []
-        parts = [Part(each.actions, each.group.paths, self._moves()) for each in good]
+        parts = [CommitPart(each.actions, each.group.paths, self._moves()) for each in good]
         fenced = commit_fenced(self.table, parts, data_change=False, seam=self.seam).fenced
-        self.superseded = any(REWRITES in fence.moved for fence in fenced.values())
+        self.superseded = any(REWRITES_APP in fence.conflicts for fence in fenced.values())
         self._give_up(
             [good[place] for place in fenced],
             "another compaction was first" if self.superseded else "replaced meanwhile",
@@ -68,16 +68,16 @@ class Replacer:
             self.seam("compact.replaced")
         return through
 
-    def _moves(self) -> dict[str, AppMove]:
-        return {REWRITES: AppMove(self.rewrites, self.rewrites + 1)}
+    def _moves(self) -> dict[str, AppTransaction]:
+        return {REWRITES_APP: AppTransaction(self.rewrites, self.rewrites + 1)}
 
-    def _give_up(self, groups: Sequence[Rewritten], words: str) -> None:
+    def _give_up(self, groups: Sequence[RewriteResult], words: str) -> None:
         self.given_up += [f"{each.group.paths[0]} and {len(each.group.files) - 1} more: {words}" for each in groups]
 
     def mark_folded(self, tick: int) -> bool:
         """Record that no row that is dead at `tick` is left; False where another rewriter was in between."""
-        have = self.table.app_version(FOLDED)
-        part = Part(moves={**self._moves(), FOLDED: AppMove(have, max(tick, have))})
+        have = self.table.app_version(FOLDED_APP)
+        part = CommitPart(app_transactions={**self._moves(), FOLDED_APP: AppTransaction(have, max(tick, have))})
         if commit_fenced(self.table, [part], seam=self.seam).fenced:
             return False
         self.rewrites += 1
@@ -85,14 +85,20 @@ class Replacer:
         return True
 
 
-def replace_groups(replacer: Replacer, job: Job, groups: Sequence[Group], mapper: Mapper, work: TableWork) -> TableWork:
+def rewrite_and_commit(
+    replacer: RewriteCommitter,
+    job: RewriteJob,
+    groups: Sequence[FileGroup],
+    mapper: RewriteMapper,
+    work: TableCompaction,
+) -> TableCompaction:
     """Rewrite `groups` and commit them, a few at a time, so that a long run keeps what it has done; `work` with the outcome."""
-    done: list[Rewritten] = []
+    done: list[RewriteResult] = []
     for start in range(0, len(groups), COMMIT_GROUPS):
         if replacer.superseded:
             replacer.given_up.append(f"{len(groups) - start} groups: another compaction was first")
             break
-        done += replacer.replace(list(mapper(job, groups[start : start + COMMIT_GROUPS])))
+        done += replacer.commit(list(mapper(job, groups[start : start + COMMIT_GROUPS])))
     return work.model_copy(
         update={
             "files_removed": work.files_removed + sum(len(each.group.files) for each in done),
@@ -106,20 +112,20 @@ def replace_groups(replacer: Replacer, job: Job, groups: Sequence[Group], mapper
     )
 
 
-def folded_tick(table: Table | None) -> int:
+def folded_tick(table: TableHandle | None) -> int:
     """The tick up to which the rows table holds no dead row; 0 before the first fold."""
-    return 0 if table is None else table.app_version(FOLDED)
+    return 0 if table is None else table.app_version(FOLDED_APP)
 
 
-def raise_base(table: Table, tick: int, *, seam: Seam = hit) -> int:
+def raise_base_tick(table: TableHandle, tick: int, *, seam: Seam = hit) -> int:
     """Have the rows table say that it can be read from `tick` on, before any row that is dead there goes; its base tick.
 
     It never goes back: a commit is made from the very version that was looked at, or not at all.
     """
 
     def wanted(properties: Mapping[str, str]) -> dict[str, str]:
-        return {BASE_TICK: str(tick)} if int(properties.get(BASE_TICK) or 0) < tick else {}
+        return {BASE_TICK_PROPERTY: str(tick)} if int(properties.get(BASE_TICK_PROPERTY) or 0) < tick else {}
 
     if set_properties(table, wanted, seam=seam):
         seam("compact.base")
-    return base_tick(table)
+    return earliest_readable_tick(table)

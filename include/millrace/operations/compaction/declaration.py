@@ -73,5 +73,5 @@ COMPACTION: Final = Operation(
     example="--collections flights --fold always",
     params=CompactionParams,
     run="millrace.operations.compaction.run:compaction",
-    stands_behind=True,
+    low_priority=True,
 )

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from millrace.storage.parquet_file import opened
+from millrace.storage.parquet_file import open_file
 from millrace.storage.store import TableStore
-from millrace.storage.table import Table
+from millrace.storage.table import TableHandle
 
 SMALL_SHARE: Final = 0.5
 """A file below this share of the target is small."""
@@ -42,7 +42,7 @@ class LiveFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FileGroup:
     """Files of one partition that are rewritten together: one task's work, one place in a commit."""
 
     files: tuple[LiveFile, ...]
@@ -60,7 +60,7 @@ class Group:
         return tuple(file.path for file in self.files)
 
 
-def live_files(table: Table, *, key: str | None = None) -> list[LiveFile]:
+def live_files(table: TableHandle, *, key: str | None = None) -> list[LiveFile]:
     """The files of the table at its version, in the order of partitions and ticks."""
     actions = table.actions()
     partitions = table.partition_columns
@@ -82,8 +82,8 @@ def live_files(table: Table, *, key: str | None = None) -> list[LiveFile]:
     return sorted(found, key=lambda file: (file.partition, file.low_tick or 0, file.path))
 
 
-def _rows(table: Table, name: str) -> int:
-    with table.opened(name) as parquet:
+def _rows(table: TableHandle, name: str) -> int:
+    with table.open_file(name) as parquet:
         return int(parquet.metadata.num_rows)
 
 
@@ -91,16 +91,16 @@ def row_bytes(files: Sequence[LiveFile], store: TableStore) -> float:
     """Decoded bytes of a row, from the largest files' first row groups; 1 where there is nothing to learn from."""
     total, rows = 0, 0
     for file in sorted(files, key=lambda file: file.size, reverse=True)[:SAMPLES]:
-        with opened(store, file.path) as parquet:
+        with open_file(store, file.path) as parquet:
             for batch in parquet.iter_batches(batch_size=10_000, row_groups=[0] if parquet.num_row_groups else []):
                 total, rows = total + batch.nbytes, rows + batch.num_rows
                 break
     return total / rows if rows else 1.0
 
 
-def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int, min_files: int) -> list[Group]:
+def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int, min_files: int) -> list[FileGroup]:
     """Which small files become one: at least `min_files` of a partition, of about `target` decoded bytes at most."""
-    groups: list[Group] = []
+    groups: list[FileGroup] = []
     for _, partition in itertools.groupby(files, key=lambda file: file.partition):
         small = [file for file in partition if file.rows * bytes_per_row < target * SMALL_SHARE]
         for tier in _tiers(small, bytes_per_row):
@@ -109,11 +109,11 @@ def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int
             for file in sorted(tier, key=lambda file: (file.low_tick or 0, file.path)):
                 size = file.rows * bytes_per_row
                 if taken and held + size > target:
-                    groups += [Group(tuple(taken))] if len(taken) >= min_files else []
+                    groups += [FileGroup(tuple(taken))] if len(taken) >= min_files else []
                     taken, held = [], 0.0
                 taken.append(file)
                 held += size
-            groups += [Group(tuple(taken))] if len(taken) >= min_files else []
+            groups += [FileGroup(tuple(taken))] if len(taken) >= min_files else []
     return groups
 
 

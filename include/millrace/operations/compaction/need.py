@@ -11,10 +11,10 @@ from typing import Final
 from millrace.base.settings import Settings
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import live_files
-from millrace.operations.compaction.plan import history_tick, known_collections, merge, plan_collection
-from millrace.operations.compaction.report import CollectionNeed, Need
-from millrace.operations.compaction.segments import small_runs
-from millrace.operations.compaction.vacuum import vacuum_places, vacuum_table
+from millrace.operations.compaction.plan import flushed_collections, history_tick, plan_collection, plan_merges
+from millrace.operations.compaction.report import CollectionNeed, CompactionNeed
+from millrace.operations.compaction.segments import joinable_runs
+from millrace.operations.compaction.vacuum import tables_to_vacuum, vacuum_table
 from millrace.storage.table import open_table
 
 RECLAIM_BYTES: Final = 256 << 20
@@ -24,19 +24,19 @@ SMALL_SEGMENTS: Final = 16
 """Segments to be joined, from which on they alone are a reason to run."""
 
 
-def need(settings: Settings, params: CompactionParams | None = None) -> Need:
+def need(settings: Settings, params: CompactionParams | None = None) -> CompactionNeed:
     """What a run with `params` (default: all defaults) would find, and whether that is reason enough to run."""
     params = params or CompactionParams()
     history = history_tick(settings, params)
     why: list[str] = []
     collections: list[CollectionNeed] = []
-    for known in known_collections(settings, params.collections):
+    for known in flushed_collections(settings, params.collections):
         plan = plan_collection(settings, known, params, history=history)
         if plan is None:
             continue
         small = sum(len(group.files) for group in plan.merges)
         delete_merges = (
-            merge(plan.delete_files, plan.deletes.store, params)
+            plan_merges(plan.delete_files, plan.deletes.store, params)
             if params.files and plan.deletes is not None and plan.delete_files
             else []
         )
@@ -45,7 +45,7 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Need:
         if small + small_deletes:
             reasons.append(f"{small + small_deletes} small files")
         if plan.fold_tick:
-            reasons.append(f"{plan.foldable} deletes to fold in ({plan.ratio:.0%} of the rows)")
+            reasons.append(f"{plan.foldable} deletes to fold in ({plan.delete_ratio:.0%} of the rows)")
         why += [f"{known.name}: {each}" for each in reasons]
         collections.append(
             CollectionNeed(
@@ -55,7 +55,7 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Need:
                 small_files=small + small_deletes,
                 deletes_known=plan.delete_count,
                 deletes_foldable=plan.foldable,
-                delete_ratio=round(plan.ratio, 4),
+                delete_ratio=round(plan.delete_ratio, 4),
                 drops_foldable=plan.drops_foldable,
                 needed=bool(reasons),
             )
@@ -64,15 +64,15 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Need:
     segments = segment_files = 0
     if table is not None:
         if params.segments:
-            segments = sum(len(run) - 1 for *_, run in small_runs(settings, table, target=params.segment_mib << 20))
+            segments = sum(len(run) - 1 for *_, run in joinable_runs(settings, table, target=params.segment_mib << 20))
         files = live_files(table)
         if params.files and files:
-            segment_files = sum(len(group.files) for group in merge(files, table.store, params))
+            segment_files = sum(len(group.files) for group in plan_merges(files, table.store, params))
     bytes_ = _reclaimable(settings, params) if params.vacuum else 0
     why += [f"{segments} small segments"] if segments >= SMALL_SEGMENTS else []
     why += [f"{segment_files} small files of segments"] if segment_files else []
     why += [f"{bytes_ >> 20} MiB that VACUUM would free"] if bytes_ >= RECLAIM_BYTES else []
-    return Need(
+    return CompactionNeed(
         needed=bool(why),
         why=why,
         collections=collections,
@@ -84,5 +84,5 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Need:
 
 def _reclaimable(settings: Settings, params: CompactionParams) -> int:
     """By the tombstones of the logs; files that no log names are found by VACUUM itself."""
-    places = vacuum_places(settings, None).values()
+    places = tables_to_vacuum(settings, None).values()
     return sum(vacuum_table(path, hours=params.vacuum_hours, dry_run=True, full=False)[1] for path in places)

@@ -11,20 +11,20 @@ import pyarrow as pa
 
 from millrace.base.errors import CollectionNotFound, LogUnavailable
 from millrace.base.settings import Settings
-from millrace.log.clock import stamp_ms
+from millrace.log.clock import log_time_ms
 from millrace.message.ids import LOGICAL_BITS, compose_tick
-from millrace.message.stored_columns import Chains, foldable, key_columns
+from millrace.message.stored_columns import ColumnChains, foldable_chains, key_columns
 from millrace.operations.compaction.commits import folded_tick
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import Group, LiveFile, live_files, merge_groups, row_bytes
-from millrace.operations.compaction.rewrite import Fold, Job
+from millrace.operations.compaction.files import FileGroup, LiveFile, live_files, merge_groups, row_bytes
+from millrace.operations.compaction.rewrite import DeadRowFilter, RewriteJob
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.storage.files import MAX_FILE_BYTES
+from millrace.storage.file_sink import MAX_FILE_BYTES
 from millrace.storage.store import TableStore
-from millrace.storage.table import Table, open_table
-from millrace.tables.collections.dead_rows import Drops, drops_at
+from millrace.storage.table import TableHandle, open_table
+from millrace.tables.collections.data_tables import STATS_COLUMNS, deletes_uri, earliest_readable_tick, rows_uri
+from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.collections.table import STATS_COLUMNS, base_tick, deletes_uri, rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 
@@ -33,7 +33,7 @@ TARGET_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FlushedCollection:
     """A collection as the flusher's checkpoints know it."""
 
     collection_id: int
@@ -41,7 +41,7 @@ class Known:
     key: tuple[str, ...]
     """The primary key's columns in the tables."""
     vchannels: Mapping[str, VChannelInfo]
-    flushed: int
+    flushed_tick: int
     """Everything of every VChannel up to this tick is in the tables; 0 where one was never flushed."""
 
 
@@ -49,23 +49,23 @@ class Known:
 class CollectionPlan:
     """The plan for one collection. The deletes table was opened before the rows table."""
 
-    known: Known
+    collection: FlushedCollection
     history_tick: int
     """Nothing behind this tick is folded in."""
-    rows: Table
-    deletes: Table | None
+    rows: TableHandle
+    deletes: TableHandle | None
     rows_uri: str
     deletes_uri: str
     row_files: list[LiveFile]
     delete_files: list[LiveFile]
-    merges: list[Group] = field(default_factory=list)
+    merges: list[FileGroup] = field(default_factory=list)
     fold_tick: int = 0
     """Deletes and drops up to here are folded in; 0: none are."""
-    drops: Drops = field(default_factory=Drops)
+    drops: HiddenRanges = field(default_factory=HiddenRanges)
     foldable: int = 0
     """Deletes that may be folded in (by their files: an upper bound)."""
     base_tick: int = 0
-    folded: int = 0
+    folded_tick: int = 0
 
     @property
     def row_count(self) -> int:
@@ -76,47 +76,47 @@ class CollectionPlan:
         return sum(file.rows for file in self.delete_files)
 
     @property
-    def ratio(self) -> float:
+    def delete_ratio(self) -> float:
         return self.foldable / self.row_count if self.row_count else 0.0
 
     @property
     def drops_foldable(self) -> bool:
         return self.drops.last_tick > 0
 
-    def row_job(self) -> Job:
+    def row_job(self) -> RewriteJob:
         """The rows table's job."""
-        return Job(
+        return RewriteJob(
             self.rows_uri,
             _file_schema(self.rows),
-            sort=(*self.known.key, *STATS_COLUMNS),
-            stats=(*self.known.key, *STATS_COLUMNS),
+            sort=(*self.collection.key, *STATS_COLUMNS),
+            stats=(*self.collection.key, *STATS_COLUMNS),
             fold=self._fold() if self.fold_tick else None,
             chains=self._chains(),
         )
 
-    def _chains(self) -> Chains:
+    def _chains(self) -> ColumnChains:
         """The columns that are folded: those that every read from the base on knows all of."""
-        chains, tick = widened(self.known.vchannels)
+        chains, tick = widened_chains(self.collection.vchannels)
         there = set(self.rows.columns)
         whole = tuple(chain for chain in chains if set(chain) <= there)
         return whole if 0 < tick <= max(self.base_tick, self.fold_tick) else ()
 
-    def row_groups(self) -> list[Group]:
+    def row_groups(self) -> list[FileGroup]:
         """The merges and, where deletes are folded in, each other file that a dead row may be in."""
         if not self.fold_tick:
             return self.merges
         merged = {path for group in self.merges for path in group.paths}
         others = [file for file in self.row_files if file.path not in merged and self._may_hold_dead(file)]
-        return [*self.merges, *(Group((file,)) for file in others)]
+        return [*self.merges, *(FileGroup((file,)) for file in others)]
 
-    def _fold(self) -> Fold:
+    def _fold(self) -> DeadRowFilter:
         files = [file for file in self.delete_files if (file.low_tick or 0) <= self.fold_tick]
         schema = pa.schema([]) if self.deletes is None else _file_schema(self.deletes)
         paths = tuple(file.path for file in files)
         if self.deletes is None:
             own = _file_schema(self.rows)
-            schema = pa.schema([pa.field(name, own.field(name).type) for name in self.known.key])
-        return Fold(self.known.key, self.fold_tick, str(self.deletes_uri), paths, schema, self.drops)
+            schema = pa.schema([pa.field(name, own.field(name).type) for name in self.collection.key])
+        return DeadRowFilter(self.collection.key, self.fold_tick, str(self.deletes_uri), paths, schema, self.drops)
 
     def _may_hold_dead(self, file: LiveFile) -> bool:
         """By the bounds in the log: a file behind the fold's tick, or beside all keys and drops, holds no dead row."""
@@ -128,11 +128,11 @@ class CollectionPlan:
         return any(_meet(file, each) for each in self.delete_files if (each.low_tick or 0) <= self.fold_tick)
 
 
-def widened(infos: Mapping[str, VChannelInfo]) -> tuple[Chains, int]:
+def widened_chains(infos: Mapping[str, VChannelInfo]) -> tuple[ColumnChains, int]:
     """The columns of widened fields that may be folded, and the tick from which on every VChannel has them all; 0: one has not."""
-    chains = foldable(newest_schema(infos.values()))
+    chains = foldable_chains(newest_schema(infos.values()))
     ticks = [
-        next((tick for tick, schema in info.schemas if set(foldable(schema)) >= set(chains)), 0)
+        next((tick for tick, schema in info.schemas if set(foldable_chains(schema)) >= set(chains)), 0)
         for info in infos.values()
     ]
     return chains, max(ticks) if chains and all(ticks) else 0
@@ -145,7 +145,7 @@ def _meet(rows: LiveFile, deletes: LiveFile) -> bool:
     return bool(rows.low_key <= deletes.high_key and deletes.low_key <= rows.high_key)
 
 
-def _file_schema(table: Table) -> pa.Schema:
+def _file_schema(table: TableHandle) -> pa.Schema:
     """Columns of the table's files: those of the table without the partition columns."""
     partitions = set(table.partition_columns)
     return pa.schema([each for each in table.schema if each.name not in partitions])
@@ -157,14 +157,14 @@ def history_tick(settings: Settings, params: CompactionParams) -> int:
     hours = settings.history_hours if params.keep_history_hours is None else params.keep_history_hours
     now_ms = None
     with suppress(LogUnavailable), RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
-        now_ms = stamp_ms(service)
+        now_ms = log_time_ms(service)
     if now_ms is None:
         wal = WalSnapshot.open(settings.wal_uri)
-        now_ms = 0 if wal is None else wal.log_ms()
+        now_ms = 0 if wal is None else wal.log_time_ms()
     return compose_tick(max(0, now_ms - int(hours * 3_600_000)), (1 << LOGICAL_BITS) - 1)
 
 
-def known_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> list[Known]:
+def flushed_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> list[FlushedCollection]:
     """The collections that have rows or deletes, by the checkpoints; those of `wanted` (names or ids) where it has any.
 
     Raises CollectionNotFound for a wanted one that the flusher does not know.
@@ -186,16 +186,16 @@ def known_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> list[
     return [one for one in known if one.name in wanted or str(one.collection_id) in wanted]
 
 
-def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoint]]) -> Known:
+def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoint]]) -> FlushedCollection:
     infos = {name: info for name, (info, _) in places.items()}
     first = next(iter(infos.values()))
     whole = set(first.vchannels) == set(infos)
     flushed = min(checkpoint.time_tick for _, checkpoint in places.values()) if whole else 0
-    return Known(collection_id, first.name, key_columns(first.newest_schema), infos, flushed)
+    return FlushedCollection(collection_id, first.name, key_columns(first.newest_schema), infos, flushed)
 
 
 def plan_collection(
-    settings: Settings, known: Known, params: CompactionParams, *, history: int
+    settings: Settings, known: FlushedCollection, params: CompactionParams, *, history: int
 ) -> CollectionPlan | None:
     """The plan at the tables' newest versions; None where the collection has no rows table yet."""
     paths = rows_uri(settings, known.collection_id), deletes_uri(settings, known.collection_id)
@@ -207,22 +207,22 @@ def plan_collection(
     delete_files = [] if deletes is None else live_files(deletes, key=known.key[0])
     plan = CollectionPlan(
         known,
-        min(known.flushed, history),
+        min(known.flushed_tick, history),
         rows,
         deletes,
         *paths,
         row_files,
         delete_files,
-        base_tick=base_tick(rows),
-        folded=folded_tick(rows),
+        base_tick=earliest_readable_tick(rows),
+        folded_tick=folded_tick(rows),
     )
     if params.files and row_files:
-        plan.merges = merge(row_files, rows.store, params)
+        plan.merges = plan_merges(row_files, rows.store, params)
     _plan_fold(plan, params)
     return plan
 
 
-def merge(files: list[LiveFile], store: TableStore, params: CompactionParams) -> list[Group]:
+def plan_merges(files: list[LiveFile], store: TableStore, params: CompactionParams) -> list[FileGroup]:
     """The merges of one table's files that the parameters ask for."""
     target = int(min(params.target_mib << 20, MAX_FILE_BYTES) * TARGET_SHARE)
     return merge_groups(files, bytes_per_row=row_bytes(files, store), target=target, min_files=params.min_files)
@@ -230,35 +230,35 @@ def merge(files: list[LiveFile], store: TableStore, params: CompactionParams) ->
 
 def _plan_fold(plan: CollectionPlan, params: CompactionParams) -> None:
     limit = plan.history_tick
-    new = [file for file in plan.delete_files if (file.high_tick or limit + 1) > plan.folded]
+    new = [file for file in plan.delete_files if (file.high_tick or limit + 1) > plan.folded_tick]
     whole = [file for file in new if file.high_tick is not None and file.high_tick <= limit]
     partly = [file for file in new if file not in whole and (file.low_tick or 0) <= limit]
     plan.foldable = sum(file.rows for file in (*whole, *partly))
     plan.drops = _new_drops(plan, limit)
-    since = widened(plan.known.vchannels)[1]
+    since = widened_chains(plan.collection.vchannels)[1]
     columns = since if params.fold == "always" and plan.base_tick < since <= limit else 0
     if params.fold == "never" or not (plan.foldable or plan.drops_foldable or columns):
         return
-    if params.fold == "auto" and plan.ratio < params.fold_ratio and not plan.drops_foldable:
+    if params.fold == "auto" and plan.delete_ratio < params.fold_ratio and not plan.drops_foldable:
         return
     last_delete = limit if partly else max((file.high_tick or 0 for file in whole), default=0)
     plan.fold_tick = max(last_delete, plan.drops.last_tick, columns)
 
 
-def _new_drops(plan: CollectionPlan, limit: int) -> Drops:
+def _new_drops(plan: CollectionPlan, limit: int) -> HiddenRanges:
     """The drops up to `limit` that were not folded in yet and have rows before them."""
     lowest: Any = min((file.low_tick or 0 for file in plan.row_files), default=None)
     if lowest is None:
-        return Drops()
-    drops = drops_at(plan.known.vchannels, limit)
-    return Drops(
-        tuple(each for each in drops.partitions if plan.folded < each[2] and lowest < each[2]),
-        tuple(each for each in drops.vchannels if plan.folded < each[1] and lowest < each[1]),
+        return HiddenRanges()
+    drops = hidden_ranges_at(plan.collection.vchannels, limit)
+    return HiddenRanges(
+        tuple(each for each in drops.partitions if plan.folded_tick < each[2] and lowest < each[2]),
+        tuple(each for each in drops.vchannels if plan.folded_tick < each[1] and lowest < each[1]),
     )
 
 
-def delete_job(plan: CollectionPlan, folded: int) -> Job:
+def delete_job(plan: CollectionPlan, folded: int) -> RewriteJob:
     """The deletes table's job: merge, and leave out what is folded in up to `folded`."""
     assert plan.deletes is not None
-    columns = (*plan.known.key, *STATS_COLUMNS)
-    return Job(plan.deletes_uri, _file_schema(plan.deletes), sort=columns, stats=columns, behind_tick=folded)
+    columns = (*plan.collection.key, *STATS_COLUMNS)
+    return RewriteJob(plan.deletes_uri, _file_schema(plan.deletes), sort=columns, stats=columns, drop_deletes_to=folded)

@@ -7,7 +7,7 @@ from pydantic import Field
 from millrace.operations.operation import OperationReport
 
 
-class TableWork(OperationReport):
+class TableCompaction(OperationReport):
     """One table: what was found in it, and what was done (in a dry run: nothing)."""
 
     files: int = 0
@@ -27,13 +27,13 @@ class TableWork(OperationReport):
     """Why a group of files was left as it is; each is tried again by the next run."""
 
 
-class CollectionWork(OperationReport):
+class CollectionCompaction(OperationReport):
     """One collection."""
 
     collection_id: int
     name: str
-    rows: TableWork = TableWork()
-    deletes: TableWork = TableWork()
+    rows: TableCompaction = TableCompaction()
+    deletes: TableCompaction = TableCompaction()
     deletes_known: int = 0
     """Keys in the deletes table at the beginning."""
     deletes_foldable: int = 0
@@ -51,8 +51,8 @@ class CompactionReport(OperationReport):
     """One run."""
 
     dry_run: bool = False
-    collections: list[CollectionWork] = Field(default_factory=list)
-    segments: TableWork = TableWork()
+    collections: list[CollectionCompaction] = Field(default_factory=list)
+    segments: TableCompaction = TableCompaction()
     segments_joined: int = 0
     """Small segments that became part of another one."""
     vacuumed_files: dict[str, int] = Field(default_factory=dict)
@@ -79,7 +79,7 @@ class CollectionNeed(OperationReport):
     needed: bool
 
 
-class Need(OperationReport):
+class CompactionNeed(OperationReport):
     """Whether compaction is worth its cost now."""
 
     needed: bool

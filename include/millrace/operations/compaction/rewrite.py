@@ -1,6 +1,6 @@
 """One task's work: the rows of a group of files into new ones, sorted, without what nobody can read any more.
 
-Pure but for file names: reads named files, leaves durable ones that nobody names yet, and a :class:`Rewritten` that
+Pure but for file names: reads named files, leaves durable ones that nobody names yet, and a :class:`RewriteResult` that
 describes them. Knows neither Spark nor the Delta log. Memory: the group's decoded rows about three times over (rows,
 order, the rows in order), and the deletes that are folded in, in whole.
 """
@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.failpoint import hit
-from millrace.message.stored_columns import Chains, folded
-from millrace.operations.compaction.files import Group
-from millrace.storage.files import FileSink
-from millrace.storage.parquet_file import FileAction, opened, read_rows
+from millrace.message.stored_columns import ColumnChains, fold_chains
+from millrace.operations.compaction.files import FileGroup
+from millrace.storage.file_sink import FileSink
+from millrace.storage.parquet_file import FileAction, open_file, read_rows
 from millrace.storage.store import store_at
-from millrace.tables.collections.dead_rows import Drops, dead
-from millrace.wal.visible.rows import conform
+from millrace.tables.collections.dead_rows import HiddenRanges, dead_mask
+from millrace.wal.visible.collection_rows import align_to_schema
 
 ROW_GROUP_ROWS: Final = 1 << 17
 """Rows of a row group: small enough that a look-up by key skips most of a sorted file."""
@@ -30,7 +30,7 @@ _PLACE: Final = ("_partition_id", "_vchannel", "_time_tick", "_write_tick")
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class DeadRowFilter:
     """What makes a row dead: the deletes up to a tick, and what was dropped."""
 
     key: tuple[str, ...]
@@ -41,11 +41,11 @@ class Fold:
     """Files of it."""
     schema: pa.Schema
     """Columns of those files."""
-    drops: Drops = field(default_factory=Drops)
+    drops: HiddenRanges = field(default_factory=HiddenRanges)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RewriteJob:
     """What all groups of one table have in common: plain data that every task is sent."""
 
     uri: str
@@ -54,19 +54,19 @@ class Job:
     """Columns of its files: those of the table at the version that was planned from."""
     sort: tuple[str, ...]
     stats: tuple[str, ...]
-    fold: Fold | None = None
+    fold: DeadRowFilter | None = None
     """Of rows: what is left out."""
-    behind_tick: int = 0
+    drop_deletes_to: int = 0
     """Of deletes: those up to this tick are left out."""
-    chains: Chains = ()
+    chains: ColumnChains = ()
     """Of rows: columns whose values go to the last of them, for no read knows the narrower ones alone any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewriteResult:
     """What became of one group."""
 
-    group: Group
+    group: FileGroup
     actions: tuple[FileAction, ...] = ()
     rows_in: int = 0
     rows_out: int = 0
@@ -76,69 +76,69 @@ class Rewritten:
     """Why the group was given up; nothing of it is left on disk."""
 
 
-Mapper = Callable[[Job, Sequence[Group]], Iterable[Rewritten]]
+RewriteMapper = Callable[[RewriteJob, Sequence[FileGroup]], Iterable[RewriteResult]]
 """How groups are spread over tasks; results come in any order."""
 
 
-def rewrite_here(job: Job, groups: Sequence[Group]) -> Iterator[Rewritten]:
+def rewrite_in_process(job: RewriteJob, groups: Sequence[FileGroup]) -> Iterator[RewriteResult]:
     """The mapper without tasks: one group after the other, in this process."""
     deletes = load_deletes(job.fold)
     for group in groups:
-        yield rewrite(job, group, deletes)
+        yield rewrite_group(job, group, deletes)
 
 
-def load_deletes(fold: Fold | None) -> pa.Table | None:
+def load_deletes(fold: DeadRowFilter | None) -> pa.Table | None:
     """The deletes to be folded in; None where none are."""
     if fold is None:
         return None
     return read_rows(store_at(fold.table), fold.deletes, fold.schema, where=pc.field("_time_tick") <= fold.tick)
 
 
-def rewrite(job: Job, group: Group, deletes: pa.Table | None) -> Rewritten:
+def rewrite_group(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -> RewriteResult:
     """Rewrite one group. An error is part of the result: it costs this group its turn and no other."""
     sink = FileSink.at(job.uri, job.schema, job.stats)
     try:
         rows_in = sum(file.rows for file in group.files)
         if len(group.files) == 1 and not _worth(job, group, deletes):
-            return Rewritten(group, rows_in=rows_in, rows_out=rows_in, unchanged=True)
+            return RewriteResult(group, rows_in=rows_in, rows_out=rows_in, unchanged=True)
         rows = pa.concat_tables([_living(job, deletes, _read(job, file.path)) for file in group.files])
-        rows = _sorted(folded(rows, job.chains), job.sort)
+        rows = _sorted(fold_chains(rows, job.chains), job.sort)
         for start in range(0, rows.num_rows, ROW_GROUP_ROWS):
             sink.write(rows.slice(start, ROW_GROUP_ROWS), dict(group.files[0].partition))
         actions = tuple(sink.finish())
     except Exception as error:
         sink.abort()
-        return Rewritten(group, error=f"{type(error).__name__}: {error}")
+        return RewriteResult(group, error=f"{type(error).__name__}: {error}")
     hit("compact.written")
-    return Rewritten(group, actions, rows_in, rows.num_rows)
+    return RewriteResult(group, actions, rows_in, rows.num_rows)
 
 
-def _read(job: Job, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-    with opened(store_at(job.uri), name) as parquet:
+def _read(job: RewriteJob, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    with open_file(store_at(job.uri), name) as parquet:
         known = set(parquet.schema_arrow.names)
         wanted = [each for each in (columns or job.schema.names) if each in known]
-        return conform(
+        return align_to_schema(
             parquet.read(columns=wanted), pa.schema([job.schema.field(each) for each in columns or job.schema.names])
         )
 
 
-def _worth(job: Job, group: Group, deletes: pa.Table | None) -> bool:
+def _worth(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -> bool:
     """Whether a file that stands alone has anything to leave out: looks at the columns that tell, and no others."""
     name = group.files[0].path
     if job.fold is not None and deletes is not None:
         rows = _read(job, name, (*job.fold.key, *_PLACE))
-        return bool(dead(rows, deletes, key=job.fold.key, drops=job.fold.drops).any())
-    if job.behind_tick:
-        return bool(pc.any(pc.less_equal(_read(job, name, ("_time_tick",))["_time_tick"], job.behind_tick)).as_py())
+        return bool(dead_mask(rows, deletes, key=job.fold.key, hidden=job.fold.drops).any())
+    if job.drop_deletes_to:
+        return bool(pc.any(pc.less_equal(_read(job, name, ("_time_tick",))["_time_tick"], job.drop_deletes_to)).as_py())
     return False
 
 
-def _living(job: Job, deletes: pa.Table | None, rows: pa.Table) -> pa.Table:
+def _living(job: RewriteJob, deletes: pa.Table | None, rows: pa.Table) -> pa.Table:
     if job.fold is not None and deletes is not None:
-        gone = dead(rows, deletes, key=job.fold.key, drops=job.fold.drops)
+        gone = dead_mask(rows, deletes, key=job.fold.key, hidden=job.fold.drops)
         return rows.filter(pa.array(~gone)) if gone.any() else rows
-    if job.behind_tick:
-        return rows.filter(pc.greater(rows["_time_tick"], job.behind_tick))
+    if job.drop_deletes_to:
+        return rows.filter(pc.greater(rows["_time_tick"], job.drop_deletes_to))
     return rows
 
 

@@ -15,20 +15,26 @@ from typing import TYPE_CHECKING, Final
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.operations.compaction.commits import Replacer, Seam, folded_tick, raise_base, replace_groups
+from millrace.operations.compaction.commits import (
+    RewriteCommitter,
+    Seam,
+    folded_tick,
+    raise_base_tick,
+    rewrite_and_commit,
+)
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import Group, LiveFile, live_files
+from millrace.operations.compaction.files import FileGroup, LiveFile, live_files
 from millrace.operations.compaction.plan import (
     CollectionPlan,
-    Known,
+    FlushedCollection,
     delete_job,
+    flushed_collections,
     history_tick,
-    known_collections,
-    merge,
     plan_collection,
+    plan_merges,
 )
-from millrace.operations.compaction.report import CollectionWork, CompactionReport, TableWork
-from millrace.operations.compaction.rewrite import Job, Mapper, Rewritten, rewrite_here
+from millrace.operations.compaction.report import CollectionCompaction, CompactionReport, TableCompaction
+from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper, RewriteResult, rewrite_in_process
 from millrace.operations.compaction.segments import join_segments, merge_segment_files
 from millrace.operations.compaction.vacuum import vacuum
 from millrace.runtime.progress import Progress
@@ -39,9 +45,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ZOrder = Callable[[CollectionPlan], None]
-Sessions = Callable[[], AbstractContextManager["SparkSession"]]
+SessionFactory = Callable[[], AbstractContextManager["SparkSession"]]
 
-SMALL_BYTES: Final = 64 << 20
+MAX_BYTES_WITHOUT_SPARK: Final = 64 << 20
 """Bytes on disk of a table's groups up to which they are rewritten in this process: a JVM takes longer to start."""
 
 
@@ -49,7 +55,7 @@ def compaction(settings: Settings, params: CompactionParams, progress: Progress)
     """The operation as its job runs it: with a session if there is much to rewrite, or rows to Z-order."""
     from millrace.operations.entry import spark_session
 
-    return run(settings, params, progress, sessions=lambda: spark_session("compaction", settings, progress))
+    return run(settings, params, progress, session_factory=lambda: spark_session("compaction", settings, progress))
 
 
 def run(
@@ -57,16 +63,16 @@ def run(
     params: CompactionParams,
     progress: Progress,
     *,
-    sessions: Sessions,
-    small_bytes: int = SMALL_BYTES,
+    session_factory: SessionFactory,
+    max_bytes_without_spark: int = MAX_BYTES_WITHOUT_SPARK,
 ) -> CompactionReport:
     """Compact; `sessions` makes a Spark session, once, when the groups of a table have more than `small_bytes` on disk."""
     with ExitStack() as stack:
-        session = cache(lambda: stack.enter_context(sessions()))
+        session = cache(lambda: stack.enter_context(session_factory()))
 
-        def mapper(job: Job, groups: Sequence[Group]) -> Iterable[Rewritten]:
-            if sum(group.size for group in groups) <= small_bytes:
-                return rewrite_here(job, groups)
+        def mapper(job: RewriteJob, groups: Sequence[FileGroup]) -> Iterable[RewriteResult]:
+            if sum(group.size for group in groups) <= max_bytes_without_spark:
+                return rewrite_in_process(job, groups)
             from millrace.operations.compaction.spark_tasks import spark_mapper
 
             return spark_mapper(session(), cores=settings.cores)(job, groups)
@@ -74,7 +80,7 @@ def run(
         def order(plan: CollectionPlan) -> None:
             from millrace.operations.compaction.zorder import zorder
 
-            zorder(session(), plan.rows, newest_schema(plan.known.vchannels.values()), params.zorder_by)
+            zorder(session(), plan.rows, newest_schema(plan.collection.vchannels.values()), params.zorder_by)
 
         return compact(settings, params, progress, mapper=mapper, order=order)
 
@@ -84,7 +90,7 @@ def compact(
     params: CompactionParams,
     progress: Progress | None = None,
     *,
-    mapper: Mapper = rewrite_here,
+    mapper: RewriteMapper = rewrite_in_process,
     order: ZOrder | None = None,
     history: int | None = None,
     seam: Seam = hit,
@@ -100,10 +106,10 @@ def compact(
     stages: dict[str, float] = {}
     if history is None:
         history = history_tick(settings, params)
-    found = known_collections(settings, params.collections)
+    found = flushed_collections(settings, params.collections)
     works = []
     for number, known in enumerate(found):
-        progress.say(f"collection {known.name}", done=number / len(found))
+        progress.update(f"collection {known.name}", done=number / len(found))
         work = _collection(settings, known, params, mapper, order, history, seam, stages)
         works += [work] if work is not None else []
     report = CompactionReport(dry_run=params.dry_run, collections=works)
@@ -117,7 +123,7 @@ def compact(
         with _stage(stages, "segments"):
             changes["segments"] = merge_segment_files(settings, params, mapper, seam=seam)
     if params.vacuum:
-        progress.say("VACUUM", done=0.95)
+        progress.update("VACUUM", done=0.95)
         with _stage(stages, "vacuum"):
             ids = [known.collection_id for known in found] if params.collections else None
             files, size = vacuum(settings, hours=params.vacuum_hours, collection_ids=ids, dry_run=params.dry_run)
@@ -128,34 +134,34 @@ def compact(
 
 def _collection(
     settings: Settings,
-    known: Known,
+    known: FlushedCollection,
     params: CompactionParams,
-    mapper: Mapper,
+    mapper: RewriteMapper,
     order: ZOrder | None,
     history: int,
     seam: Seam,
     stages: dict[str, float],
-) -> CollectionWork | None:
+) -> CollectionCompaction | None:
     with _stage(stages, "plan"):
         plan = plan_collection(settings, known, params, history=history)
     if plan is None:
         return None
-    work = CollectionWork(
+    work = CollectionCompaction(
         collection_id=known.collection_id,
         name=known.name,
-        rows=TableWork(
+        rows=TableCompaction(
             files=len(plan.row_files),
             small_files=sum(len(group.files) for group in plan.merges),
             groups=len(plan.row_groups()),
         ),
         deletes_known=plan.delete_count,
         deletes_foldable=plan.foldable,
-        folded_to=plan.fold_tick or plan.folded,
+        folded_to=plan.fold_tick or plan.folded_tick,
         base_tick=plan.base_tick,
         history_tick=plan.history_tick,
     )
     if params.dry_run:
-        return work.model_copy(update={"deletes": _delete_work(plan, params, plan.fold_tick or plan.folded)[1]})
+        return work.model_copy(update={"deletes": _delete_work(plan, params, plan.fold_tick or plan.folded_tick)[1]})
     with _stage(stages, "rows"):
         work = _rows(plan, work, mapper, seam)
     if params.zorder_by and order is not None:
@@ -166,57 +172,59 @@ def _collection(
         return work.model_copy(update={"deletes": _deletes(plan, params, mapper, seam)})
 
 
-def _rows(plan: CollectionPlan, work: CollectionWork, mapper: Mapper, seam: Seam) -> CollectionWork:
+def _rows(plan: CollectionPlan, work: CollectionCompaction, mapper: RewriteMapper, seam: Seam) -> CollectionCompaction:
     """Merge files and, where the plan folds, leave the dead rows out."""
-    replacer = Replacer.of(plan.rows, seam=seam)
+    replacer = RewriteCommitter.of(plan.rows, seam=seam)
     job, groups = plan.row_job(), plan.row_groups()
     base = plan.base_tick
     if plan.fold_tick:
-        base = raise_base(plan.rows, plan.fold_tick, seam=seam)
-    rows = replace_groups(replacer, job, groups, mapper, work.rows)
-    folded = plan.folded
+        base = raise_base_tick(plan.rows, plan.fold_tick, seam=seam)
+    rows = rewrite_and_commit(replacer, job, groups, mapper, work.rows)
+    folded = plan.folded_tick
     if plan.fold_tick and not replacer.given_up and not replacer.superseded and replacer.mark_folded(plan.fold_tick):
         folded = plan.fold_tick
     return work.model_copy(update={"rows": rows, "base_tick": base, "folded_to": folded})
 
 
-def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: Mapper, seam: Seam) -> TableWork:
+def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapper, seam: Seam) -> TableCompaction:
     """Take away the deletes that have nothing left to hit, and merge files."""
     plan.deletes = open_table(plan.deletes_uri)
     if plan.deletes is None:
-        return TableWork()
+        return TableCompaction()
     # Behind the deletes: a recovery that makes both tables anew takes the fold back before it brings deletes again, so that
     # either these are the old ones, and the commit is fenced, or nothing is folded.
     folded = folded_tick(open_table(plan.rows_uri))
-    plan.delete_files = live_files(plan.deletes, key=plan.known.key[0])
+    plan.delete_files = live_files(plan.deletes, key=plan.collection.key[0])
     groups, work = _delete_work(plan, params, folded)
     if not groups:
         return work
-    replacer = Replacer.of(plan.deletes, seam=seam)
+    replacer = RewriteCommitter.of(plan.deletes, seam=seam)
 
-    def whole_files_first(job: Job, chosen: Sequence[Group]) -> Iterator[Rewritten]:
+    def whole_files_first(job: RewriteJob, chosen: Sequence[FileGroup]) -> Iterator[RewriteResult]:
         rest = []
         for group in chosen:
             if all(_behind(file, folded) for file in group.files):
-                yield Rewritten(group, rows_in=sum(file.rows for file in group.files))
+                yield RewriteResult(group, rows_in=sum(file.rows for file in group.files))
             else:
                 rest.append(group)
         if rest:
             yield from mapper(job, rest)
 
-    return replace_groups(replacer, delete_job(plan, folded), groups, whole_files_first, work)
+    return rewrite_and_commit(replacer, delete_job(plan, folded), groups, whole_files_first, work)
 
 
-def _delete_work(plan: CollectionPlan, params: CompactionParams, folded: int) -> tuple[list[Group], TableWork]:
+def _delete_work(
+    plan: CollectionPlan, params: CompactionParams, folded: int
+) -> tuple[list[FileGroup], TableCompaction]:
     """The groups of the deletes table: files that are folded in whole, merges of others, files that are so in part."""
     gone = [file for file in plan.delete_files if _behind(file, folded)]
     rest = [file for file in plan.delete_files if not _behind(file, folded)]
-    merges = merge(rest, plan.deletes.store, params) if params.files and rest and plan.deletes is not None else []
+    merges = plan_merges(rest, plan.deletes.store, params) if params.files and rest and plan.deletes is not None else []
     merged = {path for group in merges for path in group.paths}
     partly = [file for file in rest if file.path not in merged and (file.low_tick or 0) <= folded]
-    groups = [*(Group((file,)) for file in gone), *merges, *(Group((file,)) for file in partly)]
+    groups = [*(FileGroup((file,)) for file in gone), *merges, *(FileGroup((file,)) for file in partly)]
     small = sum(len(group.files) for group in merges)
-    return groups, TableWork(files=len(plan.delete_files), small_files=small, groups=len(groups))
+    return groups, TableCompaction(files=len(plan.delete_files), small_files=small, groups=len(groups))
 
 
 def _behind(file: LiveFile, folded: int) -> bool:

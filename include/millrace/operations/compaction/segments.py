@@ -13,31 +13,33 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from millrace.base.settings import Settings
-from millrace.operations.compaction.commits import Replacer, Seam, replace_groups
+from millrace.operations.compaction.commits import RewriteCommitter, Seam, rewrite_and_commit
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import live_files
-from millrace.operations.compaction.plan import merge
-from millrace.operations.compaction.report import TableWork
-from millrace.operations.compaction.rewrite import Job, Mapper
-from millrace.storage.commit import AppMove, Part, commit_fenced
+from millrace.operations.compaction.plan import plan_merges
+from millrace.operations.compaction.report import TableCompaction
+from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.parquet_file import FileAction
-from millrace.storage.table import Table, open_table
+from millrace.storage.table import TableHandle, open_table
+from millrace.tables.collections.data_tables import REWRITES_APP
 from millrace.tables.collections.flush_tables import (
     PCHANNEL,
     SEGMENT_COLUMNS,
-    ensure_segments,
+    ensure_segments_table,
     read_checkpoints,
     read_segments,
     write_segments,
 )
-from millrace.tables.collections.table import REWRITES
 from millrace.wal.visible.catalog import SegmentEvent
 
 SMALL_SHARE: Final = 0.5
 """A segment below this share of the target is small."""
 
 
-def small_runs(settings: Settings, table: Table, *, target: int) -> Iterator[tuple[str, int, list[SegmentEvent]]]:
+def joinable_runs(
+    settings: Settings, table: TableHandle, *, target: int
+) -> Iterator[tuple[str, int, list[SegmentEvent]]]:
     """(PChannel, tick, segments to be joined), at least two each, in the order of ids, of `target` bytes at most.
 
     `table` was opened behind the checkpoints that are read here; the tick is the checkpoint's, and behind each segment's own.
@@ -68,7 +70,7 @@ def small_runs(settings: Settings, table: Table, *, target: int) -> Iterator[tup
             yield pchannel, tick, run
 
 
-def joined(run: Sequence[SegmentEvent], tick: int) -> list[SegmentEvent]:
+def joined_events(run: Sequence[SegmentEvent], tick: int) -> list[SegmentEvent]:
     """The rows that say at `tick` that the first of `run` has taken the others in."""
     first, *others = run
     whole = first._replace(rows=sum(each.rows for each in run), bytes=sum(each.bytes for each in run), time_tick=tick)
@@ -81,36 +83,40 @@ def join_segments(settings: Settings, *, target: int, dry_run: bool, seam: Seam)
     table = open_table(path)
     if table is None:
         return 0
-    runs = list(small_runs(settings, table, target=target))
+    runs = list(joinable_runs(settings, table, target=target))
     count = sum(len(run) - 1 for *_, run in runs)
     if dry_run or not runs:
         return count
-    table = ensure_segments(path)  # one made by an older version gets the column here
-    base = table.app_version(REWRITES)
+    table = ensure_segments_table(path)  # one made by an older version gets the column here
+    base = table.app_version(REWRITES_APP)
     actions: list[FileAction] = []
     for pchannel, events in itertools.groupby(runs, key=lambda each: each[0]):
-        rows = [event for _, tick, run in events for event in joined(run, tick)]
+        rows = [event for _, tick, run in events for event in joined_events(run, tick)]
         actions += write_segments(path, pchannel, rows)
-    if commit_fenced(table, [Part(actions, moves={REWRITES: AppMove(base, base + 1)})], seam=seam).fenced:
+    if commit_fenced(
+        table, [CommitPart(actions, app_transactions={REWRITES_APP: AppTransaction(base, base + 1)})], seam=seam
+    ).fenced:
         return 0  # another compaction joined them
     seam("compact.segments")
     return count
 
 
-def merge_segment_files(settings: Settings, params: CompactionParams, mapper: Mapper, *, seam: Seam) -> TableWork:
+def merge_segment_files(
+    settings: Settings, params: CompactionParams, mapper: RewriteMapper, *, seam: Seam
+) -> TableCompaction:
     """Merge the small files of ``segments``, row for row."""
     path = settings.segments_uri
     table = open_table(path)
     if table is None:
-        return TableWork()
+        return TableCompaction()
     files = live_files(table)
-    groups = merge(files, table.store, params) if files else []
-    work = TableWork(files=len(files), small_files=sum(len(each.files) for each in groups), groups=len(groups))
+    groups = plan_merges(files, table.store, params) if files else []
+    work = TableCompaction(files=len(files), small_files=sum(len(each.files) for each in groups), groups=len(groups))
     if params.dry_run or not groups:
         return work
-    return replace_groups(Replacer.of(table, seam=seam), segment_job(path), groups, mapper, work)
+    return rewrite_and_commit(RewriteCommitter.of(table, seam=seam), segment_job(path), groups, mapper, work)
 
 
-def segment_job(uri: str) -> Job:
+def segment_job(uri: str) -> RewriteJob:
     """The job of the ``segments`` table."""
-    return Job(uri, SEGMENT_COLUMNS, sort=("segment_id", "time_tick"), stats=("segment_id", "time_tick"))
+    return RewriteJob(uri, SEGMENT_COLUMNS, sort=("segment_id", "time_tick"), stats=("segment_id", "time_tick"))

@@ -9,17 +9,17 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from millrace.operations.compaction.files import Group
-from millrace.operations.compaction.rewrite import Job, Mapper, Rewritten, load_deletes, rewrite
+from millrace.operations.compaction.files import FileGroup
+from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper, RewriteResult, load_deletes, rewrite_group
 
 TASKS_PER_CORE: Final = 4
 """More tasks than cores, so that a long one does not leave the others idle; each reads the deletes it folds in once."""
 
 
-def spark_mapper(spark: SparkSession, *, cores: int) -> Mapper:
+def spark_mapper(spark: SparkSession, *, cores: int) -> RewriteMapper:
     """Rewrites groups in tasks of `spark`."""
 
-    def run(job: Job, groups: Sequence[Group]) -> list[Rewritten]:
+    def run(job: RewriteJob, groups: Sequence[FileGroup]) -> list[RewriteResult]:
         if not groups:
             return []
         tasks = min(len(groups), cores * TASKS_PER_CORE)
@@ -30,7 +30,7 @@ def spark_mapper(spark: SparkSession, *, cores: int) -> Mapper:
             for batch in batches:
                 for number in batch.column("id").to_pylist():
                     deletes = load_deletes(job.fold)
-                    done = [pickle.dumps(rewrite(job, group, deletes)) for group in shares[number]]
+                    done = [pickle.dumps(rewrite_group(job, group, deletes)) for group in shares[number]]
                     yield pa.RecordBatch.from_pydict({"done": pa.array(done, pa.binary())})
 
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(work, "done binary").collect()

@@ -12,27 +12,27 @@ from typing import Final
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.operations.backfill.derived import derived_names, derived_uri
-from millrace.operations.checkpoint.store import checkpoints_uri as recovery_checkpoints_uri
-from millrace.operations.quality.gate import require_open
+from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
+from millrace.operations.quality.gate import require_unblocked
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.pipelines.worker.positions import pipeline_tables
-from millrace.storage.table import Table, open_table
+from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.bases import bases_uri
-from millrace.tables.collections.table import stored_ids
-from millrace.tables.quality_state import results_uri
+from millrace.tables.collections.data_tables import stored_collection_ids
+from millrace.tables.quality_state import quality_results_uri
 from millrace.tables.wal.trims import trims_uri
 
-LEAST_HOURS: Final = 24
+MIN_HOURS: Final = 24
 
 _INTERVAL: Final = re.compile(r"(?:interval\s+)?(\d+)\s+(hour|day|week)s?", re.IGNORECASE)
 _HOURS: Final = {"hour": 1, "day": 24, "week": 168}
 
 
-def vacuum_places(settings: Settings, collection_ids: list[int] | None) -> dict[str, str]:
+def tables_to_vacuum(settings: Settings, collection_ids: list[int] | None) -> dict[str, str]:
     """The tables that are vacuumed, by name: of the given collections, or of all of them and the shared tables, too."""
     places: dict[str, str] = {}
     for kind in ("collections", "deletes"):
-        for number in stored_ids(settings, kind):
+        for number in stored_collection_ids(settings, kind):
             if collection_ids in (None, []) or number in (collection_ids or []):
                 places[f"{kind}/{number}"] = settings.table_uri(f"{kind}/{number}")
     if not collection_ids:
@@ -43,7 +43,7 @@ def vacuum_places(settings: Settings, collection_ids: list[int] | None) -> dict[
             "recovery_checkpoints": recovery_checkpoints_uri(settings),
             "bases": bases_uri(settings.wal_uri),
             "wal_trims": trims_uri(settings.wal_uri),
-            "quality/results": results_uri(settings),
+            "quality/results": quality_results_uri(settings),
             "quality/quarantine": quarantine_uri(settings),
         }
         places |= pipeline_tables(settings)
@@ -56,8 +56,8 @@ def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -
 
     Raises InvalidArgument below 24 hours.
     """
-    if hours < LEAST_HOURS:
-        raise InvalidArgument(f"VACUUM keeps files for {LEAST_HOURS} hours at least, not {hours}: tasks may need them")
+    if hours < MIN_HOURS:
+        raise InvalidArgument(f"VACUUM keeps files for {MIN_HOURS} hours at least, not {hours}: tasks may need them")
     table = open_table(uri)
     if table is None:
         return 0, 0
@@ -77,10 +77,10 @@ def vacuum(
     Raises QualityBlocked while a critical expectation stands failed: what is wrong may be in the files to be removed.
     """
     if not dry_run:
-        require_open(settings, what="VACUUM")
+        require_unblocked(settings, what="VACUUM")
     found: dict[str, int] = {}
     total = 0
-    for name, path in vacuum_places(settings, collection_ids).items():
+    for name, path in tables_to_vacuum(settings, collection_ids).items():
         files, size = vacuum_table(path, hours=hours, dry_run=dry_run)
         if files:
             found[name] = files
@@ -88,6 +88,6 @@ def vacuum(
     return found, total
 
 
-def _own_hours(table: Table) -> int:
+def _own_hours(table: TableHandle) -> int:
     match = _INTERVAL.fullmatch(str(table.configuration.get("delta.deletedFileRetentionDuration", "")).strip())
     return int(match[1]) * _HOURS[match[2].lower()] if match else 0

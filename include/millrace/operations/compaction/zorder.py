@@ -15,15 +15,17 @@ from millrace.base.errors import InvalidArgument
 from millrace.message.schema import CollectionSchema
 from millrace.storage.commit import set_properties
 from millrace.storage.spark import spark_zorder
-from millrace.storage.table import Table
+from millrace.storage.table import TableHandle
 
 STATS: Final = "delta.dataSkippingStatsColumns"
 
 
-def columns_of(table: Table, schema: CollectionSchema, names: Sequence[str]) -> list[str]:
+def zorder_columns(table: TableHandle, schema: CollectionSchema, names: Sequence[str]) -> list[str]:
     """The columns that fields stand in, the newest of each. Raises InvalidArgument for what is no field of the table's rows."""
     have = set(table.columns)
-    found = {field.name: field.stored[-1].name for field in schema.fields if field.stored[-1].name in have}
+    found = {
+        field.name: field.stored_columns[-1].name for field in schema.fields if field.stored_columns[-1].name in have
+    }
     wrong = [name for name in names if name not in found]
     if wrong:
         raise InvalidArgument(
@@ -32,9 +34,9 @@ def columns_of(table: Table, schema: CollectionSchema, names: Sequence[str]) -> 
     return [found[name] for name in names]
 
 
-def zorder(spark: SparkSession, table: Table, schema: CollectionSchema, fields: Sequence[str]) -> None:
+def zorder(spark: SparkSession, table: TableHandle, schema: CollectionSchema, fields: Sequence[str]) -> None:
     """Order the whole table. Appends go on meanwhile; a commit that removes the same files makes Spark's fail, not theirs."""
-    columns = columns_of(table, schema, fields)
+    columns = zorder_columns(table, schema, fields)
 
     def kept(properties: Mapping[str, str]) -> dict[str, str]:
         stats = [each for each in properties.get(STATS, "").split(",") if each]

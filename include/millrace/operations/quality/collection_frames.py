@@ -18,14 +18,14 @@ from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.operations.compaction.files import live_files
 from millrace.operations.quality import suites
-from millrace.operations.quality.frames import Frame, within
-from millrace.operations.quality.outcome import Check
+from millrace.operations.quality.checks import Check
+from millrace.operations.quality.frames import ValidationInput, in_ranges
 from millrace.operations.quality.ranges import Ranges
 from millrace.storage.spark import spark_frame
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import DATE, FOLDED_APP, deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint
-from millrace.tables.collections.table import DATE, FOLDED, base_tick, deletes_uri, rows_uri
 from millrace.tables.read.plan import pchannel_of
 from millrace.tables.read.spark import field_columns, without_deleted
 from millrace.tables.wal.reader import MAX_TICK
@@ -35,23 +35,23 @@ from millrace.wal.visible.columns import ROW_COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-PLACING_COLUMNS: Final = (*ROW_COLUMNS.names, DATE)
+SYSTEM_COLUMNS: Final = (*ROW_COLUMNS.names, DATE)
 """What users may name beside a collection's fields."""
 
 _UNSAFE: Final = re.compile(r"[.`]")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCollection:
     """A collection as the checkpoints know it, and the versions of its tables."""
 
     collection_id: int
     name: str
     schema: CollectionSchema
     vchannels: Mapping[str, VChannelInfo]
-    version: int
+    rows_version: int
     deletes_version: int | None
-    rewritten: int
+    folded_tick: int
     """Deletes up to this tick are folded into the rows."""
 
     @property
@@ -60,7 +60,7 @@ class Stored:
         return {name: pchannel_of(name, self.collection_id) for name in self.vchannels}
 
 
-def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]) -> dict[int, Stored]:
+def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]) -> dict[int, StoredCollection]:
     """The collections that the flusher has tables of and that are not dropped, versions pinned now, deletes before rows."""
     known: dict[int, dict[str, VChannelInfo]] = {}
     for checkpoint in checkpoints.values():
@@ -73,14 +73,14 @@ def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]
         if rows is None or any(info.dropped_tick for info in infos.values()):
             continue
         schema = newest_schema(infos.values())
-        found[number] = Stored(
+        found[number] = StoredCollection(
             collection_id=number,
             name=next(iter(infos.values())).name,
             schema=schema,
             vchannels=infos,
-            version=rows.version,
+            rows_version=rows.version,
             deletes_version=None if deletes is None else deletes.version,
-            rewritten=max(base_tick(rows), rows.app_version(FOLDED) or 0),
+            folded_tick=max(earliest_readable_tick(rows), rows.app_version(FOLDED_APP) or 0),
         )
     return found
 
@@ -91,21 +91,21 @@ def safe_name(name: str) -> str:
 
 
 def visible_rows(
-    spark: SparkSession, settings: Settings, stored: Stored, ranges: Ranges, users: tuple[Check, ...] = ()
-) -> Frame:
+    spark: SparkSession, settings: Settings, stored: StoredCollection, ranges: Ranges, users: tuple[Check, ...] = ()
+) -> ValidationInput:
     """The rows that became visible in the range and are visible at its end, with the collection's suite and the users'."""
     chosen = _in_range(stored, ranges)
-    rows = spark_frame(spark, store_at(rows_uri(settings, stored.collection_id)), stored.version).where(chosen)
+    rows = spark_frame(spark, store_at(rows_uri(settings, stored.collection_id)), stored.rows_version).where(chosen)
     for name, info in stored.vchannels.items():
         # Of an earlier collection of the same id, or replaced by an Import.
-        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.begin_at(MAX_TICK)))
+        rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.first_visible_tick(MAX_TICK)))
         for number, ticks in info.partition_drops.items():
             hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number)
             rows = rows.where(~(hidden & (F.col("_time_tick") < max(ticks))))
     if stored.deletes_version is not None:
         deletes = spark_frame(spark, store_at(deletes_uri(settings, stored.collection_id)), stored.deletes_version)
         rows = without_deleted(rows, deletes.where(chosen), key_columns(stored.schema))
-    rows = rows.select(*field_columns(stored.schema), *PLACING_COLUMNS)
+    rows = rows.select(*field_columns(stored.schema), *SYSTEM_COLUMNS)
     rows = rows.withColumn("write_lag_ticks", F.col("_time_tick") - F.col("_write_tick"))
     for field in stored.schema.fields:
         if safe_name(field.name) != field.name:
@@ -113,14 +113,14 @@ def visible_rows(
     fields = tuple(replace(field, name=safe_name(field.name), columns=()) for field in stored.schema.fields)
     partitions = sorted({number for info in stored.vchannels.values() for number in info.partitions})
     schema = CollectionSchema(fields, tuple(map(safe_name, stored.schema.key_names)))
-    checks = (*suites.of_collection(schema, partitions), *users)
+    checks = (*suites.collection_suite(schema, partitions), *users)
     row_id = (*schema.key_names, "_vchannel", "_write_tick")
-    return Frame(f"collections/{stored.collection_id}", rows, checks, ranges, row_id, stored.collection_id)
+    return ValidationInput(f"collections/{stored.collection_id}", rows, checks, ranges, row_id, stored.collection_id)
 
 
-def may_have_rows(settings: Settings, stored: Stored, ranges: Ranges) -> bool:
+def may_have_rows(settings: Settings, stored: StoredCollection, ranges: Ranges) -> bool:
     """Whether a file of the rows may have some in the ranges, by the Delta log alone."""
-    table = open_table(rows_uri(settings, stored.collection_id), version=stored.version)
+    table = open_table(rows_uri(settings, stored.collection_id), version=stored.rows_version)
     if table is None:
         return True
     least, most = _bounds(ranges)
@@ -137,9 +137,9 @@ def _bounds(ranges: Ranges) -> tuple[int, int]:
     )
 
 
-def _in_range(stored: Stored, ranges: Ranges) -> Column:
+def _in_range(stored: StoredCollection, ranges: Ranges) -> Column:
     """By tick in each PChannel; the least and the greatest tick stand apart, for the pruning of files."""
     key = F.coalesce(*(F.when(F.col("_vchannel") == name, F.lit(home)) for name, home in stored.pchannels.items()))
     least, most = _bounds(ranges)
     tick = F.col("_time_tick")
-    return (tick > least) & (tick <= most) & within(ranges, key=key, tick="_time_tick")
+    return (tick > least) & (tick <= most) & in_ranges(ranges, key=key, tick="_time_tick")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from millrace.access.grants import Role
 from millrace.message.ids import LOGICAL_BITS, resolve_tick
-from millrace.operations.operation import Moment, Operation, OperationParams
+from millrace.operations.operation import Operation, OperationParams, TimeParam
 
 TableGroup = Literal["wal", "segments", "checkpoints", "collections"]
 ALL_TABLES: Final[tuple[TableGroup, ...]] = ("wal", "segments", "checkpoints", "collections")
@@ -23,11 +23,11 @@ class QualityParams(OperationParams):
         description="Names or ids of the collections to check; none: all.",
         json_schema_extra={"choices": "collections"},
     )
-    start: Moment = Field(
+    start: TimeParam = Field(
         default="",
         description="Where the range begins: a time tick, or a moment in ISO 8601 (2026-01-01T00:00:00Z; without a zone: UTC). Empty: behind what was checked last.",
     )
-    end: Moment = Field(
+    end: TimeParam = Field(
         default="",
         description="Where the range ends (the end itself is not in it), in the same forms. Empty: what is there now.",
     )
@@ -48,7 +48,7 @@ class ReleaseParams(OperationParams):
     note: str = Field(default="", max_length=2000, description="Why it may go on.")
 
 
-def moment(text: str) -> int | None:
+def first_tick_at(text: str) -> int | None:
     """The first time tick at or behind a moment of a form; None for ""."""
     if not text:
         return None

@@ -19,23 +19,23 @@ from pyspark.sql import functions as F
 from millrace.base.settings import Settings
 from millrace.message.ids import LOGICAL_BITS
 from millrace.operations.quality import suites
-from millrace.operations.quality.outcome import Check
+from millrace.operations.quality.checks import Check
 from millrace.operations.quality.ranges import Ranges, TickRange
 from millrace.storage.spark import spark_frame
 from millrace.storage.store import store_at
 from millrace.tables.wal.reader import WalSnapshot
-from millrace.tables.wal.table import Totals, WalTable
+from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ID: Final = ("ledger", "entry", "index", "ordinal")
-CONFIRMED: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
+MESSAGE_ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
+LAST_CONFIRMED_COLUMNS: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ValidationInput:
     """One table over one range, with its suite."""
 
     table: str
@@ -48,19 +48,19 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Wal:
+class WalVersion:
     """One version of the ``wal`` table, as the frames need it."""
 
     table: WalTable
     snapshot: WalSnapshot
 
     @property
-    def reached(self) -> dict[str, int]:
+    def committed_ticks(self) -> dict[str, int]:
         """The last committed tick of each PChannel."""
         return {name: self.table.last_tick(name) for name in self.table.pchannels()}
 
 
-def within(ranges: Mapping[str, TickRange], *, key: Column, tick: str, inclusive: bool = False) -> Column:
+def in_ranges(ranges: Mapping[str, TickRange], *, key: Column, tick: str, inclusive: bool = False) -> Column:
     """Rows whose tick lies in the range of their PChannel; `inclusive` takes the range's open end in."""
     return reduce(
         lambda left, right: left | right,
@@ -75,22 +75,22 @@ def within(ranges: Mapping[str, TickRange], *, key: Column, tick: str, inclusive
     )
 
 
-def messages(spark: SparkSession, wal: Wal, ranges: Ranges) -> Frame:
+def messages(spark: SparkSession, wal: WalVersion, ranges: Ranges) -> ValidationInput:
     """The messages of the range, each beside the one before it in its PChannel."""
-    order = Window.partitionBy("pchannel").orderBy(*ID)
+    order = Window.partitionBy("pchannel").orderBy(*MESSAGE_ID_COLUMNS)
     opened = F.last(F.when(F.col("type") == "TERM_OPENING", F.col("term")), ignorenulls=True)
     so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = {name: _term_at(wal, name, each.after) for name, each in ranges.items()}
     known = [F.when(F.col("pchannel") == name, F.lit(term)) for name, term in before.items() if term is not None]
     expected = F.coalesce(opened.over(so_far), *known, F.first("term").over(so_far))
     identity, confirmed = (
-        F.struct(*ID),
-        F.struct(*(F.col(name).alias(to) for name, to in zip(CONFIRMED, ID, strict=True))),
+        F.struct(*MESSAGE_ID_COLUMNS),
+        F.struct(*(F.col(name).alias(to) for name, to in zip(LAST_CONFIRMED_COLUMNS, MESSAGE_ID_COLUMNS, strict=True))),
     )
     tick_ms = F.shiftright("time_tick", LOGICAL_BITS)
-    rows = _wal_rows(spark, wal, KIND_MESSAGE).where(within(ranges, key=F.col("pchannel"), tick="time_tick"))
+    rows = _wal_rows(spark, wal, KIND_MESSAGE).where(in_ranges(ranges, key=F.col("pchannel"), tick="time_tick"))
     data = rows.select(
-        *("pchannel", "time_tick", *ID, "type", "vchannel", "term", "rows", "reason"),
+        *("pchannel", "time_tick", *MESSAGE_ID_COLUMNS, "type", "vchannel", "term", "rows", "reason"),
         (F.col("time_tick") - F.lag("time_tick").over(order)).alias("tick_step"),
         (F.col("term") - expected).alias("term_step"),
         (confirmed > identity).cast("int").alias("confirmed_ahead"),
@@ -102,18 +102,18 @@ def messages(spark: SparkSession, wal: Wal, ranges: Ranges) -> Frame:
         .cast("int")
         .alias("foreign_vchannel"),
     )
-    return Frame("wal", data, suites.WAL, ranges, ("pchannel", "time_tick", *ID))
+    return ValidationInput("wal", data, suites.WAL, ranges, ("pchannel", "time_tick", *MESSAGE_ID_COLUMNS))
 
 
-def rejections(spark: SparkSession, wal: Wal, ranges: Ranges) -> Frame:
+def rejections(spark: SparkSession, wal: WalVersion, ranges: Ranges) -> ValidationInput:
     """The rejections of the range; those judged at its open end are in it again, for they may have come since."""
     rows = _wal_rows(spark, wal, KIND_REJECTION)
-    rows = rows.where(within(ranges, key=F.col("pchannel"), tick="time_tick", inclusive=True))
-    data = rows.select("pchannel", "time_tick", *ID, "physical_ms", "type", "vchannel", "reason")
-    return Frame("wal/rejections", data, suites.REJECTIONS, ranges, ("pchannel", *ID))
+    rows = rows.where(in_ranges(ranges, key=F.col("pchannel"), tick="time_tick", inclusive=True))
+    data = rows.select("pchannel", "time_tick", *MESSAGE_ID_COLUMNS, "physical_ms", "type", "vchannel", "reason")
+    return ValidationInput("wal/rejections", data, suites.REJECTIONS, ranges, ("pchannel", *MESSAGE_ID_COLUMNS))
 
 
-def channels(spark: SparkSession, wal: Wal, trimmed: Mapping[str, Totals]) -> Frame:
+def channels(spark: SparkSession, wal: WalVersion, trimmed: Mapping[str, WalTotals]) -> ValidationInput:
     """One row for each PChannel: what its commits counted against what the Delta log says is there. Reads no data file.
 
     `trimmed` has, by PChannel, the rows that retention has taken away.
@@ -128,7 +128,7 @@ def channels(spark: SparkSession, wal: Wal, trimmed: Mapping[str, Totals]) -> Fr
     }
     rows = []
     for name, position in wal.table.positions(wal.table.pchannels()).items():
-        gone = trimmed.get(name, Totals())
+        gone = trimmed.get(name, WalTotals())
         state = position.state
         rows.append(
             {
@@ -144,13 +144,13 @@ def channels(spark: SparkSession, wal: Wal, trimmed: Mapping[str, Totals]) -> Fr
             }
         )
     schema = "pchannel string, messages_missing long, rejections_missing long, states long, tick_differs long"
-    return Frame("wal/channels", spark.createDataFrame(rows, schema), suites.CHANNELS, {}, ("pchannel",))
+    return ValidationInput("wal/channels", spark.createDataFrame(rows, schema), suites.CHANNELS, {}, ("pchannel",))
 
 
-def checkpoints(spark: SparkSession, settings: Settings, version: int, wal: Wal) -> Frame:
+def checkpoints(spark: SparkSession, settings: Settings, version: int, wal: WalVersion) -> ValidationInput:
     """The live rows of a version of ``checkpoints`` that is no younger than `wal`."""
     rows = spark_frame(spark, store_at(settings.checkpoints_uri), version)
-    reached = wal.reached
+    reached = wal.committed_ticks
     known = F.coalesce(*(F.when(F.col("pchannel") == name, F.lit(tick)) for name, tick in reached.items()), F.lit(0))
     data = rows.select(
         *("pchannel", "time_tick", "lc_entry", "term"),
@@ -158,12 +158,12 @@ def checkpoints(spark: SparkSession, settings: Settings, version: int, wal: Wal)
         F.count("*").over(Window.partitionBy("pchannel")).alias("live_rows"),
         (F.col("time_tick") - known).alias("ahead_of_wal"),
     )
-    return Frame("checkpoints", data, suites.CHECKPOINTS, {}, ("pchannel", "time_tick"))
+    return ValidationInput("checkpoints", data, suites.CHECKPOINTS, {}, ("pchannel", "time_tick"))
 
 
 def segments(
     spark: SparkSession, settings: Settings, version: int, ranges: Ranges, stored: Mapping[int, tuple[int, int]]
-) -> Frame:
+) -> ValidationInput:
     """The states of segments that became known in the range, the flushed ones against the rows stored of them.
 
     `stored` has, by collection, the version of its table and the tick up to which its rows were rewritten.
@@ -172,7 +172,7 @@ def segments(
     # Compaction adds a later flushed row to a segment that took others in; its rows lie under their own ids.
     history = Window.partitionBy("pchannel", "segment_id", "state").orderBy("time_tick")
     rows = rows.withColumn("nth", F.row_number().over(history))
-    rows = rows.where(within(ranges, key=F.col("pchannel"), tick="time_tick"))
+    rows = rows.where(in_ranges(ranges, key=F.col("pchannel"), tick="time_tick"))
     rows = rows.withColumn("age_ticks", F.col("time_tick") - F.col("created_tick"))
     flushed = rows.where((F.col("state") == "flushed") & (F.col("nth") == 1))
     bounds = flushed.groupBy("collection_id").agg(F.min("created_tick").alias("low"), F.max("time_tick").alias("high"))
@@ -205,18 +205,18 @@ def segments(
     missing = F.when(comparable, F.col("rows") - F.coalesce("stored_rows", F.lit(0)))
     columns = ("pchannel", "vchannel", "segment_id", "state", "rows", "bytes", "created_tick", "time_tick", "age_ticks")
     data = rows.select(*columns, missing.alias("rows_missing"))
-    return Frame("segments", data, suites.SEGMENTS, ranges, ("pchannel", "segment_id", "state"))
+    return ValidationInput("segments", data, suites.SEGMENTS, ranges, ("pchannel", "segment_id", "state"))
 
 
-def _wal_rows(spark: SparkSession, wal: Wal, kind: str) -> DataFrame:
+def _wal_rows(spark: SparkSession, wal: WalVersion, kind: str) -> DataFrame:
     return spark_frame(spark, wal.table.table.store, wal.table.version).where(F.col("kind") == kind)
 
 
-def _term_at(wal: Wal, pchannel: str, tick: int) -> int | None:
+def _term_at(wal: WalVersion, pchannel: str, tick: int) -> int | None:
     """The term of the last message at or before `tick`: 0 before the first, None where retention took it. Reads one file."""
     files = wal.snapshot.plan(pchannel, up_to_tick=tick).files if tick else ()
     if files:
-        with wal.table.table.opened(files[-1].path) as parquet:
+        with wal.table.table.open_file(files[-1].path) as parquet:
             rows = parquet.read(columns=["time_tick", "term"])
         rows = rows.filter(pc.less_equal(rows["time_tick"], tick))
         if rows.num_rows:

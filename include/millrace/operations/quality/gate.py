@@ -17,7 +17,7 @@ def blocked(settings: Settings) -> list[Block]:
     return list(read_state(settings).blocks)
 
 
-def require_open(settings: Settings, *, what: str) -> None:
+def require_unblocked(settings: Settings, *, what: str) -> None:
     """Return where nothing is blocked. Raises QualityBlocked that names `what` was refused and the failures."""
     found = blocked(settings)
     if not found:

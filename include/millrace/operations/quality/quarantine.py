@@ -17,11 +17,11 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.operations.quality.ranges import Ranges, from_json, to_json
-from millrace.operations.quality.results import change, read_state
-from millrace.operations.quality.state import Block, after_release
-from millrace.storage.commit import Part, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.operations.quality.ranges import Ranges, ranges_from_json, ranges_to_json
+from millrace.operations.quality.results import read_state, update_state
+from millrace.operations.quality.state import Block, apply_release
+from millrace.storage.commit import CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
 from millrace.storage.table import create_table, open_table
 
 Status = Literal["quarantined", "released"]
@@ -46,7 +46,7 @@ COLUMNS: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class QuarantinedSlice:
     """A slice that is quarantined, or was released."""
 
     id: str
@@ -65,7 +65,7 @@ def quarantine_uri(settings: Settings) -> str:
     return settings.table_uri("quality/quarantine")
 
 
-def slices(settings: Settings) -> list[Slice]:
+def read_slices(settings: Settings) -> list[QuarantinedSlice]:
     """Every slice as it stands now, oldest first."""
     table = open_table(quarantine_uri(settings))
     if table is None:
@@ -74,20 +74,20 @@ def slices(settings: Settings) -> list[Slice]:
     return list({row["id"]: _slice(row) for row in rows}.values())
 
 
-def quarantined(settings: Settings, collection_id: int | None = None) -> list[Slice]:
+def quarantined(settings: Settings, collection_id: int | None = None) -> list[QuarantinedSlice]:
     """The slices that are quarantined now, of one collection where it is named."""
     return [
         each
-        for each in slices(settings)
+        for each in read_slices(settings)
         if each.status == "quarantined" and collection_id in (None, each.collection_id)
     ]
 
 
-def record(settings: Settings, blocks: Iterable[Block]) -> list[Slice]:
+def record(settings: Settings, blocks: Iterable[Block]) -> list[QuarantinedSlice]:
     """Quarantine the slices of collections among `blocks`; those that are there already stay as they are."""
-    known = {each.id for each in slices(settings)}
+    known = {each.id for each in read_slices(settings)}
     found = [
-        Slice(
+        QuarantinedSlice(
             id=block.id,
             status="quarantined",
             table=block.table,
@@ -104,7 +104,7 @@ def record(settings: Settings, blocks: Iterable[Block]) -> list[Slice]:
     return found
 
 
-def release(
+def release_blocks(
     settings: Settings, ids: Iterable[str], *, by: str, note: str = "", seam: Callable[[str], None] = hit
 ) -> list[str]:
     """Lift blocks (and the quarantine of their slices) that a person accepted; the ids that were lifted.
@@ -115,7 +115,7 @@ def release(
     wanted = list(dict.fromkeys(ids))
     state = read_state(settings)
     blocks = {block.id: block for block in state.blocks}
-    known = {each.id: each for each in slices(settings)}
+    known = {each.id: each for each in read_slices(settings)}
     strange = [each for each in wanted if each not in blocks and each not in known]
     if strange:
         standing = ", ".join(sorted(blocks)) or "none"
@@ -127,7 +127,7 @@ def release(
         block = blocks.get(number)
         source = known.get(number)
         if source is None and block is not None:
-            source = Slice(
+            source = QuarantinedSlice(
                 number,
                 "released",
                 block.table,
@@ -142,12 +142,12 @@ def release(
     _append(settings, [_released(*each) for each in records])
     seam("quality.released")
     if any(number in blocks for number in wanted):
-        change(settings, lambda current: after_release(current, wanted), seam=seam)
+        update_state(settings, lambda current: apply_release(current, wanted), seam=seam)
     return wanted
 
 
-def _released(source: Slice, by: str, note: str) -> Slice:
-    return Slice(
+def _released(source: QuarantinedSlice, by: str, note: str) -> QuarantinedSlice:
+    return QuarantinedSlice(
         source.id,
         "released",
         source.table,
@@ -161,17 +161,17 @@ def _released(source: Slice, by: str, note: str) -> Slice:
     )
 
 
-def _append(settings: Settings, found: list[Slice]) -> None:
+def _append(settings: Settings, found: list[QuarantinedSlice]) -> None:
     if not found:
         return
     path = quarantine_uri(settings)
     table = create_table(path, COLUMNS, partition_by=[])
     sink = FileSink.at(path, COLUMNS, ("after_tick", "up_to_tick"))
     sink.write(pa.Table.from_pylist([_row(each) for each in found], schema=COLUMNS), {})
-    commit_fenced(table, [Part(adds=sink.finish())]).require()
+    commit_fenced(table, [CommitPart(adds=sink.finish())]).raise_if_fenced()
 
 
-def _row(found: Slice) -> dict[str, Any]:
+def _row(found: QuarantinedSlice) -> dict[str, Any]:
     return {
         "id": found.id,
         "at": time.time_ns() // 1000,
@@ -183,14 +183,14 @@ def _row(found: Slice) -> dict[str, Any]:
         "run_id": found.run_id,
         "after_tick": min((each.after for each in found.ranges.values()), default=0),
         "up_to_tick": max((each.up_to for each in found.ranges.values()), default=0),
-        "ranges": json.dumps(to_json(found.ranges)),
+        "ranges": json.dumps(ranges_to_json(found.ranges)),
         "by": found.by,
         "note": found.note,
     }
 
 
-def _slice(row: dict[str, Any]) -> Slice:
-    return Slice(
+def _slice(row: dict[str, Any]) -> QuarantinedSlice:
+    return QuarantinedSlice(
         row["id"],
         cast(Status, row["status"]),
         row["table"],
@@ -198,7 +198,7 @@ def _slice(row: dict[str, Any]) -> Slice:
         row["expectation"],
         row["reason"],
         row["run_id"],
-        from_json(json.loads(row["ranges"])),
+        ranges_from_json(json.loads(row["ranges"])),
         row["by"],
         row["note"],
     )

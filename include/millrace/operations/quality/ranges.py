@@ -21,7 +21,7 @@ Ranges = Mapping[str, TickRange]
 """By PChannel. Without any: the whole table, as one thing."""
 
 
-def choose(
+def choose_ranges(
     reached: Mapping[str, int], checked: Mapping[str, int], *, start: int | None = None, end: int | None = None
 ) -> dict[str, TickRange]:
     """What to check of each PChannel that has `reached` a tick: [start, end) where given, else behind `checked`, up to it."""
@@ -48,9 +48,9 @@ def covers(outer: Ranges, inner: Ranges) -> bool:
     )
 
 
-def to_json(ranges: Ranges) -> dict[str, list[int]]:
+def ranges_to_json(ranges: Ranges) -> dict[str, list[int]]:
     return {pchannel: list(each) for pchannel, each in ranges.items()}
 
 
-def from_json(value: Mapping[str, list[int]]) -> dict[str, TickRange]:
+def ranges_from_json(value: Mapping[str, list[int]]) -> dict[str, TickRange]:
     return {pchannel: TickRange(*each) for pchannel, each in value.items()}

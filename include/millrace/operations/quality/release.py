@@ -6,7 +6,7 @@ from millrace.base.settings import Settings
 from millrace.operations.operation import OperationReport
 from millrace.operations.quality.declaration import ReleaseParams
 from millrace.operations.quality.gate import blocked
-from millrace.operations.quality.quarantine import release
+from millrace.operations.quality.quarantine import release_blocks
 from millrace.runtime.progress import Progress
 
 
@@ -20,6 +20,6 @@ class ReleaseReport(OperationReport):
 
 def run(settings: Settings, params: ReleaseParams, progress: Progress) -> ReleaseReport:
     """Release the blocks. Raises InvalidArgument for an id that is none."""
-    progress.say("releasing", blocks=len(params.blocks))
-    found = release(settings, params.blocks, by=params.by, note=params.note)
+    progress.update("releasing", blocks=len(params.blocks))
+    found = release_blocks(settings, params.blocks, by=params.by, note=params.note)
     return ReleaseReport(released=tuple(found), by=params.by, blocks=tuple(block.id for block in blocked(settings)))

@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from millrace.base.errors import DeadlineExceeded, TableUnavailable
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.operations.quality.outcome import TableOutcome
-from millrace.operations.quality.state import QualityState, after_run
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.operations.quality.checks import TableCheckResult
+from millrace.operations.quality.state import QualityState, apply_run
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
 from millrace.storage.parquet_file import FileAction
-from millrace.storage.table import Table, create_table, open_table
-from millrace.tables.quality_state import KIND_STATE, files_of, read_state_row, results_uri
+from millrace.storage.table import TableHandle, create_table, open_table
+from millrace.tables.quality_state import KIND_STATE, files_of_kind, quality_results_uri, read_state_row
 
 KIND_RESULT: Final = "result"
 APP_ID: Final = "quality"
@@ -75,14 +75,14 @@ def docs_path(settings: Settings) -> Path:
 
 def read_state(settings: Settings) -> QualityState:
     """The state of all runs so far; the empty one before the first. Reads one small file."""
-    table = open_table(results_uri(settings))
+    table = open_table(quality_results_uri(settings))
     return QualityState() if table is None else _state(table)[0]
 
 
 def record_run(
     settings: Settings,
     run_id: str,
-    tables: Sequence[TableOutcome],
+    tables: Sequence[TableCheckResult],
     *,
     at: float | None = None,
     seam: Callable[[str], None] = hit,
@@ -90,10 +90,10 @@ def record_run(
     """Write a run's outcomes and fold them into the state, in one commit; the state behind it."""
     moment = time.time() if at is None else at
     rows = [row for table in tables for row in _rows(run_id, moment, table)]
-    return change(settings, lambda state: after_run(state, run_id, moment, tables), rows, at=moment, seam=seam)
+    return update_state(settings, lambda state: apply_run(state, run_id, moment, tables), rows, at=moment, seam=seam)
 
 
-def change(
+def update_state(
     settings: Settings,
     fold: Callable[[QualityState], QualityState],
     rows: Sequence[dict[str, Any]] = (),
@@ -102,7 +102,7 @@ def change(
     seam: Callable[[str], None] = hit,
 ) -> QualityState:
     """Put what `fold` makes of the state in its place, with `rows` beside it. `fold` may be called again after a conflict."""
-    path = results_uri(settings)
+    path = quality_results_uri(settings)
     table = create_table(path, _with_kind(RESULT_COLUMNS), partition_by=["kind"])
     moment = time.time() if at is None else at
     for _ in range(ATTEMPTS):
@@ -111,7 +111,7 @@ def change(
         found = fold(state)
         made = _write(path, rows, KIND_RESULT) if rows else []
         made += _write(path, [{"at": int(moment * 1_000_000), "state": found.to_json()}], KIND_STATE)
-        part = Part(made, live, {APP_ID: AppMove(state.revision, found.revision)})
+        part = CommitPart(made, live, {APP_ID: AppTransaction(state.revision, found.revision)})
         if commit_fenced(table, [part], seam=seam).fenced:
             continue
         if found.revision % COMPACT_REVISIONS == 0:
@@ -120,7 +120,7 @@ def change(
     raise DeadlineExceeded(f"{ATTEMPTS} others changed {path} first; run it again")
 
 
-def history(
+def read_results(
     settings: Settings,
     *,
     table: str | None = None,
@@ -129,12 +129,12 @@ def history(
     limit: int = 500,
 ) -> pa.Table:
     """The newest `limit` result rows, newest first, of `table` and `run_id` where given."""
-    path = results_uri(settings)
+    path = quality_results_uri(settings)
     found = open_table(path)
     empty = RESULT_COLUMNS.empty_table().drop_columns("state")
     if found is None:
         return empty
-    files = files_of(found, KIND_RESULT)
+    files = files_of_kind(found, KIND_RESULT)
     chosen = pc.scalar(True)
     for name, value in (("table", table), ("run_id", run_id)):
         if value is not None:
@@ -145,7 +145,7 @@ def history(
     return rows.sort_by([("at", "descending")]).slice(0, limit)
 
 
-def _rows(run_id: str, at: float, table: TableOutcome) -> list[dict[str, Any]]:
+def _rows(run_id: str, at: float, table: TableCheckResult) -> list[dict[str, Any]]:
     ranges = {name: list(each) for name, each in table.ranges.items()}
     return [
         {
@@ -172,7 +172,7 @@ def _rows(run_id: str, at: float, table: TableOutcome) -> list[dict[str, Any]]:
             "ranges": json.dumps(ranges),
             "seconds": table.seconds,
         }
-        for outcome in table.outcomes
+        for outcome in table.results
     ]
 
 
@@ -182,13 +182,13 @@ def _write(uri: str, rows: Sequence[dict[str, Any]], kind: str) -> list[FileActi
     return sink.finish()
 
 
-def _state(table: Table) -> tuple[QualityState, list[str]]:
+def _state(table: TableHandle) -> tuple[QualityState, list[str]]:
     """The state at the table's version, and the file that holds it."""
     text, live = read_state_row(table)
     return QualityState() if text is None else QualityState.from_text(text), live
 
 
-def _compact(table: Table) -> None:
+def _compact(table: TableHandle) -> None:
     """Join the small files of past runs; where another writer is in between it waits for the next time."""
     with suppress(TableUnavailable):
         table.compact([("kind", "=", KIND_RESULT)])

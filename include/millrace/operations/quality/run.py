@@ -16,16 +16,16 @@ from pydantic import Field
 from millrace.base.errors import CollectionNotFound
 from millrace.base.settings import Settings
 from millrace.operations.operation import OperationReport
-from millrace.operations.quality import collection_frames, docs, frames, quarantine
-from millrace.operations.quality.declaration import ALL_TABLES, QualityParams, moment
-from millrace.operations.quality.frames import Frame
-from millrace.operations.quality.outcome import Check, TableOutcome
-from millrace.operations.quality.pinned import pin
-from millrace.operations.quality.ranges import choose, has_ticks
+from millrace.operations.quality import collection_frames, data_docs, frames, quarantine
+from millrace.operations.quality.checks import Check, TableCheckResult
+from millrace.operations.quality.declaration import ALL_TABLES, QualityParams, first_tick_at
+from millrace.operations.quality.frames import ValidationInput
+from millrace.operations.quality.gx_validator import Validator, check_expectations
+from millrace.operations.quality.ranges import choose_ranges, has_ticks
 from millrace.operations.quality.results import docs_path, read_state, record_run
+from millrace.operations.quality.snapshot import take_snapshot
 from millrace.operations.quality.state import QualityState
 from millrace.operations.quality.user_suites import read_suite, suite_file
-from millrace.operations.quality.validate import Validator, require_valid
 from millrace.runtime.progress import Progress
 from millrace.tables.wal.trims import trimmed_totals
 
@@ -63,21 +63,21 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
     """Check what `params` ask for. Raises InvalidSuite, CollectionNotFound."""
     started, run_id = time.perf_counter(), f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     state = read_state(settings)
-    progress.say("choosing what to check")
-    outcomes: list[TableOutcome] = []
+    progress.update("choosing what to check")
+    outcomes: list[TableCheckResult] = []
     found = list(_frames(spark, settings, params, state, outcomes))
     pages = None
     if found:
-        progress.say("starting Great Expectations", tables=len(found))
+        progress.update("starting Great Expectations", tables=len(found))
         validator = Validator(docs=docs_path(settings) if params.data_docs else None, samples=params.samples)
         for number, frame in enumerate(found):
-            progress.say(f"checking {frame.table}", done=number / len(found))
+            progress.update(f"checking {frame.table}", done=number / len(found))
             outcomes.append(validator.check(frame, run_id=run_id))
         pages = validator.write_docs()
-        docs.keep_newest(docs_path(settings))
+        data_docs.remove_old_runs(docs_path(settings))
         if pages is not None:
-            docs.write_index(docs_path(settings))
-    progress.say("recording the results", done=1.0)
+            data_docs.write_index(docs_path(settings))
+    progress.update("recording the results", done=1.0)
     state = record_run(settings, run_id, outcomes)
     quarantined = (
         quarantine.record(settings, [block for block in state.blocks if block.run_id == run_id])
@@ -87,7 +87,7 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
     return QualityReport(
         run_id=run_id,
         passed=not any(table.failed for table in outcomes),
-        expectations=sum(len(table.outcomes) for table in outcomes),
+        expectations=sum(len(table.results) for table in outcomes),
         failed=tuple(failure for table in outcomes for failure in _failures(table)),
         tables={table.table: _figures(table) for table in outcomes},
         blocks=tuple(block.id for block in state.blocks),
@@ -98,40 +98,42 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
 
 
 def _frames(
-    spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState, empty: list[TableOutcome]
-) -> Iterator[Frame]:
+    spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState, empty: list[TableCheckResult]
+) -> Iterator[ValidationInput]:
     """What is to be checked, each over its own range of one consistent look. Where nothing came since, a table is left out.
 
     A collection of which no file has rows in its range goes to `empty` instead: checks of no rows take Spark seconds each. Not
     if its users have checks of their own, which may ask for rows, or if a block of it stands, which a check of no rows can lift.
     """
     chosen = params.tables or ALL_TABLES
-    start, end = moment(params.start), moment(params.end)
-    pinned = pin(settings)
+    start, end = first_tick_at(params.start), first_tick_at(params.end)
+    pinned = take_snapshot(settings)
     if pinned is None:
         return
-    wal, flushed, stored = pinned.wal, pinned.flushed, pinned.stored
+    wal, flushed, stored = pinned.wal, pinned.flushed_ticks, pinned.collections
     users = _user_suites(settings, list(stored.values()) if "collections" in chosen else [])
     if "wal" in chosen:
-        ranges = choose(wal.reached, state.checked_of("wal"), start=start, end=end)
+        ranges = choose_ranges(wal.committed_ticks, state.checked_ticks("wal"), start=start, end=end)
         if has_ticks(ranges):
             yield frames.messages(spark, wal, ranges)
         # At a range's open end rejections may have come since, without a tick of their own.
-        ranges = choose(wal.reached, state.checked_of("wal/rejections"), start=start, end=end)
+        ranges = choose_ranges(wal.committed_ticks, state.checked_ticks("wal/rejections"), start=start, end=end)
         yield frames.rejections(spark, wal, ranges)
         yield frames.channels(spark, wal, trimmed_totals(wal.table))
     if "checkpoints" in chosen and flushed:
         yield frames.checkpoints(spark, settings, pinned.checkpoints_version, wal)
     if "segments" in chosen and pinned.segments_version is not None:
-        ranges = choose(flushed, state.checked_of("segments"), start=start, end=end)
-        versions = {number: (each.version, each.rewritten) for number, each in stored.items()}
+        ranges = choose_ranges(flushed, state.checked_ticks("segments"), start=start, end=end)
+        versions = {number: (each.rows_version, each.folded_tick) for number, each in stored.items()}
         if has_ticks(ranges):
             yield frames.segments(spark, settings, pinned.segments_version, ranges, versions)
     if "collections" in chosen:
         for each in _chosen(stored.values(), params.collections):
             homes = set(each.pchannels.values())
             reached = {name: tick for name, tick in flushed.items() if name in homes}
-            ranges = choose(reached, state.checked_of(f"collections/{each.collection_id}"), start=start, end=end)
+            ranges = choose_ranges(
+                reached, state.checked_ticks(f"collections/{each.collection_id}"), start=start, end=end
+            )
             if not has_ticks(ranges):
                 continue
             table = f"collections/{each.collection_id}"
@@ -139,10 +141,12 @@ def _frames(
             if each.collection_id in users or blocked or collection_frames.may_have_rows(settings, each, ranges):
                 yield collection_frames.visible_rows(spark, settings, each, ranges, users.get(each.collection_id, ()))
             else:
-                empty.append(TableOutcome(table, ranges, collection_id=each.collection_id))
+                empty.append(TableCheckResult(table, ranges, collection_id=each.collection_id))
 
 
-def _chosen(stored: Iterable[collection_frames.Stored], wanted: Sequence[str]) -> Iterator[collection_frames.Stored]:
+def _chosen(
+    stored: Iterable[collection_frames.StoredCollection], wanted: Sequence[str]
+) -> Iterator[collection_frames.StoredCollection]:
     known = list(stored)
     for name in wanted:
         if not any(name in (each.name, str(each.collection_id)) for each in known):
@@ -152,19 +156,21 @@ def _chosen(stored: Iterable[collection_frames.Stored], wanted: Sequence[str]) -
     return (each for each in known if not wanted or {each.name, str(each.collection_id)} & set(wanted))
 
 
-def _user_suites(settings: Settings, stored: Sequence[collection_frames.Stored]) -> dict[int, tuple[Check, ...]]:
+def _user_suites(
+    settings: Settings, stored: Sequence[collection_frames.StoredCollection]
+) -> dict[int, tuple[Check, ...]]:
     """The users' checks by collection, all of them looked at before the first one runs."""
     found = {}
     for each in stored:
         columns = [collection_frames.safe_name(field.name) for field in each.schema.fields]
-        checks = read_suite(settings, each.name, [*columns, *collection_frames.PLACING_COLUMNS])
+        checks = read_suite(settings, each.name, [*columns, *collection_frames.SYSTEM_COLUMNS])
         if checks:
-            require_valid(checks, where=str(suite_file(settings, each.name)))
+            check_expectations(checks, where=str(suite_file(settings, each.name)))
             found[each.collection_id] = checks
     return found
 
 
-def _failures(table: TableOutcome) -> list[FailedExpectation]:
+def _failures(table: TableCheckResult) -> list[FailedExpectation]:
     return [
         FailedExpectation(
             table=table.table,
@@ -179,10 +185,10 @@ def _failures(table: TableOutcome) -> list[FailedExpectation]:
     ]
 
 
-def _figures(table: TableOutcome) -> dict[str, float]:
+def _figures(table: TableCheckResult) -> dict[str, float]:
     return {
         "rows": table.rows,
         "seconds": round(table.seconds, 3),
-        "expectations": len(table.outcomes),
+        "expectations": len(table.results),
         "failed": len(table.failed),
     }

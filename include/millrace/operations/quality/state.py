@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from millrace.operations.quality.outcome import Outcome, TableOutcome
-from millrace.operations.quality.ranges import Ranges, TickRange, covers, from_json, to_json
+from millrace.operations.quality.checks import CheckResult, TableCheckResult
+from millrace.operations.quality.ranges import Ranges, TickRange, covers, ranges_from_json, ranges_to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Block:
             "run_id": self.run_id,
             "at": self.at,
             "collection_id": self.collection_id,
-            "ranges": to_json(self.ranges),
+            "ranges": ranges_to_json(self.ranges),
             "unexpected": self.unexpected,
             "sample": list(self.sample),
             "error": self.error,
@@ -50,7 +50,7 @@ class Block:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**{**value, "ranges": from_json(value["ranges"]), "sample": tuple(value["sample"])})
+        return cls(**{**value, "ranges": ranges_from_json(value["ranges"]), "sample": tuple(value["sample"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class QualityState:
     """By table and PChannel: everything up to this tick passed, or was released."""
     blocks: tuple[Block, ...] = ()
 
-    def checked_of(self, table: str) -> Mapping[str, int]:
+    def checked_ticks(self, table: str) -> Mapping[str, int]:
         return self.checked.get(table, {})
 
     def to_json(self) -> str:
@@ -76,11 +76,11 @@ class QualityState:
         return cls(value["revision"], value["checked"], tuple(Block.from_json(each) for each in value["blocks"]))
 
 
-def after_run(state: QualityState, run_id: str, at: float, tables: Iterable[TableOutcome]) -> QualityState:
+def apply_run(state: QualityState, run_id: str, at: float, tables: Iterable[TableCheckResult]) -> QualityState:
     """The state behind a run."""
     checked, blocks = dict(state.checked), list(state.blocks)
     for table in tables:
-        looked_at = {outcome.check.name for outcome in table.outcomes}
+        looked_at = {outcome.check.name for outcome in table.results}
         blocks = [
             block
             for block in blocks
@@ -94,7 +94,7 @@ def after_run(state: QualityState, run_id: str, at: float, tables: Iterable[Tabl
     return QualityState(state.revision + 1, checked, tuple(blocks))
 
 
-def after_release(state: QualityState, ids: Iterable[str]) -> QualityState:
+def apply_release(state: QualityState, ids: Iterable[str]) -> QualityState:
     """The state once the blocks `ids` were accepted by a person: their ranges count as checked."""
     wanted = set(ids)
     released = [block for block in state.blocks if block.id in wanted]
@@ -111,7 +111,7 @@ def block_id(run_id: str, table: str, expectation: str) -> str:
     return hashlib.sha256(f"{run_id}/{table}/{expectation}".encode()).hexdigest()[:12]
 
 
-def _block(run_id: str, at: float, table: TableOutcome, outcome: Outcome) -> Block:
+def _block(run_id: str, at: float, table: TableCheckResult, outcome: CheckResult) -> Block:
     return Block(
         id=block_id(run_id, table.table, outcome.check.name),
         table=table.table,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import BEHAVIOUR
-from millrace.operations.quality.outcome import CRITICAL, Check, Severity, Source
+from millrace.operations.quality.checks import CRITICAL, Check, CheckSource, Severity
 from millrace.wal.reasons import Reason
 
 SEGMENT_STATES: Final = ("growing", "sealed", "flushed", "dropped")
@@ -47,7 +47,9 @@ def _among(name: str, column: str, values: list[Any] | tuple[Any, ...], words: s
     return Check(name, "expect_column_values_to_be_in_set", {"column": column, "value_set": list(values)}, words)
 
 
-def _present(name: str, column: str, words: str, *, severity: Severity = CRITICAL, source: Source = "law") -> Check:
+def _present(
+    name: str, column: str, words: str, *, severity: Severity = CRITICAL, source: CheckSource = "law"
+) -> Check:
     return Check(name, "expect_column_values_to_not_be_null", {"column": column}, words, severity, source)
 
 
@@ -109,7 +111,7 @@ CHECKPOINTS: Final = (
 """On ``checkpoints``."""
 
 
-def of_collection(schema: CollectionSchema, partitions: list[int]) -> tuple[Check, ...]:
+def collection_suite(schema: CollectionSchema, partitions: list[int]) -> tuple[Check, ...]:
     """The suite that follows from a collection's schema and its partitions."""
     keys = list(schema.key_names)
     several = len(keys) > 1

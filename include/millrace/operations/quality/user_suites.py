@@ -19,7 +19,7 @@ from typing import Any, Final, get_args
 
 from millrace.base.errors import InvalidSuite
 from millrace.base.settings import Settings
-from millrace.operations.quality.outcome import CRITICAL, Check, Severity
+from millrace.operations.quality.checks import CRITICAL, Check, Severity
 from millrace.operations.quality.results import quality_path
 
 SUITE_KEYS: Final = frozenset({"name", "id", "expectations", "meta", "notes", "suite_parameters"})

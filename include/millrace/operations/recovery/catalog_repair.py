@@ -15,17 +15,24 @@ from typing import Final
 
 from millrace.base.errors import RepairImpossible
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
-from millrace.catalog.records import catalog_path
-from millrace.coord.follow import Ask, Difference, chained, differences, followed, held
-from millrace.coord.shared_catalog import shared_of
-from millrace.coord.store import Store
+from millrace.catalog.collection import CollectionInfo
+from millrace.catalog.sqlite_file import catalog_path
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.catalog_sync import (
+    Difference,
+    GetDefinitions,
+    chain_collections,
+    chain_definitions,
+    differences,
+    reconcile,
+)
+from millrace.coord.shared_catalog import open_shared_catalog
 from millrace.log.protocol import LogService
 from millrace.storage.table import open_table, table_exists
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo
+from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog
 
 _PCHANNEL: Final = re.compile(r"dml_\d+")
 """Names that the coordinator gives; a log of another name may be a message stream's, which the chain does not read."""
@@ -34,7 +41,7 @@ _PCHANNEL: Final = re.compile(r"dml_\d+")
 def pchannels_of(settings: Settings, service: LogService) -> list[str]:
     """The PChannels of the deployment by all that may know them: the catalog, the WAL and the log."""
     found = {name for name in service.names() if _PCHANNEL.fullmatch(name)}
-    store = Store.to_look(settings.data_dir)
+    store = CatalogStore.open_read_only(settings.data_dir)
     if store is not None:
         with store:
             found |= {each.name for each in store.pchannels()}
@@ -44,10 +51,10 @@ def pchannels_of(settings: Settings, service: LogService) -> list[str]:
     return sorted(found)
 
 
-def catalog_differences(settings: Settings, service: LogService, ask: Ask) -> list[Difference]:
+def catalog_differences(settings: Settings, service: LogService, ask: GetDefinitions) -> list[Difference]:
     """What the catalog does not say as the chain does; everything, where its file is lost. Of a catalog that lies in a meta store a
     missing file says nothing: it is a copy, which the next call makes again."""
-    store = Store.to_look(settings.data_dir)
+    store = CatalogStore.open_read_only(settings.data_dir)
     if store is None and settings.meta_store:
         return []
     names = pchannels_of(settings, service)
@@ -57,30 +64,30 @@ def catalog_differences(settings: Settings, service: LogService, ask: Ask) -> li
         return differences(store, names, ask)
 
 
-def rebuild_catalog(settings: Settings, service: LogService, ask: Ask, term: Callable[[str], int]) -> str:
+def rebuild_catalog(settings: Settings, service: LogService, ask: GetDefinitions, term: Callable[[str], int]) -> str:
     """Have the catalog say what the chain does; what was done, in words. `term` gives the newest term that a PChannel's log has.
 
     The WAL has to have caught up with the log. Raises RepairImpossible where the WAL says otherwise than the chain, CatalogDiverged
     where a collection is not the same on its VChannels, CatalogBusy.
     """
     names = pchannels_of(settings, service)
-    there = list(chained(names, ask))
+    there = list(chain_collections(names, ask))
     by_wal, gone = _collections(settings, names)
     if catalog_digest(there) != catalog_digest(by_wal):
         raise RepairImpossible(
             f"the chain has the collections {_names(there)} with the digest {catalog_digest(there)}, the WAL {_names(by_wal)} with"
             f" {catalog_digest(by_wal)}: repair the WAL first"
         )
-    with Store(catalog_path(settings.data_dir), shared=shared_of(settings)) as store:
+    with CatalogStore(catalog_path(settings.data_dir), shared=open_shared_catalog(settings)) as store:
         with store.transaction():
             lost = [name for name in names if name not in {each.name for each in store.pchannels()}]
             for name in lost:
-                store.keep_term(name, term(name))
-            made = [each for each in [*there, *gone] if store.put_back(each)]
+                store.record_term(name, term(name))
+            made = [each for each in [*there, *gone] if store.restore_collection(each)]
             if lost or made:
-                store.give_no_more()
+                store.raise_id_floor()
         for each in store.collections():
-            store.follow(each, followed(each, held(each, ask)))
+            store.update_if_settled(each, reconcile(each, chain_definitions(each, ask)))
         digest = catalog_digest(store.collections())
     if digest != catalog_digest(there):
         raise RepairImpossible(
@@ -91,7 +98,7 @@ def rebuild_catalog(settings: Settings, service: LogService, ask: Ask, term: Cal
     )
 
 
-def catalog_digest(collections: Iterable[Collection]) -> str:
+def catalog_digest(collections: Iterable[CollectionInfo]) -> str:
     """A digest of what a catalog says of the collections that are there, dropped ones left out."""
     said = sorted(
         json.dumps(
@@ -109,11 +116,11 @@ def catalog_digest(collections: Iterable[Collection]) -> str:
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
 
-def _names(collections: Iterable[Collection]) -> str:
+def _names(collections: Iterable[CollectionInfo]) -> str:
     return ", ".join(sorted(each.name for each in collections)) or "(none)"
 
 
-def _collections(settings: Settings, names: Iterable[str]) -> tuple[list[Collection], list[Collection]]:
+def _collections(settings: Settings, names: Iterable[str]) -> tuple[list[CollectionInfo], list[CollectionInfo]]:
     """By the WAL's messages: the collections that are there, and those that were dropped."""
     infos: dict[int, list[VChannelInfo]] = {}
     for info in _vchannels(settings, names):
@@ -123,7 +130,7 @@ def _collections(settings: Settings, names: Iterable[str]) -> tuple[list[Collect
         first = max(each, key=lambda info: len(info.schemas))
         # It remembers dropped partitions too; an id is never given again.
         partitions = {name: number for number, name in first.partitions.items() if number not in first.partition_drops}
-        collection = Collection(
+        collection = CollectionInfo(
             id=collection_id,
             name=first.name,
             state="active",
@@ -146,7 +153,7 @@ def _vchannels(settings: Settings, names: Iterable[str]) -> Iterator[VChannelInf
     checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
     for name in names:
         checkpoint = checkpoints.get(name, Checkpoint(name))
-        catalog: Catalog = checkpoint.catalog
+        catalog: WalCatalog = checkpoint.catalog
         for rows in snapshot.messages(name, after_tick=checkpoint.time_tick, types=CATALOG_TYPES):
             for _ in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
                 pass

@@ -21,14 +21,14 @@ from pathlib import Path
 from millrace.base.files import make_folder
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
-from millrace.catalog.records import catalog_path, look
-from millrace.storage.log import LOG
+from millrace.catalog.sqlite_file import catalog_path, open_read_only
+from millrace.storage.delta_log import LOG_FOLDER
 from millrace.storage.store import store_at
 from millrace.storage.table import table_at, table_exists
-from millrace.tables.collections.table import stored_ids
+from millrace.tables.collections.data_tables import stored_collection_ids
 
 
-def present_tables(settings: Settings) -> Iterator[str]:
+def tables_to_clone(settings: Settings) -> Iterator[str]:
     """The names of all tables that are there, in the order in which a clone takes them: each is looked for when it is its
     turn, for the first trim makes a table that a commit to ``wal`` then means."""
     for name in _known_tables(settings):
@@ -40,14 +40,14 @@ def _known_tables(settings: Settings) -> Iterator[str]:
     yield "checkpoints"
     yield "segments"
     for kind in ("deletes", "collections"):
-        for number in stored_ids(settings, kind):
+        for number in stored_collection_ids(settings, kind):
             yield f"{kind}/{number}"
     yield "wal"
     yield "bases"
     yield "wal_trims"
 
 
-def recovery_tables(settings: Settings) -> list[str]:
+def checkpoint_tables(settings: Settings) -> list[str]:
     """What recovery itself begins with, where it is there: the confirmed states."""
     name = "recovery_checkpoints"
     return [name] if table_exists(settings.table_uri(name)) else []
@@ -58,11 +58,11 @@ def clone(settings: Settings) -> Iterator[Settings]:
     """Settings of a clone that is removed in the end. It lies inside the data folder: links need one file system."""
     with clone_folder(settings) as home:
         clone_staged(settings, home)
-        scratch = settings.at(home)
-        for name in chain(present_tables(settings), recovery_tables(settings)):
+        scratch = settings.with_data_dir(home)
+        for name in chain(tables_to_clone(settings), checkpoint_tables(settings)):
             clone_table(settings.table_uri(name), scratch.table_uri(name))
         clone_staged(settings, home)
-        if (source := look(settings.data_dir)) is not None:
+        if (source := open_read_only(settings.data_dir)) is not None:
             copy = catalog_path(scratch.data_dir)
             make_folder(copy.parent)
             with closing(source), closing(sqlite3.connect(copy)) as target:
@@ -75,7 +75,7 @@ def clone(settings: Settings) -> Iterator[Settings]:
 @contextmanager
 def clone_folder(settings: Settings) -> Iterator[Path]:
     """A folder for a clone, removed in the end; those that killed recoveries left are removed first."""
-    folder = ScratchFolder(settings.run_path / "clones" / uuid.uuid4().hex, like="[0-9a-f]{32}")
+    folder = ScratchFolder(settings.run_path / "clones" / uuid.uuid4().hex, pattern="[0-9a-f]{32}")
     try:
         yield folder.path
     finally:
@@ -87,20 +87,20 @@ def clone_staged(settings: Settings, home: Path) -> None:
     an Import that came meanwhile."""
     for path in sorted(settings.staged_path.rglob("*")):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(settings.staged_path).parts):
-            link(path, home / path.relative_to(settings.data_dir))
+            link_if_present(path, home / path.relative_to(settings.data_dir))
 
 
 def clone_table(source: str, target: str) -> None:
     """Clone one table. A live file that is missing is missing in the clone too."""
     here, there = store_at(source), store_at(target)
     with here.lease():  # nothing of the log is cleaned away meanwhile
-        for name in here.list(LOG):
-            there.take(here, f"{LOG}/{name}", "copy")
+        for name in here.list(LOG_FOLDER):
+            there.take(here, f"{LOG_FOLDER}/{name}", "copy")
     for name in table_at(target).live_files():
         there.take(here, name, "link")
 
 
-def link(source: Path, target: Path) -> None:
+def link_if_present(source: Path, target: Path) -> None:
     """Hard-link a file where it is there, once; the folders come with it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -16,31 +16,31 @@ from functools import partial
 import pyarrow as pa
 
 from millrace.base.errors import LogRegressed, Malformed, MillraceError, PositionTruncated, StagedFileDamaged, WalGap
-from millrace.base.file_lock import reported
+from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
-from millrace.coord.follow import Ask
-from millrace.log.clock import stamping_ms
+from millrace.coord.catalog_sync import GetDefinitions
+from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, compose_tick
-from millrace.node.flush.in_process import flush
+from millrace.node.flush.in_process import flush_to_end
 from millrace.node.flush.planner import FlushPlanner
-from millrace.node.ingest.ranges import check_not_regressed
-from millrace.node.range.parking import read_parked
-from millrace.node.range.schedule import UNBOUNDED
-from millrace.operations.checkpoint import store
+from millrace.node.ingest.ingester import check_not_regressed
+from millrace.node.range_loop.parking import read_parked
+from millrace.node.range_loop.schedule import UNBOUNDED
+from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.operations.recovery.catalog_repair import catalog_differences
-from millrace.operations.recovery.clone import clone, present_tables
-from millrace.operations.recovery.findings import Finding
+from millrace.operations.recovery.clone import clone, tables_to_clone
+from millrace.operations.recovery.findings import RecoveryFinding
 from millrace.operations.recovery.replay import replay_starts
-from millrace.operations.verify.run import verify_channel, verify_collections
+from millrace.operations.verification import verify_channel, verify_collections
 from millrace.runtime.progress import Progress
-from millrace.storage.table import Table, open_table, table_exists
+from millrace.storage.table import TableHandle, open_table, table_exists
 from millrace.tables.read.freshness import lacks_rows
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 
-JOBS = ("streaming-node", "flusher")
+QUERIES = ("streaming-node", "flusher")
 """Queries whose progress files stand in the run folder."""
 
 PLANS = 10
@@ -57,32 +57,32 @@ def diagnose(
     depth: str,
     stale_after: float,
     progress: Progress,
-    ask: Ask | None = None,
-) -> list[Finding]:
+    ask: GetDefinitions | None = None,
+) -> list[RecoveryFinding]:
     """Every finding, the WAL's before the collections'. Collections are compared once the WAL itself is whole, and the catalog where
     `ask` says what the chain has."""
-    progress.say("looking at jobs, channels and files")
+    progress.update("looking at jobs, channels and files")
     found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings), *_files(settings)]
     if ask is not None:
         found += [
-            Finding(kind="catalog_differs", subject=each.name, words=each.words)
+            RecoveryFinding(kind="catalog_differs", subject=each.name, words=each.detail)
             for each in catalog_differences(settings, service, ask)
         ]
     if not table_exists(settings.wal_uri):
         return found
     for pchannel in WalTable.open(settings.wal_uri).pchannels():
-        progress.say("checking the WAL", pchannel=pchannel)
+        progress.update("checking the WAL", pchannel=pchannel)
         damaged = {each.kind for each in found if each.subject == pchannel and each.kind.startswith("wal_")}
         if "wal_state_damaged" not in damaged:
             look = partial(_channel, settings, service, pchannel, full=depth == "full" and not damaged)
             found += _planned_anew(settings, look)
     if depth == "full" and not any(each.kind.startswith(("wal_", "table_")) for each in found):
-        progress.say("comparing the collections with the WAL")
+        progress.update("comparing the collections with the WAL")
         found += _collections(settings)
     return found
 
 
-def _planned_anew(settings: Settings, look: Callable[[WalTable], list[Finding]]) -> list[Finding]:
+def _planned_anew(settings: Settings, look: Callable[[WalTable], list[RecoveryFinding]]) -> list[RecoveryFinding]:
     """What `look` finds with the WAL as it is now.
 
     Truncation takes from the log what the tables have, and may take what a look was about to read: then it is planned again,
@@ -94,14 +94,14 @@ def _planned_anew(settings: Settings, look: Callable[[WalTable], list[Finding]])
     return look(WalTable.open(settings.wal_uri))
 
 
-def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[Finding]:
+def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[RecoveryFinding]:
     """Jobs that ran once, are gone or stand still, and have had work to do for `stale_after` seconds.
 
     A job that rests says nothing for hours: what waits has to be old, not only its last word.
     """
-    since = compose_tick(max(0, stamping_ms(service) - int(stale_after * 1000)), 0)
+    since = compose_tick(max(0, log_or_wall_time_ms(service) - int(stale_after * 1000)), 0)
     behind = {"streaming-node": _node_behind(settings, service, since), "flusher": _flusher_behind(settings, since)}
-    for name in JOBS:
+    for name in QUERIES:
         path = settings.progress_path(name)
         try:
             said = json.loads(path.read_text())
@@ -111,9 +111,9 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
         if not behind[name] or age < stale_after:
             continue
         pid = int(said.get("pid", 0))
-        runs = reported(settings.run_path, pid, float(said.get("at", 0.0)))
+        runs = is_report_live(settings.run_path, pid, float(said.get("at", 0.0)))
         state = f"process {pid} runs but has said nothing" if runs else f"process {pid} is gone"
-        yield Finding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
+        yield RecoveryFinding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
 
 
 def _node_behind(settings: Settings, service: LogService, since: int) -> str:
@@ -141,25 +141,31 @@ def _flusher_behind(settings: Settings, since: int) -> str:
     return f"rows of {', '.join(plan.channel for plan in plans)} wait in the WAL" if plans else ""
 
 
-def _parked(settings: Settings) -> Iterator[Finding]:
+def _parked(settings: Settings) -> Iterator[RecoveryFinding]:
     for parked in read_parked(settings.parked_path):
-        yield Finding(
+        yield RecoveryFinding(
             kind="channel_parked",
             subject=parked.pchannel,
             words=f"at entry {parked.position} since {parked.since}: {parked.code}: {parked.message}",
         )
 
 
-def _checkpoints(settings: Settings) -> Iterator[Finding]:
+def _checkpoints(settings: Settings) -> Iterator[RecoveryFinding]:
     """Confirmed states that cannot be read. They are small: each is."""
-    bad = {name: words for owner, name in store.live_files(settings) if (words := _unreadable(settings, owner, name))}
+    bad = {
+        name: words
+        for owner, name in recovery_checkpoints.live_files(settings)
+        if (words := _unreadable(settings, owner, name))
+    }
     if bad:
-        yield Finding(kind="table_file_damaged", subject="recovery_checkpoints", words=_few(bad), files=tuple(bad))
+        yield RecoveryFinding(
+            kind="table_file_damaged", subject="recovery_checkpoints", words=_few(bad), files=tuple(bad)
+        )
 
 
 def _unreadable(settings: Settings, pchannel: str, name: str) -> str:
     try:
-        store.load(settings, pchannel, name)
+        recovery_checkpoints.load(settings, pchannel, name)
     except FileNotFoundError:
         return "missing"
     except (OSError, MillraceError, pa.ArrowException) as error:
@@ -167,16 +173,16 @@ def _unreadable(settings: Settings, pchannel: str, name: str) -> str:
     return ""
 
 
-def _files(settings: Settings) -> Iterator[Finding]:
+def _files(settings: Settings) -> Iterator[RecoveryFinding]:
     """Live files that are not there, or have another size than their commit says."""
-    for subject in present_tables(settings):
+    for subject in tables_to_clone(settings):
         table = open_table(settings.table_uri(subject))
         assert table is not None
         bad = {name: words for name, size in table.live_files().items() if (words := _wrong(table, name, size))}
         if not bad:
             continue
         if subject != "wal":
-            yield Finding(
+            yield RecoveryFinding(
                 kind="table_file_damaged",
                 subject=subject,
                 words=_few(bad),
@@ -188,12 +194,14 @@ def _files(settings: Settings) -> Iterator[Finding]:
             states = {name: words for name, words in of.items() if _part(name, "kind") == "state"}
             rows = {name: words for name, words in of.items() if name not in states}
             if states:
-                yield Finding(kind="wal_state_damaged", subject=pchannel, words=_few(states), files=tuple(states))
+                yield RecoveryFinding(
+                    kind="wal_state_damaged", subject=pchannel, words=_few(states), files=tuple(states)
+                )
             if rows:
-                yield Finding(kind="wal_file_damaged", subject=pchannel, words=_few(rows), files=tuple(rows))
+                yield RecoveryFinding(kind="wal_file_damaged", subject=pchannel, words=_few(rows), files=tuple(rows))
 
 
-def _wrong(table: Table, name: str, size: int) -> str:
+def _wrong(table: TableHandle, name: str, size: int) -> str:
     actual = table.store.size(name)
     if actual is None:
         return "missing"
@@ -209,25 +217,27 @@ def _part(name: str, column: str) -> str:
     return name.partition(f"{column}=")[2].partition("/")[0]
 
 
-def _channel(settings: Settings, service: LogService, pchannel: str, wal: WalTable, *, full: bool) -> list[Finding]:
+def _channel(
+    settings: Settings, service: LogService, pchannel: str, wal: WalTable, *, full: bool
+) -> list[RecoveryFinding]:
     try:
         state = wal.position(pchannel).state
     except (OSError, Malformed, pa.ArrowException) as error:
-        return [Finding(kind="wal_state_damaged", subject=pchannel, words=str(error))]
+        return [RecoveryFinding(kind="wal_state_damaged", subject=pchannel, words=str(error))]
     assert state is not None
     log = service.open(pchannel)
     try:
         check_not_regressed(log, state)
     except LogRegressed as error:
-        return [Finding(kind="log_regressed", subject=pchannel, words=str(error))]
+        return [RecoveryFinding(kind="log_regressed", subject=pchannel, words=str(error))]
     finally:
         log.close()
     found = []
-    now = stamping_ms(service) - _TXN_GRACE_MS << LOGICAL_BITS
+    now = log_or_wall_time_ms(service) - _TXN_GRACE_MS << LOGICAL_BITS
     for name, vchannel in state.vchannels.items():
         late = [txn.id for txn in vchannel.txns.values() if txn.deadline(state.config) < now]
         if late:
-            found.append(Finding(kind="txn_stuck", subject=pchannel, words=f"{name}: transactions {late}"))
+            found.append(RecoveryFinding(kind="txn_stuck", subject=pchannel, words=f"{name}: transactions {late}"))
     if full:
         found += _contents(settings, wal, service, pchannel, state)
     return found
@@ -235,7 +245,7 @@ def _channel(settings: Settings, service: LogService, pchannel: str, wal: WalTab
 
 def _contents(
     settings: Settings, wal: WalTable, service: LogService, pchannel: str, state: ChannelState
-) -> list[Finding]:
+) -> list[RecoveryFinding]:
     """The whole WAL against what its commits counted, and what is left of the log against the WAL behind its beginning."""
     snapshot = WalSnapshot(wal.table)
     starts = [each for each in replay_starts(settings, service, pchannel) if each.state.position <= state.position]
@@ -243,29 +253,33 @@ def _contents(
         start = (starts[0].state, starts[0].totals) if starts else None
         report = verify_channel(snapshot, wal, service if starts else None, pchannel, start=start)
     except (WalGap, OSError, pa.ArrowException) as error:
-        return [Finding(kind="wal_rows_differ", subject=pchannel, words=str(error))]
+        return [RecoveryFinding(kind="wal_rows_differ", subject=pchannel, words=str(error))]
     if report.committed != report.stored:
-        return [Finding(kind="wal_rows_differ", subject=pchannel, words="the rows are not those that were committed")]
+        return [
+            RecoveryFinding(
+                kind="wal_rows_differ", subject=pchannel, words="the rows are not those that were committed"
+            )
+        ]
     if report.replayed not in (None, report.committed):
         words = "the log gives other rows than the commits counted"
-        return [Finding(kind="log_regressed", subject=pchannel, words=words)]
+        return [RecoveryFinding(kind="log_regressed", subject=pchannel, words=words)]
     if report.state is not None and report.state.to_bytes() != wal.position(pchannel).state_bytes:
         words = "the state row is not what the log gives at its position"
-        return [Finding(kind="wal_state_damaged", subject=pchannel, words=words)]
+        return [RecoveryFinding(kind="wal_state_damaged", subject=pchannel, words=words)]
     return []
 
 
-def _collections(settings: Settings) -> list[Finding]:
+def _collections(settings: Settings) -> list[RecoveryFinding]:
     with clone(settings) as copy:
         try:
-            flush(copy)
+            flush_to_end(copy)
             reports = verify_collections(copy)
         except StagedFileDamaged as error:  # without its rows there is nothing to compare with
             words = str(error).replace(str(copy.staged_path), str(settings.staged_path))
-            return [Finding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
+            return [RecoveryFinding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
         names = {number: f"collections/{number}" for number in reports}
     return [
-        Finding(
+        RecoveryFinding(
             kind="collection_differs",
             subject=names[number],
             words=f"{report.stored} rows stored, {report.visible_inserted - report.folded} became visible in the WAL"

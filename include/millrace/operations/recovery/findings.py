@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millrace.operations.operation import OperationReport
 
-Kind = Literal[
+FindingKind = Literal[
     "job_dead",
     "channel_parked",
     "log_regressed",
@@ -22,7 +22,7 @@ Kind = Literal[
     "staged_file_damaged",
 ]
 
-KINDS: Final[dict[str, str]] = {
+FINDING_KINDS: Final[dict[str, str]] = {
     "job_dead": "a job stands still or is gone although there is work",
     "channel_parked": "a PChannel stands at an entry that could not be processed",
     "log_regressed": "the log ends before what the WAL has committed",
@@ -38,12 +38,12 @@ KINDS: Final[dict[str, str]] = {
 """Every kind of finding, in words."""
 
 
-class Finding(BaseModel):
+class RecoveryFinding(BaseModel):
     """One thing that is wrong."""
 
     model_config = ConfigDict(frozen=True)
 
-    kind: Kind
+    kind: FindingKind
     subject: str
     """The PChannel, or the table's folder relative to the data folder."""
     words: str
@@ -53,12 +53,12 @@ class Finding(BaseModel):
     """Whether its repair gives up rows."""
 
 
-class Repair(BaseModel):
+class RepairResult(BaseModel):
     """What became of one finding."""
 
     model_config = ConfigDict(frozen=True)
 
-    finding: Finding
+    finding: RecoveryFinding
     done: bool
     words: str
     seconds: float
@@ -69,15 +69,17 @@ class RecoveryReport(OperationReport):
 
     mode: Literal["diagnose", "rehearse", "repair"]
     depth: str
-    findings: tuple[Finding, ...] = ()
-    repairs: tuple[Repair, ...] = ()
-    remaining: tuple[Finding, ...] = Field(default=(), description="What a second diagnosis found behind the repairs.")
+    findings: tuple[RecoveryFinding, ...] = ()
+    repairs: tuple[RepairResult, ...] = ()
+    remaining: tuple[RecoveryFinding, ...] = Field(
+        default=(), description="What a second diagnosis found behind the repairs."
+    )
     healthy: bool
     needs_approval: bool
     """Whether a repair waits for a person's word (`allow_destructive`)."""
 
     @property
-    def holds(self) -> bool:
+    def succeeded(self) -> bool:
         return self.healthy
 
     seconds: float

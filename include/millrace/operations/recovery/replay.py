@@ -15,10 +15,10 @@ from millrace.base.errors import MillraceError, RepairImpossible
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import EARLIEST, LogId
-from millrace.operations.checkpoint import store
-from millrace.tables.wal.log_replay import replay_log, replayed
-from millrace.tables.wal.table import Totals
-from millrace.wal.chain import Outcome
+from millrace.operations.checkpoint import recovery_checkpoints
+from millrace.tables.wal.log_replay import replay_log, replay_totals
+from millrace.tables.wal.table import WalTotals
+from millrace.wal.chain import ChainOutcome
 from millrace.wal.state import ChannelState
 
 
@@ -27,7 +27,7 @@ class ReplayStart:
     """Where a replay begins: a state, and what the WAL adds up to there."""
 
     state: ChannelState
-    totals: Totals = Totals()  # noqa: RUF009 - a value
+    totals: WalTotals = WalTotals()  # noqa: RUF009 - a value
 
 
 def replay_starts(settings: Settings, service: LogService, pchannel: str) -> list[ReplayStart]:
@@ -41,9 +41,9 @@ def replay_starts(settings: Settings, service: LogService, pchannel: str) -> lis
     finally:
         log.close()
     found = [ReplayStart(ChannelState.new(pchannel))] if begin <= EARLIEST else []
-    for name in [name for owner, name in store.live_files(settings) if owner == pchannel]:
+    for name in [name for owner, name in recovery_checkpoints.live_files(settings) if owner == pchannel]:
         try:
-            checkpoint = store.load(settings, pchannel, name)
+            checkpoint = recovery_checkpoints.load(settings, pchannel, name)
             start = ReplayStart(checkpoint.state, checkpoint.totals)
         except (OSError, MillraceError, pa.ArrowException):
             continue
@@ -63,7 +63,7 @@ def nearest_start(settings: Settings, service: LogService, pchannel: str, *, bef
     return fitting[-1]
 
 
-def run_again(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> Iterator[Outcome]:
+def replay_range(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> Iterator[ChainOutcome]:
     """Outcomes from `start` up to `until`, in order. Raises RepairImpossible where the log ends before that."""
     log = service.open(pchannel)
     try:
@@ -80,10 +80,10 @@ def run_again(service: LogService, pchannel: str, start: ReplayStart, *, until: 
 
 
 def state_at(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> ReplayStart:
-    """The state at `until`, and what the WAL must add up to there. Raises RepairImpossible as :func:`run_again`."""
+    """The state at `until`, and what the WAL must add up to there. Raises RepairImpossible as :func:`replay_range`."""
     log = service.open(pchannel)
     try:
-        state, totals = replayed(log, start.state, start.totals, until=until)
+        state, totals = replay_totals(log, start.state, start.totals, until=until)
     finally:
         log.close()
     if state.position < until:

@@ -15,17 +15,17 @@ from typing import Final
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
-from millrace.catalog.records import catalog_path
+from millrace.catalog.sqlite_file import catalog_path
 from millrace.client.append_client import AppendClient
-from millrace.node.flush.in_process import flush
-from millrace.node.ingest.in_process import catch_up
-from millrace.node.range.parking import parked_names, unpark
-from millrace.operations.checkpoint import store
+from millrace.node.flush.in_process import flush_to_end
+from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.range_loop.parking import parked_names, unpark
+from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.operations.recovery import catalog_repair, table_repair, wal_repair
 from millrace.operations.recovery.clone import clone
 from millrace.operations.recovery.declaration import RecoveryParams
 from millrace.operations.recovery.diagnose import diagnose
-from millrace.operations.recovery.findings import Finding, RecoveryReport, Repair
+from millrace.operations.recovery.findings import RecoveryFinding, RecoveryReport, RepairResult
 from millrace.rpc.launch import launch_of
 from millrace.runtime.progress import Progress
 
@@ -44,7 +44,7 @@ ORDER: Final = (
 )
 """In which findings are repaired."""
 
-NO_REPAIR: Final = {
+MANUAL_REPAIRS: Final = {
     "log_regressed": "there is no repair but a restore of the log (docs/operating.md)",
     "staged_file_damaged": 'there is no repair but to put the file back (docs/tables.md, "staged")',
 }
@@ -89,11 +89,11 @@ class _Run:
         self._client = client
         self._params = params
         self._progress = progress
-        self.findings: list[Finding] = []
-        self.repairs: list[Repair] = []
-        self.remaining: list[Finding] = []
+        self.findings: list[RecoveryFinding] = []
+        self.repairs: list[RepairResult] = []
+        self.remaining: list[RecoveryFinding] = []
 
-    def look(self) -> list[Finding]:
+    def look(self) -> list[RecoveryFinding]:
         return diagnose(
             self._settings,
             self._client.service,
@@ -116,12 +116,12 @@ class _Run:
                 self.repairs.append(self._repair(finding))
         self.remaining = self.look()
 
-    def _repair(self, finding: Finding) -> Repair:
+    def _repair(self, finding: RecoveryFinding) -> RepairResult:
         started = time.monotonic()
-        self._progress.say(f"repairing {finding.kind}", subject=finding.subject)
+        self._progress.update(f"repairing {finding.kind}", subject=finding.subject)
         if finding.destructive and not self._params.allow_destructive:
-            return Repair(finding=finding, done=False, words="gives up rows: waits for approval", seconds=0.0)
-        repairs: dict[str, Callable[[Finding], str]] = {
+            return RepairResult(finding=finding, done=False, words="gives up rows: waits for approval", seconds=0.0)
+        repairs: dict[str, Callable[[RecoveryFinding], str]] = {
             "wal_file_damaged": self._wal_files,
             "wal_rows_differ": self._wal_rows,
             "wal_state_damaged": self._wal_state,
@@ -134,31 +134,31 @@ class _Run:
         }
         act = repairs.get(finding.kind)
         try:
-            words = NO_REPAIR[finding.kind] if act is None else act(finding)
+            words = MANUAL_REPAIRS[finding.kind] if act is None else act(finding)
             done = act is not None
         except (MillraceError, OSError) as error:
             done, words = False, f"{error.code if isinstance(error, MillraceError) else type(error).__name__}: {error}"
-        return Repair(finding=finding, done=done, words=words, seconds=round(time.monotonic() - started, 3))
+        return RepairResult(finding=finding, done=done, words=words, seconds=round(time.monotonic() - started, 3))
 
-    def _wal_files(self, finding: Finding) -> str:
+    def _wal_files(self, finding: RecoveryFinding) -> str:
         rows = wal_repair.rebuild_files(self._settings, self._client.service, finding.subject, finding.files)
         return f"{rows} rows computed again from the log"
 
-    def _wal_rows(self, finding: Finding) -> str:
+    def _wal_rows(self, finding: RecoveryFinding) -> str:
         names = wal_repair.differing_files(self._settings, self._client.service, finding.subject)
         rows = wal_repair.rebuild_files(self._settings, self._client.service, finding.subject, names)
         return f"{len(names)} files differed; {rows} rows computed again from the log"
 
-    def _wal_state(self, finding: Finding) -> str:
+    def _wal_state(self, finding: RecoveryFinding) -> str:
         wal_repair.rebuild_state(self._settings, self._client.service, finding.subject)
         return "the state row was computed again from the log"
 
-    def _catalog(self, finding: Finding) -> str:
+    def _catalog(self, finding: RecoveryFinding) -> str:
         settings, service = self._settings, self._client.service
         if self._params.mode != "repair":
             settings = replace(settings, meta_store="")  # the clone's file alone
         lost = not catalog_path(settings.data_dir).exists()
-        catch_up(settings, service)  # the WAL is to have all DDL that the chain has
+        ingest_to_end(settings, service)  # the WAL is to have all DDL that the chain has
         words = catalog_repair.rebuild_catalog(
             settings, service, self._client.definitions, lambda name: int(self._client.describe(name)["term"])
         )
@@ -166,11 +166,11 @@ class _Run:
             service.shutdown()  # it has the file open that was removed; the next call starts one that opens the new file
         return words
 
-    def _table(self, finding: Finding) -> str:
+    def _table(self, finding: RecoveryFinding) -> str:
         settings, progress = self._settings, self._progress
         folder, _, name = finding.subject.partition("/")
         if folder == "recovery_checkpoints":
-            return f"{store.forget(settings, finding.files)} taken out of the table; the DAG `checkpoint` writes others"
+            return f"{recovery_checkpoints.remove(settings, finding.files)} taken out of the table; the DAG `checkpoint` writes others"
         if folder == "segments":
             files = table_repair.rebuild_segments(settings, progress=progress)
         elif folder == "checkpoints":
@@ -179,21 +179,23 @@ class _Run:
             files = table_repair.rebuild_collection(settings, int(name), progress=progress)
         return f"made again from the WAL, {files} files"
 
-    def _unpark(self, finding: Finding) -> str:
+    def _unpark(self, finding: RecoveryFinding) -> str:
         unpark(self._settings.parked_path, finding.subject)
-        catch_up(self._settings, self._client.service)  # parks it again, and raises, where the cause is still there
+        ingest_to_end(
+            self._settings, self._client.service
+        )  # parks it again, and raises, where the cause is still there
         if finding.subject in parked_names(self._settings.parked_path):
             return "tried again, and parked again"
         if self._params.mode == "repair":  # in a rehearsal the running follower is left alone
             self._client.restart(finding.subject)
         return "tried again: it goes on"
 
-    def _tick(self, finding: Finding) -> str:
+    def _tick(self, finding: RecoveryFinding) -> str:
         tick = self._client.tick(finding.subject)
-        catch_up(self._settings, self._client.service)
+        ingest_to_end(self._settings, self._client.service)
         return f"a time tick was appended ({tick}): the chain ends what is past its lease"
 
-    def _catch_up(self, finding: Finding) -> str:
-        ticks = catch_up(self._settings, self._client.service)
-        flush(self._settings)
+    def _catch_up(self, finding: RecoveryFinding) -> str:
+        ticks = ingest_to_end(self._settings, self._client.service)
+        flush_to_end(self._settings)
         return f"its work was done here ({len(ticks)} PChannels); the DAG `streaming` keeps the job itself alive"

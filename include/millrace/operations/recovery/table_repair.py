@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from millrace.base.errors import BackupBusy, RepairImpossible
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.node.flush.definition import Flush
+from millrace.node.flush.definition import FlushLoop
 from millrace.node.flush.flusher import FlushPlan, FlushReport
-from millrace.node.range.in_process import drain
-from millrace.node.retention.removal import removing
+from millrace.node.range_loop.in_process import run_to_end
+from millrace.node.retention.removal_lock import removal_permit
 from millrace.operations.recovery.clone import clone_folder, clone_staged, clone_table
 from millrace.runtime.progress import Progress
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.log import added_files
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.delta_log import added_files
 from millrace.storage.store import table_name
-from millrace.storage.table import Table, open_table
-from millrace.tables.collections.table import FOLDED, REWRITES
+from millrace.storage.table import TableHandle, open_table
+from millrace.tables.collections.data_tables import FOLDED_APP, REWRITES_APP
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.tables.wal.trims import trimmed_totals
@@ -33,7 +33,7 @@ _TRIES = 20
 def rebuild_collection(settings: Settings, collection_id: int, *, progress: Progress) -> int:
     """Make rows and deletes of a collection anew; the files that were put in place."""
     deletes, rows = settings.deletes_uri(collection_id), settings.collections_uri(collection_id)
-    with removing(settings) as free:
+    with removal_permit(settings) as free:
         # A backup pins the deletes before the rows: it may not see these without the fold, and those still with it.
         if not free:
             raise BackupBusy(f"a backup pins the tables of collection {collection_id} right now: repair it in a minute")
@@ -42,16 +42,19 @@ def rebuild_collection(settings: Settings, collection_id: int, *, progress: Prog
         return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
 
 
-def _unfold(table: Table) -> int:
+def _unfold(table: TableHandle) -> int:
     """Take back that no dead row is in the table, before there are some again; its count of rewrites.
 
     From here on compaction lets no delete go, until it has folded anew: and then the rows' commit is fenced.
     """
     for _ in range(_TRIES):
         table.refresh()
-        rewrites = table.app_version(REWRITES)
-        moves = {REWRITES: AppMove(rewrites, rewrites + 1), FOLDED: AppMove(table.app_version(FOLDED), 0)}
-        if not commit_fenced(table, [Part(moves=moves)], data_change=False).fenced:
+        rewrites = table.app_version(REWRITES_APP)
+        moves = {
+            REWRITES_APP: AppTransaction(rewrites, rewrites + 1),
+            FOLDED_APP: AppTransaction(table.app_version(FOLDED_APP), 0),
+        }
+        if not commit_fenced(table, [CommitPart(app_transactions=moves)], data_change=False).fenced:
             return rewrites + 1
     raise RepairImpossible(f"compaction rewrote {table.uri} {_TRIES} times in between: run it again")
 
@@ -87,14 +90,14 @@ def _rebuild(
         # Each by its own ticks: a flusher that died between two commits left one table ahead of the other.
         ticks = {name: _own_tick(wal, table, name, tick) for name, tick in reached.items()}
         with clone_folder(settings) as home:
-            scratch = settings.at(home)
+            scratch = settings.with_data_dir(home)
             clone_staged(settings, home)  # what is trimmed has no repair: nothing of it goes meanwhile
             clone_table(settings.wal_uri, scratch.wal_uri)
             clone_staged(settings, home)
             _flush_up_to(scratch, ticks, progress)
             moves = {}
             if rewrites is not None and path in rewrites:
-                moves[REWRITES] = AppMove(rewrites[path], rewrites[path] + 1)
+                moves[REWRITES_APP] = AppTransaction(rewrites[path], rewrites[path] + 1)
             files += _put_in_place(table, scratch.table_uri(table_name(settings.tables_uri, path)), moves)
     return files
 
@@ -105,7 +108,7 @@ def _checkpoint_ticks(settings: Settings, wal: WalSnapshot) -> dict[str, int]:
     return {name: 0 if table is None else table.app_version(name) for name in wal.pchannels()}
 
 
-def _own_tick(wal: WalSnapshot, table: Table, pchannel: str, reached: int) -> int:
+def _own_tick(wal: WalSnapshot, table: TableHandle, pchannel: str, reached: int) -> int:
     """The tick up to which `table` is whole on a PChannel."""
     tick = max(reached, *(table.app_version(name) for name in (pchannel, *_vchannels(wal, pchannel))))
     if tick > wal.last_tick(pchannel):
@@ -121,17 +124,17 @@ def _vchannels(wal: WalSnapshot, pchannel: str) -> set[str]:
 
 
 def _flush_up_to(scratch: Settings, ticks: Mapping[str, int], progress: Progress) -> None:
-    class Told(Flush):
+    class Told(FlushLoop):
         def run(self, plan: FlushPlan) -> FlushReport:
             done = plan.checkpoint.time_tick / ticks[plan.channel]
-            progress.say("reading the WAL again", pchannel=plan.channel, done=done)
+            progress.update("reading the WAL again", pchannel=plan.channel, done=done)
             return super().run(plan)
 
     again = Told(scratch)
-    drain(again, again.committer(None), target=ticks, max_bytes=scratch.max_bytes_per_trigger)
+    run_to_end(again, again.committer(None), target=ticks, max_bytes=scratch.max_bytes_per_trigger)
 
 
-def _put_in_place(table: Table, made: object, moves: Mapping[str, AppMove]) -> int:
+def _put_in_place(table: TableHandle, made: object, moves: Mapping[str, AppTransaction]) -> int:
     """Move the files of the table at `made` and commit them for those of the version `table` stands at."""
     old, new = list(table.live_files()), open_table(made)
     actions = []
@@ -142,5 +145,5 @@ def _put_in_place(table: Table, made: object, moves: Mapping[str, AppMove]) -> i
             table.store.take(new.store, action.path, "move")
         table.store.sync(action.path for action in actions)
     hit("recovery.written")
-    commit_fenced(table, [Part(actions, old, moves)], data_change=False).require()
+    commit_fenced(table, [CommitPart(actions, old, moves)], data_change=False).raise_if_fenced()
     return len(actions)

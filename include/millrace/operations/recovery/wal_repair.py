@@ -18,14 +18,14 @@ from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
-from millrace.node.ingest.wal_writer import RangeWriter, RowFile, rows_by_date
+from millrace.node.ingest.wal_writer import WalFileWriter, WalRangeWriter, rows_by_date
 from millrace.node.retention.wal_compaction import LiveFile, live_files
-from millrace.operations.recovery.replay import nearest_start, replay_starts, run_again, state_at
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.log import commit_notes
+from millrace.operations.recovery.replay import nearest_start, replay_range, replay_starts, state_at
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.delta_log import read_commit_infos
 from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalPosition, WalTable
-from millrace.wal.chain import Outcome
-from millrace.wal.digest import Digest, digest
+from millrace.wal.chain import ChainOutcome
+from millrace.wal.digest import WalDigest, digest_rows
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
 
 _DICTIONARIES = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
@@ -56,12 +56,12 @@ def differing_files(settings: Settings, service: LogService, pchannel: str) -> l
         raise RepairImpossible(
             f"the log of {pchannel} was truncated behind all files of the wal table: restore the table from a backup"
         )
-    expected = {file.path: Digest() for file in files}
-    for outcome in run_again(service, pchannel, start, until=_behind(files)):
+    expected = {file.path: WalDigest() for file in files}
+    for outcome in replay_range(service, pchannel, start, until=_behind(files)):
         for file in files:
             part = _rows_of(outcome, file)
             if part is not None:
-                expected[file.path] += digest(part)
+                expected[file.path] += digest_rows(part)
     return [file.path for file in files if _stored(table, file.path) != expected[file.path]]
 
 
@@ -76,14 +76,14 @@ def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> Non
         raise RepairImpossible(
             f"the log of {pchannel} does not lead to tick {last_tick} of its commit {commits}: restore the log"
         )
-    writer = RangeWriter(settings.wal_uri, pchannel)
+    writer = WalRangeWriter(settings.wal_uri, pchannel)
     base = WalPosition(table.version, pchannel, commits - 1, described["previous_tick"], found.totals)
     (made,) = writer.finish(found.state, base)
     hit("recovery.written")
     damaged = [name for name in state_files(table, pchannel) if name != made.path]
     # The PChannel stays where it is: what the app id is given is what it must have.
-    stays = {pchannel + COMMIT_APP_SUFFIX: AppMove(commits, commits)}
-    part = Part([made], damaged, stays, info={"replaced": len(damaged)})
+    stays = {pchannel + COMMIT_APP_SUFFIX: AppTransaction(commits, commits)}
+    part = CommitPart([made], damaged, stays, info={"replaced": len(damaged)})
     if commit_fenced(table.table, [part], data_change=False).fenced:
         raise RepairImpossible(f"{pchannel} was committed to meanwhile: diagnose again")
 
@@ -95,10 +95,10 @@ def state_files(table: WalTable, pchannel: str) -> list[str]:
 
 def _rebuild(settings: Settings, table: WalTable, service: LogService, file: LiveFile) -> int:
     start = nearest_start(settings, service, file.pchannel, before=LogId(*file.low))
-    made = RowFile(table.table.store, file.kind, file.pchannel, file.date)
+    made = WalFileWriter(table.table.store, file.kind, file.pchannel, file.date)
     rows = 0
     try:
-        for outcome in run_again(service, file.pchannel, start, until=_behind([file])):
+        for outcome in replay_range(service, file.pchannel, start, until=_behind([file])):
             part = _rows_of(outcome, file)
             if part is not None:
                 made.write(part)
@@ -110,7 +110,7 @@ def _rebuild(settings: Settings, table: WalTable, service: LogService, file: Liv
         made.discard()
         raise
     hit("recovery.written")
-    part = Part([action], [file.path], info={"replaced": 1})
+    part = CommitPart([action], [file.path], info={"replaced": 1})
     if commit_fenced(table.table, [part], data_change=False).fenced:
         raise RepairImpossible(f"{file.path} was replaced meanwhile: diagnose again")
     return rows
@@ -120,7 +120,7 @@ def _behind(files: Sequence[LiveFile]) -> LogId:
     return LogId(*max(file.high for file in files)).following()
 
 
-def _rows_of(outcome: Outcome, file: LiveFile) -> pa.RecordBatch | None:
+def _rows_of(outcome: ChainOutcome, file: LiveFile) -> pa.RecordBatch | None:
     """The rows of one outcome that lie in `file`: files of one kind hold ranges of entries that do not overlap."""
     rows = {KIND_MESSAGE: outcome.messages, KIND_REJECTION: outcome.rejections}[file.kind]
     if rows.num_rows == 0:
@@ -135,21 +135,21 @@ def _rows_of(outcome: Outcome, file: LiveFile) -> pa.RecordBatch | None:
     return None
 
 
-def _stored(table: WalTable, name: str) -> Digest:
+def _stored(table: WalTable, name: str) -> WalDigest:
     """The digest of a file's rows; that of none where it cannot be read."""
-    total = Digest()
+    total = WalDigest()
     try:
-        with table.table.opened(name, read_dictionary=_DICTIONARIES) as parquet:
+        with table.table.open_file(name, read_dictionary=_DICTIONARIES) as parquet:
             for group in range(parquet.num_row_groups):
-                total += digest(parquet.read_row_group(group).cast(ROW_SCHEMA))
+                total += digest_rows(parquet.read_row_group(group).cast(ROW_SCHEMA))
     except (OSError, pa.ArrowException):
-        return Digest()
+        return WalDigest()
     return total
 
 
 def _last_commit(table: WalTable, pchannel: str, commits: int) -> dict[str, Any]:
     """What the PChannel's commit number `commits` said of its range, from the Delta log."""
-    for said in commit_notes(table.table.store):
+    for said in read_commit_infos(table.table.store):
         found = said.get(pchannel)
         if isinstance(found, dict) and found.get("commit") == commits:
             return found

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from millrace.operations.operation import Moment, Operation, OperationParams
+from millrace.operations.operation import Operation, OperationParams, TimeParam
 
 
 class RestoreParams(OperationParams):
@@ -29,7 +29,7 @@ class RestoreParams(OperationParams):
         title="In place",
         description="Replace the rows of the collection itself by those that it had then.",
     )
-    at: Moment = Field(
+    at: TimeParam = Field(
         "",
         title="At",
         description="A time tick, or a moment in ISO 8601 (without a zone: UTC). Empty: now.",
@@ -70,5 +70,5 @@ RESTORE: Final = Operation(
     example="--collection flights --into flights_noon --at 2026-11-21T12:00:00Z",
     params=RestoreParams,
     run="millrace.operations.restore.run:restore",
-    of_the_run=("run_id",),
+    set_by_dag=("run_id",),
 )

@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import CollectionNotFound
 from millrace.base.failpoint import hit
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.rows import conform, split_rows
 from millrace.message.schema import CollectionSchema
-from millrace.message.stored_columns import in_schema
-from millrace.operations.backfill.importing import append_imports
-from millrace.operations.backfill.staged import Manifest, StagingFolder, staged_folder
+from millrace.message.stored_columns import convert_schema
+from millrace.operations.backfill.importer import append_imports
+from millrace.operations.backfill.staging_folder import StagingFolder, StagingManifest, staged_folder
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.records import DONE, LOADING, read_record, write_record
 from millrace.runtime.progress import Progress
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplaceResult:
     """What stands in the place of the collection's rows."""
 
     import_id: str
@@ -42,27 +42,27 @@ class Replaced:
     """By VChannel: from which on."""
 
 
-def record_name(collection: Collection) -> str:
+def record_name(collection: CollectionInfo) -> str:
     """The record of the newest restore in place of a collection; no collection that is made has such a name."""
     return f"in-place-{collection.id}"
 
 
-def known(client: Client, collection: Collection, params: RestoreParams) -> Replaced | None:
+def finished_restore(client: Client, collection: CollectionInfo, params: RestoreParams) -> ReplaceResult | None:
     """What a run of the same id has done already."""
     record = read_record(client.settings, record_name(collection))
     if params.run_id and (record.get("run_id"), record.get("state")) == (params.run_id, DONE):
-        return Replaced(record["import_id"], record["ticks"])
+        return ReplaceResult(record["import_id"], record["ticks"])
     return None
 
 
-def replace(
+def replace_rows(
     client: Client,
-    collection: Collection,
+    collection: CollectionInfo,
     params: RestoreParams,
     plan: ReadPlan,
     parts: Iterable[pa.Table],
     progress: Progress,
-) -> Replaced:
+) -> ReplaceResult:
     """Stage `parts` (rows at the plan's tick, with ``_partition``) and append the Imports, or go on with those of a killed run.
 
     Raises CollectionNotFound for a dropped collection, and what appending raises.
@@ -83,21 +83,21 @@ def replace(
         record["import_id"] = f"restore-{collection.id}-{uuid.uuid4().hex}"
         write_record(settings, name, record)
     hit("restore.recorded")
-    manifest = Manifest.read(staged_folder(settings, record["import_id"]))
+    manifest = StagingManifest.read(staged_folder(settings, record["import_id"]))
     if manifest is None:
         manifest = _stage(client, collection, record["import_id"], plan.schema, parts)
-    done = append_imports(client, manifest, replace=True, everywhere=collection.vchannels, progress=progress)
-    return Replaced(manifest.import_id, {each.vchannel: each.time_tick for each in done})
+    done = append_imports(client, manifest, replace=True, all_vchannels=collection.vchannels, progress=progress)
+    return ReplaceResult(manifest.import_id, {each.vchannel: each.time_tick for each in done})
 
 
-def shared(then: CollectionSchema, now: CollectionSchema) -> list[tuple[str, str]]:
+def shared_fields(then: CollectionSchema, now: CollectionSchema) -> list[tuple[str, str]]:
     """The fields that rows of one schema and of a later one have alike, of the same type: their names then and now."""
-    known = {field.stored[0].name: field for field in now.fields}
-    pairs = [(field, known.get(field.stored[0].name)) for field in then.fields]
+    known = {field.stored_columns[0].name: field for field in now.fields}
+    pairs = [(field, known.get(field.stored_columns[0].name)) for field in then.fields]
     return [(old.name, new.name) for old, new in pairs if new is not None and new.type == old.type]
 
 
-def finish(client: Client, collection: Collection, replaced: Replaced) -> None:
+def record_done(client: Client, collection: CollectionInfo, replaced: ReplaceResult) -> None:
     """Record that the result was compared, and is right."""
     name = record_name(collection)
     record = read_record(client.settings, name)
@@ -105,8 +105,8 @@ def finish(client: Client, collection: Collection, replaced: Replaced) -> None:
 
 
 def _stage(
-    client: Client, collection: Collection, import_id: str, then: CollectionSchema, parts: Iterable[pa.Table]
-) -> Manifest:
+    client: Client, collection: CollectionInfo, import_id: str, then: CollectionSchema, parts: Iterable[pa.Table]
+) -> StagingManifest:
     """Stage rows of the schema of `then` as the collection has them now: renamed, without what was dropped, in wider types."""
     target = StagingFolder(client.settings, import_id, collection, slice_bytes=None)
     try:
@@ -116,7 +116,7 @@ def _stage(
                     client.catalog.create_partition(collection.name, name, restored=True)
                     collection = client.collection(collection.name)
                 chosen = part.filter(pc.equal(part["_partition"], name))
-                now = in_schema(chosen.select(then.arrow().names), then, collection.schema)
+                now = convert_schema(chosen.select(then.arrow().names), then, collection.schema)
                 rows = conform(now, collection, ruled=False)
                 for vchannel, partition, batch in split_rows(rows, collection, name, None):
                     target.add(vchannel, partition, batch)

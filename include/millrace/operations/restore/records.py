@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from millrace.base.data_folder import as_file_name
+from millrace.base.data_folder import encode_file_name
 from millrace.base.errors import UnsupportedVersion
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
@@ -43,4 +43,4 @@ def write_record(settings: Settings, name: str, record: dict[str, Any]) -> None:
 
 
 def _path(settings: Settings, name: str) -> Path:
-    return restores_path(settings) / f"{as_file_name(name)}.json"
+    return restores_path(settings) / f"{encode_file_name(name)}.json"

@@ -19,22 +19,29 @@ import pyarrow.compute as pc
 from millrace.base.errors import CollectionExists, CollectionNotFound, Malformed
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.ids import resolve_tick, tick_physical_ms
-from millrace.node.ingest.in_process import catch_up
+from millrace.node.ingest.in_process import ingest_to_end
 from millrace.operations.operation import OperationReport
 from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.records import DONE, LOADING, RestoreState, read_record, write_record
-from millrace.operations.restore.rows import SMALL_BYTES, Digest, Reader, Rows, Sessions, reader_for
-from millrace.operations.restore.rules import loadable
+from millrace.operations.restore.row_reader import (
+    MAX_BYTES_WITHOUT_SPARK,
+    ContentDigest,
+    RestoreRows,
+    RowReader,
+    SessionFactory,
+    reader_for,
+)
+from millrace.operations.restore.schema_rules import loadable_schema
 from millrace.runtime.progress import Progress
-from millrace.tables.read.freshness import confirm
+from millrace.tables.read.freshness import confirm_ticks
 from millrace.tables.read.plan import ReadPlan, plan_read
 
 
-class RestoreReport(OperationReport):
+class CollectionRestoreReport(OperationReport):
     """What a restore did."""
 
     collection: str
@@ -52,7 +59,7 @@ class RestoreReport(OperationReport):
     seconds: float
 
 
-def restore(settings: Settings, params: RestoreParams, progress: Progress) -> RestoreReport:
+def restore(settings: Settings, params: RestoreParams, progress: Progress) -> CollectionRestoreReport:
     """The operation as its job runs it: with a session where there is much to read."""
     from millrace.operations.entry import spark_session
 
@@ -60,8 +67,13 @@ def restore(settings: Settings, params: RestoreParams, progress: Progress) -> Re
 
 
 def run(
-    settings: Settings, params: RestoreParams, progress: Progress, *, sessions: Sessions, small_bytes: int = SMALL_BYTES
-) -> RestoreReport:
+    settings: Settings,
+    params: RestoreParams,
+    progress: Progress,
+    *,
+    sessions: SessionFactory,
+    small_bytes: int = MAX_BYTES_WITHOUT_SPARK,
+) -> CollectionRestoreReport:
     """Restore; `sessions` makes a Spark session where there is more to read than `small_bytes`.
 
     Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached; Malformed where the copy differs.
@@ -78,27 +90,27 @@ def run(
         names = plan.schema.arrow().names
         made, replaced = None, None
         try:
-            progress.say("reading the source", tick=plan.tick)
+            progress.update("reading the source", tick=plan.tick)
             wanted = rows.digest(names)
             parts = _parts(rows, plan, wanted, params, progress)
             if params.in_place and not params.dry_run:
-                replaced = in_place.known(client, source, params)
+                replaced = in_place.finished_restore(client, source, params)
                 if replaced is None:
-                    alike = in_place.shared(plan.schema, source.schema)
+                    alike = in_place.shared_fields(plan.schema, source.schema)
                     then = rows.digest([old for old, _ in alike])
-                    replaced = in_place.replace(client, source, params, plan, parts, progress)
-                    progress.say("comparing")
+                    replaced = in_place.replace_rows(client, source, params, plan, parts, progress)
+                    progress.update("comparing")
                     _compare_in_place(read, client, source, plan, replaced, then, [new for _, new in alike])
-                    in_place.finish(client, source, replaced)
+                    in_place.record_done(client, source, replaced)
             elif not params.dry_run:
                 made = _load(settings, client, params, plan, parts)
-                progress.say("comparing")
+                progress.update("comparing")
                 reached = _confirmed(settings, client, made, None)
                 _same(read(made.id, at=None, confirmed=reached).digest(names), wanted, params.into, plan)
                 _record(settings, params, plan, made, DONE)
         finally:
             rows.release()
-    return RestoreReport(
+    return CollectionRestoreReport(
         collection=params.collection,
         into=params.into,
         into_id=source.id if replaced is not None else None if made is None else made.id,
@@ -112,7 +124,7 @@ def run(
     )
 
 
-def _same(found: Digest, wanted: Digest, name: str, plan: ReadPlan) -> None:
+def _same(found: ContentDigest, wanted: ContentDigest, name: str, plan: ReadPlan) -> None:
     if str(found) != str(wanted):
         raise Malformed(
             f"{name} holds {found}, and what was read at tick {plan.tick} was {wanted} (rows/digests): "
@@ -121,21 +133,21 @@ def _same(found: Digest, wanted: Digest, name: str, plan: ReadPlan) -> None:
 
 
 def _compare_in_place(
-    read: Reader,
+    read: RowReader,
     client: Client,
-    collection: Collection,
+    collection: CollectionInfo,
     plan: ReadPlan,
-    replaced: in_place.Replaced,
-    wanted: Digest,
+    replaced: in_place.ReplaceResult,
+    wanted: ContentDigest,
     names: list[str],
 ) -> None:
     """What each VChannel holds at the tick of its Import must be what was restored, whoever writes behind it."""
     settings = client.settings
     reached = _confirmed(settings, client, collection, None)
-    found = Digest(0, 0, 0)
+    found = ContentDigest(0, 0, 0)
     for vchannel, tick in sorted(replaced.ticks.items()):
         rows = read(collection.id, at=tick, confirmed=reached)
-        found = found.plus(rows.on(vchannel).digest(names))
+        found = found.plus(rows.of_vchannel(vchannel).digest(names))
         rows.release()
     if str(found) != str(wanted):
         raise Malformed(
@@ -144,7 +156,7 @@ def _compare_in_place(
         )
 
 
-def _source(client: Client, name: str) -> Collection:
+def _source(client: Client, name: str) -> CollectionInfo:
     for each in client.catalog.collections(dropped=True):
         if str(each.id) == name:
             return each
@@ -156,10 +168,10 @@ def _source(client: Client, name: str) -> Collection:
         raise CollectionNotFound(f"there is no collection {name!r}{hint}") from None
 
 
-def _confirmed(settings: Settings, client: Client, collection: Collection, at: int | None) -> dict[str, int]:
+def _confirmed(settings: Settings, client: Client, collection: CollectionInfo, at: int | None) -> dict[str, int]:
     """By PChannel the tick up to which the WAL is whole: all that was appended before this call, or up to `at`."""
-    catch_up(settings, client.log)  # nobody need run beside it; what a running node commits first is fenced here
-    return confirm(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline).ticks
+    ingest_to_end(settings, client.log)  # nobody need run beside it; what a running node commits first is fenced here
+    return confirm_ticks(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline).ticks
 
 
 def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
@@ -173,24 +185,26 @@ def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
     client.catalog.drop_collection(params.into)
 
 
-def _parts(rows: Rows, plan: ReadPlan, wanted: Digest, params: RestoreParams, progress: Progress) -> Iterator[pa.Table]:
+def _parts(
+    rows: RestoreRows, plan: ReadPlan, wanted: ContentDigest, params: RestoreParams, progress: Progress
+) -> Iterator[pa.Table]:
     """The rows in parts that fit into memory, each said once it was taken."""
     slices, done = max(1, -(-wanted.rows // params.rows_per_slice)), 0
-    for part in rows.parts(slices, plan.schema.key_names, [*plan.schema.arrow().names, "_partition"]):
+    for part in rows.chunks(slices, plan.schema.key_names, [*plan.schema.arrow().names, "_partition"]):
         yield part
         done += part.num_rows
-        progress.say("writing", done=done / max(1, wanted.rows), rows=done)
+        progress.update("writing", done=done / max(1, wanted.rows), rows=done)
 
 
 def _load(
     settings: Settings, client: Client, params: RestoreParams, plan: ReadPlan, parts: Iterator[pa.Table]
-) -> Collection:
+) -> CollectionInfo:
     # Recorded before it is made: between the two a kill leaves a record of nothing, which harms nobody.
     _record(settings, params, plan, None, LOADING)
     hit("restore.recorded")
     channels = plan.vchannels.values()
     names = sorted({name for info in channels for number, name in info.partitions.items() if _stands(plan, number)})
-    schema, later = loadable(plan)
+    schema, later = loadable_schema(plan)
     made = client.catalog.create_collection(
         params.into,
         schema,
@@ -215,7 +229,7 @@ def _stands(plan: ReadPlan, number: int) -> bool:
 
 
 def _record(
-    settings: Settings, params: RestoreParams, plan: ReadPlan, made: Collection | None, state: RestoreState
+    settings: Settings, params: RestoreParams, plan: ReadPlan, made: CollectionInfo | None, state: RestoreState
 ) -> None:
     record = {
         "collection": params.collection,

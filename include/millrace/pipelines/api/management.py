@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from millrace.access.calls import Need, require
-from millrace.access.grants import MACHINE, Caller, Principal
-from millrace.base.closing import Closing
+from millrace.access.grants import LOCAL_ADMIN, Caller, Principal
+from millrace.access.permissions import Requirement, authorize
+from millrace.base.closeable import Closeable
 from millrace.base.errors import (
     InvalidArgument,
     InvalidSettings,
@@ -76,7 +76,7 @@ _READY_SECONDS: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
 
-class Management(Reprocessing, Closing):
+class Management(Reprocessing, Closeable):
     """The calls. Thread-safe."""
 
     def __init__(
@@ -113,14 +113,14 @@ class Management(Reprocessing, Closing):
         """End what tries steps for this. Idempotent; not the store, which is another's."""
         self._trying.close()
 
-    def admit(self, calls: Mapping[str, Need], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
+    def admit(self, calls: Mapping[str, Requirement], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
         """The caller with his roles on pipelines, where he may make this call. Raises PermissionDenied, or PipelineNotFound where he may not
         even know whether there is such a pipeline."""
-        caller.require_live()
+        caller.require_valid()
         caller = self.known(caller)
         name = request.get("pipeline")
         try:
-            require(caller, call, request, calls=calls)
+            authorize(caller, call, request, calls=calls)
         except PermissionDenied:
             if isinstance(name, str) and not sees(caller, name):
                 raise PipelineNotFound(f"no pipeline {name[:100]!r}") from None
@@ -130,8 +130,8 @@ class Management(Reprocessing, Closing):
     def known(self, caller: Caller) -> Caller:
         """The caller with his roles on pipelines. What the machine made is of whoever bears its name nowhere."""
         name = caller.principal.name
-        own = () if name == MACHINE.principal.name else self._store.grants_of(name)
-        return Caller(Principal(name, (*caller.principal.grants, *own)), caller.key, caller.live)
+        own = () if name == LOCAL_ADMIN.principal.name else self._store.grants_of(name)
+        return Caller(Principal(name, (*caller.principal.grants, *own)), caller.key, caller.is_valid)
 
     # --- to make, change, and look ------------------------------------------------------------------------------------------
 

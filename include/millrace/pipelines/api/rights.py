@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from millrace.access.grants import Caller, Kind, Resource, Role
+from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import PermissionDenied
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import CollectionSink
@@ -23,7 +23,7 @@ _TRUST: Final = ("protocol", "mechanism", "ca")
 
 def sees(caller: Caller, pipeline: str) -> bool:
     """Whether he may know that there is such a pipeline."""
-    return caller.principal.has((Role.READ,), (Resource(Kind.PIPELINE, pipeline),))
+    return caller.principal.has_role((Role.READ,), (Resource(ResourceKind.PIPELINE, pipeline),))
 
 
 def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None) -> None:
@@ -32,10 +32,12 @@ def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None)
     known = set() if was is None else set(_taken(was))
     for role, collection in _taken(asked):
         if (role, collection) not in known:
-            caller.principal.require((role,), (Resource(Kind.COLLECTION, collection),), f"pipeline {asked.id}")
+            caller.principal.require_role(
+                (role,), (Resource(ResourceKind.COLLECTION, collection),), f"pipeline {asked.id}"
+            )
     kept = was is not None and was.account == asked.account
-    everybody = (Resource(Kind.PIPELINE, "*"),)
-    if not kept and asked.account != caller.principal.name and not caller.principal.has((Role.ADMIN,), everybody):
+    everybody = (Resource(ResourceKind.PIPELINE, "*"),)
+    if not kept and asked.account != caller.principal.name and not caller.principal.has_role((Role.ADMIN,), everybody):
         raise PermissionDenied(
             f"the account {asked.account!r} is not yours: leave it out, or ask somebody with the role admin on pipeline:*"
         )
@@ -45,7 +47,9 @@ def may_look_up(caller: Caller, asked: Pipeline) -> None:
     """Raises PermissionDenied for a collection that its lookups would show to the caller, who may not read it."""
     for step in asked.steps:
         if isinstance(step, Lookup):
-            caller.principal.require((Role.READ,), (Resource(Kind.COLLECTION, step.collection),), "a dry run")
+            caller.principal.require_role(
+                (Role.READ,), (Resource(ResourceKind.COLLECTION, step.collection),), "a dry run"
+            )
 
 
 def _taken(pipeline: Pipeline) -> Iterator[tuple[Role, str]]:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Body, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from millrace.access.calls import Need, Over
-from millrace.access.grants import Caller, Kind, Role
+from millrace.access.grants import Caller, ResourceKind, Role
+from millrace.access.permissions import Requirement, Scope
 from millrace.base.errors import InvalidArgument
 from millrace.base.package import VERSION
 from millrace.pipelines.api.management import MAX_SAMPLES, Management
@@ -25,21 +25,25 @@ from millrace.pipelines.worker.trend import Trend
 SERVICE: Final = "millrace-pipelines"
 
 
-def _over(role: Role, words: str) -> Need:
-    return Need((role,), Kind.PIPELINE, "pipeline", words)
+def _over(role: Role, words: str) -> Requirement:
+    return Requirement((role,), ResourceKind.PIPELINE, "pipeline", words)
 
 
-CALLS: Final[Mapping[str, Need]] = {
-    "pipelines_health": Need(
-        (Role.READ, Role.PRODUCE), Over.ANYTHING, words="the pipeline service, and what it stands on"
+CALLS: Final[Mapping[str, Requirement]] = {
+    "pipelines_health": Requirement(
+        (Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the pipeline service, and what it stands on"
     ),
-    "pipelines_audit": Need((Role.READ,), Over.EVERYTHING, words="who did what to any pipeline, quota or key"),
-    "pipelines_quotas": Need(
-        (Role.READ,), Over.EVERYTHING, words="what the pipelines of each account may take, and do"
+    "pipelines_audit": Requirement(
+        (Role.READ,), Scope.EVERYTHING, description="who did what to any pipeline, quota or key"
     ),
-    "set_quota": Need((Role.ADMIN,), Over.EVERYTHING, words="say what the pipelines of an account may take together"),
-    "drop_quota": Need((Role.ADMIN,), Over.EVERYTHING, words="take an account's own quota away"),
-    "pipelines": Need((Role.READ, Role.PRODUCE), Over.ANYTHING, words="the pipelines that one may read"),
+    "pipelines_quotas": Requirement(
+        (Role.READ,), Scope.EVERYTHING, description="what the pipelines of each account may take, and do"
+    ),
+    "set_quota": Requirement(
+        (Role.ADMIN,), Scope.EVERYTHING, description="say what the pipelines of an account may take together"
+    ),
+    "drop_quota": Requirement((Role.ADMIN,), Scope.EVERYTHING, description="take an account's own quota away"),
+    "pipelines": Requirement((Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the pipelines that one may read"),
     "create_pipeline": _over(Role.OPERATE, "make a pipeline, and become its owner"),
     "validate_pipeline": _over(Role.OPERATE, "check a declaration; nothing is made"),
     "pipeline": _over(Role.READ, "one pipeline, without its secrets"),

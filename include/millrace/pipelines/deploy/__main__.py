@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from millrace.base.data_folder import private
+from millrace.base.data_folder import restrict_umask
 from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--progress", type=Path)
     options = parser.parse_args()
-    private()
+    restrict_umask()
     try:
         settings = Settings.load()
         code = supervise(settings, options.file, config=options.config)

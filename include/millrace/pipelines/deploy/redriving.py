@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, Field
 
-from millrace.base.data_folder import private
+from millrace.base.data_folder import restrict_umask
 from millrace.base.errors import MillraceError, PipelineBusy, RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
@@ -134,7 +134,7 @@ class Redrives:
             "redrive", "millrace.pipelines.deploy.redriving", str(declaration_path(self._settings, pipeline))
         )
         with suppress(FileNotFoundError):
-            self._launcher.collect(run_id(pipeline))  # one that finished would be given back
+            self._launcher.mark_collected(run_id(pipeline))  # one that finished would be given back
         return self._launcher.start(run_id(pipeline), job, params=asked)
 
     def _folder(self, pipeline: str) -> Path:
@@ -192,7 +192,7 @@ def main() -> int:
     from millrace.pipelines.worker.declared import read_pipeline
     from millrace.pipelines.worker.redrive import Progress, redrive
     from millrace.pipelines.worker.selection import Selection
-    from millrace.runtime.service import stop_at_signal
+    from millrace.runtime.process_setup import stop_on_signals
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
@@ -200,8 +200,8 @@ def main() -> int:
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--progress", type=Path, required=True)
     options = parser.parse_args()
-    private()
-    stop = stop_at_signal()
+    restrict_umask()
+    stop = stop_on_signals()
     asked, told = options.params, 0.0
 
     def tell(progress: Progress) -> bool:

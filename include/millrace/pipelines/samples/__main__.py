@@ -13,8 +13,8 @@ from millrace.pipelines.model.steps import AnyStep, Lookup
 from millrace.pipelines.records import Record
 from millrace.pipelines.transform.places import encoded
 from millrace.pipelines.transform.transform import Rules, Transform
-from millrace.runtime.apart.answering import Talk, answer
-from millrace.runtime.apart.limits import TooMuchWork
+from millrace.runtime.sandbox.errors import TooMuchWork
+from millrace.runtime.sandbox.worker import CallerConnection, serve
 
 SHOWN_BYTES: Final = 8 << 20
 """Of all documents behind all steps that one dry run shows."""
@@ -23,7 +23,7 @@ SHOWN_LEVELS: Final = 200
 _STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
 
 
-def handle(question: Any, talk: Talk) -> Any:
+def handle(question: Any, talk: CallerConnection) -> Any:
     """``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample for each
     record. ``("run", rules, records)``: nothing, when it is done."""
     if question[0] == "check":
@@ -33,10 +33,10 @@ def handle(question: Any, talk: Talk) -> Any:
     return _show(question[1], question[2], talk)
 
 
-def _check(steps: Mapping[int, Any], talk: Talk) -> list[Problem]:
+def _check(steps: Mapping[int, Any], talk: CallerConnection) -> list[Problem]:
     found = []
     for place, step in steps.items():
-        talk.at(f"steps.{place}")
+        talk.report_position(f"steps.{place}")
         try:
             _STEP.validate_python(step)
         except ValidationError as error:
@@ -51,24 +51,24 @@ def _check(steps: Mapping[int, Any], talk: Talk) -> list[Problem]:
 class _Asked:
     """The rows of a lookup, asked for one by one."""
 
-    def __init__(self, step: Lookup, talk: Talk) -> None:
+    def __init__(self, step: Lookup, talk: CallerConnection) -> None:
         self._step, self._talk = step, talk
 
     def get(self, key: str, /) -> Mapping[str, Any] | None:
-        told = self._talk.ask([self._step.model_dump(), key])
+        told = self._talk.ask_caller([self._step.model_dump(), key])
         if "error" in told:
             raise ValueError(told["error"])
         found: Mapping[str, Any] | None = told["row"]
         return found
 
 
-def _run(rules: Rules, records: list[Record], talk: Talk) -> None:
+def _run(rules: Rules, records: list[Record], talk: CallerConnection) -> None:
     transform = Transform(rules, open_rows=lambda step: _Asked(step, talk))
     for record in records:
-        transform.show(record, keep=lambda document: document, at=talk.at)
+        transform.show(record, keep=lambda document: document, at=talk.report_position)
 
 
-def _show(rules: Rules, records: list[Record], talk: Talk) -> list[dict[str, Any]]:
+def _show(rules: Rules, records: list[Record], talk: CallerConnection) -> list[dict[str, Any]]:
     left = SHOWN_BYTES
 
     def keep(document: dict[str, Any]) -> Any:
@@ -84,13 +84,13 @@ def _show(rules: Rules, records: list[Record], talk: Talk) -> list[dict[str, Any
             )
         return json.loads(text)
 
-    talk.at("the steps, compiled")
+    talk.report_position("the steps, compiled")
     transform = Transform(rules, open_rows=lambda step: _Asked(step, talk))
     found = []
     for place, record in enumerate(records):
 
         def at(step: str, place: int = place) -> None:
-            talk.at(f"document {place}, step {step}")
+            talk.report_position(f"document {place}, step {step}")
 
         sample = transform.show(record, keep=keep, at=at)
         found.append({**sample._asdict(), "steps": [step._asdict() for step in sample.steps]})
@@ -111,7 +111,7 @@ def main() -> None:
     import cel  # noqa: F401
     import jsonschema_rs  # noqa: F401
 
-    answer(handle)
+    serve(handle)
 
 
 if __name__ == "__main__":

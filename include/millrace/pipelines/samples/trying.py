@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import MillraceError
 from millrace.pipelines.model.part import Problem
 from millrace.pipelines.model.pipeline import Pipeline
@@ -13,7 +13,7 @@ from millrace.pipelines.model.steps import Lookup
 from millrace.pipelines.records import Record
 from millrace.pipelines.transform.operators import Rows
 from millrace.pipelines.transform.transform import Rules
-from millrace.runtime.apart.asking import Apart
+from millrace.runtime.sandbox.pool import Sandbox
 
 TRYING: Final = "millrace.pipelines.samples"
 """The process apart."""
@@ -21,11 +21,11 @@ COMPILED: Final = frozenset({"filter", "compute", "json_schema"})
 """Steps whose writer's own text is compiled."""
 
 
-class Trying(Closing):
-    """Steps tried apart. Each call ends within the bounds of :mod:`millrace.runtime.apart`. Thread-safe."""
+class Trying(Closeable):
+    """Steps tried apart. Each call ends within the bounds of :mod:`millrace.runtime.sandbox`. Thread-safe."""
 
-    def __init__(self, apart: Apart | None = None) -> None:
-        self._apart = apart or Apart(TRYING)
+    def __init__(self, apart: Sandbox | None = None) -> None:
+        self._apart = apart or Sandbox(TRYING)
 
     def problems(self, steps: Any) -> list[Problem]:
         """What is wrong with a declaration's `steps`, those that are compiled. Raises TooMuchWork, ServiceBusy."""
@@ -35,7 +35,7 @@ class Trying(Closing):
             place: step for place, step in enumerate(steps) if isinstance(step, dict) and step.get("kind") in COMPILED
         }
         try:
-            return [Problem(*each) for each in self._apart.ask(("check", asked))] if asked else []
+            return [Problem(*each) for each in self._apart.call(("check", asked))] if asked else []
         except RecursionError:
             return []  # so deep that it is no declaration, which needs nobody's compiler
 
@@ -43,12 +43,12 @@ class Trying(Closing):
         self, pipeline: Pipeline, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]
     ) -> list[dict[str, Any]]:
         """What each step makes of each record (:class:`millrace.pipelines.transform.transform.Sample`), as JSON. Raises TooMuchWork, ServiceBusy."""
-        found: list[dict[str, Any]] = self._apart.ask(("show", Rules.of(pipeline), list(records)), _told_of(open_rows))
+        found: list[dict[str, Any]] = self._apart.call(("show", Rules.of(pipeline), list(records)), _told_of(open_rows))
         return found
 
     def run(self, pipeline: Pipeline, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
         """Have the steps do what they do with `record`, for nothing but to see it end. Raises TooMuchWork, whose `where` is the step."""
-        self._apart.ask(("run", Rules.of(pipeline), [record]), _told_of(open_rows))
+        self._apart.call(("run", Rules.of(pipeline), [record]), _told_of(open_rows))
 
     def close(self) -> None:
         self._apart.close()

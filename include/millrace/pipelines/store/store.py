@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from millrace.access.grants import Grant, Kind
-from millrace.base.closing import Closing
-from millrace.base.correlation import REQUEST
+from millrace.access.grants import Grant, ResourceKind
+from millrace.base.closeable import Closeable
+from millrace.base.correlation import REQUEST_ID
 from millrace.base.errors import (
     InvalidArgument,
     InvalidSettings,
@@ -30,8 +30,8 @@ from millrace.base.errors import (
     QuotaExceeded,
 )
 from millrace.base.settings import Settings
-from millrace.meta.databases import mariadb, prepare, sqlite, transaction
-from millrace.meta.opening import PASSWORD_VARIABLE, USERNAME_VARIABLE
+from millrace.meta.factory import PASSWORD_VARIABLE, USERNAME_VARIABLE
+from millrace.meta.sql_engine import mariadb_engine, sqlite_engine, transaction, upgrade_exclusively
 from millrace.meta.upgrading import upgrade
 from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.store.records import DEFAULT_QUOTA, STOPPED, Event, Phase, PipelineRole, Quota, Record
@@ -69,16 +69,16 @@ def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -
     own = f"sqlite:///{path}"
     if url.startswith("mariadb:"):
         store = PipelineStore(
-            mariadb(url, env.get(USERNAME_VARIABLE, ""), env.get(PASSWORD_VARIABLE, ""), turn=TURN), keys
+            mariadb_engine(url, env.get(USERNAME_VARIABLE, ""), env.get(PASSWORD_VARIABLE, ""), lock_table=TURN), keys
         )
     elif url.startswith("sqlite:") and url != own:
-        store = PipelineStore(sqlite(url), keys)
+        store = PipelineStore(sqlite_engine(url), keys)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return PipelineStore(sqlite(own), keys)
+        return PipelineStore(sqlite_engine(own), keys)
     if path.is_file():
         try:
-            store.take_over(sqlite(own))
+            store.take_over(sqlite_engine(own))
         except BaseException:
             store.close()
             raise
@@ -94,15 +94,15 @@ def is_kept(settings: Settings) -> bool:
     return Path(path).is_file()
 
 
-class PipelineStore(Closing):
+class PipelineStore(Closeable):
     """Every call raises MetaUnavailable where nothing was done; one that writes MetaAmbiguous where the answer was lost."""
 
     def __init__(self, engine: sa.Engine, keys: Keys, *, clock: Callable[[], float] = time.time) -> None:
         """Make or migrate the tables. Raises MetaUnavailable, UnsupportedVersion."""
         self._engine, self._keys, self._clock = engine, keys, clock
         try:
-            with transaction(engine, reads=engine.dialect.name != "sqlite") as db:
-                prepare(db, _upgrade)
+            with transaction(engine, read_only=engine.dialect.name != "sqlite") as db:
+                upgrade_exclusively(db, _upgrade)
                 if was_taken_over(db):
                     raise InvalidSettings(
                         "the pipelines of this data folder were taken over into the database that MILLRACE_META_STORE named: set it again"
@@ -122,7 +122,7 @@ class PipelineStore(Closing):
             old.dispose()
 
     def _reading(self) -> AbstractContextManager[sa.Connection]:
-        return transaction(self._engine, reads=True)
+        return transaction(self._engine, read_only=True)
 
     def _writing(self) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine)
@@ -255,7 +255,7 @@ class PipelineStore(Closing):
             return [Event(row.id, row.pipeline, row.at, row.who, row.what, json.loads(row.detail)) for row in rows]
 
     def _note(self, db: sa.Connection, pipeline: str, who: str, what: str, detail: Mapping[str, Any]) -> None:
-        detail = {**detail, "request": REQUEST.get()} if REQUEST.get() else detail
+        detail = {**detail, "request": REQUEST_ID.get()} if REQUEST_ID.get() else detail
         line = {"pipeline": pipeline, "at": self._clock(), "who": who, "what": what, "detail": _text(detail)}
         db.execute(sa.insert(EVENT).values(**line))
         newest = sa.select(EVENT.c.id).where(EVENT.c.pipeline == pipeline).order_by(EVENT.c.id.desc())
@@ -276,7 +276,7 @@ class PipelineStore(Closing):
         """What the roles of a principal are as grants, one a role."""
         with self._reading() as db:
             rows = db.execute(sa.select(ROLE).where(ROLE.c.principal == principal).order_by(ROLE.c.pipeline)).all()
-        return tuple(Grant(PipelineRole(row.role).role, (f"{Kind.PIPELINE}:{row.pipeline}",)) for row in rows)
+        return tuple(Grant(PipelineRole(row.role).role, (f"{ResourceKind.PIPELINE}:{row.pipeline}",)) for row in rows)
 
     def set_role(
         self, pipeline: str, principal: str, role: PipelineRole | None, *, who: str

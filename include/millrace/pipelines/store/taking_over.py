@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from millrace.base.errors import PipelineExists
 from millrace.base.failpoint import hit
-from millrace.meta.databases import prepare, transaction
+from millrace.meta.sql_engine import transaction, upgrade_exclusively
 from millrace.pipelines.store.tables import EVENT, PIPELINE, QUOTA, ROLE, SECRET
 
 _TAKEN: Final = f"{PIPELINE.name}_taken_over"
@@ -31,7 +31,7 @@ def take_over(old: sa.Engine, new: sa.Engine, upgrade: Callable[[sa.Connection],
     with transaction(old) as source:
         if was_taken_over(source):
             return
-        prepare(source, upgrade)
+        upgrade_exclusively(source, upgrade)
         with transaction(new) as target:
             _copy(source, target)
         hit("pipelines.taken")  # the next attempt finds them there

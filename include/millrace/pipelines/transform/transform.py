@@ -21,7 +21,7 @@ from millrace.pipelines.model.steps import Lookup, Step
 from millrace.pipelines.records import TRANSFORMATION, VALUE_CONVERTER, Action, Failure, Record
 from millrace.pipelines.transform.operators import MAX_DOCUMENT_BYTES, Context, Open, Rows, compile_step
 from millrace.pipelines.transform.places import MISSING, Document, Refused, decoded, encoded, getter
-from millrace.runtime.apart.limits import TooMuchWork
+from millrace.runtime.sandbox.errors import TooMuchWork
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

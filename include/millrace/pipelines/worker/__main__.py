@@ -10,7 +10,7 @@ import logging
 import sys
 from pathlib import Path
 
-import millrace.runtime.arrow_start  # noqa: F401 - first, before an array is made
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics, MetricsServer
 from millrace.base.settings import Settings
@@ -23,7 +23,7 @@ from millrace.pipelines.worker.host import run
 from millrace.pipelines.worker.limits import hold_to
 from millrace.pipelines.worker.logs import begin_log, new_run
 from millrace.pipelines.worker.supervisor import SupervisorWatch
-from millrace.runtime.service import begin_service
+from millrace.runtime.process_setup import set_up_service
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--until-end", action="store_true", help="end where the topics end now")
     parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this parent is gone")
     options = parser.parse_args()
-    stop = begin_service()
+    stop = set_up_service()
     metrics = Metrics()
     server = None
     try:

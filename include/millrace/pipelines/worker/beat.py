@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_file
 from millrace.base.metrics import Metrics
-from millrace.node.range.history import History
+from millrace.node.range_loop.samples import SampleFile
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, metrics_path, status_path
 from millrace.pipelines.worker.in_hand import late
 from millrace.pipelines.worker.limits import over_memory, taken_by
@@ -26,7 +26,7 @@ from millrace.pipelines.worker.supervision import Health, Supervision, read_want
 from millrace.pipelines.worker.task import Done
 from millrace.pipelines.worker.topics import Ends
 from millrace.pipelines.worker.trend import EVERY_SECONDS, sample_of, samples_path
-from millrace.runtime.periodic import Periodic
+from millrace.runtime.periodic import PeriodicTask
 
 if TYPE_CHECKING:
     from millrace.pipelines.worker.definition import PipelineRun
@@ -45,14 +45,14 @@ class TaskTaken(NamedTuple):
     range_bytes: int = 0
 
 
-class Beat(Periodic):
+class Beat(PeriodicTask):
     """Writes the status file, and beside it the process's metrics; thread-safe towards `note`."""
 
     def __init__(self, run: PipelineRun, metrics: Metrics | None = None, *, on_spark: bool = False) -> None:
         """`on_spark`: the work is done by processes below this one."""
-        super().__init__(name=f"beat-{run.pipeline.id}", pause=SECONDS)
+        super().__init__(name=f"beat-{run.pipeline.id}", interval=SECONDS)
         self._definition, self._metrics = run, metrics
-        self._reporter = Reporter(run.settings.run_path)
+        self._reporter = ProcessRegistration(run.settings.run_path)
         self._process = psutil.Process()
         self._below = on_spark
         self._taken, self._at = taken_by(self._process, below=on_spark), time.monotonic()
@@ -62,7 +62,7 @@ class Beat(Periodic):
         self._supervision = Supervision(run.settings, run.pipeline)
         self._topics = run.places()
         self._serial = read_wanted(run.settings, run.pipeline.id).serial
-        self._history = History(samples_path(run.settings, run.pipeline.id))
+        self._history = SampleFile(samples_path(run.settings, run.pipeline.id))
         self._sampled = 0.0
         self._latencies: dict[str, deque[float]] = {}
         self._ends: dict[str, Ends] = {}
@@ -81,7 +81,7 @@ class Beat(Periodic):
             if known is not None and known.high < each.position:  # looked at before these came
                 self._ends[each.channel] = known._replace(high=each.position)
 
-    def work(self) -> None:
+    def run_once(self) -> None:
         self.take()
         self._look()
         taken = self._taken
@@ -134,7 +134,7 @@ class Beat(Periodic):
         metrics.pipeline_failed_tasks.labels(name).set(sum(task.state is State.FAILED for task in status.tasks))
         for task in status.tasks:
             metrics.pipeline_lag_records.labels(name, task.task).set(task.lag)
-        metrics.leave(metrics_path(self._definition.settings, name))
+        metrics.write_textfile(metrics_path(self._definition.settings, name))
 
     def status(self, state: State | None = None, cause: str = "") -> PipelineStatus:
         """As the file has it."""

@@ -14,8 +14,15 @@ from millrace.base.errors import InvalidSettings, MemoryExceeded
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.node.range.definition import CommitResult, Definition, Holds, Pending, Planner, always
-from millrace.node.range.failure import Failure
+from millrace.node.range_loop.definition import (
+    CommitResult,
+    LoopDefinition,
+    OwnershipCheck,
+    PendingRange,
+    Planner,
+    always_owned,
+)
+from millrace.node.range_loop.failure import RangeFailure
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.model.status import State
@@ -47,7 +54,7 @@ _LOOK_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True)
-class PipelineRun(Definition[Work, Done]):
+class PipelineRun(LoopDefinition[Work, Done]):
     """One pipeline. It pickles, without the tasks that are open in this process."""
 
     settings: Settings
@@ -130,9 +137,9 @@ class PipelineRun(Definition[Work, Done]):
         except Exception as error:
             if task is not None:
                 task.stop()
-            failure = Failure.of(error)
+            failure = RangeFailure.of(error)
             # Tried again in any case: how often, and when it is enough, the pipeline's own threshold says.
-            again = Failure(failure.code, failure.message, True)
+            again = RangeFailure(failure.code, failure.message, True)
             return Done(plan.channel, plan.base, plan.start, plan.end, failure=again)
         with self._lock:
             self._tasks[plan.channel] = (plan.life, task)
@@ -143,7 +150,7 @@ class PipelineRun(Definition[Work, Done]):
         with self._lock:
             return self._rows.setdefault(step, CollectionRows(self.settings, step))
 
-    def committer(self, metrics: Metrics | None, *, holds: Holds = always) -> PipelineCommitter:
+    def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> PipelineCommitter:
         return PipelineCommitter(self, metrics)
 
     def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
@@ -204,7 +211,7 @@ class PipelinePlanner(Planner[Work, int]):
         only: AbstractSet[str] | None = None,
         target: Mapping[str, int] | None,
         max_bytes: int,
-    ) -> Iterable[Pending[int]]:
+    ) -> Iterable[PendingRange[int]]:
         if read_wanted(self._settings, self._id).paused:
             return []
         rests = resting(tasks_path(self._settings, self._id), now=time.time()) | without
@@ -218,7 +225,7 @@ class PipelinePlanner(Planner[Work, int]):
             end = ends.high if target is None else min(ends.high, target.get(task, stands))
             # One that stands beyond the end is planned, too: its task says what is wrong with it.
             if stands < end or stands > ends.high:
-                found.append(Pending(task, 0 if known is None else known.commits, end))
+                found.append(PendingRange(task, 0 if known is None else known.commits, end))
         return found
 
     def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[Work]:

@@ -12,9 +12,9 @@ from typing import Final
 
 from millrace.base.errors import MemoryExceeded
 from millrace.base.metrics import Metrics
-from millrace.node.range.definition import run_range, settle
-from millrace.node.range.failure import Failed
-from millrace.node.range.schedule import START, Schedule
+from millrace.node.range_loop.definition import commit_outcomes, run_range
+from millrace.node.range_loop.failure import FailedRange
+from millrace.node.range_loop.schedule import START, RangeSchedule
 from millrace.pipelines.model.status import State
 from millrace.pipelines.worker.beat import Beat
 from millrace.pipelines.worker.definition import PipelineRun
@@ -41,7 +41,7 @@ def run(
     definition.prepare()
     committer = definition.committer(metrics)
     beat = Beat(definition, metrics)
-    schedule: Schedule[Work] = Schedule(definition.planner())
+    schedule: RangeSchedule[Work] = RangeSchedule(definition.planner())
     beat.start()
     threads = ThreadPoolExecutor(
         definition.pipeline.resources.tasks or max(1, int(definition.pipeline.resources.cpus)),
@@ -54,16 +54,16 @@ def run(
         while not stop.is_set():
             if beat.over:
                 raise MemoryExceeded(beat.over)
-            following = schedule.latest(offset)
+            following = schedule.next_offset(offset)
             if following == offset:
-                if until_end and not schedule.behind and schedule.trouble is None:
+                if until_end and not schedule.stalled and schedule.error is None:
                     break
                 stop.wait(_IDLE)
                 continue
-            outcomes: list[Done | Failed] = list(
+            outcomes: list[Done | FailedRange] = list(
                 threads.map(lambda plan: run_range(definition, plan), schedule.plan(following))
             )
-            result, again, _ = settle(committer, outcomes)
+            result, again, _ = commit_outcomes(committer, outcomes)
             beat.note(result.committed)
             for name, failed in again.items():
                 _logger.warning("%s will be tried again: %s", name, failed.failure)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.settings import Settings
 from millrace.pipelines.model.status import pipeline_folder
 
@@ -26,7 +26,7 @@ _PLACE: Final = struct.Struct("<qdq")
 """An offset and one, since when by the machine's monotonic clock, the process."""
 
 
-class InHand(Closing):
+class InHand(Closeable):
     """One task's. One thread at a time."""
 
     def __init__(self, settings: Settings, pipeline: str, task: str) -> None:

@@ -13,7 +13,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
-from millrace.base.correlation import REQUEST
+from millrace.base.correlation import REQUEST_ID
 from millrace.pipelines.model.configuration import Log
 
 FILE: Final = "pipeline.log"
@@ -38,7 +38,7 @@ class JsonLine(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             **self._about,
-            **({"request": request} if (request := REQUEST.get()) else {}),
+            **({"request": request} if (request := REQUEST_ID.get()) else {}),
             "thread": record.threadName,
             "message": record.getMessage(),
         }

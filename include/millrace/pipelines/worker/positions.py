@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.pipelines.sinks.delta.sink import OUTPUTS
-from millrace.storage.commit import AppMove, Outcome, Part, add_columns, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.storage.commit import AppTransaction, CommitOutcome, CommitPart, add_columns, commit_fenced
+from millrace.storage.file_sink import FileSink
 from millrace.storage.store import store_at
-from millrace.storage.table import Table, create_table, open_table
+from millrace.storage.table import TableHandle, create_table, open_table
 
 TASK: Final = "task"
 FOLDER: Final = "pipelines"
@@ -83,16 +83,16 @@ def pipeline_tables(settings: Settings) -> dict[str, str]:
     return found
 
 
-def ensure_positions(uri: str) -> Table:
+def ensure_positions(uri: str) -> TableHandle:
     """The table, made if there is none."""
     wanted = pa.schema([*COLUMNS, pa.field(TASK, pa.utf8())])
     table = create_table(uri, wanted, partition_by=[TASK])
-    if table.columns_lacking(wanted)[0]:
+    if table.missing_columns(wanted)[0]:
         add_columns(table, wanted)
     return table
 
 
-def read_positions(table: Table | None) -> dict[str, Position]:
+def read_positions(table: TableHandle | None) -> dict[str, Position]:
     """By task, at the version of `table`; those that were forgotten too."""
     found: dict[str, Position] = {}
     for action in [] if table is None else table.actions().to_pylist():
@@ -108,7 +108,7 @@ def read_positions(table: Table | None) -> dict[str, Position]:
     return found
 
 
-def commit_positions(table: Table, moves: Sequence[tuple[Position | None, Position]]) -> Outcome:
+def commit_positions(table: TableHandle, moves: Sequence[tuple[Position | None, Position]]) -> CommitOutcome:
     """Move each task from the row it was planned from to the next. By place, which were fenced. Raises what commit_fenced does."""
     parts = []
     for before, after in moves:
@@ -118,10 +118,10 @@ def commit_positions(table: Table, moves: Sequence[tuple[Position | None, Positi
         sink.write(pa.Table.from_pylist([row], schema=COLUMNS), {TASK: after.task})
         base = 0 if before is None else before.commits
         parts.append(
-            Part(
+            CommitPart(
                 adds=sink.finish(),
                 removes=() if before is None or before.path is None else (before.path,),
-                moves={f"pipeline/{after.task}": AppMove(base, after.commits)},
+                app_transactions={f"pipeline/{after.task}": AppTransaction(base, after.commits)},
             )
         )
     return commit_fenced(table, parts)
@@ -134,7 +134,7 @@ def forget_positions(settings: Settings, pipeline: str) -> None:
     known = [] if table is None else [each for each in read_positions(table).values() if not each.forgotten]
     if table is not None and known:
         moves = [(each, Position(each.task, _FORGOTTEN, each.commits + 1)) for each in known]
-        commit_positions(table, moves).require()
+        commit_positions(table, moves).raise_if_fenced()
 
 
 def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, int]) -> dict[str, Position]:
@@ -150,7 +150,7 @@ def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, in
         # Whoever sets it knows the topic that there is now.
         moves.append((before, replace((before or Position(task, 0)).moved(offset), topic_id="")))
     if moves:
-        commit_positions(table, moves).require()
+        commit_positions(table, moves).raise_if_fenced()
     return positions_of(settings, pipeline)
 
 

@@ -28,7 +28,7 @@ from millrace.pipelines.worker.lookups import CollectionRows
 from millrace.pipelines.worker.selection import EVERYTHING, Selection, kind_of
 from millrace.pipelines.worker.topics import Reader, Topics, consumer_of, error_of, task_of
 from millrace.pipelines.worker.tried import tried
-from millrace.runtime.apart.limits import TooMuchWork
+from millrace.runtime.sandbox.errors import TooMuchWork
 
 _ITEMS: Final = 5_000
 _BYTES: Final = 16 << 20

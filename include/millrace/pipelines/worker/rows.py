@@ -63,8 +63,8 @@ class Rows:
         """The end moves when there is a row behind it: a tick that nothing came to is no work."""
         if not self._looked or time.monotonic() - self._looked >= _LOOK_SECONDS:
             collection = self._connected.collection()
-            client, definition = collection.database.client, collection.definition.on(self._channels)
-            now = client.now(definition.pchannels)
+            client, definition = collection.database.client, collection.definition.restricted_to(self._channels)
+            now = client.current_tick(definition.pchannels)
             if self._at_the_end:
                 self._at_the_end, self._scanned, self._high = False, now, now
             stream = client.changes(definition, after=self._scanned, until_tick=now)
@@ -106,7 +106,7 @@ class RowsReader:
         """
         collection = self._connected.collection()
         collection.refresh()
-        definition = collection.definition.on(self._channels)
+        definition = collection.definition.restricted_to(self._channels)
         keys = definition.schema.key_names
         names = [field.name for field in definition.schema.fields]
         stream = collection.database.client.changes(definition, after=start, until_tick=end, schema=definition.schema)

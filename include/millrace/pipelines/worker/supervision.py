@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from millrace.base.backoff import jittered
 from millrace.base.files import replace_json
-from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.status import (

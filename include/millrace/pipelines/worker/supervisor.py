@@ -14,17 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from millrace.base.backoff import jittered
 from millrace.base.files import replace_json
-from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
 from millrace.pipelines.model.status import ends_path, pipeline_folder, pulse_path
 from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.worker.declared import read_pipeline
 from millrace.pipelines.worker.in_hand import late
-from millrace.runtime.child_processes import Job
-from millrace.runtime.periodic import Periodic
-from millrace.runtime.service import stop_at_signal
+from millrace.runtime.child_processes import ChildProcess
+from millrace.runtime.periodic import PeriodicTask
+from millrace.runtime.process_setup import stop_on_signals
 
 FIRST_PAUSE: Final = 1.0
 SILENT_SECONDS: Final = 30.0
@@ -61,7 +61,7 @@ class Pulse:
             return 0
 
 
-class SupervisorWatch(Periodic):
+class SupervisorWatch(PeriodicTask):
     """In a worker: touches `pulse` while this process runs; sets `stop` once its supervisor is gone, and kills this process where it has
     not ended `patience` seconds later.
 
@@ -69,14 +69,14 @@ class SupervisorWatch(Periodic):
     """
 
     def __init__(self, supervisor: int, stop: threading.Event, *, patience: float, pulse: Path | None = None) -> None:
-        super().__init__(name="supervisor-watch", pause=_POLL, at_once=True)
+        super().__init__(name="supervisor-watch", interval=_POLL, run_at_start=True)
         self._supervisor = supervisor
         self._stop = stop
         self._patience = patience
         self._gone_since: float | None = None
         self._pulse, self._touched = pulse, 0.0
 
-    def work(self) -> None:
+    def run_once(self) -> None:
         if self._pulse is not None and time.monotonic() - self._touched >= _PULSE_SECONDS:
             self._pulse.parent.mkdir(parents=True, exist_ok=True)
             self._pulse.touch(0o600)
@@ -105,7 +105,7 @@ def supervise(
     """
     configuration = Configuration() if config is None else Configuration.load(config)
     pipeline = read_pipeline(file, configuration, keys=Keys(settings.data_dir))
-    stop = stop_at_signal()
+    stop = stop_on_signals()
     command = [
         sys.executable,
         "-m",
@@ -122,7 +122,7 @@ def supervise(
     while True:
         begun, silent, held = clock(), "", None
         pulse = Pulse(pulse_path(settings, pipeline.id), clock)
-        job = Job(command, log_file=log_file, env=settings.environment())
+        job = ChildProcess(command, log_file=log_file, env=settings.environment())
         try:
             while not silent and held is None and job.running() and not stop.wait(_POLL):
                 quiet = pulse.silent()
@@ -147,6 +147,6 @@ def supervise(
         pause = min(pause * 2, longest)
 
 
-def _last(job: Job) -> str:
+def _last(job: ChildProcess) -> str:
     lines = job.tail(1).strip()
     return lines or f"its log is {job.log_file}"

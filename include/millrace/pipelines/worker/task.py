@@ -14,7 +14,7 @@ from typing import Any, Final
 from millrace.base.errors import LogRegressed, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.node.range.failure import Failure as RangeFailure
+from millrace.node.range_loop.failure import RangeFailure as RangeFailure
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Action, Failure, Record

@@ -9,14 +9,14 @@ from millrace.pipelines.records import TRANSFORMATION, Failure, Record
 from millrace.pipelines.samples.trying import TRYING, Trying
 from millrace.pipelines.transform.operators import Open
 from millrace.pipelines.worker.in_hand import LATE_SECONDS
-from millrace.runtime.apart.asking import Apart
-from millrace.runtime.apart.limits import TooMuchWork
+from millrace.runtime.sandbox.errors import TooMuchWork
+from millrace.runtime.sandbox.pool import Sandbox
 
 
 def tried(pipeline: Pipeline, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
     """Those that may be taken, and those whose work has no end in half the time for which a worker waits, or ends its process."""
     left, failures = [], []
-    with Trying(Apart(TRYING, seconds=LATE_SECONDS / 2, at_once=1)) as trying:
+    with Trying(Sandbox(TRYING, seconds=LATE_SECONDS / 2, max_processes=1)) as trying:
         for record in records:
             try:
                 trying.run(pipeline, record, open_rows)

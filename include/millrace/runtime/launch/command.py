@@ -19,7 +19,7 @@ from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.package import ROOT
 from millrace.base.settings import Settings
 from millrace.runtime.launch.folder import RunFolder
-from millrace.runtime.launch.process import RUN_FOLDER
+from millrace.runtime.launch.process import RUN_FOLDER_VARIABLE
 
 _OF_AIRFLOW: Final = ("AIRFLOW__", "_AIRFLOW")
 """Airflow's own settings, its secrets among them: no job needs them, and a long-lived process is no place for them."""
@@ -35,29 +35,31 @@ def jobs_folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobSpec:
     """What a launcher starts: the name that the run's records give, and the command line without what the run adds."""
 
     name: str
     command: tuple[str, ...]
 
 
-def module_job(name: str, *command: str) -> Job:
+def module_job(name: str, *command: str) -> JobSpec:
     """A module of this Python (``python -m``), with its first arguments."""
-    return Job(name, (sys.executable, "-m", *command))
+    return JobSpec(name, (sys.executable, "-m", *command))
 
 
-def job_file(name: str, *, folder: Path | None = None, others: Iterable[str] = ()) -> Job:
+def script_job(name: str, *, folder: Path | None = None, others: Iterable[str] = ()) -> JobSpec:
     """A file of jobs/. Raises InvalidArgument that names the jobs there are, `others` among them."""
     root = folder if folder is not None else jobs_folder()
     script = root / f"{name}.py"
     if not name.isidentifier() or not script.is_file():
         known = sorted({path.stem for path in root.glob("*.py")} | set(others))
         raise InvalidArgument(f"no job {name!r}; jobs are {', '.join(known)}")
-    return Job(name, (sys.executable, str(script)))
+    return JobSpec(name, (sys.executable, str(script)))
 
 
-def command_of(job: Job, folder: RunFolder, *, params: Mapping[str, Any] | None, arguments: Sequence[str]) -> list[str]:
+def command_of(
+    job: JobSpec, folder: RunFolder, *, params: Mapping[str, Any] | None, arguments: Sequence[str]
+) -> list[str]:
     """The job's command line: its parameters, where its result and its progress go, then `arguments`."""
     command = [*job.command]
     if params is not None:
@@ -74,5 +76,5 @@ def environment_of(settings: Settings, folder: RunFolder) -> dict[str, str]:
         **settings.environment(),
         "PYTHONPATH": os.pathsep.join([package, *inherited]),
         "PYTHONUNBUFFERED": "1",
-        RUN_FOLDER: str(folder.path),
+        RUN_FOLDER_VARIABLE: str(folder.path),
     }

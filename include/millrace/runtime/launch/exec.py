@@ -15,19 +15,19 @@ import sys
 import time
 from pathlib import Path
 
-from millrace.base.data_folder import private
-from millrace.base.process import this_process
+from millrace.base.data_folder import restrict_umask
+from millrace.base.process import current_process
 
 
 def main() -> None:
     """Leave the starter, write the identity record and exec the command."""
-    private()
+    restrict_umask()
     if os.fork():
         os._exit(0)
     os.setsid()
     identity, command = Path(sys.argv[1]), sys.argv[2:]
     draft = identity.with_name(f".{identity.name}")
-    me = this_process()
+    me = current_process()
     record = {"pid": me.pid, "start": me.start, "at": time.time(), "command": command}
     draft.write_text(json.dumps(record))
     draft.replace(identity)

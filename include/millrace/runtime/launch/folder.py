@@ -25,8 +25,8 @@ from typing import Any, Final
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 
-RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@=-]{0,199}")
-KEPT_ATTEMPTS: Final = 3
+RUN_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@=-]{0,199}")
+RETAINED_ATTEMPTS: Final = 3
 
 _OF_AN_ATTEMPT: Final = (
     "params.json",
@@ -51,7 +51,7 @@ class RunFolder:
     """One run's folder. Reading asks for nothing; writing is for who holds the lock, and for the job."""
 
     def __init__(self, settings: Settings, run_id: str) -> None:
-        if RUN_ID.fullmatch(run_id) is None:
+        if RUN_ID_PATTERN.fullmatch(run_id) is None:
             raise InvalidArgument(
                 f"run id {run_id!r}: letters, digits and . _ + @ = -, at most 200, beginning with a letter or digit"
             )
@@ -111,7 +111,7 @@ class RunFolder:
                 (self.path / name).replace(earlier / name)
             except FileNotFoundError:
                 continue
-        shutil.rmtree(self.path / "earlier" / str(number - KEPT_ATTEMPTS), ignore_errors=True)
+        shutil.rmtree(self.path / "earlier" / str(number - RETAINED_ATTEMPTS), ignore_errors=True)
         return number + 1
 
     def remove(self) -> bool:

@@ -26,7 +26,7 @@ def history_path(settings: Settings, name: str) -> Path:
     return settings.run_path / "history" / f"{name}.jsonl"
 
 
-def append(path: Path, line: Mapping[str, Any], *, max_bytes: int = MAX_BYTES) -> None:
+def append_history(path: Path, line: Mapping[str, Any], *, max_bytes: int = MAX_BYTES) -> None:
     """Add one line; put the file aside first where it has reached `max_bytes`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, default=str, separators=(",", ":")) + "\n"
@@ -46,7 +46,7 @@ def append(path: Path, line: Mapping[str, Any], *, max_bytes: int = MAX_BYTES) -
             return
 
 
-def read(path: Path, *, limit: int = 200) -> list[dict[str, Any]]:
+def read_history(path: Path, *, limit: int = 200) -> list[dict[str, Any]]:
     """The newest `limit` lines, newest first. A line that is not whole (a full disk) is left out."""
     found: list[dict[str, Any]] = []
     for line in _newest_first(path):

@@ -24,21 +24,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from millrace.base.data_folder import claim
-from millrace.base.deadline import Deadline, until
+from millrace.base.data_folder import prepare_data_folder
+from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import DeadlineExceeded, RunNotFound
 from millrace.base.files import replace_json
 from millrace.base.process import is_alive
 from millrace.base.settings import Settings
-from millrace.runtime.launch.command import Job, command_of, environment_of, job_file
-from millrace.runtime.launch.folder import RUN_ID, RunFolder, operations_path, read_json
-from millrace.runtime.launch.history import OPERATIONS, append, history_path
-from millrace.runtime.launch.process import processes_of, send
-from millrace.runtime.places import BEFORE
+from millrace.runtime.launch.command import JobSpec, command_of, environment_of, script_job
+from millrace.runtime.launch.folder import RUN_ID_PATTERN, RunFolder, operations_path, read_json
+from millrace.runtime.launch.history import OPERATIONS, append_history, history_path
+from millrace.runtime.launch.process import processes_of, signal_processes
+from millrace.runtime.spark_slots import JOBS_AHEAD
 
 POLL_SECONDS: Final = 0.05
-KEPT_SECONDS: Final = 7 * 86400.0
-KEPT_RUNS: Final = 200
+RETENTION_SECONDS: Final = 7 * 86400.0
+RETAINED_RUNS: Final = 200
 LOG_BYTES: Final = 16 << 20
 """Size from which the log of a running job is put aside, so that one that runs for weeks does not fill the disk."""
 
@@ -54,7 +54,7 @@ class RunState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class JobError:
+class RunError:
     """Why a run failed, as its job said it."""
 
     code: str
@@ -79,7 +79,7 @@ class RunStatus:
     params: dict[str, Any]
     progress: dict[str, Any] | None
     report: dict[str, Any] | None
-    error: JobError | None
+    error: RunError | None
     collected: bool
     log: Path
 
@@ -88,13 +88,13 @@ class RunStatus:
         return self.state is RunState.RUNNING
 
     @property
-    def waits(self) -> bool:
-        """Whether it runs, and only waits in turn for a place (millrace.runtime.places)."""
-        return self.active and BEFORE in ((self.progress or {}).get("figures") or {})
+    def waiting(self) -> bool:
+        """Whether it runs, and only waits in turn for a place (millrace.runtime.spark_slots)."""
+        return self.active and JOBS_AHEAD in ((self.progress or {}).get("figures") or {})
 
     def tail(self, lines: int = 30) -> str:
         """The last lines of the job's log."""
-        return tail(self.log, lines=lines)
+        return log_tail(self.log, lines=lines)
 
 
 class Launcher:
@@ -108,7 +108,7 @@ class Launcher:
     def start(
         self,
         run_id: str,
-        job: Job | str,
+        job: JobSpec | str,
         *,
         params: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
@@ -119,9 +119,9 @@ class Launcher:
         collected, is started anew as the next attempt. What is left of an attempt before is killed first. Raises
         InvalidArgument (no such job, bad run id) and DeadlineExceeded (the process did not come up).
         """
-        chosen = job if isinstance(job, Job) else job_file(job, folder=self._jobs)
+        chosen = job if isinstance(job, JobSpec) else script_job(job, folder=self._jobs)
         folder = RunFolder(self._settings, run_id)
-        claim(self._settings.data_dir)
+        prepare_data_folder(self._settings.data_dir)
         end = Deadline.after(self._settings.start_deadline)
         while (held := folder.try_lock()) is None:
             running = self._look(folder)
@@ -193,11 +193,11 @@ class Launcher:
         self.announce_stop(run_id)
         identity = read_json(folder.identity) or {}
         if is_alive(identity.get("pid", 0), identity.get("start")):
-            send([identity["pid"]], signal.SIGTERM)
+            signal_processes([identity["pid"]], signal.SIGTERM)
         end = Deadline.after(self._settings.stop_deadline if deadline is None else deadline)
-        until(lambda: not folder.is_locked(), end, every=POLL_SECONDS)
+        poll_until(lambda: not folder.is_locked(), end, interval=POLL_SECONDS)
         _kill_session(folder)
-        until(lambda: not folder.is_locked(), Deadline.after(10.0), every=POLL_SECONDS)
+        poll_until(lambda: not folder.is_locked(), Deadline.after(10.0), interval=POLL_SECONDS)
         return self.poll(run_id)
 
     def announce_stop(self, run_id: str) -> None:
@@ -206,7 +206,7 @@ class Launcher:
         if not folder.stop.exists():
             replace_json(folder.stop, {"at": time.time(), "by": os.getpid()})
 
-    def collect(self, run_id: str) -> None:
+    def mark_collected(self, run_id: str) -> None:
         """Say that the result of a run was handed on: the next start of the same id runs it again."""
         RunFolder(self._settings, run_id).collected.touch()
 
@@ -215,7 +215,7 @@ class Launcher:
         found = [self._look(RunFolder(self._settings, name)) for name in self._names()]
         return sorted((each for each in found if each is not None), key=lambda each: each.started_at, reverse=True)
 
-    def clean(self, *, older_than: float = KEPT_SECONDS, keep: int = KEPT_RUNS) -> list[str]:
+    def clean(self, *, older_than: float = RETENTION_SECONDS, keep: int = RETAINED_RUNS) -> list[str]:
         """Remove folders of runs that ended more than `older_than` seconds ago, and all but the newest `keep`; their ids."""
         now = time.time()
         removed = []
@@ -231,7 +231,7 @@ class Launcher:
     def _names(self) -> Iterable[str]:
         try:
             found = operations_path(self._settings).iterdir()
-            return [path.name for path in found if RUN_ID.fullmatch(path.name) and path.is_dir()]
+            return [path.name for path in found if RUN_ID_PATTERN.fullmatch(path.name) and path.is_dir()]
         except FileNotFoundError:
             return []
 
@@ -281,10 +281,10 @@ class Launcher:
             if status.error is None
             else {"code": status.error.code, "message": status.error.message, "retriable": status.error.retriable},
         }
-        append(history_path(self._settings, OPERATIONS), line)
+        append_history(history_path(self._settings, OPERATIONS), line)
 
 
-def tail(path: Path, *, lines: int = 30, most_bytes: int = 64 << 10) -> str:
+def log_tail(path: Path, *, lines: int = 30, most_bytes: int = 64 << 10) -> str:
     """The last lines of a log, however long it is."""
     try:
         with path.open("rb") as file:
@@ -294,7 +294,7 @@ def tail(path: Path, *, lines: int = 30, most_bytes: int = 64 << 10) -> str:
         return ""
 
 
-def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> tuple[RunState, JobError | None]:
+def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> tuple[RunState, RunError | None]:
     if alive:
         return RunState.RUNNING, None
     if result is not None and result.get("ok"):
@@ -302,17 +302,17 @@ def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> 
     if result is not None:
         error = result.get("error") or {}
         code, message = str(error.get("code", "UNKNOWN")), str(error.get("message", "the job gave no reason"))
-        return RunState.FAILED, JobError(code, message, bool(error.get("retriable", True)))
+        return RunState.FAILED, RunError(code, message, bool(error.get("retriable", True)))
     if folder.stop.exists():
         return RunState.STOPPED, None
-    return RunState.LOST, JobError("JOB_LOST", _lost_words(folder), True)
+    return RunState.LOST, RunError("JOB_LOST", _lost_words(folder), True)
 
 
 def _lost_words(folder: RunFolder) -> str:
     """What is known of a process that is gone without a result: what it was at, and its last lines."""
     was_at = str((read_json(folder.progress) or {}).get("words") or "")
     during = f' while it said "{was_at}"' if was_at else ""
-    last = tail(folder.log, lines=5)
+    last = log_tail(folder.log, lines=5)
     if not last:
         return f"the process of the run was killed{during or ' before it wrote a line'}; the kernel's log says whether memory ran out"
     return f"the process of the run ended without a result{during} (log: {folder.log}): {last}"
@@ -332,7 +332,7 @@ def _kill_session(folder: RunFolder) -> None:
     """SIGKILL for what a job left behind: a JVM whose driver was killed, Python workers."""
     identity = read_json(folder.identity)
     if identity is not None:
-        send(processes_of(folder.path, session=identity["pid"]), signal.SIGKILL)
+        signal_processes(processes_of(folder.path, session=identity["pid"]), signal.SIGKILL)
 
 
 def _written_at(path: Path) -> float | None:

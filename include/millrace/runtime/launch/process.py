@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-RUN_FOLDER: Final = "MILLRACE_RUN_FOLDER"
+RUN_FOLDER_VARIABLE: Final = "MILLRACE_RUN_FOLDER"
 """Variable that every process of a launched job inherits: the folder of its run."""
 
 
@@ -17,11 +17,11 @@ def processes_of(folder: Path, *, session: int) -> list[int]:
 
     A server that the job started for others (the log's) has a session of its own and is none of them.
     """
-    mark = f"{RUN_FOLDER}={folder}".encode()
+    mark = f"{RUN_FOLDER_VARIABLE}={folder}".encode()
     return [pid for pid in _pids() if _session(pid) == session and mark in _environment(pid).split(b"\0")]
 
 
-def send(pids: list[int], number: signal.Signals) -> None:
+def signal_processes(pids: list[int], number: signal.Signals) -> None:
     """Signal each of `pids`; one that is gone is no error."""
     for pid in pids:
         try:

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection
-from millrace.catalog.records import known_collections
+from millrace.catalog.collection import CollectionInfo
+from millrace.catalog.sqlite_file import read_collections
 from millrace.streams.declare.declaration import Into, Stream, Table, function_of
 from millrace.streams.declare.operation import LOG_TIME, duration, late_names, sink_names
 from millrace.streams.keyed.clock import Clock
@@ -42,7 +42,7 @@ class Finding:
 
 def check(settings: Settings, stream: Stream) -> list[Finding]:
     """What can be found of `stream` by the deployment's catalog alone."""
-    known = {each.name: each for each in known_collections(settings.data_dir) if each.state == "active"}
+    known = {each.name: each for each in read_collections(settings.data_dir) if each.state == "active"}
     found = [*_source(stream, known), *_sink(stream, stream.sink, "sink", known)]
     if stream.late is not None:
         found += _sink(stream, stream.late, "late", known)
@@ -65,7 +65,7 @@ def check(settings: Settings, stream: Stream) -> list[Finding]:
 
 def creates(settings: Settings, sink: Into) -> bool:
     """Whether the sink's collection is created when the stream starts."""
-    names = {each.name for each in known_collections(settings.data_dir) if each.state == "active"}
+    names = {each.name for each in read_collections(settings.data_dir) if each.state == "active"}
     return sink.create and sink.collection not in names
 
 
@@ -76,7 +76,7 @@ def require_runnable(stream: Stream, findings: list[Finding]) -> None:
         raise InvalidStream(f"the stream {stream.name!r} cannot run: {'; '.join(errors)}")
 
 
-def _source(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
+def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     source = stream.source
     collection = known.get(source.collection)
     if collection is None:
@@ -115,7 +115,7 @@ def _source(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
         )
 
 
-def _table(field: str, table: Table, known: dict[str, Collection]) -> Iterator[Finding]:
+def _table(field: str, table: Table, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     collection = known.get(table.collection)
     if collection is None:
         yield Finding("error", f"{field}.collection", f"there is no collection {table.collection!r}")
@@ -128,7 +128,7 @@ def _table(field: str, table: Table, known: dict[str, Collection]) -> Iterator[F
             )
 
 
-def _operator(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
+def _operator(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     """What can be told of the operator before a transform is asked: all, where there is none."""
     operation, collection = stream.operator, known.get(stream.source.collection)
     assert operation is not None
@@ -177,7 +177,7 @@ def _operator(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]
         yield Finding("error", "sink.mode", "a window that is corrected comes again: use 'upsert'")
 
 
-def _rows(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
+def _rows(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     """Whether rows as they are fit the sink's collection: its columns, their types, and those that it asks for."""
     collection, into = known.get(stream.source.collection), known.get(str(stream.sink.collection))
     names = set() if collection is None else set(change_schema(collection.schema).names)
@@ -193,14 +193,14 @@ def _rows(stream: Stream, known: dict[str, Collection]) -> Iterator[Finding]:
         yield Finding("error", "sink.partition_by", f"{by!r} is none of the stream's columns")
 
 
-def rows_schema(collection: Collection, columns: Sequence[str]) -> pa.Schema:
+def rows_schema(collection: CollectionInfo, columns: Sequence[str]) -> pa.Schema:
     """The columns of a stream's rows, as they come out of its source."""
     every = change_schema(collection.schema)
     every = every.set(every.get_field_index("_change"), pa.field("_change", pa.utf8()))
     return pa.schema([every.field(name) for name in columns]) if columns else every
 
 
-def planned(stream: Stream, schema: pa.Schema, right: Collection | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
+def planned(stream: Stream, schema: pa.Schema, right: CollectionInfo | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
     """Return, for the stream's operator over rows of `schema`, the columns of answers and late rows, each as their sink has
     them, and what lets the state grow. Raises InvalidArgument."""
     operation, mark = stream.operator, stream.source.watermark
@@ -228,7 +228,7 @@ def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tupl
     )
 
 
-def _sink(stream: Stream, sink: Into, field: str, known: dict[str, Collection]) -> Iterator[Finding]:
+def _sink(stream: Stream, sink: Into, field: str, known: dict[str, CollectionInfo]) -> Iterator[Finding]:
     if sink.kind != "collection":
         return
     collection = known.get(str(sink.collection))

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
-from millrace.node.range.task_memory import keep_modules
+from millrace.runtime.spark_worker_gc import freeze_modules
 from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import (
     END,
@@ -140,7 +140,7 @@ class _Answer:
         rows = pa.Table.from_batches([each.cast(self._schema) for each in batches], self._schema)
         step, _ = self._clock.advance(self._operator, {}, rows, END)
         yield from step.output.to_batches()
-        keep_modules("millrace_keyed")
+        freeze_modules("millrace_keyed")
 
 
 def _table(uri: str, operator: Operator, schema: pa.Schema, placement: str, stream: str) -> KeyedTable:
@@ -161,4 +161,4 @@ class _Advance:
         table = _table(*self._opened)
         report = table.advance(self._base, shard, rows, self._clock)
         yield pa.RecordBatch.from_pylist([{"shard": shard, "report": pickle.dumps(report)}])
-        keep_modules("millrace_keyed")
+        freeze_modules("millrace_keyed")

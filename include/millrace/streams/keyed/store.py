@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, TableDamaged, TableUnavailable
 from millrace.base.failpoint import hit
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.parquet_file import FileAction, ParquetFile
-from millrace.storage.table import Table, create_table
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.parquet_file import FileAction, ParquetFileWriter
+from millrace.storage.table import TableHandle, create_table
 from millrace.streams.keyed.clock import Clock, Newest
 from millrace.streams.keyed.operator import END, Counts, Operator, State, Step, late_schema
 from millrace.streams.patterns.sorted_rows import column_of
@@ -97,7 +97,7 @@ class KeyedTable:
             pa.field("kind", pa.utf8()),
         ]
         described = {DESCRIPTION: operator.describe(), PLACEMENT: placement, STREAM: stream, ROWS: _words(schema)}
-        self.table: Table = create_table(uri, pa.schema(fields), partition_by=["kind"], configuration=described)
+        self.table: TableHandle = create_table(uri, pa.schema(fields), partition_by=["kind"], configuration=described)
         found = {name: self.table.configuration.get(name) for name in described}
         if found[DESCRIPTION] != described[DESCRIPTION]:
             raise InvalidArgument(
@@ -182,13 +182,13 @@ class KeyedTable:
                 _log.exception("%s was not tidied; it is tried again %d batches on", self.table.uri, _TIDY_EVERY)
         versions = (base.batches, base.batch + 1, *_versions(base.newest), int(base.ended))
         following = (base.batches + 1, batch + 1, *_versions(base.newest | taken.newest), int(ended))
-        moves = {app: AppMove(*each) for app, *each in zip(_IDS, versions, following, strict=True)}
-        commit_fenced(self.table, [Part(adds=list(taken.files), moves=moves)]).require()
+        moves = {app: AppTransaction(*each) for app, *each in zip(_IDS, versions, following, strict=True)}
+        commit_fenced(self.table, [CommitPart(adds=list(taken.files), app_transactions=moves)]).raise_if_fenced()
         hit("keyed.committed")
         if following[0] % _DROP_EVERY == 0:
             # Without a change of data, so that who reads the answers as a stream passes it over.
             stale = self.base().stale
-            commit_fenced(self.table, [Part(removes=stale)], data_change=False)
+            commit_fenced(self.table, [CommitPart(removes=stale)], data_change=False)
 
     def tidy(self, keep_hours: int = _KEEP_HOURS) -> None:
         """Join small files of answers and late rows, and remove files that no version of the last hours names."""
@@ -233,7 +233,7 @@ class KeyedTable:
         return self.table.read_rows(sorted(names), schema)
 
     def _put(self, name: str, rows: pa.Table, kind: str) -> FileAction:
-        file = ParquetFile(self.table.store, name, rows.schema, options={"compression": "zstd"})
+        file = ParquetFileWriter(self.table.store, name, rows.schema, options={"compression": "zstd"})
         try:
             file.write(rows)
             return file.close({"kind": kind}, ())

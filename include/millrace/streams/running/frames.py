@@ -34,7 +34,7 @@ from millrace.streams.sinks.function import FunctionSink
 from millrace.streams.sinks.kafka import KafkaSink
 from millrace.streams.sinks.sink import Sink
 from millrace.tables.read import spark as tables
-from millrace.tables.read.freshness import all_confirmed
+from millrace.tables.read.freshness import require_confirmed_ticks
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 _STATEFUL: Final = ("Aggregate", "Deduplicate", "Distinct", "Join", "FlatMapGroups", "TransformWithState")
@@ -136,9 +136,13 @@ def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFra
     tick = None if table.at in (None, "now") else resolve_tick(table.at)
     with Client.connect(settings) as client:
         found = client.collection(table.collection)
-        confirmed = all_confirmed(settings, found.name, found.pchannels, client.append, tick, settings.read_deadline)
+        confirmed = require_confirmed_ticks(
+            settings, found.name, found.pchannels, client.append, tick, settings.read_deadline
+        )
         selection = Selection.of(columns=table.columns or None)
-        return tables.read(spark, settings, found.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection)
+        return tables.read_spark(
+            spark, settings, found.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection
+        )
 
 
 def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: pa.Schema) -> None:

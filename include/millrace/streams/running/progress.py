@@ -22,7 +22,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQueryManager
 
-from millrace.base.file_lock import Reporter
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -38,7 +38,7 @@ class Told(StreamingQueryListener):
 
     def __init__(self, settings: Settings, stream: str, metrics: Metrics, streams: StreamingQueryManager) -> None:
         self._path = settings.progress_path(progress_name(stream))
-        self._reporter = Reporter(settings.run_path)
+        self._reporter = ProcessRegistration(settings.run_path)
         self._stream = stream
         self._metrics = metrics
         self._streams = streams

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from millrace.base.errors import RunNotFound
-from millrace.base.file_lock import reported
+from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
 from millrace.runtime.launch.launcher import Launcher
 from millrace.streams.declare.declaration import Stream
@@ -82,7 +82,7 @@ def status(settings: Settings, stream: Stream) -> StreamStatus:
     kept = Kept(settings, stream.name).state
     told = _told(settings, stream.name)
     state, error = _run(settings, stream)
-    lives = bool(told) and reported(settings.run_path, int(told.get("pid", 0)), float(told.get("at", 0.0)))
+    lives = bool(told) and is_report_live(settings.run_path, int(told.get("pid", 0)), float(told.get("at", 0.0)))
     if kept.paused:
         state = "paused"
     elif lives:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from millrace.base.files import make_folder
-from millrace.node.range.task_memory import keep_modules
+from millrace.runtime.spark_worker_gc import freeze_modules
 from millrace.streams.sinks.sink import Sink, Taken
 
 _REPORT: Final = StructType(
@@ -147,4 +147,4 @@ class _Staging:
                     rows += first.num_rows
                     first = next(batches, None)
             yield pa.RecordBatch.from_pylist([{"task": number, "path": path, "rows": rows}])
-        keep_modules("millrace_sink")
+        freeze_modules("millrace_sink")

@@ -79,7 +79,7 @@ class KafkaSink:
                 key = None if self._key is None or row[self._key] is None else str(row[self._key])
                 self._send(json.dumps(row, default=str), key, batch_id, rows, answered, end)
                 rows += 1
-        left = self._producer.flush(max(0.0, end.left()))
+        left = self._producer.flush(max(0.0, end.remaining()))
         if left or refused:
             raise LogUnavailable(
                 f"{left + len(refused)} of {rows} messages to the topic {self._topic!r} were not acknowledged"
@@ -102,7 +102,7 @@ class KafkaSink:
                 )
             except BufferError:
                 self._producer.poll(0.1)
-                if end.left() <= 0:
+                if end.remaining() <= 0:
                     raise LogUnavailable(f"the topic {self._topic!r} takes nothing: the batch is sent again") from None
             else:
                 self._producer.poll(0)

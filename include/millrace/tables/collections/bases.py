@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from millrace.base.failpoint import hit
 from millrace.message.ids import MessageId
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
 from millrace.storage.table import create_table, open_table
 from millrace.tables.wal.reader import FIRST_ID, WalSnapshot
-from millrace.wal.visible.catalog import Catalog
+from millrace.wal.visible.catalog import WalCatalog
 
 PCHANNEL: Final = "pchannel"
 COLUMNS: Final = pa.schema(
@@ -39,13 +39,13 @@ COLUMNS: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class VerifiedBase:
     """A verified base of one PChannel; the default one is the beginning."""
 
     pchannel: str
     time_tick: int = 0
     confirmed: MessageId = FIRST_ID
-    catalog_bytes: bytes = field(default_factory=lambda: Catalog().to_bytes())
+    catalog_bytes: bytes = field(default_factory=lambda: WalCatalog().to_bytes())
     collections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By collection: rows and deletes that were compared."""
     path: str | None = None
@@ -56,7 +56,7 @@ def bases_uri(wal: object) -> str:
     return f"{str(wal).rpartition('/')[0]}/bases"
 
 
-def read_bases(wal: object) -> dict[str, Base]:
+def read_bases(wal: object) -> dict[str, VerifiedBase]:
     """The newest base of each PChannel that has one."""
     path = bases_uri(wal)
     table = open_table(path)
@@ -66,7 +66,7 @@ def read_bases(wal: object) -> dict[str, Base]:
     for action in table.actions().to_pylist():
         row = table.read(action["path"]).to_pylist()[0]
         pchannel = action[f"partition.{PCHANNEL}"]
-        found[pchannel] = Base(
+        found[pchannel] = VerifiedBase(
             pchannel,
             row["time_tick"],
             MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
@@ -77,7 +77,7 @@ def read_bases(wal: object) -> dict[str, Base]:
     return found
 
 
-def write_base(wal: object, before: Base, base: Base, *, seam: Callable[[str], None] = hit) -> bool:
+def write_base(wal: object, before: VerifiedBase, base: VerifiedBase, *, seam: Callable[[str], None] = hit) -> bool:
     """Put `base` in the place of `before`; False where another run was first."""
     path = bases_uri(wal)
     table = create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
@@ -94,15 +94,15 @@ def write_base(wal: object, before: Base, base: Base, *, seam: Callable[[str], N
         "verified_at": time.time_ns() // 1000,
     }
     sink.write(pa.Table.from_pylist([row], schema=COLUMNS), {PCHANNEL: base.pchannel})
-    part = Part(
+    part = CommitPart(
         adds=sink.finish(),
         removes=() if before.path is None else (before.path,),
-        moves={base.pchannel: AppMove(before.time_tick, base.time_tick)},
+        app_transactions={base.pchannel: AppTransaction(before.time_tick, base.time_tick)},
     )
     return not commit_fenced(table, [part], seam=seam).fenced
 
 
-def trimmed_bases(wal: object, snapshot: WalSnapshot) -> dict[str, Base]:
+def trimmed_bases(wal: object, snapshot: WalSnapshot) -> dict[str, VerifiedBase]:
     """The bases of the PChannels whose WAL was trimmed: where a reader of the whole WAL has to begin."""
     trimmed = [name for name in snapshot.pchannels() if snapshot.trimmed(name)[0]]
     found = read_bases(wal) if trimmed else {}

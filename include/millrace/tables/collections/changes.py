@@ -10,15 +10,15 @@ import pyarrow as pa
 
 from millrace.base.errors import PositionTruncated, StagedFileDamaged
 from millrace.base.settings import Settings
-from millrace.message.bodies import Import
+from millrace.message.bodies import VChannelImport
 from millrace.message.schema import CollectionSchema
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
-from millrace.tables.collections.staged import StagedFiles
+from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
 from millrace.wal.visible.catalog import VChannelInfo
-from millrace.wal.visible.changes import BEGINNING, ChangeBatch, ChangeReader, Position, Start
+from millrace.wal.visible.changes import CHANGES_BEGIN, ChangeBatch, ChangePosition, ChangeReader, ChangeStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ImportedFiles:
         """Those of a data folder."""
         return cls(settings.staged_path, settings.wal_uri)
 
-    def rows(self, named: Import) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Raises StagedFileDamaged, and PositionTruncated where retention has taken the files meanwhile."""
         try:
             yield from StagedFiles(self.staged).rows(named)
@@ -41,15 +41,17 @@ class ImportedFiles:
             raise _truncated(self.wal, named.vchannel.rpartition("_")[0], named.tick - 1) or error from None
 
 
-def start_at(settings: Settings, pchannel: str, collection_id: int, after: Position) -> Start:
+def change_start_at(settings: Settings, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
     """The start behind `after`: with the newest checkpoint's catalog, from the checkpoint on where that is the earlier one."""
-    return Start.of(after, *checkpointed(settings, pchannel, collection_id) if after.tick else (0, {}))
+    return ChangeStart.of(after, *checkpointed_vchannels(settings, pchannel, collection_id) if after.tick else (0, {}))
 
 
-def checkpointed(settings: Settings, pchannel: str, collection_id: int) -> tuple[int, dict[str, VChannelInfo]]:
+def checkpointed_vchannels(
+    settings: Settings, pchannel: str, collection_id: int
+) -> tuple[int, dict[str, VChannelInfo]]:
     """The tick of a PChannel's newest checkpoint, 0 without one, and what its catalog has of a collection."""
     found = read_checkpoints(open_table(settings.checkpoints_uri)).get(pchannel)
-    return (0, {}) if found is None else (found.time_tick, found.catalog.of_collection(collection_id))
+    return (0, {}) if found is None else (found.time_tick, found.catalog.collection_vchannels(collection_id))
 
 
 def table_changes(
@@ -57,7 +59,7 @@ def table_changes(
     collection_id: int,
     pchannel: str,
     *,
-    after: Position = BEGINNING,
+    after: ChangePosition = CHANGES_BEGIN,
     until_tick: int = MAX_TICK,
     schema: CollectionSchema | None = None,
 ) -> Iterator[ChangeBatch]:
@@ -66,7 +68,7 @@ def table_changes(
 
     Raises PositionTruncated where retention has taken what lies behind `after`, and what :meth:`ChangeReader.push` raises.
     """
-    start = start_at(settings, pchannel, collection_id, after)
+    start = change_start_at(settings, pchannel, collection_id, after)
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is None:
         return

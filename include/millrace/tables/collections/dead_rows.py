@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.tables.read.arrow import deleted
+from millrace.tables.read.arrow import deleted_mask
 from millrace.wal.visible.catalog import VChannelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Drops:
+class HiddenRanges:
     """What DDL up to a tick hides."""
 
     partitions: tuple[tuple[str, int, int], ...] = ()
@@ -38,7 +38,7 @@ class Drops:
         return max(self.ticks, default=0)
 
 
-def drops_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> Drops:
+def hidden_ranges_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> HiddenRanges:
     """What the DDL of a collection's VChannels hides at `tick`: dropped partitions, a drop, an Import that replaced
     rows, an earlier collection of the same id."""
     partitions = [
@@ -50,12 +50,12 @@ def drops_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> Drops:
     whole = [
         (name, max(early))
         for name, info in sorted(vchannels.items())
-        if (early := [each for each in (info.begin_at(tick), info.dropped_tick) if 0 < each <= tick])
+        if (early := [each for each in (info.first_visible_tick(tick), info.dropped_tick) if 0 < each <= tick])
     ]
-    return Drops(tuple(partitions), tuple(whole))
+    return HiddenRanges(tuple(partitions), tuple(whole))
 
 
-def dead(rows: pa.Table, deletes: pa.Table, *, key: Sequence[str], drops: Drops) -> npt.NDArray[np.bool_]:
+def dead_mask(rows: pa.Table, deletes: pa.Table, *, key: Sequence[str], hidden: HiddenRanges) -> npt.NDArray[np.bool_]:
     """Which of `rows` are dead, where `deletes` and `drops` are those up to the tick: shape ``(rows,)``.
 
     Both tables need the fields `key` and the columns that place a row or a delete.
@@ -64,11 +64,11 @@ def dead(rows: pa.Table, deletes: pa.Table, *, key: Sequence[str], drops: Drops)
     if rows.num_rows == 0:
         return found
     ticks = rows["_time_tick"].to_numpy()
-    for name, number, tick in drops.partitions:
+    for name, number, tick in hidden.partitions:
         mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number)).to_numpy()
         found |= mine & (ticks < tick)
-    for name, tick in drops.vchannels:
+    for name, tick in hidden.vchannels:
         found |= pc.equal(rows["_vchannel"], name).to_numpy() & (ticks < tick)
     if deletes.num_rows:
-        found |= deleted(rows, deletes, key)
+        found |= deleted_mask(rows, deletes, key)
     return found

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.message.ids import MessageId
-from millrace.storage.files import FileSink
+from millrace.storage.file_sink import FileSink
 from millrace.storage.parquet_file import FileAction
-from millrace.storage.table import Table, create_table
-from millrace.tables.collections.table import add_fields
+from millrace.storage.table import TableHandle, create_table
+from millrace.tables.collections.data_tables import ensure_columns
 from millrace.tables.wal.reader import FIRST_ID
-from millrace.wal.visible.catalog import Catalog, SegmentEvent
-from millrace.wal.visible.rows import conform
+from millrace.wal.visible.catalog import SegmentEvent, WalCatalog
+from millrace.wal.visible.collection_rows import align_to_schema
 
 PCHANNEL: Final = "pchannel"
 
@@ -70,14 +70,14 @@ class Checkpoint:
     confirmed: MessageId = FIRST_ID
     term: int = 0
     flush_ticks: dict[str, int] = field(default_factory=dict)
-    catalog_bytes: bytes = field(default_factory=lambda: Catalog().to_bytes())
+    catalog_bytes: bytes = field(default_factory=lambda: WalCatalog().to_bytes())
     path: str | None = None
     """Its file, relative to the table; the next checkpoint's commit removes it."""
 
     @property
-    def catalog(self) -> Catalog:
+    def catalog(self) -> WalCatalog:
         """A copy to carry on from."""
-        return Catalog.from_bytes(self.catalog_bytes)
+        return WalCatalog.from_bytes(self.catalog_bytes)
 
     @property
     def base(self) -> int:
@@ -108,14 +108,14 @@ class Checkpoint:
         )
 
 
-def ensure_segments(uri: object) -> Table:
+def ensure_segments_table(uri: object) -> TableHandle:
     """The ``segments`` table, created if there is none."""
     table = create_table(uri, _with_pchannel(SEGMENT_COLUMNS), partition_by=[PCHANNEL])
-    add_fields(table, _with_pchannel(SEGMENT_COLUMNS))  # one made before compaction was there has no merged_into
+    ensure_columns(table, _with_pchannel(SEGMENT_COLUMNS))  # one made before compaction was there has no merged_into
     return table
 
 
-def ensure_checkpoints(uri: object) -> Table:
+def ensure_checkpoints_table(uri: object) -> TableHandle:
     """The ``checkpoints`` table, created if there is none."""
     return create_table(uri, _with_pchannel(CHECKPOINT_COLUMNS), partition_by=[PCHANNEL])
 
@@ -124,7 +124,7 @@ def _with_pchannel(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*schema, pa.field(PCHANNEL, pa.utf8())])
 
 
-def read_checkpoints(table: Table | None) -> dict[str, Checkpoint]:
+def read_checkpoints(table: TableHandle | None) -> dict[str, Checkpoint]:
     """The checkpoint of each PChannel at the version of `table`."""
     if table is None:
         return {}
@@ -165,7 +165,7 @@ def write_checkpoint(uri: object, checkpoint: Checkpoint) -> list[FileAction]:
     return sink.finish()
 
 
-def removed_checkpoint(checkpoint: Checkpoint) -> tuple[str, ...]:
+def replaced_checkpoint_files(checkpoint: Checkpoint) -> tuple[str, ...]:
     """The file that goes as a PChannel's next checkpoint comes."""
     return () if checkpoint.path is None else (checkpoint.path,)
 
@@ -181,7 +181,7 @@ def write_segments(uri: object, pchannel: str, events: Iterable[SegmentEvent]) -
 
 
 def read_segments(
-    table: Table | None, *, pchannel: str | None = None, vchannels: Sequence[str] | None = None
+    table: TableHandle | None, *, pchannel: str | None = None, vchannels: Sequence[str] | None = None
 ) -> pa.Table:
     """The newest row of each segment (with ``pchannel``) at the version of `table`, in the order of segment ids."""
     schema = _with_pchannel(SEGMENT_COLUMNS)
@@ -191,7 +191,7 @@ def read_segments(
     for action in table.actions().to_pylist():
         owner = action[f"partition.{PCHANNEL}"]
         if pchannel is None or owner == pchannel:
-            rows = conform(table.read(action["path"]), SEGMENT_COLUMNS)
+            rows = align_to_schema(table.read(action["path"]), SEGMENT_COLUMNS)
             parts.append(rows.append_column(PCHANNEL, pa.array([owner] * rows.num_rows, pa.utf8())).cast(schema))
     rows = pa.concat_tables(parts)
     merged = schema.get_field_index("merged_into")

@@ -17,19 +17,28 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from millrace.base.errors import InvalidArgument, TableDamaged
-from millrace.base.predicate.arrow import coarse
-from millrace.base.predicate.language import All, Column, Compare, Condition, Literal, columns, conjuncts, renamed
+from millrace.base.predicate.arrow import pruning_expression
+from millrace.base.predicate.language import (
+    And,
+    ColumnRef,
+    Compare,
+    Condition,
+    Literal,
+    column_names,
+    conjuncts,
+    rename_columns,
+)
 from millrace.base.settings import Settings
 from millrace.message.ids import Moment
 from millrace.message.keys import key_column
-from millrace.message.stored_columns import key_schema, needed, plain_column, to_fields
-from millrace.rpc.selection import EVERYTHING, Selection
-from millrace.storage.parquet_file import RowGroups
-from millrace.storage.table import Table, table_at
+from millrace.message.stored_columns import key_schema, needed_columns, single_column, to_fields
+from millrace.rpc.selection import ALL_ROWS, Selection
+from millrace.storage.parquet_file import RowGroupFilter
+from millrace.storage.table import TableHandle, table_at
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
-from millrace.tables.read.pruning import WideComparison, may_hold, row_groups
-from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, stored_schema
-from millrace.wal.visible.rows import conform
+from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter
+from millrace.wal.visible.collection_rows import align_to_schema
+from millrace.wal.visible.columns import ROW_COLUMNS, deletes_file_schema, rows_read_schema
 
 PIECE_BYTES: Final = 64 << 20
 """Of rows that a read in pieces holds at a time, about."""
@@ -54,7 +63,7 @@ def read_arrow(
     at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
-    selection: Selection = EVERYTHING,
+    selection: Selection = ALL_ROWS,
     with_ticks: bool = False,
 ) -> pa.Table:
     """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
@@ -66,39 +75,39 @@ def read_arrow(
     for last in (False, True):
         plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
         try:
-            return pa.concat_tables(pieces_of(plan, selection=selection, with_ticks=with_ticks))
+            return pa.concat_tables(read_pieces(plan, selection=selection, with_ticks=with_ticks))
         except TableDamaged as error:
             if last or not error.missing:
                 raise  # else VACUUM may have taken it while it was read: the newer version names others
     raise AssertionError("unreachable")
 
 
-class Matching(NamedTuple):
+class ArrowFilter(NamedTuple):
     """What an engine that reads for itself asks of the rows: an expression over their fields, and the fields that it looks at."""
 
     expression: pc.Expression
     fields: tuple[str, ...]
 
 
-def stream_of(
-    plan: ReadPlan, *, selection: Selection = EVERYTHING, matching: Matching | None = None
+def read_stream(
+    plan: ReadPlan, *, selection: Selection = ALL_ROWS, arrow_filter: ArrowFilter | None = None
 ) -> pa.RecordBatchReader:
     """The rows of a planned read, batch by batch. Memory: the deletes up to its tick, about PIECE_BYTES of rows and the row groups
     of two files. Raises InvalidArgument; its batches raise TableDamaged."""
     names = selection.names(plan.schema.arrow())
     schema = pa.schema([plan.schema.arrow().field(name) for name in names])
-    pieces = pieces_of(plan, selection=selection, matching=matching, most_bytes=PIECE_BYTES)
+    pieces = read_pieces(plan, selection=selection, arrow_filter=arrow_filter, max_bytes=PIECE_BYTES)
     batches = (batch for piece in pieces for batch in piece.to_batches(max_chunksize=BATCH_ROWS))
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def pieces_of(
+def read_pieces(
     plan: ReadPlan,
     *,
-    selection: Selection = EVERYTHING,
-    matching: Matching | None = None,
+    selection: Selection = ALL_ROWS,
+    arrow_filter: ArrowFilter | None = None,
     with_ticks: bool = False,
-    most_bytes: int | None = None,
+    max_bytes: int | None = None,
     ticks: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of a planned read: at once, or in pieces of about `most_bytes`; at least one, which may be empty. With `ticks`
@@ -106,7 +115,7 @@ def pieces_of(
     names = selection.names(plan.schema.arrow())
     if with_ticks:
         names = [*names, *ROW_COLUMNS.names]
-    pieces = _Look(plan, selection, names, matching, ticks).rows(most_bytes)
+    pieces = _Look(plan, selection, names, arrow_filter, ticks).rows(max_bytes)
     if selection.order_by:
         pieces = iter([_sorted(pieces, selection)])
     elif selection.limit is not None:
@@ -115,7 +124,7 @@ def pieces_of(
         yield piece.select(names)
 
 
-def stored_table(settings: Settings, name: str) -> ds.Dataset:
+def stored_dataset(settings: Settings, name: str) -> ds.Dataset:
     """Return the Delta table `name` (``wal``, ``collections/3``) as it is stored now. Raises TableNotFound."""
     return table_at(settings.table_uri(name)).dataset()
 
@@ -137,7 +146,7 @@ class _Look:
         plan: ReadPlan,
         selection: Selection,
         names: Sequence[str],
-        matching: Matching | None = None,
+        matching: ArrowFilter | None = None,
         ticks: tuple[int, int] | None = None,
     ) -> None:
         self._plan = plan
@@ -147,33 +156,33 @@ class _Look:
         self._keys = plan.schema.key_arrow().names
         self._exact = selection.expression(plan.schema.arrow())
         # A field of several columns is looked at behind the files alone.
-        self._places = {each: at for each in plan.schema.arrow().names if (at := plain_column(plan.schema, each))}
+        self._places = {each: at for each in plan.schema.arrow().names if (at := single_column(plan.schema, each))}
         self._conjuncts = [
-            renamed(each, self._places)
+            rename_columns(each, self._places)
             for each in (() if found is None else conjuncts(found))
-            if columns(each) <= set(self._places)
+            if column_names(each) <= set(self._places)
         ]
         whole = () if found is None else conjuncts(found)
-        wide = [each for part in whole if (each := WideComparison.of(part, plan.schema)) is not None]
-        self._groups = row_groups(wide) if wide else None
-        stored = stored_schema(plan.schema)
-        self._coarse = coarse(All(tuple(self._conjuncts)), stored) if self._conjuncts else None
+        wide = [each for part in whole if (each := WidenedComparison.of(part, plan.schema)) is not None]
+        self._groups = row_group_filter(wide) if wide else None
+        stored = rows_read_schema(plan.schema)
+        self._coarse = pruning_expression(And(tuple(self._conjuncts)), stored) if self._conjuncts else None
         if matching is not None:
             self._exact = _both(self._exact, matching.expression)
             if all(self._says_bounds(name) for name in matching.fields):
                 self._coarse = _both(self._coarse, matching.expression)
         self._deletes = self._all_deletes()
         first = plan.first_ticks()
-        self._replaced = any(first[name] < info.begin_at(plan.tick) for name, info in plan.vchannels.items())
+        self._replaced = any(first[name] < info.first_visible_tick(plan.tick) for name, info in plan.vchannels.items())
         self._hides = bool(plan.partition_drops) or self._replaced
-        wanted = {*names, *selection.used, *(() if matching is None else matching.fields)}
+        wanted = {*names, *selection.referenced_columns, *(() if matching is None else matching.fields)}
         self._judged_by = [*_TICKS] if _name_no_partition(self._deletes) else [*_PLACE]
         if self._deletes.num_rows:
             wanted |= {*self._keys, *self._judged_by}
         if self._hides:
             wanted |= {"_vchannel", "_partition_id", "_time_tick"}
         self._fields = [each for each in plan.schema.arrow().names if each in wanted]
-        there = {each.name for each in needed(plan.schema, self._fields)} | (wanted & set(ROW_COLUMNS.names))
+        there = {each.name for each in needed_columns(plan.schema, self._fields)} | (wanted & set(ROW_COLUMNS.names))
         self._columns = [each for each in stored.names if each in there] or ["_time_tick"]
 
     def _says_bounds(self, name: str) -> bool:
@@ -185,7 +194,7 @@ class _Look:
 
     def rows(self, most_bytes: int | None) -> Iterator[pa.Table]:
         """The rows, with the columns that the selection needs and perhaps more."""
-        schema = stored_schema(self._plan.schema)
+        schema = rows_read_schema(self._plan.schema)
         tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
         if most_bytes is None and (living := self._living(schema)) is not None:
             yield self._shown(living)
@@ -215,7 +224,7 @@ class _Look:
         if self._hides:
             piece = _hide_dropped(piece, self._plan)
         if judged and self._deletes.num_rows and piece.num_rows:
-            piece = piece.filter(pa.array(~deleted(piece, self._deletes, self._plan.schema.key_names)))
+            piece = piece.filter(pa.array(~deleted_mask(piece, self._deletes, self._plan.schema.key_names)))
         return piece
 
     def _living(self, schema: pa.Schema) -> pa.Table | None:
@@ -229,16 +238,16 @@ class _Look:
 
         def kept(rows: pa.Table) -> npt.NDArray[np.bool_]:
             named = to_fields(rows, self._plan.schema, self._keys)
-            return ~deleted(named, self._deletes, self._plan.schema.key_names)
+            return ~deleted_mask(named, self._deletes, self._plan.schema.key_names)
 
-        rows = table.read_kept(
+        rows = table.read_filtered(
             table.actions()["path"].to_pylist(),
             schema,
             columns=self._columns,
-            looked_at=[*key, *self._judged_by],
-            kept=kept,
+            filter_columns=[*key, *self._judged_by],
+            keep=kept,
         )
-        return conform(rows.select(self._columns), pa.schema([schema.field(name) for name in self._columns]))
+        return align_to_schema(rows.select(self._columns), pa.schema([schema.field(name) for name in self._columns]))
 
     def _between(self, piece: pa.Table) -> pa.Table:
         if self._after == 0 and self._until == self._plan.tick:
@@ -261,10 +270,10 @@ class _Look:
     def _all_deletes(self) -> pa.Table:
         """The deletes up to the tick, but for those of keys that the predicate leaves out anyway."""
         plan = self._plan
-        schema = delete_file_schema(plan.schema)
+        schema = deletes_file_schema(plan.schema)
         keys = key_schema(plan.schema)
-        mine = [each for each in self._conjuncts if columns(each) <= set(keys.names)]
-        where = coarse(All(tuple(mine)), keys) if mine else None
+        mine = [each for each in self._conjuncts if column_names(each) <= set(keys.names)]
+        where = pruning_expression(And(tuple(mine)), keys) if mine else None
         wanted = [*keys.names, *_PLACE]
         found = [*_table_rows(plan.deletes, schema, plan.tick, None, columns=wanted, where=where, conjuncts=mine)]
         if plan.has_tail_deletes():
@@ -273,7 +282,7 @@ class _Look:
 
 
 def _table_rows(
-    table: Table | None,
+    table: TableHandle | None,
     schema: pa.Schema,
     tick: int,
     most_bytes: int | None,
@@ -282,7 +291,7 @@ def _table_rows(
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
     conjuncts: Sequence[Condition] = (),
-    groups: RowGroups | None = None,
+    groups: RowGroupFilter | None = None,
 ) -> Iterator[pa.Table]:
     """Rows behind `after` and up to `tick` of one version of a table: the files its log names, pruned by their statistics, in pieces."""
     names = schema.names if columns is None else list(columns)
@@ -292,10 +301,10 @@ def _table_rows(
         yield target.empty_table()
         return
     actions = actions.filter(
-        may_hold(actions, schema, [Compare("<=", Column(("_time_tick",)), Literal(tick)), *conjuncts])
+        may_match(actions, schema, [Compare("<=", ColumnRef(("_time_tick",)), Literal(tick)), *conjuncts])
     )
     if after:
-        actions = actions.filter(may_hold(actions, schema, [Compare(">", Column(("_time_tick",)), Literal(after))]))
+        actions = actions.filter(may_match(actions, schema, [Compare(">", ColumnRef(("_time_tick",)), Literal(after))]))
         late = pc.field("_time_tick") > after
         where = late if where is None else late & where
     latest = actions["max._time_tick"] if "max._time_tick" in actions.column_names else None
@@ -304,15 +313,15 @@ def _table_rows(
         where = early if where is None else early & where
     paths = actions["path"].to_pylist()
     if most_bytes is None or not paths:
-        yield conform(table.read_rows(paths, schema, columns=names, where=where, groups=groups), target)
+        yield align_to_schema(table.read_rows(paths, schema, columns=names, where=where, groups=groups), target)
         return
     held: list[pa.RecordBatch] = []
     for batch in table.scan_rows(paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS, groups=groups):
         held.append(batch)
         if sum(each.nbytes for each in held) >= most_bytes:
-            yield conform(pa.Table.from_batches(held), target)
+            yield align_to_schema(pa.Table.from_batches(held), target)
             held = []
-    yield conform(pa.Table.from_batches(held, held[0].schema) if held else target.empty_table(), target)
+    yield align_to_schema(pa.Table.from_batches(held, held[0].schema) if held else target.empty_table(), target)
 
 
 def _both(one: pc.Expression | None, other: pc.Expression) -> pc.Expression:
@@ -360,13 +369,13 @@ def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
         mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number)).to_numpy()
         hidden |= mine & (ticks < tick)
     for name, info in plan.vchannels.items():
-        begin = info.begin_at(plan.tick)
+        begin = info.first_visible_tick(plan.tick)
         if rows.num_rows and begin > ticks.min():
             hidden |= pc.equal(rows["_vchannel"], name).to_numpy() & (ticks < begin)
     return rows.filter(pa.array(~hidden)) if hidden.any() else rows
 
 
-def deleted(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
+def deleted_mask(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Which of `rows` any of `deletes` hits, by the fields `key`: shape ``(rows,)``."""
     place, delete_key, span = _numbered(key_column(rows, key), key_column(deletes, key))
     result = np.zeros(rows.num_rows, dtype=bool)

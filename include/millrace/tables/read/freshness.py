@@ -19,7 +19,7 @@ from millrace.base.errors import MillraceError, PositionTruncated, TickNotReache
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST, tick_physical_ms
-from millrace.rpc.selection import EVERYTHING, Selection
+from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.table import open_table
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.plan import ReadPlan, plan_read
@@ -35,7 +35,7 @@ _TICK_SECONDS: Final = 0.5
 """Pause between two ticks while a read waits for one that lies ahead."""
 
 
-class Ticking(Protocol):
+class TickSource(Protocol):
     """A client of the append host (millrace.client.append_client.AppendClient), or what has a host and its log at hand."""
 
     @property
@@ -44,18 +44,18 @@ class Ticking(Protocol):
     def tick(self, pchannel: str) -> int: ...
 
 
-class Confirmed(NamedTuple):
+class ConfirmedTicks(NamedTuple):
     """How far the ``wal`` table is whole."""
 
     ticks: dict[str, int]
     """By PChannel the tick up to which it is."""
-    lacking: str
+    missing: str
     """What a read still waits for, and how to get it; empty if there is nothing."""
 
 
-def confirm(
-    settings: Settings, pchannels: Sequence[str], client: Ticking, *, at: int | None = None, seconds: float
-) -> Confirmed:
+def confirm_ticks(
+    settings: Settings, pchannels: Sequence[str], client: TickSource, *, at: int | None = None, seconds: float
+) -> ConfirmedTicks:
     """By PChannel of a collection the tick up to which the ``wal`` table is whole; and what is missing.
 
     Waits up to `seconds` for the streaming job, and for the tick `at` to come; without one, for all that was decided on any of
@@ -101,10 +101,10 @@ def confirm(
             except MillraceError:
                 continue
         if all(whole.get(name, -1) >= (at if at is not None else max(1, target)) for name in pchannels):
-            return Confirmed(whole, "")
+            return ConfirmedTicks(whole, "")
         ahead = 0.0 if at is None else _seconds_ahead(at, ticks)
-        if ahead > end.left() or not end.pause(_TICK_SECONDS if ahead else _POLL_SECONDS):
-            return Confirmed(whole, _lacking(pchannels, at, whole, unasked, ahead))
+        if ahead > end.remaining() or not end.pause(_TICK_SECONDS if ahead else _POLL_SECONDS):
+            return ConfirmedTicks(whole, _lacking(pchannels, at, whole, unasked, ahead))
 
 
 def _seconds_ahead(at: int, ticks: Mapping[str, int]) -> float:
@@ -137,17 +137,17 @@ def read_fresh(
     name: str,
     collection_id: int,
     pchannels: Sequence[str],
-    client: Ticking,
+    client: TickSource,
     *,
     at: int | None,
     seconds: float,
-    selection: Selection = EVERYTHING,
+    selection: Selection = ALL_ROWS,
 ) -> pa.Table:
     """The selected rows of a collection at `at`; without it all that was decided before the call, as soon as the tables have it.
 
     Raises TickNotReached where they do not within `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
-    confirmed = all_confirmed(settings, name, pchannels, client, at, seconds)
+    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds)
     return read_arrow(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, selection=selection)
 
 
@@ -156,25 +156,25 @@ def plan_fresh(
     name: str,
     collection_id: int,
     pchannels: Sequence[str],
-    client: Ticking,
+    client: TickSource,
     *,
     at: int | None,
     seconds: float,
 ) -> ReadPlan:
-    """What :func:`read_fresh` would read, pinned: for :func:`millrace.tables.read.arrow.pieces_of`."""
-    confirmed = all_confirmed(settings, name, pchannels, client, at, seconds)
+    """What :func:`read_fresh` would read, pinned: for :func:`millrace.tables.read.arrow.read_pieces`."""
+    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds)
     return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed)
 
 
-def all_confirmed(
-    settings: Settings, name: str, pchannels: Sequence[str], client: Ticking, at: int | None, seconds: float
+def require_confirmed_ticks(
+    settings: Settings, name: str, pchannels: Sequence[str], client: TickSource, at: int | None, seconds: float
 ) -> dict[str, int]:
-    """What :func:`confirm` says of a collection's PChannels. Raises TickNotReached where it is not so for each in time."""
+    """What :func:`confirm_ticks` says of a collection's PChannels. Raises TickNotReached where it is not so for each in time."""
     began = time.monotonic()
-    confirmed = confirm(settings, pchannels, client, at=at, seconds=seconds)
-    if confirmed.lacking:
+    confirmed = confirm_ticks(settings, pchannels, client, at=at, seconds=seconds)
+    if confirmed.missing:
         waited = time.monotonic() - began
-        raise TickNotReached(f"{name!r} cannot be read in full after {waited:.1f} s: {confirmed.lacking}")
+        raise TickNotReached(f"{name!r} cannot be read in full after {waited:.1f} s: {confirmed.missing}")
     return confirmed.ticks
 
 

@@ -21,25 +21,25 @@ from millrace.base.settings import Settings
 from millrace.message.bodies import parse_body
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.schema import CollectionSchema
-from millrace.message.types import TAKES_ROWS, MessageType
+from millrace.message.types import KEY_DELETING_TYPES, MessageType
 from millrace.storage.store import store_at
-from millrace.storage.table import Table, open_table
+from millrace.storage.table import TableHandle, open_table
+from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.collections.staged import StagedFiles
-from millrace.tables.collections.table import base_tick, deletes_uri, rows_uri
+from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo, newest_schema
-from millrace.wal.visible.columns import delete_file_schema, stored_schema
-from millrace.wal.visible.rows import collection_rows, conform
+from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
+from millrace.wal.visible.collection_rows import align_to_schema, collection_rows
+from millrace.wal.visible.columns import deletes_file_schema, rows_read_schema
 
-_DELETING: Final = [kind.name for kind in TAKES_ROWS]
-POLL: Final = 0.02
+_DELETING: Final = [kind.name for kind in KEY_DELETING_TYPES]
+POLL_SECONDS: Final = 0.02
 """Seconds between two looks at the ``wal`` table while a read waits for its tick."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class WalTail:
     """One PChannel's part of the WAL behind the tables."""
 
     checkpoint: Checkpoint
@@ -75,9 +75,9 @@ class ReadPlan:
     schema: CollectionSchema
     """The collection's at `tick`."""
     vchannels: dict[str, VChannelInfo]
-    rows: Table | None
-    deletes: Table | None
-    tails: tuple[Tail, ...]
+    rows: TableHandle | None
+    deletes: TableHandle | None
+    tails: tuple[WalTail, ...]
 
     def tail_bytes(self) -> int:
         """About how many bytes of files the tails are: of the WAL, and staged ones. Looks into a file of each."""
@@ -137,7 +137,7 @@ def plan_read(
         plan = _plan(settings, collection_id, wanted, confirmed or {})
         if isinstance(plan, ReadPlan):
             return plan
-        if not limit.pause(POLL):
+        if not limit.pause(POLL_SECONDS):
             raise TickNotReached(
                 f"collection {collection_id} is readable up to tick {plan}, not {wanted}: wait for its channels, "
                 "append a time tick, or read without a tick"
@@ -161,7 +161,7 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
         return confirmed
     tick = confirmed if wanted is None else wanted
     _check_base(rows, tick)
-    tails: list[Tail] = []
+    tails: list[WalTail] = []
     vchannels: dict[str, VChannelInfo] = {}
     for pchannel in pchannels:
         checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
@@ -169,16 +169,16 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
         if tick <= checkpoint.time_tick:
             tail = WalRange(())
         catalog, staged_bytes = _catalog(settings, checkpoint, tail)
-        found = catalog.of_collection(collection_id)
+        found = catalog.collection_vchannels(collection_id)
         vchannels.update(found)
         row_ticks, delete_ticks = (_ticks(table, found, checkpoint) for table in (rows, deletes))
-        tails.append(Tail(checkpoint, tail, row_ticks, delete_ticks, staged_bytes))
+        tails.append(WalTail(checkpoint, tail, row_ticks, delete_ticks, staged_bytes))
     _check_whole(collection_id, vchannels, tick)
     schema = newest_schema(vchannels.values(), tick)
     return ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
 
 
-def tick_span(table: Table | None) -> tuple[int, int]:
+def tick_span(table: TableHandle | None) -> tuple[int, int]:
     """Bounds of ``_time_tick`` in the table, by its files' statistics: of any tick where a file has none, of none without a row.
 
     A filter that they say holds for every row is left out: a scan then does not read its columns.
@@ -196,11 +196,11 @@ def tick_span(table: Table | None) -> tuple[int, int]:
 def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_id: int) -> list[str]:
     """The PChannels that the collection's VChannels are on, by what checkpoints or the WAL's tail say of them."""
     for checkpoint in checkpoints.values():
-        for info in checkpoint.catalog.of_collection(collection_id).values():
+        for info in checkpoint.catalog.collection_vchannels(collection_id).values():
             return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
     for pchannel in wal.pchannels():
         checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
-        catalog = Catalog()
+        catalog = WalCatalog()
         for rows in wal.messages(pchannel, after_tick=checkpoint.time_tick, types=["CREATE_COLLECTION"]):
             created = rows.filter(pc.equal(rows["collection_id"], collection_id))
             for _ in catalog.apply(TxnBuffer().push(created)):
@@ -215,7 +215,7 @@ def pchannel_of(vchannel: str, collection_id: int) -> str:
     return vchannel.rpartition(f"_{collection_id}v")[0]
 
 
-def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[Catalog, int]:
+def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[WalCatalog, int]:
     """The catalog at the read's tick (or the checkpoint's, where that is later); bytes of staged files in the tail."""
     catalog, staged_bytes = checkpoint.catalog, 0
     for rows in read_range(store_at(settings.wal_uri), tail, types=CATALOG_TYPES):
@@ -225,15 +225,15 @@ def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tupl
     return catalog, staged_bytes
 
 
-def _ticks(table: Table | None, vchannels: dict[str, VChannelInfo], checkpoint: Checkpoint) -> dict[str, int]:
+def _ticks(table: TableHandle | None, vchannels: dict[str, VChannelInfo], checkpoint: Checkpoint) -> dict[str, int]:
     """Up to which tick `table` has everything of each VChannel: its own app version, or the checkpoint if that is later."""
     return {
         name: max((None if table is None else table.app_version(name)) or 0, checkpoint.time_tick) for name in vchannels
     }
 
 
-def _check_base(rows: Table | None, tick: int) -> None:
-    base = base_tick(rows)
+def _check_base(rows: TableHandle | None, tick: int) -> None:
+    base = earliest_readable_tick(rows)
     if tick < base:
         raise TickTooOld(
             f"the oldest tick that can still be read is {base}, not {tick}: what lies before it was folded in by compaction, or trimmed with the WAL"
@@ -251,10 +251,10 @@ def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: i
 
 
 def tail_rows(
-    tail: Tail, *, settings: Settings, collection_id: int, schema: CollectionSchema, deletes: bool
+    tail: WalTail, *, settings: Settings, collection_id: int, schema: CollectionSchema, deletes: bool
 ) -> Iterator[pa.Table]:
     """The rows (or deletes) of the collection that the tail has and its table has not yet, in the columns that `schema` needs."""
-    target = delete_file_schema(schema) if deletes else stored_schema(schema)
+    target = deletes_file_schema(schema) if deletes else rows_read_schema(schema)
     ticks = tail.delete_ticks if deletes else tail.row_ticks
     catalog = tail.checkpoint.catalog
     buffer = TxnBuffer(after_tick=tail.checkpoint.time_tick)
@@ -266,7 +266,7 @@ def tail_rows(
             for part in collection_rows(mine, catalog, imports=StagedFiles(settings.staged_path), deletes=deletes):
                 rows = _behind(part.rows, ticks)
                 if rows.num_rows:
-                    yield conform(rows, target)
+                    yield align_to_schema(rows, target)
 
 
 def _has(stretch: pa.Table, ticks: dict[str, int]) -> bool:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millrace.base.predicate.language import Column, Compare, Condition, In, Literal
+from millrace.base.predicate.language import ColumnRef, Compare, Condition, In, Literal
 from millrace.message.schema import CollectionSchema
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
@@ -30,16 +30,16 @@ _MILLISECOND: Final = pa.scalar(timedelta(milliseconds=1), pa.duration("us"))
 _TURNED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 
 
-def may_hold(actions: pa.Table, schema: pa.Schema, conjuncts: Iterable[Condition]) -> pa.Array:
-    """Of each file in `actions` (millrace.storage.table.Table.actions) whether it may hold a row for which all `conjuncts` hold."""
+def may_match(actions: pa.Table, schema: pa.Schema, conjuncts: Iterable[Condition]) -> pa.Array:
+    """Of each file in `actions` (millrace.storage.table.TableHandle.actions) whether it may hold a row for which all `conjuncts` hold."""
     kept = pa.repeat(True, actions.num_rows)
     for found in conjuncts:
         match found:
-            case Compare(op, Column((name,)), Literal(value)) if op in _TURNED:
+            case Compare(op, ColumnRef((name,)), Literal(value)) if op in _TURNED:
                 kept = pc.and_(kept, _within(actions, schema, name, op, [value]))
-            case Compare(op, Literal(value), Column((name,))) if op in _TURNED:
+            case Compare(op, Literal(value), ColumnRef((name,))) if op in _TURNED:
                 kept = pc.and_(kept, _within(actions, schema, name, _TURNED[op], [value]))
-            case In(Column((name,)), values):
+            case In(ColumnRef((name,)), values):
                 kept = pc.and_(kept, _within(actions, schema, name, "=", [each.value for each in values]))
     return kept
 
@@ -89,7 +89,7 @@ _LITERALS: Final[dict[str, tuple[type, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class WideComparison:
+class WidenedComparison:
     """A comparison of a field that stands in several columns with literals, of which one is to hold."""
 
     columns: tuple[str, ...]
@@ -100,21 +100,21 @@ class WideComparison:
     def of(cls, found: Condition, schema: CollectionSchema) -> Self | None:
         """None where it is no such one, or one of which bounds tell nothing."""
         match found:
-            case Compare(op, Column((name,)), Literal(value)) if op in _TURNED:
+            case Compare(op, ColumnRef((name,)), Literal(value)) if op in _TURNED:
                 values: tuple[Any, ...] = (value,)
-            case Compare(turned, Literal(value), Column((name,))) if turned in _TURNED:
+            case Compare(turned, Literal(value), ColumnRef((name,))) if turned in _TURNED:
                 op, values = _TURNED[turned], (value,)
-            case In(Column((name,)), literals):
+            case In(ColumnRef((name,)), literals):
                 op, values = "=", tuple(each.value for each in literals)
             case _:
                 return None
-        field = next((each for each in schema.fields if each.name == name and len(each.stored) > 1), None)
-        kinds = () if field is None else _LITERALS.get(field.tree.kind, ())
+        field = next((each for each in schema.fields if each.name == name and len(each.stored_columns) > 1), None)
+        kinds = () if field is None else _LITERALS.get(field.parsed_type.kind, ())
         if field is None or any(isinstance(value, bool) or not isinstance(value, kinds) for value in values):
             return None
-        if field.tree.kind == "float64":
+        if field.parsed_type.kind == "float64":
             values = tuple(map(float, values))
-        return cls(tuple(column.name for column in field.stored), op, values)
+        return cls(tuple(column.name for column in field.stored_columns), op, values)
 
     def groups(self, footer: pq.FileMetaData) -> set[int]:
         """The row groups of a file that may hold a row for which it holds."""
@@ -137,7 +137,7 @@ class WideComparison:
         return any(_HOLDS[self.op](found.min, found.max, value) for value in self.values)
 
 
-def row_groups(wanted: Iterable[WideComparison]) -> Callable[[pq.FileMetaData], list[int]]:
+def row_group_filter(wanted: Iterable[WidenedComparison]) -> Callable[[pq.FileMetaData], list[int]]:
     """By a file's footer, the row groups that may hold a row for which all of `wanted` hold."""
     found = tuple(wanted)
     return lambda footer: sorted(set.intersection(*(each.groups(footer) for each in found)))

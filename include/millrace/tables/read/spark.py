@@ -1,6 +1,6 @@
-"""``read``: a collection at a time tick as a Spark DataFrame. Same rows as :func:`millrace.tables.read.arrow.read_arrow`.
+"""``read_spark``: a collection at a time tick as a Spark DataFrame. Same rows as :func:`millrace.tables.read_spark.arrow.read_arrow`.
 
-The versions are pinned when `read` is called, once: the DataFrame gives the same rows however often it is evaluated and
+The versions are pinned when `read_spark` is called, once: the DataFrame gives the same rows however often it is evaluated and
 whatever is written meanwhile. Rows up to the tables' ticks come from Delta; the tail of the WAL comes as a local
 relation where it is small, otherwise through a batch data source whose tasks read and decode it. Deletes are one left anti
 join, which is left out where there are none.
@@ -25,21 +25,21 @@ from millrace.base.settings import Settings
 from millrace.message.field_types import FieldType, parse_type
 from millrace.message.ids import Moment
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.message.stored_columns import MOST_DAYS, key_columns
-from millrace.rpc.selection import EVERYTHING, Selection
-from millrace.storage.files import require_files
+from millrace.message.stored_columns import MAX_TIMESTAMP_DAYS, key_columns
+from millrace.rpc.selection import ALL_ROWS, Selection
+from millrace.storage.file_sink import check_live_files
 from millrace.storage.spark import spark_frame
-from millrace.storage.table import Table
-from millrace.tables.read.plan import ReadPlan, Tail, plan_read, tail_rows, tick_span
-from millrace.tables.read.spark_predicate import quoted, spark_predicate
-from millrace.wal.visible.columns import ROW_COLUMNS, delete_file_schema, stored_schema
+from millrace.storage.table import TableHandle
+from millrace.tables.read.plan import ReadPlan, WalTail, plan_read, tail_rows, tick_span
+from millrace.tables.read.spark_predicate import quote_name, spark_predicate
+from millrace.wal.visible.columns import ROW_COLUMNS, deletes_file_schema, rows_read_schema
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20
 """Bytes of WAL files up to which the tail is read here and handed to Spark as a local relation: no Python worker, no task."""
 
 
-def read(
+def read_spark(
     spark: SparkSession,
     settings: Settings,
     collection_id: int,
@@ -47,14 +47,14 @@ def read(
     at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
-    selection: Selection = EVERYTHING,
+    selection: Selection = ALL_ROWS,
     with_ticks: bool = False,
 ) -> DataFrame:
     """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
 
     Columns are the collection's fields at that tick, or those of `selection`, of which `columns` and `where` count; `with_ticks`
     adds those that place a row (``_partition`` ...). Waits up to `deadline` seconds for a tick to come. `confirmed` as in
-    :func:`millrace.tables.read.plan.plan_read`. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
+    :func:`millrace.tables.read_spark.plan.plan_read`. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
     """
     plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
     fields = plan.schema.arrow()
@@ -67,7 +67,7 @@ def read(
         rows = rows.where(~hidden)
     first = plan.first_ticks()
     for name, info in plan.vchannels.items():
-        if first[name] < (begin := info.begin_at(plan.tick)):
+        if first[name] < (begin := info.first_visible_tick(plan.tick)):
             rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= begin))
     if tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
         rows = without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), key_columns(plan.schema))
@@ -76,7 +76,7 @@ def read(
         wanted is not None
     ):  # Spark takes it down to the files, past the deletes, and reads only the columns that are left
         rows = rows.where(spark_predicate(wanted, fields))
-    return rows.select(*map(quoted, names), *(ROW_COLUMNS.names if with_ticks else ()))
+    return rows.select(*map(quote_name, names), *(ROW_COLUMNS.names if with_ticks else ()))
 
 
 def field_columns(schema: CollectionSchema) -> list[Column]:
@@ -86,8 +86,8 @@ def field_columns(schema: CollectionSchema) -> list[Column]:
 
 def _field(field: FieldSpec) -> Column:
     parts = [
-        _widened(F.col(quoted(each.name)), parse_type(each.type), field.tree_of(each), field.tree)
-        for each in field.stored
+        _widened(F.col(quote_name(each.name)), parse_type(each.type), field.parsed_type_of(each), field.parsed_type)
+        for each in field.stored_columns
     ]
     return parts[0] if len(parts) == 1 else F.coalesce(*reversed(parts))
 
@@ -118,7 +118,8 @@ def _widened(value: Column, stored: FieldType, narrow: FieldType, wide: FieldTyp
             return F.transform_values(value, lambda _, each: _widened(each, *inner))
         case "timestamp" | "timestamp_ntz":
             days = F.when(  # least and greatest pass nulls over
-                value.isNotNull(), F.least(F.greatest(F.unix_date(value), F.lit(-MOST_DAYS)), F.lit(MOST_DAYS))
+                value.isNotNull(),
+                F.least(F.greatest(F.unix_date(value), F.lit(-MAX_TIMESTAMP_DAYS)), F.lit(MAX_TIMESTAMP_DAYS)),
             )
             if wide.kind == "timestamp":
                 return F.timestamp_micros(days.cast("long") * 86_400_000_000)
@@ -132,7 +133,7 @@ def _spark_type(kind: FieldType) -> DataType:
 
 def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bool) -> DataFrame:
     """Rows (or deletes) up to the tick: the table's and the tail's."""
-    target = delete_file_schema(plan.schema) if deletes else stored_schema(plan.schema)
+    target = deletes_file_schema(plan.schema) if deletes else rows_read_schema(plan.schema)
     # Nullable throughout: both sides of the union then have one type.
     target = pa.schema([field.with_nullable(True) for field in target])
     table = plan.deletes if deletes else plan.rows
@@ -147,13 +148,13 @@ def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bo
     return reduce(DataFrame.unionByName, parts)
 
 
-def _table_frame(spark: SparkSession, table: Table, target: pa.Schema, tick: int) -> DataFrame:
-    require_files(table)  # Spark would say so in a task, in words of its own
+def _table_frame(spark: SparkSession, table: TableHandle, target: pa.Schema, tick: int) -> DataFrame:
+    check_live_files(table)  # Spark would say so in a task, in words of its own
     frame = spark_frame(spark, table.store, table.version)
     have = set(frame.columns)
     types = {field.name: field.dataType for field in from_arrow_schema(target).fields}
     columns = [
-        F.col(quoted(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
+        F.col(quote_name(name)) if name in have else F.lit(None).cast(types[name]).alias(name) for name in target.names
     ]
     if tick_span(table)[1] > tick:
         frame = frame.where(F.col("_time_tick") <= tick)
@@ -185,11 +186,11 @@ def _tail_frame(
 
 def without_deleted(rows: DataFrame, deletes: DataFrame, key: Sequence[str]) -> DataFrame:
     """`rows` but for those that a delete hits, by the fields `key`. Of each key and partition the last delete hits what any of them hits."""
-    keys = [F.col(quoted(name)).alias(f"_d_key{place}") for place, name in enumerate(key)]
+    keys = [F.col(quote_name(name)).alias(f"_d_key{place}") for place, name in enumerate(key)]
     last = deletes.groupBy(*keys, F.col("_partition_id").alias("_d_partition")).agg(
         F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
     )
-    same = (F.col(quoted(name)) == F.col(f"_d_key{place}") for place, name in enumerate(key))
+    same = (F.col(quote_name(name)) == F.col(f"_d_key{place}") for place, name in enumerate(key))
     hit = (
         reduce(operator.and_, same)
         & ((F.col("_d_partition") == 0) | (F.col("_d_partition") == F.col("_partition_id")))
@@ -199,7 +200,7 @@ def without_deleted(rows: DataFrame, deletes: DataFrame, key: Sequence[str]) -> 
 
 
 class TailDataSource(DataSource):
-    """A large tail of the WAL, a partition for each PChannel. Registered by :func:`read`."""
+    """A large tail of the WAL, a partition for each PChannel. Registered by :func:`read_spark`."""
 
     @classmethod
     def name(cls) -> str:
@@ -212,19 +213,19 @@ class TailDataSource(DataSource):
 class TailPartition(InputPartition):
     """One PChannel's tail."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: WalTail) -> None:
         self.value = tail
 
 
 class TailReader(DataSourceReader):
-    """Plans from its options alone; `read` runs in a task."""
+    """Plans from its options alone; `read_spark` runs in a task."""
 
     def __init__(self, options: dict[str, str], target: pa.Schema) -> None:
         self._options = options
         self._target = target
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [TailPartition(Tail.from_json(tail)) for tail in json.loads(self._options["tails"])]
+        return [TailPartition(WalTail.from_json(tail)) for tail in json.loads(self._options["tails"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         rows = tail_rows(

@@ -15,8 +15,8 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from millrace.base.predicate.arrow import literal_of, type_of
-from millrace.base.predicate.language import All, Column, Compare, Condition, In, IsNull, Like, Literal, Not, Some
+from millrace.base.predicate.arrow import column_type, literal_scalar
+from millrace.base.predicate.language import And, ColumnRef, Compare, Condition, In, IsNull, Like, Literal, Not, Or
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": operator.eq,
@@ -29,11 +29,11 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 def spark_predicate(found: Condition, schema: pa.Schema) -> SparkColumn:
-    """`found` over a frame with the columns of `schema`, which it fits (millrace.base.predicate.arrow.expression says so)."""
+    """`found` over a frame with the columns of `schema`, which it fits (millrace.base.predicate.arrow.compile_condition says so)."""
     match found:
-        case All(parts):
+        case And(parts):
             return reduce(operator.and_, (spark_predicate(each, schema) for each in parts))
-        case Some(parts):
+        case Or(parts):
             return reduce(operator.or_, (spark_predicate(each, schema) for each in parts))
         case Not(part):
             return ~spark_predicate(part, schema)
@@ -49,7 +49,7 @@ def spark_predicate(found: Condition, schema: pa.Schema) -> SparkColumn:
     return _value(found, schema, None)  # a column or a literal that is true
 
 
-def _compared(op: str, left: Column | Literal, right: Column | Literal, schema: pa.Schema) -> SparkColumn:
+def _compared(op: str, left: ColumnRef | Literal, right: ColumnRef | Literal, schema: pa.Schema) -> SparkColumn:
     kind = _kind(left, schema) or _kind(right, schema)
     sides = [_value(each, schema, kind) for each in (left, right)]
     found: SparkColumn = _COMPARE[op](*sides)
@@ -66,15 +66,15 @@ def _compared(op: str, left: Column | Literal, right: Column | Literal, schema: 
     return (found | (strange & known)) if op == "!=" else (found & (~strange | ~known))
 
 
-def _kind(operand: Column | Literal, schema: pa.Schema) -> pa.DataType | None:
-    return type_of(operand, schema) if isinstance(operand, Column) else None
+def _kind(operand: ColumnRef | Literal, schema: pa.Schema) -> pa.DataType | None:
+    return column_type(operand, schema) if isinstance(operand, ColumnRef) else None
 
 
-def _value(operand: Column | Literal | Condition, schema: pa.Schema, kind: pa.DataType | None) -> SparkColumn:
-    if isinstance(operand, Column):
-        return reduce(SparkColumn.getField, operand.path[1:], F.col(quoted(operand.path[0])))
+def _value(operand: ColumnRef | Literal | Condition, schema: pa.Schema, kind: pa.DataType | None) -> SparkColumn:
+    if isinstance(operand, ColumnRef):
+        return reduce(SparkColumn.getField, operand.path[1:], F.col(quote_name(operand.path[0])))
     assert isinstance(operand, Literal)
-    scalar = literal_of(operand, kind)
+    scalar = literal_scalar(operand, kind)
     if pa.types.is_timestamp(scalar.type):
         micros = F.timestamp_micros(F.lit(scalar.cast(pa.timestamp("us", scalar.type.tz)).value))
         if scalar.type.tz is not None:
@@ -85,6 +85,6 @@ def _value(operand: Column | Literal | Condition, schema: pa.Schema, kind: pa.Da
     return F.lit(scalar.as_py()).cast(from_arrow_schema(pa.schema([pa.field("_", scalar.type)])).fields[0].dataType)
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A column's name as Spark takes any."""
     return "`" + name.replace("`", "``") + "`"

@@ -11,30 +11,30 @@ import pyarrow as pa
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import LogId
 from millrace.storage.table import open_table
-from millrace.tables.wal.table import Totals, WalTable
-from millrace.wal.chain import Chain, Outcome
-from millrace.wal.digest import digest
-from millrace.wal.portions import portions
+from millrace.tables.wal.table import WalTable, WalTotals
+from millrace.wal.chain import Chain, ChainOutcome
+from millrace.wal.digest import digest_rows
+from millrace.wal.entry_chunks import chunk_entries
 from millrace.wal.state import ChannelState
 
 SLICE_BYTES: Final = 32 << 20
 """Of the log that are in memory at once."""
 
 
-def replay_log(log: Log, state: ChannelState, *, until: LogId) -> Iterator[Outcome]:
+def replay_log(log: Log, state: ChannelState, *, until: LogId) -> Iterator[ChainOutcome]:
     """Outcomes from the position of `state` up to `until`, in order; fewer where the log has no more. Raises what `log` raises."""
     chain = Chain()
     while state.position < until:
         entries = log.read(state.position, end=until, max_bytes=SLICE_BYTES)
         if entries.next <= state.position:
             return
-        for portion in portions(entries):
+        for portion in chunk_entries(entries):
             outcome = chain.process(state, portion)
             yield outcome
             state = outcome.state
 
 
-class Untaken:
+class UncommittedMessages:
     """The messages of PChannels that the log has after the ``wal`` table, by the chain's own rules; for one reader.
 
     A call goes on from where the last one ended, or from the table if that has come further. Memory: a piece of the log, and a
@@ -60,10 +60,10 @@ class Untaken:
         return max(states, key=lambda each: each.position, default=ChannelState.new(pchannel))
 
 
-def replayed(log: Log, state: ChannelState, totals: Totals, *, until: LogId) -> tuple[ChannelState, Totals]:
+def replay_totals(log: Log, state: ChannelState, totals: WalTotals, *, until: LogId) -> tuple[ChannelState, WalTotals]:
     """The state at `until` (or where the log ends), and what rows add up to there that add up to `totals` at `state`."""
     for outcome in replay_log(log, state, until=until):
-        added = digest(outcome.messages) + digest(outcome.rejections)
-        totals += Totals(outcome.messages.num_rows, outcome.rejections.num_rows, added)
+        added = digest_rows(outcome.messages) + digest_rows(outcome.rejections)
+        totals += WalTotals(outcome.messages.num_rows, outcome.rejections.num_rows, added)
         state = outcome.state
     return state, totals

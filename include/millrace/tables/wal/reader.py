@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from millrace.base.errors import PositionTruncated, WalGap
 from millrace.message.ids import LogId, MessageId, tick_physical_ms
-from millrace.storage.parquet_file import opened
+from millrace.storage.parquet_file import open_file
 from millrace.storage.store import TableStore
-from millrace.storage.table import Table, open_table
+from millrace.storage.table import TableHandle, open_table
 from millrace.wal.schema import KIND_MESSAGE, ROW_SCHEMA
 
 BATCH_BYTES: Final = 32 << 20
@@ -78,7 +78,7 @@ class WalRange:
 class WalSnapshot:
     """One version of the ``wal`` table."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableHandle) -> None:
         self._table = table
         self.version = table.version
 
@@ -123,7 +123,7 @@ class WalSnapshot:
 
     def _without_statistics(self, path: str) -> tuple[int, list[int]]:
         """Rows, first and last tick, greatest ledger and entry of a file whose writer left no statistics in the log."""
-        with self._table.opened(path) as parquet:
+        with self._table.open_file(path) as parquet:
             table = parquet.read(columns=["time_tick", "ledger", "entry"])
         if table.num_rows == 0:
             return 0, [0, 0, 0, 0]
@@ -138,7 +138,7 @@ class WalSnapshot:
         """Everything of `pchannel` up to this tick is in this version; 0 where nothing was committed."""
         return self._table.app_version(pchannel)
 
-    def log_ms(self) -> int:
+    def log_time_ms(self) -> int:
         """Log time as this version has it, in Unix milliseconds: the stamp of its newest tick; 0 without any. It stands still
         while nothing is written, and no wall clock that leaps moves it."""
         return tick_physical_ms(max(map(self.last_tick, self.pchannels()), default=0))
@@ -219,7 +219,7 @@ class WalSnapshot:
         files = self.plan(pchannel, up_to_tick=tick).files
         if not files:
             return FIRST_ID
-        with self._table.opened(files[-1].path) as parquet:
+        with self._table.open_file(files[-1].path) as parquet:
             table = parquet.read(columns=["time_tick", *_CONFIRMED])
         place = int(np.searchsorted(table["time_tick"].to_numpy(), tick, side="right")) - 1
         return MessageId(*(table[name][place].as_py() for name in _CONFIRMED))
@@ -228,7 +228,7 @@ class WalSnapshot:
         """Check that the messages of `pchannel` are in order and none lies past the last tick; how many there are.
 
         Raises WalGap. Whether rows are missing is told by the totals and digests that the committer keeps beside its state
-        rows (millrace.tables.wal.table.Totals); this rests on the messages alone.
+        rows (millrace.tables.wal.table.WalTotals); this rests on the messages alone.
         """
         count = 0
         for table in self.messages(pchannel, columns=["time_tick", *_IDS]):
@@ -292,7 +292,7 @@ def range_bytes(wal: TableStore, plan: WalRange) -> int:
     """About how many bytes of files hold the messages of a range; of the file that it begins in, what lies behind its start."""
     size = sum(file.size for file in plan.files[1:])
     for file in plan.files[:1]:
-        with opened(wal, file.path) as parquet:
+        with open_file(wal, file.path) as parquet:
             groups = _groups(parquet, plan)
             size += sum(_group_bytes(parquet, group) for group in groups[1:])
             for group in groups[:1]:
@@ -314,7 +314,7 @@ def _batches(
     names = ROW_SCHEMA.names if columns is None else sorted({*columns, "time_tick", "type", *_IDS})
     schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
     dictionaries = [name for name in _DICTIONARIES if name in names]
-    with opened(wal, file.path, read_dictionary=dictionaries) as parquet:
+    with open_file(wal, file.path, read_dictionary=dictionaries) as parquet:
         for group in _groups(parquet, plan):
             if types is not None and columns is None and not _has_any(parquet, group, types):
                 continue

@@ -12,18 +12,18 @@ from typing import Final
 from millrace.base.errors import StateDamaged
 from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST
-from millrace.tables.wal.log_replay import replayed
-from millrace.tables.wal.table import Totals, WalTable
+from millrace.tables.wal.log_replay import replay_totals
+from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.wal.state import ChannelState
 
-LOOKS_BACK: Final = 12
+MAX_LOOKBACK: Final = 12
 """Earlier versions of the table that are looked at: 1, 2, 4 ... before."""
 
 
-def older_state(table: WalTable, log: Log, pchannel: str) -> tuple[ChannelState, Totals] | None:
+def previous_state(table: WalTable, log: Log, pchannel: str) -> tuple[ChannelState, WalTotals] | None:
     """The nearest state before the newest commit from which the log that is left leads on, with what the WAL added up to there."""
     commits, begin = table.commits(pchannel), log.describe().begin
-    for power in range(LOOKS_BACK):
+    for power in range(MAX_LOOKBACK):
         version = table.version - (1 << power)
         found = table.position_at(pchannel, version) if version > 0 else None
         if found is None:
@@ -31,7 +31,7 @@ def older_state(table: WalTable, log: Log, pchannel: str) -> tuple[ChannelState,
         state = found.state
         if state is not None and found.commits < commits and state.position >= begin:
             return state, found.totals
-    return (ChannelState.new(pchannel), Totals()) if begin <= EARLIEST else None
+    return (ChannelState.new(pchannel), WalTotals()) if begin <= EARLIEST else None
 
 
 def check_state(table: WalTable, log: Log, pchannel: str) -> None:
@@ -42,12 +42,12 @@ def check_state(table: WalTable, log: Log, pchannel: str) -> None:
     """
     position = table.position(pchannel)
     stands = position.position
-    if position.checked or stands is None:
+    if position.has_checksum or stands is None:
         return
-    start = older_state(table, log, pchannel)
+    start = previous_state(table, log, pchannel)
     if start is None:
         return
-    state, totals = replayed(log, *start, until=stands)
+    state, totals = replay_totals(log, *start, until=stands)
     if state.position == stands and (state.to_bytes(), totals) != (position.state_bytes, position.totals):
         raise StateDamaged(
             f"the state row of {pchannel} is not what the log gives at {stands}: run the operation recovery (mode repair), which"
@@ -55,13 +55,13 @@ def check_state(table: WalTable, log: Log, pchannel: str) -> None:
         )
 
 
-def sound_state(table: WalTable, log: Log, pchannel: str) -> ChannelState:
+def valid_state(table: WalTable, log: Log, pchannel: str) -> ChannelState:
     """A state to follow the log from: the newest, or where that is damaged an older one. Raises StateDamaged where there is none."""
     try:
         check_state(table, log, pchannel)
         return table.position(pchannel).state or ChannelState.new(pchannel)
     except StateDamaged:
-        start = older_state(table, log, pchannel)
+        start = previous_state(table, log, pchannel)
         if start is None:
             raise
         return start[0]

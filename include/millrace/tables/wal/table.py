@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed, MillraceError, StateDamaged, UnsupportedVersion
 from millrace.message.ids import LogId
-from millrace.storage.table import Table, create_table, open_table, table_at, table_exists
-from millrace.wal.digest import Digest
+from millrace.storage.table import TableHandle, create_table, open_table, table_at, table_exists
+from millrace.wal.digest import WalDigest
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
@@ -64,23 +64,23 @@ TABLE_SCHEMA: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class WalTotals:
     """What a PChannel's rows add up to from the first commit on; held in each state row."""
 
     messages: int = 0
     rejections: int = 0
-    digest: Digest = field(default_factory=Digest)
+    digest: WalDigest = field(default_factory=WalDigest)
     """Of all message and rejection rows (millrace.wal.digest)."""
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(self.messages + other.messages, self.rejections + other.rejections, self.digest + other.digest)
+    def __add__(self, other: WalTotals) -> WalTotals:
+        return WalTotals(self.messages + other.messages, self.rejections + other.rejections, self.digest + other.digest)
 
     def to_json(self) -> dict[str, Any]:
         return {"messages": self.messages, "rejections": self.rejections, "digest": str(self.digest)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(int(data["messages"]), int(data["rejections"]), Digest.parse(data["digest"]))
+        return cls(int(data["messages"]), int(data["rejections"]), WalDigest.parse(data["digest"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class WalPosition:
     """Commits of this PChannel so far: what the fence compares."""
     last_tick: int = 0
     """The app transaction's version: the last time tick of the last range."""
-    totals: Totals = field(default_factory=Totals)
+    totals: WalTotals = field(default_factory=WalTotals)
     state_bytes: bytes | None = None
     state_path: str | None = None
     """The live state row's file, relative to the table; the next commit removes it."""
-    checked: bool = True
+    has_checksum: bool = True
     """Whether the row has a checksum; one of an earlier build has none (millrace.tables.wal.state_check)."""
 
     @property
@@ -120,7 +120,7 @@ def partition_path(kind: str, pchannel: str, date: str) -> str:
     return f"kind={quote(kind)}/pchannel={quote(pchannel)}/date={quote(date)}"
 
 
-def state_detail(*, commits: int, previous_tick: int, totals: Totals, time_tick: int, state: bytes) -> str:
+def state_detail(*, commits: int, previous_tick: int, totals: WalTotals, time_tick: int, state: bytes) -> str:
     """The ``detail`` column of a state row, with a checksum over itself, the row's tick and the state."""
     body = {"commits": commits, "previous_tick": previous_tick, **totals.to_json()}
     return _json({**body, _CHECKSUM: _checksum(body, time_tick, state)})
@@ -137,7 +137,7 @@ def _json(value: dict[str, Any]) -> str:
 class WalTable:
     """A handle on the table at one version. Not thread-safe: each thread opens its own."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableHandle) -> None:
         self.table = table
         self._rows: dict[str, tuple[str, WalPosition]] = {}
 
@@ -209,8 +209,8 @@ class WalTable:
                 found[pchannel] = self._read_state(pchannel, paths.get(pchannel, []))
         return found
 
-    def sound_positions(
-        self, pchannels: Iterable[str], *, damaged: Callable[[str, StateDamaged], None] = lambda name, error: None
+    def valid_positions(
+        self, pchannels: Iterable[str], *, on_damaged: Callable[[str, StateDamaged], None] = lambda name, error: None
     ) -> dict[str, WalPosition]:
         """As :meth:`positions`, without the PChannels whose state is damaged; `damaged` is told of each."""
         names = list(pchannels)
@@ -222,7 +222,7 @@ class WalTable:
             try:
                 found[name] = self.position(name)
             except StateDamaged as error:
-                damaged(name, error)
+                on_damaged(name, error)
         return found
 
     def pchannels(self) -> list[str]:
@@ -266,7 +266,7 @@ class WalTable:
 
     def _state_row(self, pchannel: str, path: str) -> WalPosition | None:
         """What the state row in a file says; None where it is of another commit. Raises what reading it does, Malformed."""
-        with self.table.opened(path) as file:
+        with self.table.open_file(path) as file:
             (row,) = file.read(["detail", "payload", "time_tick", "ledger", "entry"]).to_pylist()
         detail = json.loads(row["detail"])
         checksum = detail.pop(_CHECKSUM, None)
@@ -277,14 +277,14 @@ class WalTable:
             pchannel=pchannel,
             commits=detail["commits"],
             last_tick=row["time_tick"],
-            totals=Totals.from_json(detail),
+            totals=WalTotals.from_json(detail),
             state_bytes=row["payload"],
             state_path=path,
-            checked=checksum is not None,
+            has_checksum=checksum is not None,
         )
         if (position.commits, position.last_tick) != (self.commits(pchannel), self.last_tick(pchannel)):
             return None
-        if not position.checked:
+        if not position.has_checksum:
             state = position.state
             if state is None or (state.pchannel, state.position, state.last_tick) != (
                 pchannel,

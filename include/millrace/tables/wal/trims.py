@@ -14,12 +14,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.storage.commit import Part, commit_fenced
-from millrace.storage.files import FileSink
+from millrace.storage.commit import CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
 from millrace.storage.table import create_table, open_table
 from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX
-from millrace.tables.wal.table import Totals, WalTable
-from millrace.wal.digest import Digest
+from millrace.tables.wal.table import WalTable, WalTotals
+from millrace.wal.digest import WalDigest
 
 COLUMNS: Final = pa.schema(
     [
@@ -36,12 +36,12 @@ COLUMNS: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
+class WalTrim:
     """One trim of a PChannel; `totals` are of all trims up to it."""
 
     pchannel: str
     time_tick: int
-    totals: Totals
+    totals: WalTotals
     files: int
     bytes: int
 
@@ -51,7 +51,7 @@ def trims_uri(wal: object) -> str:
     return f"{str(wal).rpartition('/')[0]}/wal_trims"
 
 
-def trimmed_totals(wal: WalTable) -> dict[str, Totals]:
+def trimmed_totals(wal: WalTable) -> dict[str, WalTotals]:
     """By PChannel, for those that were trimmed at the version of `wal`: the rows that are gone."""
     reached = {name: wal.table.app_version(name + TRIMMED_APP_SUFFIX) for name in wal.pchannels()}
     if not any(reached.values()):
@@ -65,13 +65,13 @@ def trimmed_totals(wal: WalTable) -> dict[str, Totals]:
     wanted = pc.is_in(actions["max.time_tick"], pa.array(sorted(set(reached.values())), pa.int64()))
     rows = table.read_rows(actions.filter(wanted)["path"].to_pylist(), COLUMNS).sort_by("at").to_pylist()
     return {
-        row["pchannel"]: Totals(row["messages"], row["rejections"], Digest.parse(row["digest"]))
+        row["pchannel"]: WalTotals(row["messages"], row["rejections"], WalDigest.parse(row["digest"]))
         for row in rows
         if row["time_tick"] == reached.get(row["pchannel"])
     }
 
 
-def record_trim(wal: object, trim: Trim) -> None:
+def record_trim(wal: object, trim: WalTrim) -> None:
     """Write the row of a trim that is about to be committed to ``wal``."""
     path = trims_uri(wal)
     table = create_table(path, COLUMNS, partition_by=[])
@@ -87,4 +87,4 @@ def record_trim(wal: object, trim: Trim) -> None:
     }
     sink = FileSink.at(path, COLUMNS, ("time_tick",))
     sink.write(pa.Table.from_pylist([row], schema=COLUMNS), {})
-    commit_fenced(table, [Part(adds=sink.finish())]).require()
+    commit_fenced(table, [CommitPart(adds=sink.finish())]).raise_if_fenced()

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from millrace.wal.run import Decided, Emission, Row, Run
+from millrace.wal.message_run import DecidedBatch, DecidedMessage, Emission, MessageRun
 from millrace.wal.state import ChannelState
 
-Proceed = Callable[[Run], None]
+Proceed = Callable[[MessageRun], None]
 
 
 class Interceptor(Protocol):
@@ -22,15 +22,15 @@ class Interceptor(Protocol):
 
     name: str
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         """Judge `run` in place; `proceed` hands it to the next link."""
         ...
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         """Take decided inserts, deletes and rejections into `state` (the caller's own copy)."""
         ...
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         """Take one accepted message of any type into `state`."""
         ...
 
@@ -44,7 +44,7 @@ class Timer(NamedTuple):
 
 
 @runtime_checkable
-class Timed(Protocol):
+class TimerSource(Protocol):
     """Emits by log time. At one tick an outer link's timers come before an inner one's."""
 
     def timers(self, state: ChannelState, tick: int) -> Iterable[Timer]:
@@ -53,27 +53,27 @@ class Timed(Protocol):
 
 
 @runtime_checkable
-class Emits(Protocol):
+class Emitter(Protocol):
     """Emits messages before a run that was judged. What outer links emit comes before what inner ones do."""
 
-    def emissions(self, state: ChannelState, run: Run) -> Iterable[Emission]:
+    def emissions(self, state: ChannelState, run: MessageRun) -> Iterable[Emission]:
         """What comes before the first message of `run`, in order. The state is that before the run."""
         ...
 
 
 @runtime_checkable
-class Stamps(Protocol):
+class Stamper(Protocol):
     """Writes into a judged run what its messages get, once everything that comes before them is in the state."""
 
-    def stamp(self, state: ChannelState, run: Run) -> None:
+    def stamp(self, state: ChannelState, run: MessageRun) -> None:
         """Fill columns of `run` that it stands for."""
         ...
 
 
 @runtime_checkable
-class Settles(Protocol):
+class DeferredEmitter(Protocol):
     """Emits what waited for the state to change."""
 
-    def settled(self, state: ChannelState) -> Emission | None:
+    def ready_emission(self, state: ChannelState) -> Emission | None:
         """The next emission that waits for nothing more; asked again until there is none."""
         ...

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from millrace.wal.interceptors.interceptor import Interceptor
-from millrace.wal.interceptors.lock.interceptor import Lock
-from millrace.wal.interceptors.redo.interceptor import Redo
-from millrace.wal.interceptors.shard.interceptor import Shard
-from millrace.wal.interceptors.timetick.interceptor import TimeTick
+from millrace.wal.interceptors.lock.interceptor import LockInterceptor
+from millrace.wal.interceptors.redo.interceptor import RedoInterceptor
+from millrace.wal.interceptors.shard.interceptor import ShardInterceptor
+from millrace.wal.interceptors.timetick.interceptor import TimeTickInterceptor
 from millrace.wal.interceptors.txn.interceptor import TxnManager
 
 
-def links() -> tuple[Interceptor, ...]:
+def build_interceptors() -> tuple[Interceptor, ...]:
     """The links of a chain, outermost first."""
     txns = TxnManager()
-    return Redo(), Lock(), TimeTick(), txns, Shard(txns)
+    return RedoInterceptor(), LockInterceptor(), TimeTickInterceptor(), txns, ShardInterceptor(txns)

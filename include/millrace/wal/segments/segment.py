@@ -18,4 +18,4 @@ class Segment(NamedTuple):
     last_insert_tick: int
     deletes_before: int
     txns: frozenset[int]
-    sealed: str
+    seal_policy: str

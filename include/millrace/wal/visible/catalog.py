@@ -1,6 +1,6 @@
 """What the DDL of one PChannel's WAL adds up to at a tick: collections by VChannel, their schemas, partitions, segments.
 
-A :class:`Catalog` is evolved by visible rows alone, so that it comes out the same whatever the ranges were; the flusher
+A :class:`WalCatalog` is evolved by visible rows alone, so that it comes out the same whatever the ranges were; the flusher
 stores it with each checkpoint, and a reader carries it on over the tail of the WAL. It remembers what is gone for as long
 as a read at an earlier tick may ask for it: drop ticks of partitions and collections, the tick of each schema.
 """
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from millrace.base.errors import UnsupportedVersion
 from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.schema import CollectionSchema
-from millrace.message.schema_changes import apply_all
-from millrace.message.types import BRINGS_ROWS, MessageType
+from millrace.message.schema_changes import apply_changes
+from millrace.message.types import ROW_CARRYING_TYPES, MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
 VERSIONS: Final = (1, 2)
@@ -40,12 +40,12 @@ CATALOG_TYPES: Final = tuple(
 """The types of messages that a catalog is evolved by: who wants no more of the WAL than its catalog reads these."""
 
 _CATALOG_TYPES: Final = pa.array(CATALOG_TYPES)
-_BRINGING: Final = pa.array([kind.name for kind in BRINGS_ROWS])
+_BRINGING: Final = pa.array([kind.name for kind in ROW_CARRYING_TYPES])
 _SEGMENT_EVENTS: Final = pa.array([MessageType.CREATE_SEGMENT.name, MessageType.FLUSH.name])
 
 
 @dataclass(slots=True)
-class SegmentInfo:
+class GrowingSegment:
     """A growing segment: the rows and payload bytes that are visible in it so far."""
 
     partition_id: int
@@ -89,7 +89,7 @@ class VChannelInfo:
     dropped_tick: int = 0
     replace_ticks: list[int] = field(default_factory=list)
     """Ticks of the Imports that replaced the VChannel's rows: its earlier rows are hidden from there on."""
-    growing: dict[int, SegmentInfo] = field(default_factory=dict)
+    growing: dict[int, GrowingSegment] = field(default_factory=dict)
 
     def schema_at(self, tick: int) -> CollectionSchema:
         """The newest schema at `tick` (the first where `tick` lies before it)."""
@@ -99,7 +99,7 @@ class VChannelInfo:
         """The version of :meth:`schema_at`."""
         return max(1, sum(since <= tick for since, _ in self.schemas))
 
-    def begin_at(self, tick: int) -> int:
+    def first_visible_tick(self, tick: int) -> int:
         """A read at `tick` sees no row of the VChannel that became visible before this tick: such a row is of an earlier
         collection of the same id, or an Import replaced it."""
         return max([self.created_tick, *(each for each in self.replace_ticks if each <= tick)])
@@ -137,7 +137,7 @@ class VChannelInfo:
             partition_drops={int(number): list(ticks) for number, ticks in value["partition_drops"].items()},
             dropped_tick=value["dropped_tick"],
             replace_ticks=list(value.get("replace_ticks", ())),
-            growing={int(number): SegmentInfo(*info) for number, info in value["growing"].items()},
+            growing={int(number): GrowingSegment(*info) for number, info in value["growing"].items()},
         )
 
 
@@ -149,7 +149,7 @@ def newest_schema(infos: Iterable[VChannelInfo], tick: int | None = None) -> Col
 
 
 @dataclass(slots=True)
-class Catalog:
+class WalCatalog:
     """The VChannels of one PChannel, dropped ones included."""
 
     vchannels: dict[str, VChannelInfo] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class Catalog:
             )
         return cls({name: VChannelInfo.from_json(value) for name, value in body["vchannels"].items()})
 
-    def of_collection(self, collection_id: int) -> dict[str, VChannelInfo]:
+    def collection_vchannels(self, collection_id: int) -> dict[str, VChannelInfo]:
         """The VChannels of one collection that this PChannel has."""
         return {name: info for name, info in self.vchannels.items() if info.collection_id == collection_id}
 
@@ -215,14 +215,14 @@ class Catalog:
             case MessageType.DROP_PARTITION:
                 info.partition_drops.setdefault(row["partition_id"], []).append(tick)
             case _:
-                info.schemas.append((tick, apply_all(info.newest_schema, body["changes"])))
+                info.schemas.append((tick, apply_changes(info.newest_schema, body["changes"])))
 
     def segment_events(self, rows: pa.Table) -> Iterator[SegmentEvent]:
         """Count the visible rows of a stretch into their segments and tell which segments began and ended in it."""
         events = [rows.slice(place, 1).to_pylist()[0] for place in _places(rows, _SEGMENT_EVENTS)]
         for row in events:
             if row["type"] == MessageType.CREATE_SEGMENT.name:
-                info = SegmentInfo(row["partition_id"], row["time_tick"])
+                info = GrowingSegment(row["partition_id"], row["time_tick"])
                 self.vchannels[row["vchannel"]].growing[row["segment_id"]] = info
                 yield _event(row, "growing", info, "")
         self._count(rows)
@@ -270,7 +270,7 @@ def import_segments(first: int, body: ImportBody) -> dict[int, int]:
     return {partition: first + place for place, partition in enumerate(import_partitions(body))}
 
 
-def _event(row: dict[str, Any], state: SegmentState, info: SegmentInfo, policy: str) -> SegmentEvent:
+def _event(row: dict[str, Any], state: SegmentState, info: GrowingSegment, policy: str) -> SegmentEvent:
     return SegmentEvent(
         vchannel=row["vchannel"],
         collection_id=row["collection_id"],

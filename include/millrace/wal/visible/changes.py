@@ -10,7 +10,7 @@ columns: all rows of its VChannel, in its partition (0: all), with a smaller ``_
 DropCollection and an Import that replaces give one each, the last before its own rows.
 
 Promises: folding the changes from nothing to a tick gives what a read at that tick gives; the rows and their order are those
-of the log, whatever the commits, flushes, compactions and batches were; a :class:`Position` names a place between two rows
+of the log, whatever the commits, flushes, compactions and batches were; a :class:`ChangePosition` names a place between two rows
 of that order for good, in the midst of an import or a transaction too. Memory: the rows of one push, which its source
 bounds, and about BATCH_BYTES of payload or one piece of a staged file beside them.
 """
@@ -26,19 +26,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument, SchemaChanged
-from millrace.message.bodies import Imports, parse_body
+from millrace.message.bodies import ImportSource, parse_body
 from millrace.message.schema import CollectionSchema
-from millrace.message.stored_columns import needed, require_room, to_fields
+from millrace.message.stored_columns import check_convertible, needed_columns, to_fields
 from millrace.message.types import DML, MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
-from millrace.wal.visible.catalog import CATALOG_TYPES, Catalog, VChannelInfo, newest_schema
-from millrace.wal.visible.rows import collection_rows, conform, imported_rows, pieces
+from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
+from millrace.wal.visible.collection_rows import align_to_schema, collection_rows, imported_rows, split_by_bytes
 
 BATCH_BYTES: Final = 16 << 20
 """Payload bytes of messages that one batch is made of, about; an import's rows come in pieces of staged.BATCH_BYTES."""
 
-Kind = Literal["insert", "delete", "retract"]
-KINDS: Final[tuple[Kind, ...]] = ("insert", "delete", "retract")
+ChangeKind = Literal["insert", "delete", "retract"]
+CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = ("insert", "delete", "retract")
 
 CHANGE_COLUMNS: Final = pa.schema(
     [
@@ -55,7 +55,7 @@ _DML: Final = pa.array([kind.name for kind in DML])
 _EVENTS: Final = pa.array(CATALOG_TYPES)
 
 
-class Position(NamedTuple):
+class ChangePosition(NamedTuple):
     """A place in the changes of a collection on one PChannel: behind all that is visible at `tick`, and the `rows` rows after it.
 
     `rows` is 0 but in the midst of what becomes visible as one at the next tick. As JSON it is a list of two integers.
@@ -65,7 +65,7 @@ class Position(NamedTuple):
     rows: int = 0
 
 
-BEGINNING: Final = Position(0)
+CHANGES_BEGIN: Final = ChangePosition(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ChangeBatch:
     """The collection's at the last of the rows, whatever schema they were written with."""
     rows: pa.RecordBatch
     """Of change_schema(schema)."""
-    position: Position
+    position: ChangePosition
     """Where a reader goes on that is done with this batch."""
 
 
@@ -88,29 +88,29 @@ def change_schema(schema: CollectionSchema) -> pa.Schema:
 
 
 @dataclass(slots=True)
-class Start:
+class ChangeStart:
     """Where a reader of changes begins, and what it has to know there."""
 
-    after: Position
+    after: ChangePosition
     """No change up to here is given."""
     scan_after: int
     """The tick behind which visible rows are to be pushed: at or before that of `after`."""
-    catalog: Catalog
+    catalog: WalCatalog
     """The collection's VChannels on the PChannel, as DDL up to `known` left them."""
-    known: dict[str, int]
+    catalog_ticks: dict[str, int]
 
     @classmethod
-    def of(cls, after: Position, checkpoint: int, found: Mapping[str, VChannelInfo]) -> Start:
+    def of(cls, after: ChangePosition, checkpoint: int, found: Mapping[str, VChannelInfo]) -> ChangeStart:
         """The start behind `after` by a checkpoint at that tick (0: there is none), which has `found` of the collection."""
         # A collection that was made behind the start comes with its CreateCollection.
-        catalog = Catalog({name: info for name, info in found.items() if info.created_tick <= after.tick})
+        catalog = WalCatalog({name: info for name, info in found.items() if info.created_tick <= after.tick})
         return cls(after, min(after.tick, checkpoint), catalog, dict.fromkeys(catalog.vchannels, checkpoint))
 
 
 class ChangeReader:
     """Makes changes of visible rows, pushed in order from ``start.scan_after`` on. Owns the start's catalog.
 
-    With a `schema`, a version, all batches are of that one; without one each has that of its last row's tick. `to_its_end`: what
+    With a `schema`, a version, all batches are of that one; without one each has that of its last row's tick. `raise_on_schema_change`: what
     became visible under a newer one than `schema` is not given in it, but SchemaChanged.
     """
 
@@ -118,19 +118,19 @@ class ChangeReader:
         self,
         pchannel: str,
         collection_id: int,
-        start: Start,
+        start: ChangeStart,
         *,
-        imports: Imports,
+        imports: ImportSource,
         schema: CollectionSchema | None = None,
-        to_its_end: bool = False,
+        raise_on_schema_change: bool = False,
     ) -> None:
         self._pchannel = pchannel
         self._schema = schema
-        self._to_its_end = to_its_end
+        self._to_its_end = raise_on_schema_change
         self._collection_id = collection_id
         self._after = start.after
         self._catalog = start.catalog
-        self._known = start.known
+        self._known = start.catalog_ticks
         self._imports = imports
         self._skip = start.after.rows
         self._unit = (0, 0)
@@ -165,7 +165,7 @@ class ChangeReader:
         messages = messages.unify_dictionaries().combine_chunks()
         ends = messages[VISIBLE_TICK].to_numpy()
         stop = 0
-        for part in pieces(messages, BATCH_BYTES):
+        for part in split_by_bytes(messages, BATCH_BYTES):
             stop += part.num_rows
             whole = stop == len(ends) or ends[stop] > ends[stop - 1]
             schema = self._schema_at(self._catalog.vchannels.values(), int(ends[stop - 1]))
@@ -228,7 +228,7 @@ class ChangeReader:
         skipped = min(self._skip, rows.num_rows)
         self._skip -= skipped
         if skipped < rows.num_rows:
-            position = Position(last) if whole else Position(last - 1, count)
+            position = ChangePosition(last) if whole else ChangePosition(last - 1, count)
             [batch] = rows.slice(skipped).combine_chunks().to_batches()
             yield ChangeBatch(self._pchannel, self._collection_id, schema, batch, position)
 
@@ -258,16 +258,16 @@ class ChangeReader:
 Pieces = Iterator[tuple[CollectionSchema, pa.Table]]
 
 
-def _of_kind(rows: pa.Table, kind: Kind) -> pa.Table:
-    codes = pa.array(np.full(rows.num_rows, KINDS.index(kind), dtype=np.int8))
-    return rows.append_column("_change", pa.DictionaryArray.from_arrays(codes, pa.array(KINDS)))
+def _of_kind(rows: pa.Table, kind: ChangeKind) -> pa.Table:
+    codes = pa.array(np.full(rows.num_rows, CHANGE_KINDS.index(kind), dtype=np.int8))
+    return rows.append_column("_change", pa.DictionaryArray.from_arrays(codes, pa.array(CHANGE_KINDS)))
 
 
 def _as_fields(rows: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
     """Rows in the columns of the schema that they were written with, as fields of this one."""
-    require_room(written, schema)
-    columns = pa.schema([*(each.with_nullable(True) for each in needed(schema)), *CHANGE_COLUMNS])
-    return conform(to_fields(conform(rows, columns), schema), change_schema(schema))
+    check_convertible(written, schema)
+    columns = pa.schema([*(each.with_nullable(True) for each in needed_columns(schema)), *CHANGE_COLUMNS])
+    return align_to_schema(to_fields(align_to_schema(rows, columns), schema), change_schema(schema))
 
 
 def _retraction(
@@ -280,4 +280,4 @@ def _retraction(
         "_write_tick": row["time_tick"],
     }
     one = pa.Table.from_pylist([values], pa.schema([field for field in CHANGE_COLUMNS if field.name in values]))
-    return schema, conform(_of_kind(one, "retract"), change_schema(schema))
+    return schema, align_to_schema(_of_kind(one, "retract"), change_schema(schema))

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millrace.message.ids import tick_physical_ms
 from millrace.message.schema import CollectionSchema
-from millrace.message.stored_columns import every, key_schema, needed, written
+from millrace.message.stored_columns import all_columns, key_schema, needed_columns, written_columns
 
 ROW_COLUMNS: Final = pa.schema(
     [
@@ -34,22 +34,22 @@ DELETE_COLUMNS: Final = pa.schema(
 """What stands beside the key in the deletes table (and ``_date``)."""
 
 
-def file_schema(schema: CollectionSchema) -> pa.Schema:
+def rows_file_schema(schema: CollectionSchema) -> pa.Schema:
     """Columns of the rows table's files that rows of this schema are written to, in the order of its fields."""
-    return pa.schema([*written(schema), *ROW_COLUMNS])
+    return pa.schema([*written_columns(schema), *ROW_COLUMNS])
 
 
-def stored_schema(schema: CollectionSchema) -> pa.Schema:
+def rows_read_schema(schema: CollectionSchema) -> pa.Schema:
     """Columns of the rows table that rows of this schema, and of those before it, are read from."""
-    return pa.schema([*needed(schema), *ROW_COLUMNS])
+    return pa.schema([*needed_columns(schema), *ROW_COLUMNS])
 
 
-def table_schema(schema: CollectionSchema) -> pa.Schema:
+def rows_table_schema(schema: CollectionSchema) -> pa.Schema:
     """Columns of the rows table, those that no field has any more among them."""
-    return pa.schema([*every(schema), *ROW_COLUMNS])
+    return pa.schema([*all_columns(schema), *ROW_COLUMNS])
 
 
-def delete_file_schema(schema: CollectionSchema) -> pa.Schema:
+def deletes_file_schema(schema: CollectionSchema) -> pa.Schema:
     """Columns of the deletes table's files."""
     return pa.schema([*key_schema(schema), *DELETE_COLUMNS])
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.client.produce.files.kinds import InputFormat
-from millrace.client.produce.files.reading import read_batches
+from millrace.client.produce.files.formats import InputFormat
+from millrace.client.produce.files.reader import read_batches
 from millrace.client.schemas import schema
 
 SCHEMA = schema(

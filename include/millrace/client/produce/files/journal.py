@@ -19,7 +19,7 @@ import xxhash
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, Malformed, UnsupportedVersion
-from millrace.base.file_lock import held
+from millrace.base.file_lock import exclusive_lock
 from millrace.base.files import replace_json
 
 VERSION: Final = 1
@@ -28,7 +28,7 @@ _EDGE = 1 << 20
 
 
 @dataclass(slots=True)
-class Place:
+class LoadPosition:
     """Where a load stands."""
 
     file: int = 0
@@ -44,32 +44,32 @@ class Place:
     """What the caller tells of it."""
 
 
-class Journal:
-    """One load's journal. Made by :func:`opened`."""
+class LoadJournal:
+    """One load's journal. Made by :func:`open_journal`."""
 
     def __init__(self, path: Path, load: dict[str, Any]) -> None:
         self._path = path
-        self.producer_id, self.place = self._read(load)
+        self.producer_id, self.position = self._read(load)
         self._load = load
         self.save()
 
     def save(self) -> None:
         """Keep the place, durably: what it says was acknowledged."""
-        value = {"version": VERSION, "producer": self.producer_id, "load": self._load, "place": asdict(self.place)}
+        value = {"version": VERSION, "producer": self.producer_id, "load": self._load, "place": asdict(self.position)}
         replace_json(self._path, value, synced=True)
 
-    def _read(self, load: dict[str, Any]) -> tuple[int, Place]:
+    def _read(self, load: dict[str, Any]) -> tuple[int, LoadPosition]:
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return secrets.randbits(62) + 1, Place()
+            return secrets.randbits(62) + 1, LoadPosition()
         try:
             value = json.loads(text)
             if value["version"] > VERSION:
                 raise UnsupportedVersion(
                     f"{self._path} has version {value['version']}, and this build knows {VERSION}: go on with the build that began the load"
                 )
-            producer, place, known = int(value["producer"]), Place(**value["place"]), value["load"]
+            producer, place, known = int(value["producer"]), LoadPosition(**value["place"]), value["load"]
             place.numbers = {name: (int(epoch), int(number)) for name, (epoch, number) in place.numbers.items()}
         except (ValueError, KeyError, TypeError) as error:
             raise Malformed(
@@ -85,18 +85,18 @@ class Journal:
 
 
 @contextmanager
-def opened(path: Path, load: dict[str, Any]) -> Iterator[Journal]:
+def open_journal(path: Path, load: dict[str, Any]) -> Iterator[LoadJournal]:
     """The journal at `path`, held while the block runs; `load` says what is loaded, and how: it is what the file says, or the file is new.
     Raises InvalidArgument, Malformed."""
     busy = InvalidArgument(f"another process is at this load: {path} is in use")
     try:
-        with held(path.with_name(path.name + ".lock"), deadline=Deadline.after(0.0), busy=busy):
-            yield Journal(path, load)
+        with exclusive_lock(path.with_name(path.name + ".lock"), deadline=Deadline.after(0.0), busy=busy):
+            yield LoadJournal(path, load)
     except FileNotFoundError:
         raise InvalidArgument(f"there is no folder {path.parent}") from None
 
 
-def facts_of(files: Sequence[Path]) -> list[list[Any]]:
+def file_fingerprints(files: Sequence[Path]) -> list[list[Any]]:
     """Of each file its path, size and a digest of its first and last MiB: by these a load knows that it is the same file."""
     found: list[list[Any]] = []
     for path in files:

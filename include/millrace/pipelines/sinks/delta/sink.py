@@ -18,9 +18,9 @@ from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import DeltaSink as Declared
 from millrace.pipelines.records import Action
 from millrace.pipelines.sinks.sink import Written
-from millrace.storage.commit import AppMove, Part, commit_fenced
-from millrace.storage.files import FileSink
-from millrace.storage.table import Table, create_table
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
+from millrace.storage.table import TableHandle, create_table
 
 OUTPUTS: Final = "pipelines-out"
 """Folder of these tables, below the deployment's."""
@@ -41,7 +41,7 @@ class DeltaSink:
 
     def __init__(self, uri: str, pipeline: str) -> None:
         self._uri, self._pipeline = uri, pipeline
-        self._table: Table | None = None
+        self._table: TableHandle | None = None
 
     def open(self) -> None:
         """As millrace.pipelines.sinks.sink.Sink says."""
@@ -74,7 +74,9 @@ class DeltaSink:
         """Idempotent."""
         self._table = None
 
-    def _append(self, table: Table, topic: str, partition: int, actions: Sequence[Action], written: Written) -> None:
+    def _append(
+        self, table: TableHandle, topic: str, partition: int, actions: Sequence[Action], written: Written
+    ) -> None:
         table.refresh()
         app = f"pipeline-sink/{self._pipeline}/{topic}-{partition}"
         mark = table.app_version(app)
@@ -100,12 +102,12 @@ class DeltaSink:
         sink.write(pa.Table.from_pylist(rows, schema=COLUMNS), {})
         behind = max(mark, max(new) + 1)
         # A commit that moves nothing would be no fence: what comes from before the mark rests on the look, and on there being one redrive at a time.
-        moves = {app: AppMove(mark, behind)} if behind > mark else {}
-        outcome = commit_fenced(table, [Part(adds=sink.finish(), moves=moves)])
+        moves = {app: AppTransaction(mark, behind)} if behind > mark else {}
+        outcome = commit_fenced(table, [CommitPart(adds=sink.finish(), app_transactions=moves)])
         if outcome.fenced:
             raise CommitFenced(f"{app} was moved by another worker")
 
-    def _there(self, table: Table, topic: str, partition: int, offsets: Sequence[int]) -> set[int]:
+    def _there(self, table: TableHandle, topic: str, partition: int, offsets: Sequence[int]) -> set[int]:
         wanted = (
             (pc.field("topic") == topic)
             & (pc.field("partition") == partition)

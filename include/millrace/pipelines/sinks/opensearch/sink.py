@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from millrace.base.backoff import jittered
 from millrace.base.errors import SinkBusy, SinkRefused
-from millrace.base.pauses import jittered
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import OpenSearchSink as Declared

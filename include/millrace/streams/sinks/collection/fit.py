@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.collection import Collection
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.rows import conform
 from millrace.streams.sinks.collection.changes import KIND
 from millrace.wal.visible.changes import CHANGE_COLUMNS
 
 
-def require_fit(schema: pa.Schema, collection: Collection, *, changes: bool) -> None:
+def require_fit(schema: pa.Schema, collection: CollectionInfo, *, changes: bool) -> None:
     """Raises InvalidArgument for a column that is missing, unknown, or of a type that does not become the field's."""
     if changes and KIND not in schema.names:
         raise InvalidArgument(f"the rows have no column {KIND!r}: it says insert, upsert, delete or retract of each")

@@ -36,15 +36,15 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, replace_json, sync
 from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
-from millrace.client.produce.framing import entries
+from millrace.client.produce.framing import group_messages
 from millrace.client.produce.producer import Producer
-from millrace.client.produce.sequencer import Sending
+from millrace.client.produce.sequencer import OutboundEntry
 from millrace.message.log_entries import ENTRY_SCHEMA
-from millrace.message.model import FIELDS, MutableMessage
+from millrace.message.model import MESSAGE_FIELDS, MutableMessage
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
 from millrace.streams.sinks.sink import Noted, Taken
-from millrace.tables.read.freshness import all_confirmed
+from millrace.tables.read.freshness import require_confirmed_ticks
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.reasons import Reason
 
@@ -164,7 +164,7 @@ class Journal:
             # A chain that forgets this producer while these are on their way must know that they are not a new one's (docs/chain.md).
             barrier = max(1, self._client.append.tick(pchannel, persist=False))
             stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
-        batch.groups[pchannel] = list(entries(stamped))
+        batch.groups[pchannel] = list(group_messages(stamped))
 
     def _renumbered(self, batch: Batch, rest: Sequence[MutableMessage]) -> None:
         """Give `rest`, which is all that is left of the batch, numbers of a new epoch; durable when this returns."""
@@ -219,7 +219,8 @@ class Journal:
             groups = batch.groups[pchannel]
             written = batch.entries.get(pchannel) or [b""] * len(groups)
             sent = [
-                Sending(list(each), ambiguous=True, entry=entry) for each, entry in zip(groups, written, strict=True)
+                OutboundEntry(list(each), ambiguous=True, entry=entry)
+                for each, entry in zip(groups, written, strict=True)
             ]
             waiting = iter(sent)
             try:
@@ -247,7 +248,7 @@ class Journal:
         """The numbers of the batch's messages that took effect: the WAL, complete up to now, has them behind `since`."""
         settings = self._client.settings
         pchannels = sorted(batch.groups)
-        all_confirmed(settings, self._name, pchannels, self._client.append, None, settings.read_deadline)
+        require_confirmed_ticks(settings, self._name, pchannels, self._client.append, None, settings.read_deadline)
         wal = WalSnapshot.open(settings.wal_uri)
         found: set[Number] = set()
         for pchannel in pchannels if wal is not None else ():
@@ -306,7 +307,7 @@ def _by_entries(messages: Sequence[MutableMessage]) -> dict[str, list[list[Mutab
     by_pchannel: dict[str, list[MutableMessage]] = {}
     for message in messages:
         by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
-    return {name: list(entries(mine)) for name, mine in by_pchannel.items()}
+    return {name: list(group_messages(mine)) for name, mine in by_pchannel.items()}
 
 
 def _identity(folder: Path) -> int:
@@ -339,4 +340,6 @@ def _decoded(entry: bytes) -> list[MutableMessage]:
     framed = pa.record_batch(
         [pa.array([0]), pa.array([0]), pa.array([0]), pa.array([entry], pa.large_binary())], schema=ENTRY_SCHEMA
     )
-    return [MutableMessage(**{name: row[name] for name in FIELDS}) for row in decode_entries(framed).to_pylist()]
+    return [
+        MutableMessage(**{name: row[name] for name in MESSAGE_FIELDS}) for row in decode_entries(framed).to_pylist()
+    ]

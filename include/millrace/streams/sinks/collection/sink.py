@@ -20,12 +20,12 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.closing import Closing
+from millrace.base.closeable import Closeable
 from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 from millrace.base.settings import Settings
-from millrace.catalog.collection import Collection, pchannel_of
+from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import (
@@ -40,7 +40,7 @@ from millrace.client.produce.rows import (
 from millrace.message import builders
 from millrace.message.keys import key_column
 from millrace.message.model import MutableMessage
-from millrace.message.types import SINCE, MessageType
+from millrace.message.types import MIN_CHAIN_VERSION, MessageType
 from millrace.streams.sinks.collection.changes import KIND, Folded, fold
 from millrace.streams.sinks.collection.fit import require_fit
 from millrace.streams.sinks.collection.journal import Journal
@@ -53,7 +53,7 @@ Mode = Literal["append", "upsert", "changes"]
 MODES: Final[tuple[Mode, ...]] = ("append", "upsert", "changes")
 
 
-class CollectionSink(Closing):
+class CollectionSink(Closeable):
     """Writes micro-batches into a collection. One thread uses it; one process at a time for a `folder`."""
 
     def __init__(
@@ -175,7 +175,7 @@ class CollectionSink(Closing):
             messages += _inserts(rows, home, (None, None), upsert=True)
         return messages, taken
 
-    def _fit(self, table: pa.Table, collection: Collection) -> None:
+    def _fit(self, table: pa.Table, collection: CollectionInfo) -> None:
         """Raises InvalidArgument where a message cannot carry these rows."""
         if self._mode != "changes":
             self._rows(self._without_changes(table), collection)
@@ -187,7 +187,7 @@ class CollectionSink(Closing):
         key_rows(folded.deleted, collection)
         self._rows(folded.rows, collection)
 
-    def _rows(self, rows: pa.Table, collection: Collection) -> pa.Table:
+    def _rows(self, rows: pa.Table, collection: CollectionInfo) -> pa.Table:
         fitted = conform(rows, collection)
         partition_by = self._partitions[1]
         if partition_by is not None:
@@ -198,7 +198,7 @@ class CollectionSink(Closing):
                 )
         return fitted
 
-    def _of(self, table: pa.Table, collection: Collection, batch_id: int) -> list[MutableMessage]:
+    def _of(self, table: pa.Table, collection: CollectionInfo, batch_id: int) -> list[MutableMessage]:
         if self._mode != "changes":
             rows = self._rows(self._without_changes(table), collection)
             upsert = self._mode == "upsert"
@@ -228,7 +228,7 @@ class CollectionSink(Closing):
                 )
         return table.select([name for name in table.column_names if name not in CHANGE_COLUMNS.names])
 
-    def _homes(self, folded: Folded, collection: Collection) -> list[str]:
+    def _homes(self, folded: Folded, collection: CollectionInfo) -> list[str]:
         """The VChannels that mirror those of the source that are retracted. Raises ChangesRefused where none can."""
         if not folded.retracted:
             return []
@@ -250,7 +250,7 @@ class CollectionSink(Closing):
             homes.append(collection.vchannels[source.vchannels.index(name)])
         return homes
 
-    def _retraction(self, vchannel: str, collection: Collection, batch_id: int) -> MutableMessage:
+    def _retraction(self, vchannel: str, collection: CollectionInfo, batch_id: int) -> MutableMessage:
         """An Import of nothing in place of all that the VChannel has."""
         return builders.import_files(
             f"{self._stream}-{batch_id}",
@@ -262,17 +262,17 @@ class CollectionSink(Closing):
             schema_version=collection.schema_version,
         )
 
-    def _newest_chain(self, collection: Collection) -> None:
+    def _newest_chain(self, collection: CollectionInfo) -> None:
         """A PChannel whose open term runs a chain that knows no upserts gets a newer term."""
         if collection.state != "active":
             raise CollectionNotFound(f"the collection {collection.name!r} is {collection.state}")
         for pchannel in {pchannel_of(name) for name in collection.vchannels}:
-            if self._client.append.describe(pchannel)["chain_version"] < SINCE[MessageType.UPSERT]:
+            if self._client.append.describe(pchannel)["chain_version"] < MIN_CHAIN_VERSION[MessageType.UPSERT]:
                 self._client.catalog.open_term(pchannel)
 
 
 def _inserts(
-    rows: pa.Table, collection: Collection, partitions: tuple[str | None, str | None], *, upsert: bool
+    rows: pa.Table, collection: CollectionInfo, partitions: tuple[str | None, str | None], *, upsert: bool
 ) -> Iterable[MutableMessage]:
     return [
         insert_message(part, collection, vchannel=vchannel, partition_id=number, upsert=upsert)

@@ -10,14 +10,14 @@ import numpy as np
 
 from millrace.message.types import Flag, MessageType, flags_of
 from millrace.wal.interceptors.interceptor import Proceed
-from millrace.wal.run import Decided, Emission, Row, Run, changing
-from millrace.wal.state import ChannelState, Txn, VChannelState
+from millrace.wal.message_run import DecidedBatch, DecidedMessage, Emission, MessageRun, dml_mask
+from millrace.wal.state import ChannelState, OpenTxn, VChannelState
 
 BARRIER = "barrier"
 EXPIRED = "expired"
 
 
-def rollback(channel: VChannelState, txn: Txn, why: str) -> Emission:
+def rollback_emission(channel: VChannelState, txn: OpenTxn, why: str) -> Emission:
     """The RollbackTxn that the chain emits for `txn`; `why` (barrier or expired) stands in its detail."""
     return Emission(
         type=MessageType.ROLLBACK_TXN,
@@ -28,31 +28,31 @@ def rollback(channel: VChannelState, txn: Txn, why: str) -> Emission:
     )
 
 
-class Lock:
+class LockInterceptor:
     """Between redo and timetick."""
 
     name = "lock"
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         if run.count > 1:
             types = run.view(run.columns.type)
-            control = np.flatnonzero(~changing(state.chain_version)[types])
+            control = np.flatnonzero(~dml_mask(state.chain_version)[types])
             if len(control):
                 run.cut(max(int(control[0]), 1))
         proceed(run)
 
-    def emissions(self, state: ChannelState, run: Run) -> list[Emission]:
+    def emissions(self, state: ChannelState, run: MessageRun) -> list[Emission]:
         """The rollbacks of what an exclusive message fails."""
         flags = flags_of(int(run.columns.type[run.start]))
-        if not run.accepted_one or flags is None or Flag.EXCLUSIVE not in flags:
+        if not run.first_accepted or flags is None or Flag.EXCLUSIVE not in flags:
             return []
         scope = run.columns.vchannel_name(run.start)
         failing = [(channel, txn) for channel, txn in state.open_txns() if scope in ("", channel.name)]
         failing.sort(key=lambda pair: pair[1].begin)
-        return [rollback(channel, txn, BARRIER) for channel, txn in failing]
+        return [rollback_emission(channel, txn, BARRIER) for channel, txn in failing]
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         """A lock is held for the message alone: no state."""
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         """A lock is held for the message alone: no state."""

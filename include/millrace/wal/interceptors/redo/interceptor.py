@@ -9,25 +9,25 @@ from __future__ import annotations
 import numpy as np
 
 from millrace.wal.interceptors.interceptor import Proceed
-from millrace.wal.run import BRINGING, Decided, Row, Run, groups
+from millrace.wal.message_run import CARRIES_ROWS_MASK, DecidedBatch, DecidedMessage, MessageRun, group_indices
 from millrace.wal.state import ChannelState
 
 
-class Redo:
+class RedoInterceptor:
     """Outermost link."""
 
     name = "redo"
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         proceed(run)
         columns = run.columns
         inserts = run.pending()
-        inserts = inserts[BRINGING[run.type[inserts]]]
+        inserts = inserts[CARRIES_ROWS_MASK[run.type[inserts]]]
         if not len(inserts):
             return
         vchannel, partition = run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]
         lacking = np.zeros(len(inserts), dtype=bool)
-        for rows in groups(vchannel, partition):
+        for rows in group_indices(vchannel, partition):
             name = columns.names[vchannel[rows[0]]]
             if int(partition[rows[0]]) not in state.vchannels[name].growing:
                 lacking[rows] = True
@@ -35,8 +35,8 @@ class Redo:
         if len(places):
             run.cut(int(places[0]))
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         """Redo has no state."""
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         """Redo has no state."""

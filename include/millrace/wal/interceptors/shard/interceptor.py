@@ -14,14 +14,14 @@ from millrace.message.bodies import ImportBody, import_partitions, parse_body
 from millrace.message.keys import key_column, vchannel_index
 from millrace.message.payload.rows import DecodedRows, decode_many
 from millrace.message.schema import CollectionSchema
-from millrace.message.schema_changes import Change, apply_all
-from millrace.message.types import BRINGS_ROWS, DML, MessageType
+from millrace.message.schema_changes import SchemaChange, apply_changes
+from millrace.message.types import DML, ROW_CARRYING_TYPES, MessageType
 from millrace.wal.interceptors.interceptor import Proceed, Timer
 from millrace.wal.interceptors.shard import segments
 from millrace.wal.interceptors.txn.interceptor import TxnManager
+from millrace.wal.message_run import ACCEPTED, DecidedBatch, DecidedMessage, Emission, MessageRun, group_indices
 from millrace.wal.reasons import Reason
-from millrace.wal.run import ACCEPTED, Decided, Emission, Row, Run, groups
-from millrace.wal.segments.policies.registry import BY_MESSAGE, deadline, timed_out
+from millrace.wal.segments.policies.registry import MESSAGE_POLICIES, seal_deadline, time_policy
 from millrace.wal.segments.segment import Segment
 from millrace.wal.state import ChannelState, VChannelState
 
@@ -47,7 +47,7 @@ class _Refused(Exception):
         self.reason = reason
 
 
-class Shard:
+class ShardInterceptor:
     """Collections of one PChannel."""
 
     name = "shard"
@@ -55,12 +55,12 @@ class Shard:
     def __init__(self, txns: TxnManager) -> None:
         self._txns = txns
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         number = int(run.columns.type[run.start])
         if number in DML:
             self._judge_rows(state, run)
             segments.cut_after_seal(state, run)
-        elif run.accepted_one and number in _DDL:
+        elif run.first_accepted and number in _DDL:
             try:
                 self._judge_ddl(state, run)
             except Malformed as error:
@@ -73,7 +73,7 @@ class Shard:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def _judge_rows(self, state: ChannelState, run: Run) -> None:
+    def _judge_rows(self, state: ChannelState, run: MessageRun) -> None:
         columns = run.columns
         for rows in self._groups(run, columns.vchannel, columns.collection_id):
             channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0])))
@@ -99,7 +99,7 @@ class Shard:
         for rows in self._groups(run, self._shapes(state, run), columns.schema_version, columns.type):
             self._judge_payloads(state, run, rows)
 
-    def _shapes(self, state: ChannelState, run: Run) -> npt.NDArray[np.int64]:
+    def _shapes(self, state: ChannelState, run: MessageRun) -> npt.NDArray[np.int64]:
         """By row of the batch, a number that is equal where VChannels share everything that judging a payload needs."""
         columns = run.columns
         codes: dict[object, int] = {None: 0}
@@ -108,25 +108,25 @@ class Shard:
         by_name = [codes[_shape(state.vchannels.get(name))] for name in columns.names]
         return np.array(by_name or [0], dtype=np.int64)[columns.vchannel]
 
-    def _groups(self, run: Run, *keys: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.intp]]:
+    def _groups(self, run: MessageRun, *keys: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.intp]]:
         pending = run.pending()
         if len(pending):
-            for places in groups(*(run.view(key)[pending] for key in keys)):
+            for places in group_indices(*(run.view(key)[pending] for key in keys)):
                 yield pending[places]
 
-    def _judge_payloads(self, state: ChannelState, run: Run, rows: npt.NDArray[np.intp]) -> None:
+    def _judge_payloads(self, state: ChannelState, run: MessageRun, rows: npt.NDArray[np.intp]) -> None:
         columns = run.columns
         row = run.start + int(rows[0])
         channel = state.vchannels[columns.vchannel_name(row)]
         schema = channel.schemas[int(columns.schema_version[row]) - 1]
-        arrow = schema.arrow() if columns.type[row] in BRINGS_ROWS else schema.key_arrow()
+        arrow = schema.arrow() if columns.type[row] in ROW_CARRYING_TYPES else schema.key_arrow()
         newest = channel.schemas[-1]
-        judged = newest.judges and columns.type[row] in BRINGS_ROWS
+        judged = newest.has_row_rules and columns.type[row] in ROW_CARRYING_TYPES
         wanted = list(schema.key_names)
         if judged:
-            from millrace.message.expression.rows import looked_at
+            from millrace.message.expression.rule_evaluation import rule_inputs
 
-            wanted = list(dict.fromkeys([*wanted, *looked_at(schema, newest)]))
+            wanted = list(dict.fromkeys([*wanted, *rule_inputs(schema, newest)]))
         decoded = decode_many(_select(columns.payloads, run.start + rows), arrow, columns=wanted)
         for place, words in decoded.errors.items():
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
@@ -134,7 +134,7 @@ class Shard:
         for place in np.flatnonzero((decoded.counts != claimed) & (decoded.counts > 0)).tolist():
             words = f"the header says {claimed[place]} rows, the payload has {decoded.counts[place]}"
             run.reject(int(rows[place]), Reason.SCHEMA_MISMATCH, words)
-        replaces = schema.replaces and columns.type[row] == MessageType.INSERT
+        replaces = schema.replaces_duplicates and columns.type[row] == MessageType.INSERT
         judges = replaces or columns.type[row] == MessageType.UPSERT
         keys = key_column(decoded.rows, schema.key_names) if judges or len(channel.vchannels) > 1 else None
         if judges:
@@ -155,31 +155,33 @@ class Shard:
         if judged:
             self._judge_rules(run, rows, decoded, schema, newest)
         if replaces:
-            run.becomes(rows[run.reason[rows] == ACCEPTED], MessageType.UPSERT)
+            run.retype(rows[run.reason[rows] == ACCEPTED], MessageType.UPSERT)
 
     def _judge_rules(
         self,
-        run: Run,
+        run: MessageRun,
         rows: npt.NDArray[np.intp],
         decoded: DecodedRows,
         schema: CollectionSchema,
         newest: CollectionSchema,
     ) -> None:
         """Reject messages with a row that makes a check false, or that has another value than a computed field."""
-        from millrace.message.expression.rows import broken
+        from millrace.message.expression.rule_evaluation import find_violations
 
         owner = np.repeat(np.arange(len(rows)), decoded.counts)
         now = run.view(run.columns.physical_ms)[rows][owner] * 1_000
         first = np.cumsum(decoded.counts) - decoded.counts
-        for rule in broken(decoded.rows, schema, newest, now):
+        for rule in find_violations(decoded.rows, schema, newest, now):
             bad = np.flatnonzero(rule.rows)
             mine, places, counts = np.unique(owner[bad], return_index=True, return_counts=True)
             for message, place, count in zip(mine.tolist(), places.tolist(), counts.tolist(), strict=True):
                 if run.reason[rows[message]] == ACCEPTED:
-                    words = f"{rule.words} in {count} of its rows, the first is row {bad[place] - first[message]}"
+                    words = f"{rule.description} in {count} of its rows, the first is row {bad[place] - first[message]}"
                     run.reject(int(rows[message]), Reason.CHECK_VIOLATED, words)
 
-    def _judge_keys(self, run: Run, rows: npt.NDArray[np.intp], counts: npt.NDArray[Any], keys: pa.Array) -> None:
+    def _judge_keys(
+        self, run: MessageRun, rows: npt.NDArray[np.intp], counts: npt.NDArray[Any], keys: pa.Array
+    ) -> None:
         """Reject upserts with a key twice: neither of its rows is the newer one."""
         if (counts <= 1).all():
             return
@@ -198,7 +200,7 @@ class Shard:
 
     # -- DDL ----------------------------------------------------------------------------------------------------------
 
-    def _judge_ddl(self, state: ChannelState, run: Run) -> None:
+    def _judge_ddl(self, state: ChannelState, run: MessageRun) -> None:
         """Judge one DDL message. Raises _Refused or Malformed."""
         columns, row = run.columns, run.start
         message_type = MessageType(int(columns.type[row]))
@@ -255,12 +257,12 @@ class Shard:
         if len(channel.partitions) >= state.config.max_partitions:
             raise _Refused(Reason.LIMIT_EXCEEDED, f"a collection has at most {state.config.max_partitions} partitions")
 
-    def _change_schema(self, channel: VChannelState, version: int, changes: list[Change]) -> None:
+    def _change_schema(self, channel: VChannelState, version: int, changes: list[SchemaChange]) -> None:
         newest = len(channel.schemas)
         if version != newest + 1:
             raise _Refused(Reason.SCHEMA_MISMATCH, f"schema version {newest + 1} comes next, not {version}")
         try:
-            apply_all(channel.schemas[-1], changes)
+            apply_changes(channel.schemas[-1], changes)
         except InvalidArgument as error:
             raise _Refused(Reason.SCHEMA_MISMATCH, str(error)) from None
 
@@ -272,10 +274,10 @@ class Shard:
         if not 1 <= version <= newest:
             words = f"schema version {version} is not known; the newest is {newest}"
             raise _Refused(Reason.SCHEMA_MISMATCH, words)
-        if channel.schemas[-1].judges and version != newest:
+        if channel.schemas[-1].has_row_rules and version != newest:
             words = f"an Import has the newest schema, {newest}, where rows are judged: stage its files by that one"
             raise _Refused(Reason.SCHEMA_MISMATCH, words)
-        if channel.schemas[version - 1].replaces and not body["replace"]:
+        if channel.schemas[version - 1].replaces_duplicates and not body["replace"]:
             words = (
                 "an Import puts rows beside those of their keys, and here a row replaces that of its key: insert them"
             )
@@ -283,52 +285,52 @@ class Shard:
 
     # -- what comes before a message, by time, and behind it -----------------------------------------------------------
 
-    def emissions(self, state: ChannelState, run: Run) -> list[Emission]:
+    def emissions(self, state: ChannelState, run: MessageRun) -> list[Emission]:
         """Flushes of what the message ends; behind them the segments for its own rows: their ids, which are ticks, have no gap."""
-        if not run.accepted_one:
+        if not run.first_accepted:
             return []
         columns, row = run.columns, run.start
         number = int(columns.type[row])
-        if number in BRINGS_ROWS:
+        if number in ROW_CARRYING_TYPES:
             channel, partition_id = state.vchannels[columns.vchannel_name(row)], int(columns.partition_id[row])
-            return [] if partition_id in channel.growing else [segments.create(channel, partition_id)]
-        if number not in BY_MESSAGE:
+            return [] if partition_id in channel.growing else [segments.create_emission(channel, partition_id)]
+        if number not in MESSAGE_POLICIES:
             return []
         body = parse_body(MessageType(number), columns.payload(row))
         name, partition_id = columns.vchannel_name(row), 0
         if number in (MessageType.DROP_PARTITION, MessageType.MANUAL_FLUSH):
             partition_id = int(columns.partition_id[row])
         found = [
-            segments.flush(channel, segment, BY_MESSAGE[MessageType(number)])
+            segments.flush_emission(channel, segment, MESSAGE_POLICIES[MessageType(number)])
             for channel in ([state.vchannels[name]] if name else _sorted(state))
             for segment in _ending(channel, partition_id, body.get("segment_id"))
         ]
         if number == MessageType.IMPORT:
-            found += [segments.create(state.vchannels[name], number) for number in import_partitions(body)]
+            found += [segments.create_emission(state.vchannels[name], number) for number in import_partitions(body)]
         return found
 
     def timers(self, state: ChannelState, tick: int) -> list[Timer]:
         """Growing segments that are old or idle."""
         config = state.config
         return [
-            Timer(due, segment.id, segments.flush(channel, segment, timed_out(segment, config, tick)))
+            Timer(due, segment.id, segments.flush_emission(channel, segment, time_policy(segment, config, tick)))
             for channel in state.vchannels.values()
             for segment in channel.growing.values()
-            if (due := deadline(segment, config)) <= tick
+            if (due := seal_deadline(segment, config)) <= tick
         ]
 
-    def stamp(self, state: ChannelState, run: Run) -> None:
-        run.segment = segments.assign(state, run)
+    def stamp(self, state: ChannelState, run: MessageRun) -> None:
+        run.segment = segments.assign_segments(state, run)
 
-    def settled(self, state: ChannelState) -> Emission | None:
-        return segments.settled(state)
+    def ready_emission(self, state: ChannelState) -> Emission | None:
+        return segments.ready_flush(state)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         segments.evolve_rows(state, rows)
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         if row.type is MessageType.CREATE_COLLECTION:
             state.vchannels[row.vchannel] = _created(row)
             return
@@ -337,9 +339,9 @@ class Shard:
             return
         match row.type:
             case MessageType.INSERT:
-                segments.grow(state, channel, row)
+                segments.count_insert(state, channel, row)
             case MessageType.UPSERT:
-                segments.grow(state, channel, row)
+                segments.count_insert(state, channel, row)
                 segments.count_deletes(state, channel, row.rows)
             case MessageType.DELETE:
                 segments.count_deletes(state, channel, row.rows)
@@ -351,18 +353,18 @@ class Shard:
                 del channel.partitions[row.partition_id]
             case MessageType.SCHEMA_CHANGE:
                 changes = parse_body(row.type, row.payload)["changes"]
-                channel.schemas = (*channel.schemas, apply_all(channel.schemas[-1], changes))
+                channel.schemas = (*channel.schemas, apply_changes(channel.schemas[-1], changes))
             case MessageType.CREATE_SEGMENT:
                 channel.growing[row.partition_id] = Segment(
                     row.segment_id, row.partition_id, 0, 0, row.tick, channel.delete_rows, frozenset(), ""
                 )
             case MessageType.IMPORT:
-                segments.fill(channel, row)
+                segments.count_import(channel, row)
             case MessageType.FLUSH:
                 if channel.sealed.pop(row.segment_id, None) is None:
                     del channel.growing[row.partition_id]
             case MessageType.COMMIT_TXN | MessageType.ROLLBACK_TXN:
-                segments.release(channel, row.txn_id)
+                segments.release_txn(channel, row.txn_id)
             case _:
                 pass
 
@@ -371,7 +373,7 @@ def _shape(channel: VChannelState | None) -> object:
     return channel and (channel.collection_id, channel.vchannels, channel.schemas)
 
 
-def _created(row: Row) -> VChannelState:
+def _created(row: DecidedMessage) -> VChannelState:
     body = parse_body(row.type, row.payload)
     vchannels: tuple[str, ...] = tuple(body["vchannels"])
     schema: CollectionSchema = body["schema"]
@@ -387,7 +389,7 @@ def _created(row: Row) -> VChannelState:
     )
 
 
-def _check_import_header(run: Run, body: ImportBody) -> None:
+def _check_import_header(run: MessageRun, body: ImportBody) -> None:
     columns, row = run.columns, run.start
     if columns.rows[row] != sum(each["rows"] for each in body["files"]):
         raise Malformed("an Import's rows are those of its files")

@@ -9,13 +9,22 @@ import numpy as np
 
 from millrace.message.bodies import import_partitions, parse_body
 from millrace.message.types import MessageType
-from millrace.wal.run import ACCEPTED, BRINGING, TAKING, Decided, Emission, Row, Run, groups
-from millrace.wal.segments.policies.registry import BY_DELETES, BY_MESSAGE, full
+from millrace.wal.message_run import (
+    ACCEPTED,
+    CARRIES_ROWS_MASK,
+    DELETES_KEYS_MASK,
+    DecidedBatch,
+    DecidedMessage,
+    Emission,
+    MessageRun,
+    group_indices,
+)
+from millrace.wal.segments.policies.registry import DELETES_POLICY, MESSAGE_POLICIES, size_policy
 from millrace.wal.segments.segment import Segment
 from millrace.wal.state import ChannelState, VChannelState
 
 
-def create(channel: VChannelState, partition_id: int) -> Emission:
+def create_emission(channel: VChannelState, partition_id: int) -> Emission:
     """The CreateSegment message for `partition_id`; its tick becomes the segment's id."""
     return Emission(
         type=MessageType.CREATE_SEGMENT,
@@ -25,7 +34,7 @@ def create(channel: VChannelState, partition_id: int) -> Emission:
     )
 
 
-def flush(channel: VChannelState, segment: Segment, policy: str) -> Emission:
+def flush_emission(channel: VChannelState, segment: Segment, policy: str) -> Emission:
     """The Flush message that ends `segment`, with its rows and the policy that sealed it."""
     return Emission(
         type=MessageType.FLUSH,
@@ -38,7 +47,7 @@ def flush(channel: VChannelState, segment: Segment, policy: str) -> Emission:
     )
 
 
-def settled(state: ChannelState) -> Emission | None:
+def ready_flush(state: ChannelState) -> Emission | None:
     """The next Flush that waits for nothing: a sealed segment that no open transaction touches, the smallest id first."""
     ready = [
         (segment.id, channel, segment)
@@ -49,40 +58,40 @@ def settled(state: ChannelState) -> Emission | None:
     if not ready:
         return None
     _, channel, segment = min(ready, key=lambda item: item[0])
-    return flush(channel, segment, segment.sealed)
+    return flush_emission(channel, segment, segment.seal_policy)
 
 
-def cut_after_seal(state: ChannelState, run: Run) -> None:
+def cut_after_seal(state: ChannelState, run: MessageRun) -> None:
     """End the run right after the first message that fills a segment or blocks a VChannel by deletes."""
     if run.count == 1:
         return
     columns = run.columns
     pending = run.pending()
-    inserts = pending[BRINGING[run.type[pending]]]
+    inserts = pending[CARRIES_ROWS_MASK[run.type[pending]]]
     if len(inserts):
         partition = run.view(columns.partition_id)[inserts]
-        for places in groups(run.view(columns.vchannel)[inserts], partition):
+        for places in group_indices(run.view(columns.vchannel)[inserts], partition):
             rows = inserts[places]
             channel = state.vchannels[columns.vchannel_name(run.start + int(rows[0]))]
             segment = channel.growing.get(int(columns.partition_id[run.start + rows[0]]))
             if segment is not None:
                 _cut_when_full(state, run, segment, rows)
     deletes = pending[pending < run.count]
-    deletes = deletes[TAKING[run.type[deletes]]]
+    deletes = deletes[DELETES_KEYS_MASK[run.type[deletes]]]
     if len(deletes):
-        for places in groups(run.view(columns.vchannel)[deletes]):
+        for places in group_indices(run.view(columns.vchannel)[deletes]):
             rows = deletes[places]
             rows = rows[rows < run.count]  # an earlier VChannel may have cut the run
             channel = state.vchannels[columns.vchannel_name(run.start + int(deletes[places[0]]))]
             if len(rows) and channel.growing:
-                room = BY_DELETES.room(channel.growing.values(), channel.delete_rows, state.config)
+                room = DELETES_POLICY.remaining_rows(channel.growing.values(), channel.delete_rows, state.config)
                 crossed = np.flatnonzero(np.cumsum(run.columns.rows[run.start + rows]) >= room)
                 if len(crossed):
                     run.cut(int(rows[crossed[0]]) + 1)
 
 
 def _cut_when_full(
-    state: ChannelState, run: Run, segment: Segment, rows: np.ndarray[tuple[int], np.dtype[np.intp]]
+    state: ChannelState, run: MessageRun, segment: Segment, rows: np.ndarray[tuple[int], np.dtype[np.intp]]
 ) -> None:
     config = state.config
     rows = rows[rows < run.count]
@@ -92,22 +101,22 @@ def _cut_when_full(
     count = segment.rows + np.cumsum(run.view(run.columns.rows)[rows])
 
     def full_with(place: int) -> bool:
-        return bool(full(segment._replace(bytes=int(size[place]), rows=int(count[place])), config))
+        return bool(size_policy(segment._replace(bytes=int(size[place]), rows=int(count[place])), config))
 
     if full_with(len(rows) - 1):  # what is full stays full with more in it
         run.cut(int(rows[bisect_left(range(len(rows)), True, key=full_with)]) + 1)
 
 
-def evolve_rows(state: ChannelState, rows: Decided) -> None:
+def evolve_rows(state: ChannelState, rows: DecidedBatch) -> None:
     """Count accepted inserts, deletes and upserts (which are both) and seal what is full."""
     accepted = np.flatnonzero(rows.reason == ACCEPTED)
-    inserts = accepted[BRINGING[rows.type[accepted]]]
+    inserts = accepted[CARRIES_ROWS_MASK[rows.type[accepted]]]
     if len(inserts):
-        for places in groups(rows.vchannel[inserts], rows.segment_id[inserts]):
+        for places in group_indices(rows.vchannel[inserts], rows.segment_id[inserts]):
             _evolve_segment(state, rows, inserts[places])
-    deletes = accepted[TAKING[rows.type[accepted]]]
+    deletes = accepted[DELETES_KEYS_MASK[rows.type[accepted]]]
     if len(deletes):
-        for places in groups(rows.vchannel[deletes]):
+        for places in group_indices(rows.vchannel[deletes]):
             each = deletes[places]
             channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
             count_deletes(state, channel, int(rows.rows[each].sum()))
@@ -117,12 +126,12 @@ def count_deletes(state: ChannelState, channel: VChannelState, rows: int) -> Non
     """Count deleted rows; too many of them seal what grows."""
     channel.delete_rows += rows
     growing = list(channel.growing.values())
-    if growing and BY_DELETES.room(growing, channel.delete_rows, state.config) <= 0:
+    if growing and DELETES_POLICY.remaining_rows(growing, channel.delete_rows, state.config) <= 0:
         for segment in growing:
-            seal(channel, segment, BY_DELETES.name)
+            seal(channel, segment, DELETES_POLICY.name)
 
 
-def _evolve_segment(state: ChannelState, rows: Decided, each: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
+def _evolve_segment(state: ChannelState, rows: DecidedBatch, each: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
     channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
     segment = channel.growing[int(rows.partition_id[each[0]])]
     txns = {int(txn_id) for txn_id in np.unique(rows.txn_id[each]) if txn_id}
@@ -138,7 +147,7 @@ def _evolve_segment(state: ChannelState, rows: Decided, each: np.ndarray[tuple[i
     )
 
 
-def grow(state: ChannelState, channel: VChannelState, row: Row) -> None:
+def count_insert(state: ChannelState, channel: VChannelState, row: DecidedMessage) -> None:
     """Count one accepted insert and seal its segment where that is full."""
     segment = channel.growing[row.partition_id]
     _grown(
@@ -155,7 +164,7 @@ def grow(state: ChannelState, channel: VChannelState, row: Row) -> None:
 
 def _grown(state: ChannelState, channel: VChannelState, segment: Segment) -> None:
     channel.growing[segment.partition_id] = segment
-    policy = full(segment, state.config)
+    policy = size_policy(segment, state.config)
     if policy:
         seal(channel, segment, policy)
 
@@ -163,10 +172,10 @@ def _grown(state: ChannelState, channel: VChannelState, segment: Segment) -> Non
 def seal(channel: VChannelState, segment: Segment, policy: str) -> None:
     """Take no more inserts into `segment`; its Flush follows once no open transaction touches it."""
     del channel.growing[segment.partition_id]
-    channel.sealed[segment.id] = segment._replace(sealed=policy)
+    channel.sealed[segment.id] = segment._replace(seal_policy=policy)
 
 
-def fill(channel: VChannelState, row: Row) -> None:
+def count_import(channel: VChannelState, row: DecidedMessage) -> None:
     """An Import's rows into the segments that were made for it, which take no others."""
     for each in parse_body(MessageType.IMPORT, row.payload)["files"]:
         segment = channel.growing[each["partition_id"]]
@@ -174,10 +183,10 @@ def fill(channel: VChannelState, row: Row) -> None:
             rows=segment.rows + each["rows"], bytes=segment.bytes + each["bytes"], last_insert_tick=row.tick
         )
     for segment in list(channel.growing.values()):
-        seal(channel, segment, BY_MESSAGE[MessageType.IMPORT])
+        seal(channel, segment, MESSAGE_POLICIES[MessageType.IMPORT])
 
 
-def release(channel: VChannelState, txn_id: int) -> None:
+def release_txn(channel: VChannelState, txn_id: int) -> None:
     """The transaction ended: its segments no longer wait for it."""
     for held in (channel.growing, channel.sealed):
         for key, segment in held.items():
@@ -185,19 +194,19 @@ def release(channel: VChannelState, txn_id: int) -> None:
                 held[key] = segment._replace(txns=segment.txns - {txn_id})
 
 
-def assign(state: ChannelState, run: Run) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def assign_segments(state: ChannelState, run: MessageRun) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Segment ids of the run's messages: the growing segment of each accepted insert; an Import's first one; else 0."""
     columns = run.columns
     result = np.zeros(run.count, dtype=np.int64)
-    if columns.type[run.start] == MessageType.IMPORT and run.accepted_one:
+    if columns.type[run.start] == MessageType.IMPORT and run.first_accepted:
         partitions = import_partitions(parse_body(MessageType.IMPORT, columns.payload(run.start)))
         if partitions:
             result[0] = state.vchannels[columns.vchannel_name(run.start)].growing[partitions[0]].id
         return result
     pending = run.pending()
-    inserts = pending[BRINGING[run.type[pending]]]
+    inserts = pending[CARRIES_ROWS_MASK[run.type[pending]]]
     if len(inserts):
-        for places in groups(run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]):
+        for places in group_indices(run.view(columns.vchannel)[inserts], run.view(columns.partition_id)[inserts]):
             rows = inserts[places]
             row = run.start + int(rows[0])
             channel = state.vchannels[columns.vchannel_name(row)]

@@ -11,41 +11,41 @@ from typing import Any
 import numpy as np
 
 from millrace.base.errors import Malformed, UnsupportedVersion
-from millrace.message.bodies import check_first_form, parse_body
-from millrace.message.field_types import FIRST_TYPES
+from millrace.message.bodies import check_schema_change_before_v4, parse_body
+from millrace.message.field_types import TYPES_BEFORE_V4
 from millrace.message.ids import LOGICAL_BITS, LogId, generation_start
-from millrace.message.schema import FIRST_KEY_TYPES, CollectionSchema, FieldSpec
-from millrace.message.schema_changes import Add
-from millrace.message.types import DML, SINCE, Flag, MessageType, flags_of
+from millrace.message.schema import KEY_TYPES_BEFORE_V4, CollectionSchema, FieldSpec
+from millrace.message.schema_changes import AddField
+from millrace.message.types import DML, MIN_CHAIN_VERSION, Flag, MessageType, flags_of
 from millrace.wal.interceptors.interceptor import Proceed
 from millrace.wal.interceptors.timetick import producers
 from millrace.wal.interceptors.txn.interceptor import TXN_TYPES
+from millrace.wal.message_run import ACCEPTED, DecidedBatch, DecidedMessage, Int64s, MessageRun
 from millrace.wal.reasons import Reason
-from millrace.wal.run import ACCEPTED, Decided, Int64s, Row, Run
 from millrace.wal.state import ChannelState
-from millrace.wal.versions import CHAIN_VERSIONS, TABLES
+from millrace.wal.versions import CHAIN_VERSIONS, VERSION_4
 
 MAX_BARRIER_AHEAD_MS = 86_400_000
 
 _ALWAYS = frozenset({MessageType.INSERT, MessageType.DELETE})
 
 
-class TimeTick:
+class TimeTickInterceptor:
     """Between lock and shard."""
 
     name = "timetick"
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         self._cut_before_timers(state, run)
         self._judge_types(state, run)
         self._judge_terms(state, run)
         self._judge_headers(state, run)
         producers.judge(state, run)
-        if run.accepted_one:
+        if run.first_accepted:
             self._judge_own(state, run)
         proceed(run)
 
-    def _cut_before_timers(self, state: ChannelState, run: Run) -> None:
+    def _cut_before_timers(self, state: ChannelState, run: MessageRun) -> None:
         """No timer may fall due inside a run: neither one that is set now nor one that the run itself can set."""
         if run.count == 1:
             return
@@ -58,12 +58,12 @@ class TimeTick:
         if ticks[-1] >= deadline:
             run.cut(int(np.searchsorted(ticks, deadline)))
 
-    def _judge_types(self, state: ChannelState, run: Run) -> None:
+    def _judge_types(self, state: ChannelState, run: MessageRun) -> None:
         number = int(run.columns.type[run.start])
         if number in _ALWAYS:
             return
         flags = flags_of(number)
-        if flags is not None and SINCE.get(MessageType(number), 1) > state.chain_version:
+        if flags is not None and MIN_CHAIN_VERSION.get(MessageType(number), 1) > state.chain_version:
             flags = None
         if number == MessageType.UNDEFINED:
             words = run.columns.details.get(run.start)
@@ -75,7 +75,7 @@ class TimeTick:
         elif Flag.EMITTED in flags:
             run.reject(0, Reason.UNSUPPORTED_TYPE, f"{MessageType(number).name} is made by the chain alone")
 
-    def _judge_terms(self, state: ChannelState, run: Run) -> None:
+    def _judge_terms(self, state: ChannelState, run: MessageRun) -> None:
         pending = run.pending()
         term = run.view(run.columns.term)[pending]
         if run.columns.type[run.start] == MessageType.TERM_OPENING:
@@ -91,7 +91,7 @@ class TimeTick:
         if len(newer):
             run.reject(newer, Reason.TERM_NOT_OPENED, f"term {state.term} is open; the message is of a later one")
 
-    def _judge_headers(self, state: ChannelState, run: Run) -> None:
+    def _judge_headers(self, state: ChannelState, run: MessageRun) -> None:
         columns = run.columns
         pending = run.pending()
         ahead = run.view(columns.physical_ms)[pending] + MAX_BARRIER_AHEAD_MS
@@ -103,21 +103,21 @@ class TimeTick:
         if len(big):
             run.reject(big, Reason.TOO_LARGE, f"a payload has at most {state.config.max_message_bytes} bytes; split it")
 
-    def _judge_own(self, state: ChannelState, run: Run) -> None:
+    def _judge_own(self, state: ChannelState, run: MessageRun) -> None:
         """Every control message's body must be of its type; then the rules of TimeTick, TermOpening and Config."""
         columns, row = run.columns, run.start
         number = int(columns.type[row])
         if number in DML:
             return
         try:
-            if number == MessageType.SCHEMA_CHANGE and state.chain_version < TABLES:
-                check_first_form(columns.payload(row))
+            if number == MessageType.SCHEMA_CHANGE and state.chain_version < VERSION_4:
+                check_schema_change_before_v4(columns.payload(row))
             body = parse_body(MessageType(number), columns.payload(row))
             if number == MessageType.TERM_OPENING:
-                state.config.changed(body["config"])
+                state.config.with_changes(body["config"])
             elif number == MessageType.CONFIG:
-                state.config.changed(body)
-            elif state.chain_version < TABLES:
+                state.config.with_changes(body)
+            elif state.chain_version < VERSION_4:
                 _check_first_types(number, body)
         except Malformed as error:
             run.reject(0, Reason.MALFORMED, str(error))
@@ -132,7 +132,7 @@ class TimeTick:
         if number == MessageType.ALTER_WAL:
             self._judge_alter_wal(run, body["generation"])
 
-    def _judge_alter_wal(self, run: Run, generation: int) -> None:
+    def _judge_alter_wal(self, run: MessageRun, generation: int) -> None:
         """It ends the log of this generation, so nothing may follow it in its entry, and it names the next generation."""
         columns, row = run.columns, run.start
         here = LogId(int(columns.ledger[row]), int(columns.entry[row]))
@@ -144,12 +144,12 @@ class TimeTick:
             words = f"the log stands in generation {here.generation}: the next is not generation {generation}"
             run.reject(0, Reason.NO_EFFECT, words)
 
-    def stamp(self, state: ChannelState, run: Run) -> None:
+    def stamp(self, state: ChannelState, run: MessageRun) -> None:
         """Ticks of the run: an accepted message's own, a rejection's the last one before it."""
         columns = run.columns
         if run.count == 1:
             own = max(state.next_tick(int(columns.physical_ms[run.start])), int(columns.barrier_tick[run.start]) + 1)
-            run.tick = np.array([own if run.accepted_one else state.last_tick])
+            run.tick = np.array([own if run.first_accepted else state.last_tick])
             return
         accepted = run.reason == ACCEPTED
         wanted = np.maximum(run.view(columns.physical_ms) << LOGICAL_BITS, run.view(columns.barrier_tick) + 1)[accepted]
@@ -157,7 +157,7 @@ class TimeTick:
         ticks[accepted] = strictly_increasing(wanted, state.last_tick)
         run.tick = np.maximum.accumulate(ticks)
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         accepted = rows.reason == ACCEPTED
         if accepted.any():
             state.last_tick = int(rows.tick[accepted][-1])
@@ -168,15 +168,15 @@ class TimeTick:
                 state.vchannels[rows.names[code]].mvcc = int(mine[-1])
         producers.evolve(state, rows)
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         state.last_tick = row.tick
         state.dirty = row.type is not MessageType.TIME_TICK
         if row.type is MessageType.TERM_OPENING:
             body = parse_body(row.type, row.payload)
             state.term, state.chain_version = row.term, body["chain_version"]
-            state.config = state.config.changed(body["config"])
+            state.config = state.config.with_changes(body["config"])
         elif row.type is MessageType.CONFIG:
-            state.config = state.config.changed(parse_body(row.type, row.payload))
+            state.config = state.config.with_changes(parse_body(row.type, row.payload))
         elif row.type is MessageType.ALTER_WAL:
             state.position = generation_start(LogId(row.ledger, row.entry).generation + 1)
         channel = state.vchannels.get(row.vchannel)
@@ -195,17 +195,17 @@ def _check_first_types(number: int, body: Any) -> None:
     if number == MessageType.CREATE_COLLECTION:
         fields = body["schema"].fields
         schema: CollectionSchema = body["schema"]
-        if schema.replaces or schema.checks:
+        if schema.replaces_duplicates or schema.checks:
             raise Malformed("a schema is an object with fields, primary_key and, perhaps, event_time")
-        if len(schema.key_names) > 1 or schema.key_fields[0].type not in FIRST_KEY_TYPES:
+        if len(schema.key_names) > 1 or schema.key_fields[0].type not in KEY_TYPES_BEFORE_V4:
             raise Malformed("the primary key is one field of type int64 or string")
     elif number == MessageType.SCHEMA_CHANGE:
-        fields = tuple(each.field for each in body["changes"] if isinstance(each, Add))
+        fields = tuple(each.field for each in body["changes"] if isinstance(each, AddField))
     for field in fields:
         if field.default is not None or field.computed is not None:
             raise Malformed("a field is an object with name, type and nullable")
-        if field.type not in FIRST_TYPES:
-            raise Malformed(f"field {field.name!r}: unknown type {field.type!r}; one of {', '.join(FIRST_TYPES)}")
+        if field.type not in TYPES_BEFORE_V4:
+            raise Malformed(f"field {field.name!r}: unknown type {field.type!r}; one of {', '.join(TYPES_BEFORE_V4)}")
 
 
 def strictly_increasing(wanted: Int64s, last: int) -> Int64s:

@@ -11,23 +11,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from millrace.wal.reasons import OUTSIDE_SEQUENCE, Reason
-from millrace.wal.run import ACCEPTED, REASONS, Decided, Row, Run, groups
-from millrace.wal.state import ChannelState, Producer, Result, VChannelState
-from millrace.wal.versions import TABLES
+from millrace.wal.message_run import ACCEPTED, REASONS, DecidedBatch, DecidedMessage, MessageRun, group_indices
+from millrace.wal.reasons import SEQUENCE_NEUTRAL_REASONS, Reason
+from millrace.wal.state import ChannelState, ProducerState, SequenceResult, VChannelState
+from millrace.wal.versions import VERSION_4
 
-_USES_SEQUENCE: Final = np.array([True, *(reason not in OUTSIDE_SEQUENCE for reason in REASONS)])
+_USES_SEQUENCE: Final = np.array([True, *(reason not in SEQUENCE_NEUTRAL_REASONS for reason in REASONS)])
 """By reason code: whether such a verdict uses up the sequence number."""
 
 
-def judge(state: ChannelState, run: Run) -> None:
+def judge(state: ChannelState, run: MessageRun) -> None:
     """Reject what is a duplicate, a gap or of a producer that is unknown or fenced; may cut the run."""
     columns = run.columns
     pending = run.pending()
     mine = pending[run.view(columns.producer_id)[pending] != 0]
     if not len(mine):
         return
-    for places in groups(run.view(columns.vchannel)[mine], run.view(columns.producer_id)[mine]):
+    for places in group_indices(run.view(columns.vchannel)[mine], run.view(columns.producer_id)[mine]):
         rows = mine[places]
         rows = rows[rows < run.count]
         channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0]))) if len(rows) else None
@@ -35,7 +35,7 @@ def judge(state: ChannelState, run: Run) -> None:
             _judge_producer(state, channel, run, rows)
 
 
-def _judge_producer(state: ChannelState, channel: VChannelState, run: Run, rows: npt.NDArray[np.intp]) -> None:
+def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun, rows: npt.NDArray[np.intp]) -> None:
     columns = run.columns
     producer_id = int(columns.producer_id[run.start + rows[0]])
     known = channel.producers.get(producer_id)
@@ -83,7 +83,7 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: Run, rows:
             _reject_repeated(run, place, known, s)
 
 
-def _registers_another(channel: VChannelState, run: Run, place: int, producer_id: int) -> bool:
+def _registers_another(channel: VChannelState, run: MessageRun, place: int, producer_id: int) -> bool:
     """Whether a producer that is not known yet comes before `place`: registrations near the limit go one by one."""
     before = run.view(run.columns.producer_id)[:place]
     return any(
@@ -91,7 +91,7 @@ def _registers_another(channel: VChannelState, run: Run, place: int, producer_id
     )
 
 
-def _reject_repeated(run: Run, place: int, producer: Producer, sequence: int) -> None:
+def _reject_repeated(run: MessageRun, place: int, producer: ProducerState, sequence: int) -> None:
     result = producer.result(sequence)
     if result is None:
         run.reject(place, Reason.ALREADY_APPLIED, f"sequence {sequence} was applied; its result is no longer kept")
@@ -100,11 +100,11 @@ def _reject_repeated(run: Run, place: int, producer: Producer, sequence: int) ->
     run.reject(place, Reason.DUPLICATE, f"{message_id}@{tick} {reason}".rstrip())
 
 
-def evolve(state: ChannelState, rows: Decided) -> None:
+def evolve(state: ChannelState, rows: DecidedBatch) -> None:
     """Take the sequences that `rows` used up, with their results."""
     mine = np.flatnonzero((rows.producer_id != 0) & _USES_SEQUENCE[rows.reason])
     for stretch in _stretches(state, rows, mine):
-        for places in groups(rows.vchannel[stretch], rows.producer_id[stretch]):
+        for places in group_indices(rows.vchannel[stretch], rows.producer_id[stretch]):
             each = stretch[places]
             channel = state.vchannels.get(rows.names[rows.vchannel[each[0]]])
             if channel is None:
@@ -113,7 +113,7 @@ def evolve(state: ChannelState, rows: Decided) -> None:
                 _evolve_part(state, channel, rows, part)
 
 
-def _stretches(state: ChannelState, rows: Decided, mine: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
+def _stretches(state: ChannelState, rows: DecidedBatch, mine: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
     """`mine` as far as each may be taken by producer: whom a registration forgets depends on all rows before it, and on none behind.
 
     Judging has cut its runs there (`_judge_producer`); a replay has stretches over many runs.
@@ -128,7 +128,7 @@ def _stretches(state: ChannelState, rows: Decided, mine: npt.NDArray[np.intp]) -
     return [mine] if len(mine) else []
 
 
-def _evolve_part(state: ChannelState, channel: VChannelState, rows: Decided, part: npt.NDArray[np.intp]) -> None:
+def _evolve_part(state: ChannelState, channel: VChannelState, rows: DecidedBatch, part: npt.NDArray[np.intp]) -> None:
     clean = rows.reason[part] == ACCEPTED
     index = rows.index[part].astype(np.int64)
     joined = (
@@ -144,7 +144,7 @@ def _evolve_part(state: ChannelState, channel: VChannelState, rows: Decided, par
     starts = np.flatnonzero(np.concatenate([[True], ~joined]))
     counts = np.diff(np.append(starts, len(part)))
     results = [
-        Result(
+        SequenceResult(
             int(rows.sequence[row]),
             int(count),
             int(rows.ledger[row]),
@@ -168,9 +168,9 @@ def _evolve_part(state: ChannelState, channel: VChannelState, rows: Decided, par
     )
 
 
-def evolve_one(state: ChannelState, row: Row) -> None:
+def evolve_one(state: ChannelState, row: DecidedMessage) -> None:
     """Take the sequence of one accepted message."""
-    result = Result(row.sequence, 1, row.ledger, row.entry, row.index, row.ordinal, row.tick, "")
+    result = SequenceResult(row.sequence, 1, row.ledger, row.entry, row.index, row.ordinal, row.tick, "")
     channel = state.vchannels[row.vchannel]
     _record(state, channel, row.producer_id, row.epoch, row.sequence + 1, row.tick, [result])
 
@@ -182,22 +182,24 @@ def _record(
     epoch: int,
     following: int,
     tick: int,
-    results: list[Result],
+    results: list[SequenceResult],
 ) -> None:
     known = channel.producers.get(producer_id)
     if known is None and len(channel.producers) >= state.config.max_producers:
         idle = min(channel.producers.items(), key=lambda item: (item[1].last_tick, item[0]))
         del channel.producers[idle[0]]
-        if state.chain_version >= TABLES:
+        if state.chain_version >= VERSION_4:
             channel.forgotten = max(channel.forgotten, idle[1].last_tick)
     kept = known.results if known and known.epoch == epoch else ()
     if kept and results and _continues(kept[-1], results[0]):
         results = [kept[-1]._replace(length=kept[-1].length + results[0].length), *results[1:]]
         kept = kept[:-1]
-    channel.producers[producer_id] = Producer(epoch, following, tick, (*kept, *results)[-state.config.dedup_results :])
+    channel.producers[producer_id] = ProducerState(
+        epoch, following, tick, (*kept, *results)[-state.config.dedup_results :]
+    )
 
 
-def _continues(run: Result, following: Result) -> bool:
+def _continues(run: SequenceResult, following: SequenceResult) -> bool:
     """Whether `following` is what `run` would give next."""
     n = run.length
     return not run.reason and following == following._replace(

@@ -13,10 +13,10 @@ from millrace.message.bodies import parse_body
 from millrace.message.ids import MessageId
 from millrace.message.types import DML, MessageType
 from millrace.wal.interceptors.interceptor import Proceed, Timer
-from millrace.wal.interceptors.lock.interceptor import BARRIER, EXPIRED, rollback
+from millrace.wal.interceptors.lock.interceptor import BARRIER, EXPIRED, rollback_emission
+from millrace.wal.message_run import DecidedBatch, DecidedMessage, MessageRun, group_indices
 from millrace.wal.reasons import Reason
-from millrace.wal.run import Decided, Row, Run, groups
-from millrace.wal.state import ENDED_TXNS, ChannelState, Txn, VChannelState
+from millrace.wal.state import ENDED_TXNS, ChannelState, OpenTxn, VChannelState
 
 COMMITTED = "committed"
 ROLLED_BACK = "rolled back"
@@ -31,17 +31,17 @@ class TxnManager:
 
     name = "txn"
 
-    def decide(self, state: ChannelState, run: Run, proceed: Proceed) -> None:
+    def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         number = int(run.columns.type[run.start])
         if number in DML:
             self._cut_before_overflow(state, run)
-        elif run.accepted_one and number == MessageType.BEGIN_TXN:
+        elif run.first_accepted and number == MessageType.BEGIN_TXN:
             self._begin(state, run)
-        elif run.accepted_one and number in TXN_TYPES:
+        elif run.first_accepted and number in TXN_TYPES:
             self._member(state, run)
         proceed(run)
 
-    def _begin(self, state: ChannelState, run: Run) -> None:
+    def _begin(self, state: ChannelState, run: MessageRun) -> None:
         columns, row = run.columns, run.start
         txn_id = int(columns.txn_id[row])
         channel = state.vchannels.get(columns.vchannel_name(row))
@@ -59,19 +59,19 @@ class TxnManager:
         elif sum(len(each.txns) for each in state.vchannels.values()) >= state.config.max_open_txns:
             run.reject(0, Reason.LIMIT_EXCEEDED, f"{state.config.max_open_txns} transactions are open on the PChannel")
 
-    def _member(self, state: ChannelState, run: Run) -> None:
+    def _member(self, state: ChannelState, run: MessageRun) -> None:
         columns, row = run.columns, run.start
-        verdict = membership(state, columns.vchannel_name(row), int(columns.txn_id[row]))
+        verdict = membership_error(state, columns.vchannel_name(row), int(columns.txn_id[row]))
         if verdict is not None:
             run.reject(0, *verdict)
 
-    def _cut_before_overflow(self, state: ChannelState, run: Run) -> None:
+    def _cut_before_overflow(self, state: ChannelState, run: MessageRun) -> None:
         """Where a transaction's bodies might outgrow the limit within the run, judge one message at a time."""
         if run.count == 1:
             return
         txn_id = run.view(run.columns.txn_id)
         bodies = np.flatnonzero(txn_id)
-        for places in groups(run.view(run.columns.vchannel)[bodies], txn_id[bodies]):
+        for places in group_indices(run.view(run.columns.vchannel)[bodies], txn_id[bodies]):
             rows = bodies[places]
             channel = state.vchannels.get(run.columns.vchannel_name(run.start + int(rows[0])))
             txn = None if channel is None else channel.txns.get(int(txn_id[rows[0]]))
@@ -79,17 +79,17 @@ class TxnManager:
                 run.cut(1)
                 return
 
-    def judge_bodies(self, state: ChannelState, run: Run) -> None:
+    def judge_bodies(self, state: ChannelState, run: MessageRun) -> None:
         """Reject inserts and deletes (which the shard calls this for) whose transaction is not open, or is full."""
         txn_id = run.view(run.columns.txn_id)
         pending = run.pending()
         bodies = pending[txn_id[pending] != 0]
         if not len(bodies):
             return
-        for places in groups(run.view(run.columns.vchannel)[bodies], txn_id[bodies]):
+        for places in group_indices(run.view(run.columns.vchannel)[bodies], txn_id[bodies]):
             rows = bodies[places]
             name = run.columns.vchannel_name(run.start + int(rows[0]))
-            verdict = membership(state, name, int(txn_id[rows[0]]))
+            verdict = membership_error(state, name, int(txn_id[rows[0]]))
             if verdict is not None:
                 run.reject(rows, *verdict)
                 continue
@@ -101,27 +101,27 @@ class TxnManager:
     def timers(self, state: ChannelState, tick: int) -> list[Timer]:
         """Open transactions whose lease or lifetime runs out."""
         return [
-            Timer(txn.deadline(state.config), txn.begin_tick, rollback(channel, txn, EXPIRED))
+            Timer(txn.deadline(state.config), txn.begin_tick, rollback_emission(channel, txn, EXPIRED))
             for channel, txn in state.open_txns()
         ]
 
-    def evolve(self, state: ChannelState, rows: Decided) -> None:
+    def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         bodies = np.flatnonzero((rows.txn_id != 0) & (rows.reason == 0))
         if not len(bodies):
             return
-        for places in groups(rows.vchannel[bodies], rows.txn_id[bodies]):
+        for places in group_indices(rows.vchannel[bodies], rows.txn_id[bodies]):
             mine = bodies[places]
             channel = state.vchannels[rows.names[rows.vchannel[mine[0]]]]
             _extend(channel, int(rows.txn_id[mine[0]]), tick=int(rows.tick[mine[-1]]), size=int(rows.size[mine].sum()))
 
-    def evolve_one(self, state: ChannelState, row: Row) -> None:
+    def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         if row.type in DML and row.txn_id:
             _extend(state.vchannels[row.vchannel], row.txn_id, tick=row.tick, size=row.size)
         if row.type not in TXN_TYPES:
             return
         channel = state.vchannels[row.vchannel]
         if row.type is MessageType.BEGIN_TXN:
-            channel.txns[row.txn_id] = Txn(
+            channel.txns[row.txn_id] = OpenTxn(
                 id=row.txn_id,
                 begin=MessageId(row.ledger, row.entry, row.index, row.ordinal),
                 begin_tick=row.tick,
@@ -152,13 +152,13 @@ def keepalive_ms(state: ChannelState, payload: bytes) -> int:
     return value
 
 
-def membership(state: ChannelState, vchannel: str, txn_id: int) -> tuple[Reason, str] | None:
+def membership_error(state: ChannelState, vchannel: str, txn_id: int) -> tuple[Reason, str] | None:
     """None where `txn_id` is open on `vchannel`; else why it is not."""
     channel = state.vchannels.get(vchannel)
     if channel is not None:
         if txn_id in channel.txns:
             return None
-        how = channel.how_ended(txn_id)
+        how = channel.txn_outcome(txn_id)
         if how == EXPIRED:
             return Reason.TXN_EXPIRED, f"transaction {txn_id} expired: its lease ran out; begin a new one"
         if how is not None:

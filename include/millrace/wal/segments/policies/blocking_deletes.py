@@ -8,9 +8,9 @@ from millrace.wal.config import ChainConfig
 from millrace.wal.segments.segment import Segment
 
 
-class BlockingDeletes:
+class BlockingDeletesPolicy:
     name = "blocking_deletes"
 
-    def room(self, growing: Iterable[Segment], deleted: int, config: ChainConfig) -> int:
+    def remaining_rows(self, growing: Iterable[Segment], deleted: int, config: ChainConfig) -> int:
         """How many rows more may be deleted before what grows is sealed, where `deleted` rows were so far."""
         return config.blocking_delete_rows - (deleted - min(growing).deletes_before)

@@ -18,7 +18,7 @@ def splitmix64(value: int) -> int:
     return value ^ (value >> 31)
 
 
-class Capacity:
+class CapacityPolicy:
     name = "capacity"
 
     def full(self, segment: Segment, config: ChainConfig) -> bool:

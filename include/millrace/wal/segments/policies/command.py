@@ -6,7 +6,7 @@ from typing import Final
 
 from millrace.message.types import MessageType
 
-COMMANDED: Final = {
+COMMAND_POLICIES: Final = {
     MessageType.MANUAL_FLUSH: "manual",
     MessageType.FLUSH_ALL: "flush_all",
 }

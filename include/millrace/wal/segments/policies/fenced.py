@@ -6,7 +6,7 @@ from typing import Final
 
 from millrace.message.types import MessageType
 
-FENCED: Final = {
+FENCING_POLICIES: Final = {
     MessageType.SCHEMA_CHANGE: "schema_change",
     MessageType.DROP_PARTITION: "drop_partition",
     MessageType.DROP_COLLECTION: "drop_collection",

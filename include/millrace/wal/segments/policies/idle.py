@@ -7,7 +7,7 @@ from millrace.wal.config import ChainConfig
 from millrace.wal.segments.segment import NEVER, Segment
 
 
-class Idle:
+class IdlePolicy:
     name = "idle"
 
     def deadline(self, segment: Segment, config: ChainConfig) -> int:

@@ -7,7 +7,7 @@ from millrace.wal.config import ChainConfig
 from millrace.wal.segments.segment import Segment
 
 
-class Lifetime:
+class LifetimePolicy:
     name = "lifetime"
 
     def deadline(self, segment: Segment, config: ChainConfig) -> int:

@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from millrace.wal.config import ChainConfig
-from millrace.wal.segments.policies.blocking_deletes import BlockingDeletes
-from millrace.wal.segments.policies.capacity import Capacity
-from millrace.wal.segments.policies.command import COMMANDED
-from millrace.wal.segments.policies.fenced import FENCED
-from millrace.wal.segments.policies.idle import Idle
-from millrace.wal.segments.policies.lifetime import Lifetime
-from millrace.wal.segments.policies.rows import Rows
+from millrace.wal.segments.policies.blocking_deletes import BlockingDeletesPolicy
+from millrace.wal.segments.policies.capacity import CapacityPolicy
+from millrace.wal.segments.policies.command import COMMAND_POLICIES
+from millrace.wal.segments.policies.fenced import FENCING_POLICIES
+from millrace.wal.segments.policies.idle import IdlePolicy
+from millrace.wal.segments.policies.lifetime import LifetimePolicy
+from millrace.wal.segments.policies.rows import RowCountPolicy
 from millrace.wal.segments.segment import NEVER, Segment
 
 
-class BySize(Protocol):
+class SizePolicy(Protocol):
     """Holds by what is in the segment; once it holds, it holds with more in it."""
 
     name: str
@@ -27,7 +27,7 @@ class BySize(Protocol):
     def full(self, segment: Segment, config: ChainConfig) -> bool: ...
 
 
-class ByTime(Protocol):
+class TimePolicy(Protocol):
     """Holds from a tick on, as long as nothing else comes into the segment."""
 
     name: str
@@ -35,30 +35,30 @@ class ByTime(Protocol):
     def deadline(self, segment: Segment, config: ChainConfig) -> int: ...
 
 
-BY_SIZE: Final[tuple[BySize, ...]] = (Capacity(), Rows())
-BY_TIME: Final[tuple[ByTime, ...]] = (Lifetime(), Idle())
-BY_DELETES: Final = BlockingDeletes()
-BY_MESSAGE: Final = COMMANDED | FENCED
+SIZE_POLICIES: Final[tuple[SizePolicy, ...]] = (CapacityPolicy(), RowCountPolicy())
+TIME_POLICIES: Final[tuple[TimePolicy, ...]] = (LifetimePolicy(), IdlePolicy())
+DELETES_POLICY: Final = BlockingDeletesPolicy()
+MESSAGE_POLICIES: Final = COMMAND_POLICIES | FENCING_POLICIES
 
 
-def full(segment: Segment, config: ChainConfig) -> str:
+def size_policy(segment: Segment, config: ChainConfig) -> str:
     """The policy by which its size seals `segment`, or ""."""
-    for policy in BY_SIZE:
+    for policy in SIZE_POLICIES:
         if policy.full(segment, config):
             return policy.name
     return ""
 
 
-def deadline(segment: Segment, config: ChainConfig) -> int:
+def seal_deadline(segment: Segment, config: ChainConfig) -> int:
     """The tick at which time seals `segment`; NEVER while an open transaction has rows in it."""
     if segment.txns:
         return NEVER
     end = NEVER
-    for policy in BY_TIME:
+    for policy in TIME_POLICIES:
         end = min(end, policy.deadline(segment, config))
     return end
 
 
-def timed_out(segment: Segment, config: ChainConfig, tick: int) -> str:
+def time_policy(segment: Segment, config: ChainConfig, tick: int) -> str:
     """The policy of time that holds for `segment` at `tick`, which is its deadline or later."""
-    return next(policy.name for policy in BY_TIME if policy.deadline(segment, config) <= tick)
+    return next(policy.name for policy in TIME_POLICIES if policy.deadline(segment, config) <= tick)

@@ -6,7 +6,7 @@ from millrace.wal.config import ChainConfig
 from millrace.wal.segments.segment import Segment
 
 
-class Rows:
+class RowCountPolicy:
     name = "rows"
 
     def full(self, segment: Segment, config: ChainConfig) -> bool:

@@ -1,0 +1,183 @@
+"""A broker as a process: started within a deadline, found again by its folder, stopped or killed, started again over its data.
+
+    <data>/broker.json   its ports, which it keeps over restarts, and the process that runs it
+    <data>/broker.log    what it says
+
+What a server needs (files, command, when it is ready) is a subclass's matter; that it never outlives the process that started
+it is this one's: the kernel kills it with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+from millrace.base.settings import Settings
+from millrace.runtime.child_processes import ChildProcess, JobFailed
+from millrace.runtime.java import find_java
+
+RECORD_FILE: Final = "broker.json"
+LOG_FILE: Final = "broker.log"
+START_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 30.0
+_STARTS: Final = 3
+_TIED: Final = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+    "os.getppid() == int(sys.argv[1]) or sys.exit('the starter is gone')\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+"""Has the kernel kill this process when its parent dies (PR_SET_PDEATHSIG, which lives through execve), then becomes the server."""
+
+
+class LocalServer(ABC):
+    """One server of one folder. Not thread-safe; start it from a thread that lives as long as it should."""
+
+    port_names: ClassVar[tuple[str, ...]]
+    """Names of the ports that it listens on; the first one, ``client``, says when it is up."""
+    heap: ClassVar[str]
+    """Java's heap where none is given; "" for what is no Java."""
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        settings: Settings | None = None,
+        heap: str = "",
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settings` say where jars are cached; `heap` is Java's; `properties` go over the broker's own configuration."""
+        self.data = data.absolute()
+        self._settings = settings or Settings.load()
+        self._heap = heap or self.heap
+        self._properties = dict(properties or {})
+        self.port: dict[str, int] = {}
+        self._job: ChildProcess | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Its address for the setting `log` (millrace.log.registry), or `meta_store`."""
+
+    @abstractmethod
+    def prepare(self) -> list[str]:
+        """Write what it needs into `data`, for the ports in `port`; the command that runs it."""
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """What its clients log in with, as variables of Millrace's processes; nothing where it takes everybody of this host."""
+        return {}
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self.port['client']}"
+
+    def ready(self) -> bool:
+        """Whether it serves."""
+        return is_listening(self.port[self.port_names[0]])
+
+    @property
+    def pid(self) -> int:
+        """Of the running process. Raises JobFailed where none runs."""
+        if self._job is None:
+            raise JobFailed(f"the broker of {self.data} does not run: start it")
+        return self._job.pid
+
+    def running(self) -> bool:
+        return self._job is not None and self._job.running()
+
+    def start(self, *, deadline: float = START_SECONDS) -> Self:
+        """Start it over what `data` holds, on the ports that it had there. Raises JobFailed, DeadlineExceeded, InvalidSettings."""
+        self.data.mkdir(parents=True, exist_ok=True)
+        known = self._recorded()
+        for attempt in range(_STARTS):
+            self.port = known or dict(zip(self.port_names, free_ports(len(self.port_names)), strict=True))
+            try:
+                self._start(deadline)
+                return self
+            except JobFailed as error:
+                # Between our look and its bind another process may have taken a port.
+                if known or attempt + 1 == _STARTS or "address already in use" not in str(error).lower():
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _start(self, deadline: float) -> None:
+        command = self.prepare()
+        tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+        job = ChildProcess(tied, log_file=self.data / LOG_FILE, env={})
+        self._job = job
+        try:
+            job.wait_ready(self.ready, deadline=deadline)
+        except BaseException:
+            self.kill()
+            raise
+        record = {"ports": self.port, "pid": job.pid, "url": self.url}
+        (self.data / RECORD_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+    def stop(self, *, deadline: float = STOP_SECONDS) -> None:
+        """Stop it cleanly; SIGKILL after `deadline` seconds. Idempotent."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.stop(deadline=deadline)
+
+    def kill(self) -> None:
+        """SIGKILL, at once. It may be started again over its data. Idempotent."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.kill()
+
+    def tail(self) -> str:
+        """The last lines of its output."""
+        path = self.data / LOG_FILE
+        return "\n".join(path.read_text(errors="replace").splitlines()[-30:]) if path.exists() else ""
+
+    def __enter__(self) -> Self:
+        return self if self.running() else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _recorded(self) -> dict[str, int] | None:
+        try:
+            record: dict[str, Any] = json.loads((self.data / RECORD_FILE).read_text(encoding="utf-8"))
+            return {name: int(record["ports"][name]) for name in self.port_names}
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+
+def java_command(classpath: Sequence[str], *, heap: str, main: str, options: Sequence[str] = ()) -> list[str]:
+    """The command of a small Java server."""
+    # One compiler tier and the serial collector: a broker on the machine of a test starts sooner and takes fewer threads.
+    small = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError"]
+    return [str(find_java() / "bin" / "java"), *small, *options, "-cp", os.pathsep.join(classpath), main]
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports of the loopback interface that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def is_listening(port: int) -> bool:
+    """Whether somebody listens on a port of the loopback interface."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0):
+            return True
+    except OSError:
+        return False

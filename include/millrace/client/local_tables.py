@@ -1,0 +1,128 @@
+"""The tables of a deployment whose data folder is here, as its client reads them.
+
+This module brings the libraries of tables; a client of a server elsewhere does without (millrace.client.client).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from millrace.base.errors import PositionTruncated
+from millrace.base.settings import Settings
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.append_client import AppendClient
+from millrace.client.consume.consumer import GroupPositions
+from millrace.client.consume.positions import FilePositions
+from millrace.client.consume.scan import UncommittedReader, WalOpener, wal_opener
+from millrace.client.dataset import CollectionDataset, referenced_columns
+from millrace.client.produce.producer_recovery import AppliedMessage
+from millrace.client.remote_tables import RemoteGroupPositions
+from millrace.message.ids import MessageId
+from millrace.rpc.outcome import AppendResult
+from millrace.rpc.selection import Selection
+from millrace.tables.collections.changes import ImportedFiles, change_start_at
+from millrace.tables.read.arrow import ArrowFilter, count_rows, read_stream, stored_dataset
+from millrace.tables.read.freshness import TickSource, plan_fresh, read_fresh, require_confirmed_ticks
+from millrace.tables.read.plan import ReadPlan
+from millrace.tables.wal.log_replay import UncommittedMessages
+from millrace.tables.wal.reader import WalSnapshot
+from millrace.wal.visible.changes import ChangePosition, ChangeStart
+
+
+class LocalTables:
+    """Reads the files of ``settings.data_dir`` (the protocol Tables of millrace.client.client)."""
+
+    def __init__(self, settings: Settings, append: AppendClient) -> None:
+        self._settings = settings
+        self._append = append
+
+    def wal_opener(self, channels: Sequence[str]) -> WalOpener:
+        return wal_opener(self._settings.wal_uri)
+
+    def uncommitted(self) -> UncommittedReader:
+        return UncommittedMessages(self._settings.wal_uri, self._append.service)
+
+    def imports(self) -> ImportedFiles:
+        return ImportedFiles.of(self._settings)
+
+    def changes_start(self, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
+        return change_start_at(self._settings, pchannel, collection_id, after)
+
+    def group_positions(self) -> GroupPositions:
+        if self._settings.meta_store:  # which the server knows, and no client
+            return RemoteGroupPositions(self._append)
+        return FilePositions(self._settings.data_dir / "coord")
+
+    def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
+        name, channels = collection.name, collection.pchannels
+        return read_fresh(
+            self._settings, name, collection.id, channels, self._append, at=at, seconds=seconds, selection=selection
+        )
+
+    def stream(
+        self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
+    ) -> pa.RecordBatchReader:
+        return read_stream(self._plan(collection, at, seconds), selection=selection)
+
+    def dataset(self, collection: CollectionInfo, *, at: int | None, seconds: float) -> CollectionDataset:
+        plan = self._plan(collection, at, seconds)
+        fields = plan.schema.arrow()
+
+        def scan(columns: Sequence[str], found: pc.Expression | None) -> pa.RecordBatchReader:
+            matching = None if found is None else ArrowFilter(found, tuple(referenced_columns(found, fields)))
+            return read_stream(plan, selection=Selection(columns=tuple(columns)), arrow_filter=matching)
+
+        return CollectionDataset(fields, scan)
+
+    def table(self, name: str) -> ds.Dataset:
+        """One of the deployment's own Delta tables, as it is now. Raises TableNotFound."""
+        return stored_dataset(self._settings, name)
+
+    def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
+        return count_rows(self._plan(collection, at, seconds), where=where)
+
+    def _plan(self, collection: CollectionInfo, at: int | None, seconds: float) -> ReadPlan:
+        channels = collection.pchannels
+        return plan_fresh(
+            self._settings, collection.name, collection.id, channels, self._append, at=at, seconds=seconds
+        )
+
+
+def applied_messages(
+    settings: Settings, append: TickSource, pchannel: str, producer_id: int, after: int
+) -> Iterator[AppliedMessage]:
+    """What a producer has on a PChannel in the ``wal`` table behind the tick `after`, which is waited for up to now. Raises TickNotReached,
+    PositionTruncated."""
+    words = f"what producer {producer_id} sent before"
+    require_confirmed_ticks(settings, words, [pchannel], append, None, settings.read_deadline)
+    wal = WalSnapshot.open(settings.wal_uri)
+    if wal is None:
+        return
+    trimmed, earliest = wal.trimmed(pchannel)
+    if trimmed > after:
+        raise PositionTruncated(
+            f"the WAL of {pchannel} was trimmed up to tick {trimmed}, and {words} may lie before: read whether its last rows are there,"
+            " and load the rest as another load",
+            earliest=earliest,
+        )
+    columns = [
+        "vchannel",
+        "producer_id",
+        "epoch",
+        "sequence",
+        "time_tick",
+        "ledger",
+        "entry",
+        "index",
+        "ordinal",
+        "payload",
+    ]
+    for rows in wal.messages(pchannel, after_tick=after, columns=columns):
+        for row in rows.filter(pc.equal(rows["producer_id"], producer_id)).to_pylist():
+            place = MessageId(row["ledger"], row["entry"], row["index"], row["ordinal"])
+            result = AppendResult(place, None, row["time_tick"], duplicate=True)
+            yield AppliedMessage(row["vchannel"], row["epoch"], row["sequence"], row["payload"], result)

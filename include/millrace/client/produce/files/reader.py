@@ -1,0 +1,192 @@
+"""Rows from a file or stdin, in batches, with the line that each came from.
+
+Every value is checked against the collection's schema before anything is sent; a row that does not fit becomes a
+:class:`BadRow` with its line (of formats without lines: row) number and loses no other row. Conventions, the same as on the way
+out: timestamps and dates are ISO 8601 text (a timestamp without a zone is UTC), binary is base64; in CSV an empty cell of a
+field that may be null is null. Memory: a batch as the format has it and as columns, and what the format reads at a time (a row group
+of Parquet, a batch of Arrow, a block of Avro, one MiB of JSON); a file need not fit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.extras import missing_extra_error
+from millrace.client.produce.column_conversion import from_arrow, from_python
+from millrace.client.produce.files.formats import CsvOptions, InputFormat, decompressed
+from millrace.client.produce.files.json_parser import begins_array
+from millrace.client.produce.files.row_conversion import (
+    Converter,
+    RawRows,
+    RowBatch,
+    RowRules,
+    convert_rows,
+    from_json,
+    json_value,
+)
+from millrace.client.produce.files.text_formats import (
+    READ_ERRORS,
+    check_header,
+    csv_rows,
+    from_cells,
+    json_array,
+    json_lines,
+    read_error,
+)
+from millrace.client.produce.rows import with_generated_keys
+from millrace.message.schema import CollectionSchema
+
+
+def read_batches(
+    source: BinaryIO,
+    kind: InputFormat,
+    schema: CollectionSchema,
+    *,
+    batch_rows: int,
+    keys_only: bool = False,
+    allowed: tuple[str, list[str]] | None = None,
+    quote: bool = True,
+    form: CsvOptions | None = None,
+) -> Iterator[RowBatch]:
+    """The rows of `source`, packed or not, as `schema`'s columns, `batch_rows` at a time.
+
+    `keys_only` takes the primary key's column and ignores the others. `allowed` is a column and the values that it may
+    have. Without `quote` no error holds anything of the file's contents: for whoever may not read it. Raises InvalidArgument for
+    what is no fault of one row: columns that are not there, a file that is not Parquet, or was cut off.
+    """
+    generated = schema.generated_key and not keys_only
+    fields = schema.key_fields if keys_only else schema.fields
+    ruled = not keys_only and (schema.has_fill_values or schema.has_row_rules)
+    absent: dict[str, Any] = {}
+    if ruled:
+        from millrace.client.produce.defaults_and_checks import default_value
+
+        absent = {field.name: default_value(field) for field in fields if field.default is not None}
+        fields = tuple(
+            replace(field, nullable=field.nullable or field.default is not None or field.computed is not None)
+            for field in fields
+        )
+    if generated:  # a row that has none gets one behind this
+        fields = tuple(replace(field, nullable=field.nullable or field in schema.key_fields) for field in fields)
+    wanted = pa.schema([field.arrow() for field in fields])
+    chosen = form or CsvOptions()
+    convert: Converter = from_arrow
+    try:
+        with decompressed(source) as plain:
+            match kind:
+                case InputFormat.CSV:
+                    raws = csv_rows(plain, wanted, batch_rows, keys_only, quote, chosen)
+                    convert = partial(from_cells, form=chosen)
+                case InputFormat.JSONL | InputFormat.JSON:
+                    array = kind is InputFormat.JSON and begins_array(plain)
+                    texts = {name: json_value(value) for name, value in absent.items()}
+                    raws = (json_array if array else json_lines)(plain, wanted, batch_rows, keys_only, quote, texts)
+                    convert = from_json
+                case InputFormat.PARQUET:
+                    raws = _parquet(plain, wanted, batch_rows, keys_only, quote)
+                case InputFormat.ARROW:
+                    raws = _arrow(plain, wanted, batch_rows, keys_only, quote)
+                case InputFormat.AVRO:
+                    raws, convert = _avro(plain, wanted, batch_rows, keys_only, quote, absent), from_python
+            for raw in raws:
+                found = convert_rows(raw, fields, convert, allowed, quote, _rules(raw, schema) if ruled else None)
+                if generated and not ruled:
+                    found = replace(found, rows=with_generated_keys(found.rows, schema))
+                yield found if not (generated or ruled) else replace(found, rows=found.rows.cast(schema.arrow()))
+    except (*READ_ERRORS, pa.ArrowException) as error:
+        if kind in (InputFormat.CSV, InputFormat.JSONL, InputFormat.JSON):
+            raise read_error(1, error) from None  # of later lines their readers say which
+        raise InvalidArgument(f"the file does not read{f': {error}' if quote else ''}") from None
+
+
+def _rules(raw: RawRows, schema: CollectionSchema) -> RowRules:
+    """What a file's rows are filled with and judged by; a column is absent that stands for one which the file does not have."""
+    from millrace.client.produce.defaults_and_checks import apply_rules_to_file
+
+    absent = {
+        name for name, values in raw.columns.items() if isinstance(values, pa.Array) and pa.types.is_null(values.type)
+    }
+    return lambda table: apply_rules_to_file(with_generated_keys(table, schema), schema, absent)
+
+
+def _seekable(source: BinaryIO) -> BinaryIO:
+    return source if isinstance(source, io.BufferedReader) and source.seekable() else io.BytesIO(source.read())
+
+
+def _parquet(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[RawRows]:
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(_seekable(source), coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+        names = file.schema_arrow.names
+        check_header(names, wanted, keys_only, quote)
+        batches = file.iter_batches(batch_rows, columns=[name for name in wanted.names if name in names])
+        yield from _columns(batches, wanted)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidArgument(f"the Parquet file cannot be read{f': {error}' if quote else ''}") from None
+
+
+def _arrow(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[RawRows]:
+    """An IPC file or stream, as its first bytes say."""
+    try:
+        peek = getattr(source, "peek", None)
+        if peek is not None and peek(6)[:6] == b"ARROW1":
+            file = pa.ipc.open_file(_seekable(source))
+            schema, batches = file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
+        else:
+            stream = pa.ipc.open_stream(source)
+            schema, batches = stream.schema, iter(stream)
+        check_header(schema.names, wanted, keys_only, quote)
+        parts = (batch.slice(first, batch_rows) for batch in batches for first in range(0, batch.num_rows, batch_rows))
+        yield from _columns(parts, wanted)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidArgument(f"the Arrow file cannot be read{f': {error}' if quote else ''}") from None
+
+
+def _columns(batches: Iterable[pa.RecordBatch], wanted: pa.Schema) -> Iterator[RawRows]:
+    first = 1
+    for batch in batches:
+        columns = {
+            name: batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows)
+            for name in wanted.names
+        }
+        yield RawRows(np.arange(first, first + batch.num_rows), columns, [])
+        first += batch.num_rows
+
+
+def _avro(
+    source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, absent: dict[str, Any]
+) -> Iterator[RawRows]:
+    try:
+        fastavro: Any = importlib.import_module("fastavro")
+    except ModuleNotFoundError as error:
+        raise missing_extra_error(error) or error from None
+    try:
+        reader = fastavro.reader(source)
+        fields = (reader.writer_schema or {}).get("fields") if isinstance(reader.writer_schema, dict) else None
+        if fields is None:
+            raise InvalidArgument("the Avro file has no records")
+        check_header([field["name"] for field in fields], wanted, keys_only, quote)
+        first, held = 1, []
+        for record in reader:
+            held.append(record)
+            if len(held) == batch_rows:
+                yield _records(held, wanted, first, absent)
+                first, held = first + len(held), []
+        yield _records(held, wanted, first, absent)
+    except (ValueError, EOFError, IndexError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"the Avro file cannot be read{f': {error}' if quote else ''}") from None
+
+
+def _records(rows: list[dict[str, Any]], wanted: pa.Schema, first: int, absent: dict[str, Any]) -> RawRows:
+    columns: dict[str, Any] = {name: [row.get(name, absent.get(name)) for row in rows] for name in wanted.names}
+    return RawRows(np.arange(first, first + len(rows)), columns, [])

@@ -1,0 +1,255 @@
+"""The tables of a deployment elsewhere, as its server gives them to a client (protocol Tables, millrace.client.client)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from millrace.base.errors import GroupBusy, InvalidArgument, MillraceError
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.append_client import AppendClient
+from millrace.client.consume.scan import WalOpener
+from millrace.message.bodies import VChannelImport
+from millrace.message.ids import LogId, MessageId
+from millrace.rpc.selection import Selection
+from millrace.rpc.tail import from_wire_rows
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+
+    from millrace.client.dataset import CollectionDataset
+    from millrace.wal.visible.changes import ChangePosition, ChangeStart
+
+FIRST_PIECE_BYTES: Final = 1 << 20
+"""What the first piece of a history is asked to hold, about: a reader begins soon; one that wants little gets little."""
+PIECE_BYTES: Final = 16 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteTables:
+    """Reads through the server."""
+
+    def __init__(self, append: AppendClient) -> None:
+        self._append = append
+
+    def wal_opener(self, channels: Sequence[str]) -> WalOpener:
+        return lambda: RemoteWalView(self._append, channels)
+
+    def uncommitted(self) -> None:
+        return None  # the log is the server's to read
+
+    def imports(self) -> RemoteImports:
+        return RemoteImports(self._append)
+
+    def changes_start(self, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
+        from millrace.wal.visible.catalog import VChannelInfo  # what a producer and a consumer do without
+        from millrace.wal.visible.changes import ChangeStart
+
+        said = self._append.describe_checkpoint(pchannel, collection_id)
+        found = {name: VChannelInfo.from_json(info) for name, info in said["vchannels"].items()}
+        return ChangeStart.of(after, int(said["time_tick"]), found)
+
+    def group_positions(self) -> RemoteGroupPositions:
+        return RemoteGroupPositions(self._append)
+
+    def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
+        """The whole answer, in memory here; the server holds a piece of it at a time."""
+        with self._append.read(collection, at=at, seconds=seconds, selection=selection) as rows:
+            return rows.read_all()
+
+    def stream(
+        self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
+    ) -> pa.RecordBatchReader:
+        return self._append.read(collection, at=at, seconds=seconds, selection=selection)
+
+    def dataset(self, collection: CollectionInfo, *, at: int | None, seconds: float) -> CollectionDataset:
+        """Columns are the server's to choose; a filter is applied here."""
+        from millrace.client.dataset import (  # and with it pyarrow.dataset
+            CollectionDataset,
+            filter_reader,
+            referenced_columns,
+        )
+
+        tick = max(self._append.tick(name) for name in collection.pchannels) if at is None else at
+        with self.stream(collection, at=tick, seconds=seconds, selection=Selection(limit=0)) as nothing:
+            fields = nothing.schema
+
+        def scan(columns: Sequence[str], found: pc.Expression | None) -> pa.RecordBatchReader:
+            wanted = Selection(columns=tuple(dict.fromkeys([*columns, *referenced_columns(found, fields)])))
+            rows = self.stream(collection, at=tick, seconds=seconds, selection=wanted)
+            return rows if found is None else filter_reader(rows, columns, found)
+
+        return CollectionDataset(fields, scan)
+
+    def table(self, name: str) -> ds.Dataset:
+        """Raises InvalidArgument: the files are not here."""
+        raise InvalidArgument(f"the table {name} lies with the server: ask on its host, or read the collection")
+
+    def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
+        return self._append.count(collection, at=at, seconds=seconds, where=where)
+
+
+class RemoteWalView:
+    """The ``wal`` table as its server describes it (the protocol History), each PChannel as it was when first asked for.
+
+    It is read piece by piece, each a call of its own that begins at a message id, so that a server that restarts
+    between two goes on where the one before it stopped. Memory: a piece, about PIECE_BYTES or a row group of the table.
+    """
+
+    def __init__(self, append: AppendClient, channels: Sequence[str]) -> None:
+        """`channels` (PChannels, VChannels): what is wanted of it; what lies on other VChannels may stay there."""
+        self._append = append
+        self._channels = channels
+        self._known: dict[str, dict[str, Any]] = {}
+
+    @property
+    def version(self) -> int:
+        """The newest version that the server spoke of."""
+        return max((int(each["version"]) for each in self._known.values()), default=-1)
+
+    def refreshed(self) -> RemoteWalView:
+        found = RemoteWalView(self._append, self._channels)
+        for pchannel in self._known:
+            found._of(pchannel)
+        return found
+
+    def last_tick(self, pchannel: str) -> int:
+        return int(self._of(pchannel)["last_tick"])
+
+    def trimmed(self, pchannel: str) -> tuple[int, LogId]:
+        tick, earliest = self._of(pchannel)["trimmed"]
+        return int(tick), LogId(*earliest)
+
+    def confirmed_at(self, pchannel: str, tick: int) -> MessageId:
+        return MessageId(*self._append.describe_wal(pchannel, confirmed_at=tick)["confirmed"])
+
+    def messages(
+        self,
+        pchannel: str,
+        *,
+        start: MessageId | None = None,
+        after_tick: int = 0,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.Table]:
+        own = [name for name in self._channels if name.rpartition("_")[0] == pchannel]
+        request: dict[str, Any] = {
+            "start": start,
+            "after": after_tick,
+            "up_to": self.last_tick(pchannel),
+            "columns": columns if columns is None else list(columns),
+            "vchannels": None if not own or pchannel in self._channels else own,
+        }
+        first = self._append.read_wal_piece(pchannel, request | {"max_bytes": FIRST_PIECE_BYTES})
+        return self._pieces(pchannel, request, *first)
+
+    def _pieces(
+        self, pchannel: str, request: dict[str, Any], batches: list[pa.RecordBatch], follows: list[int] | None
+    ) -> Iterator[pa.Table]:
+        while True:
+            for batch in batches:
+                yield pa.Table.from_batches([from_wire_rows(batch)])
+            if follows is None:
+                return
+            piece = request | {"start": follows, "max_bytes": PIECE_BYTES}
+            batches, follows = self._append.read_wal_piece(pchannel, piece)
+
+    def _of(self, pchannel: str) -> dict[str, Any]:
+        found = self._known.get(pchannel)
+        if found is None:
+            found = self._known[pchannel] = self._append.describe_wal(pchannel)
+        return found
+
+
+class RemoteImports:
+    """The rows of Imports as the server reads them from its staged files (the protocol Imports)."""
+
+    def __init__(self, append: AppendClient) -> None:
+        self._append = append
+
+    def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for batch, said in self._append.read_import(named.vchannel.rpartition("_")[0], named.tick):
+            yield int(said["partition"]), batch.cast(named.schema.arrow())
+
+
+class RemoteGroupPositions:
+    """The places of consumer groups at the server (the protocol Groups), kept by a thread while there are any."""
+
+    def __init__(self, append: AppendClient) -> None:
+        self._append = append
+        self._holder = uuid.uuid4().hex
+        self._guard = threading.Lock()
+        self._ticks: dict[tuple[str, str], int | None] = {}
+        """Where each place's group stands, as the server has said or was told."""
+        self._unsure: dict[str, dict[str, int]] = {}
+        """The last move of a group that failed: it may stand, so that it is asked for again before another one."""
+        self._lost: GroupBusy | None = None
+        self._closed = threading.Event()
+
+    def lock(self, group: str, pchannel: str) -> None:
+        with self._guard:
+            if (group, pchannel) in self._ticks:
+                raise GroupBusy(f"this consumer has the place of group {group!r} on {pchannel} already")
+            answer = self._call(group, take=pchannel)
+            first = not self._ticks
+            self._ticks[group, pchannel] = answer["tick"]
+        if first:
+            pause = float(answer["lease"]) / 3
+            threading.Thread(target=self._keep, args=(pause,), name="consumer-group", daemon=True).start()
+
+    def get(self, group: str, pchannel: str) -> int | None:
+        return self._ticks.get((group, pchannel))
+
+    def move(self, group: str, ticks: dict[str, int]) -> None:
+        with self._guard:
+            if self._lost is not None:
+                raise self._lost
+            unknown = [name for name in ticks if (group, name) not in self._ticks]
+            if unknown:
+                raise InvalidArgument(
+                    f"the place of group {group!r} on {unknown[0]} is not this consumer's: lock it first"
+                )
+            for moved in (self._unsure.get(group), ticks):
+                if moved is None:
+                    continue
+                self._unsure[group] = moved
+                self._call(group, move={name: [self._ticks[group, name], tick] for name, tick in moved.items()})
+                self._ticks |= {(group, name): tick for name, tick in moved.items()}
+                del self._unsure[group]
+
+    def close(self) -> None:
+        """Give the places back; where the server is away they are free once their leases have run out."""
+        self._closed.set()
+        with self._guard:
+            held, self._ticks = self._by_group(), {}
+            for group, names in held.items():
+                try:
+                    self._call(group, leave=names)
+                except MillraceError as error:
+                    _log.warning("the places of consumer group %r are free once their leases ran out: %s", group, error)
+
+    def _keep(self, pause: float) -> None:
+        while not self._closed.wait(pause):
+            for group, names in self._by_group().items():
+                try:
+                    self._call(group, keep=names)
+                except GroupBusy as error:
+                    self._lost = error
+                    return
+                except MillraceError as error:
+                    _log.info("the places of consumer group %r were not renewed: %s", group, error)
+
+    def _by_group(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for group, pchannel in list(self._ticks):
+            found.setdefault(group, []).append(pchannel)
+        return found
+
+    def _call(self, group: str, **what: Any) -> dict[str, Any]:
+        return self._append.call_group({"group": group, "holder": self._holder, **what})

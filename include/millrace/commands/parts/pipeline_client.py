@@ -1,0 +1,104 @@
+"""The pipeline service as commands ask it: by HTTP, with a token, its errors as ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import httpx
+import typer
+
+from millrace.base.closeable import Closeable
+from millrace.base.errors import InvalidSettings, PermissionDenied, PipelineInvalid, ServiceUnavailable
+from millrace.base.settings import Settings
+from millrace.log.server.flight import WILDCARD_HOSTS
+from millrace.rpc.wire import error_from_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_PORT: Final = 13012
+TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
+_SECONDS: Final = 120.0
+"""A create waits for brokers and the sink, each with a bound of its own."""
+
+
+class PipelineClient(Closeable):
+    """One service. The token of MILLRACE_SERVER_TOKEN; on the service's own host, without one, the data folder's, which does everything."""
+
+    def __init__(self, settings: Settings, server: str = "", *, roots: Path | None = None) -> None:
+        """`server` is its address; without one it is looked for here, at the settings' port. Raises InvalidSettings."""
+        self.address = (server or _here(settings)).rstrip("/")
+        if not self.address.startswith(("http://", "https://")):
+            raise InvalidSettings(f"{self.address!r} is no address of a service: http(s)://host:port")
+        token = os.environ.get(TOKEN_VARIABLE, "") or ("" if server else _own_token(settings))
+        if not token and not server:
+            raise ServiceUnavailable(
+                f"no service has run here yet, with the data folder {settings.data_dir}: start one (millrace pipelines serve), or name another"
+                " with --server"
+            )
+        if not token:
+            raise PermissionDenied(
+                f"there is no token for {self.address}: put one into {TOKEN_VARIABLE} (millrace tokens add makes it, on the service's host)"
+            )
+        self._client = httpx.Client(
+            base_url=f"{self.address}/api/v1/",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(_SECONDS, connect=5.0),
+            verify=True if roots is None else str(roots),
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def request(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """What the service answers. Raises the error that it says; ServiceUnavailable where there is none."""
+        asked = {name: value for name, value in query.items() if value not in (None, "")}
+        try:
+            answer = self._client.request(method, path, json=body, params=asked)
+        except httpx.TimeoutException:
+            raise ServiceUnavailable(
+                f"{self.address} has not answered in time: what was asked for may be done all the same; look (millrace pipelines list)"
+            ) from None
+        except httpx.HTTPError as error:
+            raise ServiceUnavailable(
+                f"no pipeline service answers at {self.address} ({error}): start one (millrace pipelines serve), or name another with --server"
+            ) from None
+        if answer.is_success:
+            return answer.json() if answer.content else None
+        try:
+            said = answer.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            raise ServiceUnavailable(
+                f"{self.address} is no pipeline service: it answers {answer.status_code} to {method} {path}"
+            ) from None
+        if answer.status_code == 401:
+            raise PermissionDenied(f"{self.address}: {said['message']}")
+        if answer.status_code in (404, 405) and said["code"] in ("NOT_FOUND", "METHOD_NOT_ALLOWED"):
+            raise ServiceUnavailable(
+                f"{self.address} is no pipeline service, or an older one: it has no {method} {path}"
+            )
+        told = {"code": said["code"], "message": said["message"], "attributes": {}}
+        if said["code"] == PipelineInvalid.code:
+            problems = said.get("problems") or []
+            for each in problems:
+                typer.echo(f"  {each['field'] or '(the whole)'}: {each['message']}", err=True)
+            raise PipelineInvalid(f"{len(problems)} to mend", problems=problems)
+        raise error_from_bytes(json.dumps(told).encode())
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _here(settings: Settings) -> str:
+    host = settings.log_host
+    shown = "127.0.0.1" if host in WILDCARD_HOSTS else f"[{host}]" if ":" in host else host
+    return f"{'http' if settings.log_tls is None else 'https'}://{shown}:{settings.service_port or DEFAULT_PORT}"
+
+
+def _own_token(settings: Settings) -> str:
+    from millrace.coord.store_factory import cluster_token
+
+    return cluster_token(settings) if settings.data_dir.is_dir() else ""

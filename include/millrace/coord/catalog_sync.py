@@ -1,0 +1,155 @@
+"""The catalog beside the chain's state: what a collection is there, and what differs.
+
+Whoever appends DDL to the log without the coordinator changes the truth and not the catalog. Where all VChannels of a
+collection agree, the catalog follows them; where they do not, nothing can be followed, and people are told what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from millrace.base.errors import CatalogDiverged, MillraceError
+from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.ddl import same_collection
+from millrace.wal.definitions import PChannelDefinitions, VChannelDefinition
+
+GetDefinitions = Callable[[str, int | None], PChannelDefinitions]
+"""What the chain has on a PChannel, with the definitions of one collection (millrace.wal.definitions)."""
+
+ChainDefinitions = Mapping[str, VChannelDefinition | None]
+"""By VChannel of a collection: what the chain has there."""
+
+
+def chain_definitions(collection: CollectionInfo, ask: GetDefinitions) -> ChainDefinitions:
+    """What the chain has of `collection`, by VChannel. One question a PChannel."""
+    pchannels = dict.fromkeys(map(pchannel_of, collection.vchannels))
+    found = {name: each for pchannel in pchannels for name, each in ask(pchannel, collection.id).vchannels.items()}
+    return {name: found.get(name) for name in collection.vchannels}
+
+
+def reconcile(collection: CollectionInfo, there: ChainDefinitions) -> CollectionInfo:
+    """`collection` as the chain has it (`dropped`, where it has it nowhere). Raises CatalogDiverged, in words."""
+    mine = [each for each in there.values() if each is not None and same_collection(collection, each)]
+    strange = [name for name, each in there.items() if each is not None and not same_collection(collection, each)]
+    if strange:
+        raise _diverged(collection, f"{strange[0]} has another collection under the id {collection.id}")
+    if not mine:
+        return replace(collection, state="dropped")
+    missing = [name for name, each in there.items() if each is None]
+    if missing:
+        raise _diverged(collection, f"{missing[0]} does not have it: drop it")
+    first = mine[0]
+    for name, each in there.items():
+        assert each is not None
+        if each.schemas != first.schemas:
+            raise _diverged(
+                collection,
+                f"{name} has the fields {_fields(each)}, {next(iter(there))} has {_fields(first)}: add the field that is"
+                " missing; where the fields contradict each other, restore into a new collection",
+            )
+        if each.partitions != first.partitions:
+            raise _diverged(
+                collection,
+                f"{name} has the partitions {_partitions(each)}, {next(iter(there))} has {_partitions(first)}: create or"
+                " drop the one that differs",
+            )
+    if first.schemas == collection.schemas and _by_name(first) == collection.partitions:
+        return collection
+    following = max([collection.next_partition, *(number + 1 for number in first.partitions)])
+    return replace(collection, schemas=first.schemas, partitions=_by_name(first), next_partition=following)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One collection whose catalog entry is not what the chain has."""
+
+    id: int
+    name: str
+    detail: str
+
+
+def chain_collections(pchannels: Iterable[str], ask: GetDefinitions) -> Iterator[CollectionInfo]:
+    """The collections as the chain has them on `pchannels`, by id. Raises CatalogDiverged where one is not the same on its VChannels."""
+    names: dict[int, str] = {}
+    for pchannel in pchannels:
+        for number in ask(pchannel, None).collections:
+            names.setdefault(number, pchannel)
+    for number, pchannel in sorted(names.items()):
+        first = next(each for each in ask(pchannel, number).vchannels.values())
+        partitions = _by_name(first)
+        following = max(first.partitions, default=0) + 1
+        seen = CollectionInfo(number, first.name, "active", first.vchannels, first.schemas, partitions, following)
+        yield reconcile(seen, chain_definitions(seen, ask))
+
+
+def differences(store: CatalogStore | None, pchannels: list[str], ask: GetDefinitions) -> list[Difference]:
+    """What differs between the catalog and the chain now; everything, where there is no `store`. A collection with DDL under way is left out."""
+    found: list[Difference] = []
+    known = {} if store is None else {each.id: each for each in store.collections(dropped=True)}
+    terms = frozenset() if store is None else frozenset(each.name for each in store.pchannels())
+    for each in known.values():
+        assert store is not None
+        if each.state != "dropped" and (words := _difference(store, each, ask)):
+            found.append(Difference(each.id, each.name, words))
+    for pchannel in pchannels:
+        try:
+            collections = ask(pchannel, None).collections
+        except MillraceError as error:
+            if error.retriable:
+                raise
+            continue  # parked, which is told elsewhere
+        if collections and pchannel not in terms:
+            found.append(Difference(0, pchannel, "the catalog does not know this PChannel, which has collections"))
+        for number, name in collections.items():
+            entry = None if store is None else store.find_collection(number)  # read again: it may have been made since
+            if entry is None:
+                found.append(Difference(number, name, f"{pchannel} has it, the catalog never had: a client wrote it"))
+            elif entry.state == "dropped":
+                found.append(Difference(number, name, f"{pchannel} has it still, the catalog has dropped it"))
+    return list(dict.fromkeys(found))
+
+
+def _difference(store: CatalogStore, collection: CollectionInfo, ask: GetDefinitions) -> str:
+    try:
+        there = reconcile(collection, chain_definitions(collection, ask))
+    except CatalogDiverged as error:
+        words = str(error)
+    except MillraceError as error:
+        if error.retriable:
+            raise
+        return f"cannot be held against the chain: {error.code}: {error}"
+    else:
+        if there == collection:
+            return ""
+        words = (
+            "the catalog " + _entry(collection) + ", the chain " + _entry(there) + "; the next DDL follows the chain"
+        )
+    # What changed meanwhile was no difference; what is under way is none yet.
+    return words if store.is_settled(collection) else ""
+
+
+def _diverged(collection: CollectionInfo, words: str) -> CatalogDiverged:
+    return CatalogDiverged(
+        f"collection {collection.name!r} ({collection.id}) is not the same on its VChannels: {words}"
+    )
+
+
+def _entry(collection: CollectionInfo) -> str:
+    if collection.state == "dropped":
+        return "does not have it"
+    fields = ", ".join(each.name for each in collection.schema.fields)
+    return f"has schema version {collection.schema_version} ({fields}), partitions {collection.partitions}"
+
+
+def _by_name(definition: VChannelDefinition) -> dict[str, int]:
+    return {name: number for number, name in definition.partitions.items()}
+
+
+def _fields(definition: VChannelDefinition) -> str:
+    return ", ".join(f"{each.name}:{each.type}" for each in definition.schemas[-1].fields)
+
+
+def _partitions(definition: VChannelDefinition) -> str:
+    return ", ".join(f"{name} ({number})" for number, name in sorted(definition.partitions.items()))

@@ -1,0 +1,88 @@
+"""What DDL does to the catalog: as its broadcast is kept, when all VChannels have it, and when it is given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from millrace.base.errors import EntryTooLarge
+from millrace.catalog.collection import CollectionInfo
+from millrace.coord.broadcast.callbacks import BroadcastCallbacks, CallbackRegistry, StalePlan
+from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.ddl import DDL_KINDS, DdlKind, build_message
+from millrace.message.schema import CollectionSchema
+from millrace.message.wire.encode import encode_entry
+
+
+def ddl_draft(
+    kind: DdlKind, collection: CollectionInfo, change: dict[str, object], *, request: str = ""
+) -> BroadcastDraft:
+    """DDL of `collection` as it was seen."""
+    return BroadcastDraft(
+        kind, collection.id, change, collection.vchannels, collection_keys(collection.id), request, snapshot=collection
+    )
+
+
+class DdlCallbacks:
+    """The callbacks of all kinds, on the catalog in `store`."""
+
+    def __init__(self, store: CatalogStore, *, max_entry_bytes: int) -> None:
+        self._store = store
+        self._max_entry_bytes = max_entry_bytes
+
+    def registry(self) -> CallbackRegistry:
+        return CallbackRegistry(
+            dict.fromkeys(DDL_KINDS, BroadcastCallbacks(self.check, self.on_acknowledged, self.on_abandoned))
+        )
+
+    def check(self, task: BroadcastTask, seen: CollectionInfo) -> None:
+        """Raises Overtaken, CollectionExists, and where the messages cannot be made, or not be appended."""
+        if task.kind == "create_collection":
+            if not self._store.add(seen):
+                raise StalePlan
+        elif not self._store.is_unchanged(seen):
+            raise StalePlan
+        if task.kind == "drop_collection":
+            self._store.update_collection(replace(seen, state="dropping"))
+        made = build_message(
+            task, seen, max(seen.vchannels, key=len), term=1
+        )  # they differ in the VChannel's name alone
+        size = len(encode_entry([made]))
+        if size > self._max_entry_bytes:
+            raise EntryTooLarge(
+                f"{task.kind} of {seen.name!r} takes {size:,} bytes, an entry {self._max_entry_bytes:,}"
+            )
+
+    def on_acknowledged(self, task: BroadcastTask) -> None:
+        there, change = self._store.collection_by_id(task.collection_id), task.change
+        match task.kind:
+            case "create_collection":
+                there = replace(there, state="active")
+            case "drop_collection":
+                there = replace(there, state="dropped")
+            case "create_partition":
+                there = replace(there, partitions={**there.partitions, change["name"]: change["id"]})
+            case "drop_partition":
+                left = {name: number for name, number in there.partitions.items() if number != change["id"]}
+                there = replace(there, partitions=left)
+            case "schema_change":
+                schema = CollectionSchema.from_json(change["schema"])
+                there = replace(there, schemas=(*there.schemas, schema))
+            case _:
+                return
+        self._store.update_collection(there)
+
+    def on_abandoned(self, task: BroadcastTask) -> BroadcastDraft | None:
+        """A collection that cannot be created is dropped where it was made; one that cannot be dropped is there as before."""
+        there = self._store.collection_by_id(task.collection_id)
+        if task.kind == "drop_collection":
+            self._store.update_collection(replace(there, state="active"))
+        if task.kind != "create_collection":
+            return None
+        dropping = replace(there, state="dropping")
+        self._store.update_collection(dropping)
+        return ddl_draft(DROP, dropping, {})
+
+
+DROP: Final[DdlKind] = "drop_collection"

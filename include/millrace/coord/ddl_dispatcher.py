@@ -1,0 +1,90 @@
+"""How a broadcast's message gets to a VChannel: made in the PChannel's term, appended, and a refusal held against what is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from millrace.base.errors import AppendRejected, EntryTooLarge, InvalidArgument, MillraceError
+from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.coord.append_port import AppendPort
+from millrace.coord.broadcast.task import BroadcastTask
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.ddl import build_message, effect_status
+from millrace.message.model import MutableMessage
+from millrace.message.wire.encode import encode_entry
+from millrace.wal.definitions import VChannelDefinition
+from millrace.wal.reasons import Reason
+
+TERM_REJECTIONS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
+
+
+class DdlDispatcher:
+    """The protocol Sending, by an append host and the terms in `store`."""
+
+    def __init__(self, store: CatalogStore, append: AppendPort) -> None:
+        self._store = store
+        self._append = append
+
+    def is_permanent(self, error: MillraceError) -> bool:
+        return isinstance(error, EntryTooLarge) or (
+            isinstance(error, AppendRejected) and error.reason not in TERM_REJECTIONS
+        )
+
+    def send(self, task: BroadcastTask, target: str) -> int:
+        """Raises AppendRejected, EntryTooLarge, and what the host raises."""
+        collection, pchannel = self._store.collection_by_id(task.collection_id), pchannel_of(target)
+        try:
+            made = build_message(task, collection, target, self._store.term(pchannel))
+        except InvalidArgument as error:  # kept by a build that did not look first
+            raise AppendRejected(str(error), reason=Reason.MALFORMED) from error
+        if task.kind == "drop_collection":
+            there = self._there(collection, target)
+            if effect_status(task.kind, task.change, collection, there).state == "done":
+                return 0  # dropped, or another client's collection under this id
+        try:
+            tick = self._in_term(pchannel, made)
+        except AppendRejected as rejection:
+            return self._rejected(task, collection, target, rejection)
+        if task.kind == "create_collection":
+            self._take_back(task, collection, target)
+        return tick
+
+    def _rejected(self, task: BroadcastTask, collection: CollectionInfo, target: str, rejection: AppendRejected) -> int:
+        """0 where the VChannel has the effect by another; raises otherwise."""
+        if rejection.reason in TERM_REJECTIONS:
+            raise rejection
+        if task.kind == "manual_flush" and rejection.reason == Reason.NO_EFFECT:
+            return 0
+        found = effect_status(task.kind, task.change, collection, self._there(collection, target))
+        if found.state == "done":
+            return 0
+        words = f"{rejection} ({target} {found.detail})" if found.detail else str(rejection)
+        raise AppendRejected(words, reason=rejection.reason) from rejection
+
+    def _there(self, collection: CollectionInfo, target: str) -> VChannelDefinition | None:
+        return self._append.definitions(pchannel_of(target), collection.id).vchannels.get(target)
+
+    def _take_back(self, task: BroadcastTask, collection: CollectionInfo, target: str) -> None:
+        """Drop what was just created, where the collection was dropped while this process slept.
+
+        A CreateCollection alone carries no identity that the chain looks at: behind the drop it makes the collection again.
+        """
+        if self._store.collection_by_id(collection.id).state in ("dropping", "dropped"):
+            pchannel = pchannel_of(target)
+            undoing = replace(task, kind="drop_collection", change={})
+            try:
+                self._in_term(pchannel, build_message(undoing, collection, target, self._store.term(pchannel)))
+            except AppendRejected as rejection:
+                if rejection.reason != Reason.COLLECTION_NOT_FOUND:
+                    raise
+
+    def _in_term(self, pchannel: str, made: MutableMessage) -> int:
+        """Append one message; once more where a newer term was opened meanwhile."""
+        try:
+            return self._append.append_one(pchannel, encode_entry([made]))
+        except AppendRejected as rejection:
+            term = self._store.term(pchannel)
+            if rejection.reason not in TERM_REJECTIONS or term == made.term:
+                raise
+        return self._in_term(pchannel, replace(made, term=term))

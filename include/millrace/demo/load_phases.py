@@ -1,0 +1,102 @@
+"""The demo's phases against a streaming job that runs: the load, shown as it comes on, until every row lies in its table."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from millrace.base.settings import Settings
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.client import Client
+from millrace.demo.load import LoadGenerator
+from millrace.demo.summary import LoadMonitor, StreamingJobHandle
+
+
+def run_load_phases(
+    client: Client,
+    collection: CollectionInfo,
+    flights: pa.Table,
+    watch: LoadMonitor,
+    job: StreamingJobHandle,
+    console: Console,
+    options: argparse.Namespace,
+) -> LoadGenerator:
+    """Put `flights` through, and wait until they lie in the collection's table; the load with what its producers were told."""
+    load = LoadGenerator(client, collection, flights, prefix=f"{time.time_ns() // 1_000_000:x}/")
+    phases: list[tuple[str, Callable[[], None]]] = [
+        (f"the year in {options.seconds:.0f} s", partial(load.paced, options.seconds)),
+        ("transactions, a repeat, a flush", load.special_cases),
+        (f"full speed, {options.times} times", partial(load.full_speed, options.times)),
+    ]
+    with _progress(console) as progress:
+        task = progress.add_task("starting", total=len(flights) * (1 + options.times), rate="", lag="")
+        update = partial(progress.update, task)
+        for name, work in phases:
+            watch.run_phase(name, work, load, job, update)
+        waited = watch.wait_flushed(client.catalog.flush(collection.name), load, job, update)
+    console.print(f"Everything lies in the collection's table, {waited:.1f} s after the last append.")
+    return load
+
+
+@contextmanager
+def demo_client(settings: Settings) -> Iterator[Client]:
+    """A client; the log's server ends with the demo, however that ends: what was acknowledged is on the disk."""
+    with Client.connect(settings) as client:
+        try:
+            yield client
+        finally:
+            client.append.service.shutdown()
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[threading.Event]:
+    """Set by Ctrl-C and SIGTERM: the demo ends in good order."""
+    stop = threading.Event()
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    previous = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def add_load_options(parser: argparse.ArgumentParser, *, times: int = 20) -> None:
+    """The options that say how much is sent, and how fast."""
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the paced year takes (default: 60)")
+    parser.add_argument(
+        "--times", type=int, default=times, help=f"how often the year is sent at full speed (default: {times})"
+    )
+    parser.add_argument("--rows", type=int, default=None, help="only the first ROWS flights (default: all 336,776)")
+
+
+def check_load_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with a sentence where an option makes no sense."""
+    if options.seconds <= 0 or options.times < 0 or (options.rows is not None and options.rows < 1):
+        parser.error("--seconds and --rows must be positive, --times not negative")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<32}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:>9,.0f} rows"),
+        TextColumn("{task.fields[rate]:>22}"),
+        TextColumn("{task.fields[lag]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )

@@ -1,0 +1,311 @@
+"""Which backends hold a deployment's log, one after the other: a small durable file beside the log's server record.
+
+    <data folder>/log/generations.json
+
+No file: there is no log yet, and there will be one where the settings name it. The first PChannel that is made has the list
+written down, so that settings which name another place later are refused: what the log holds would be missed by nobody. A
+switch of the backend (millrace.coord.switch_log) adds a generation, and each PChannel passes to it where its AlterWAL message
+stands: the file keeps the position behind that message. Written under a lock, whole or not at all (a new file, synced, renamed
+over the old one), with a version and a checksum; readers notice a new one by its stat. Nothing in it is secret: a log's URL
+holds no credentials.
+
+It also holds the tombstones of the whole log (millrace.message.tombstones). Where there are any it has the next version: a build
+that knows none would read other entries, and must not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from millrace.base.deadline import Deadline
+from millrace.base.errors import InvalidArgument, InvalidSettings, LogCorrupted, TombstoneRefused, UnsupportedVersion
+from millrace.base.file_lock import exclusive_lock
+from millrace.base.files import make_folder, replace_file
+from millrace.base.log_backends import EMBEDDED
+from millrace.message.ids import EARLIEST, LogId
+from millrace.message.tombstones import MAX_TOMBSTONES, Tombstone, TombstoneMap
+
+FILE: Final = "generations.json"
+LOCK: Final = "generations.lock"
+
+_VERSION: Final = 1
+_TOMBSTONES_VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One backend's turn. Positions in it are the backend's own."""
+
+    url: str
+    ends: Mapping[str, LogId] = field(default_factory=dict)
+    """By PChannel, where its log here ends for good: the position behind its AlterWAL entry."""
+    since: Mapping[str, LogId] = field(default_factory=dict)
+    """By PChannel, where its log here ended when the next generation was added: an AlterWAL entry stands behind it."""
+    closed: bool = False
+    """Every PChannel has passed to the next generation: who makes a new one makes it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpan:
+    """The generations that one PChannel's log lies in, from `first` (the earliest with data left) to `current`."""
+
+    origin: int
+    first: int
+    current: int
+    ends: Mapping[int, LogId]
+    pending: bool
+    """A switch of the backend is under way, and this PChannel has not passed yet, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generations:
+    """The list."""
+
+    items: tuple[Generation, ...]
+    first: Mapping[str, int] = field(default_factory=dict)
+    """By PChannel, the earliest generation that truncation left."""
+    tombstones: Mapping[str, TombstoneMap] = field(default_factory=dict)
+    """By PChannel; none where there is none."""
+
+    def span(self, pchannel: str) -> GenerationSpan | None:
+        """Where a PChannel is that passed to another generation, or began here; None where the list does not know it."""
+        members = [number for number, item in enumerate(self.items) if pchannel in item.ends]
+        if not members:
+            return None
+        current = members[-1] + 1
+        return GenerationSpan(
+            origin=members[0],
+            first=max(members[0], self.first.get(pchannel, 0)),
+            current=current,
+            ends={number: self.items[number].ends[pchannel] for number in members},
+            pending=current < len(self.items) - 1,
+        )
+
+    @property
+    def newest(self) -> int:
+        return len(self.items) - 1
+
+    def open_generations(self) -> list[int]:
+        """The generations that still may hold PChannels which are not in the list: those not closed, the oldest first."""
+        return [number for number, item in enumerate(self.items) if not item.closed]
+
+    def with_end(self, generation: int, pchannel: str, end: LogId) -> Self:
+        """The list in which `pchannel` passed from `generation` at `end` (the first word counts)."""
+        item = self.items[generation]
+        if pchannel in item.ends:
+            return self
+        return self._with(generation, replace(item, ends={**item.ends, pchannel: end}))
+
+    def with_next(self, url: str, since: Mapping[str, LogId]) -> Self:
+        """The list with another generation, to which PChannels pass from now on."""
+        last = replace(self.items[-1], since=dict(since))
+        return replace(self, items=(*self.items[:-1], last, Generation(url)))
+
+    def with_closed(self, generation: int) -> Self:
+        """The list in which every PChannel of `generation` has passed."""
+        return self._with(generation, replace(self.items[generation], closed=True, since={}))
+
+    def with_first(self, pchannel: str, generation: int) -> Self:
+        """The list in which truncation left nothing of `pchannel` before `generation`."""
+        return replace(self, first={**self.first, pchannel: max(generation, self.first.get(pchannel, 0))})
+
+    def with_tombstone(self, tombstone: Tombstone) -> Self:
+        """The list with `tombstone`, in place of what it says of that entry. Raises TombstoneRefused: there are too many."""
+        standing = self.tombstones.get(tombstone.pchannel, {})
+        if len({*standing, tombstone.entry}) > MAX_TOMBSTONES:
+            raise TombstoneRefused(
+                f"{tombstone.pchannel} has {len(standing)} tombstones behind its log's beginning, and no more are kept: find"
+                " out who writes such entries, and truncate the log before the next one"
+            )
+        return self._with_standing(tombstone.pchannel, {**standing, tombstone.entry: tombstone})
+
+    def without_proposal(self, pchannel: str, entry: LogId) -> Self:
+        """The list without the tombstone of one entry, unless it is placed: that is for ever."""
+        standing = self.tombstones.get(pchannel, {})
+        return self._with_standing(pchannel, {at: each for at, each in standing.items() if at != entry or each.placed})
+
+    def without_tombstones_before(self, pchannel: str, begin: LogId) -> Self:
+        """The list without those of entries that nobody can read any more."""
+        standing = self.tombstones.get(pchannel, {})
+        return self._with_standing(pchannel, {at: each for at, each in standing.items() if at >= begin})
+
+    def _with_standing(self, pchannel: str, standing: TombstoneMap) -> Self:
+        if standing == self.tombstones.get(pchannel, {}):
+            return self
+        others = _but(self.tombstones, pchannel)
+        return replace(self, tombstones={**others, pchannel: standing} if standing else others)
+
+    def knows(self, pchannel: str) -> bool:
+        """Whether the list says anything of a PChannel."""
+        return self.span(pchannel) is not None or pchannel in self.tombstones
+
+    def without(self, pchannel: str) -> Self:
+        """The list as if there had never been a PChannel of this name."""
+        items = tuple(
+            replace(item, ends=_but(item.ends, pchannel), since=_but(item.since, pchannel)) for item in self.items
+        )
+        tombstones = _but(self.tombstones, pchannel)
+        return replace(self, items=items, first=_but(self.first, pchannel), tombstones=tombstones)
+
+    def _with(self, generation: int, item: Generation) -> Self:
+        return replace(self, items=(*self.items[:generation], item, *self.items[generation + 1 :]))
+
+
+def _but(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
+
+
+def span_of(generations: Generations, pchannel: str, *, found: int) -> GenerationSpan:
+    """The span of `pchannel`, of which the list may know nothing; it was then found in generation `found`."""
+    known = generations.span(pchannel)
+    return known or GenerationSpan(found, found, found, {}, pending=found < generations.newest)
+
+
+def same_log(one: str, other: str) -> bool:
+    """Whether two URLs name the same log, whatever their options say about the way to it."""
+    return _place(one) == _place(other)
+
+
+def _place(url: str) -> str:
+    place = url.partition("?")[0].rstrip("/")
+    return place or EMBEDDED
+
+
+def _moved(one: str, other: str) -> bool:
+    """Whether two URLs name the same log of brokers that are reached by other addresses now."""
+    a, b = urlsplit(_place(one)), urlsplit(_place(other))
+    return bool(a.netloc and b.netloc) and (a.scheme, a.path) == (b.scheme, b.path)
+
+
+class GenerationFile:
+    """The list of one folder, as it is on the disk now. Thread-safe."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        """`url`: the backend that the settings name ("" or "rocksmq": the embedded log in `folder`).
+
+        Raises InvalidSettings where the list knows no such backend, LogCorrupted, UnsupportedVersion.
+        """
+        self.folder = folder
+        self._path = folder / FILE
+        self._lock = threading.Lock()
+        self._alone = Generations((Generation(url or EMBEDDED),))
+        self._seen: tuple[int, ...] | None = None
+        self._generations = self._alone
+        self.refresh()
+
+    @property
+    def generations(self) -> Generations:
+        """The list as it was last seen; the same object until it changes."""
+        return self._generations
+
+    def refresh(self) -> Generations:
+        """The list as it is on the disk now: one stat, and a read where that differs."""
+        try:
+            found = os.stat(self._path)
+            stamp: tuple[int, ...] | None = (found.st_mtime_ns, found.st_size, found.st_ino)
+        except FileNotFoundError:
+            stamp = None
+        if stamp != self._seen:
+            with self._lock:
+                # A writer that was faster only makes us read a newer list than the stat was of, and read it once more.
+                self._generations = self._alone if stamp is None else self._checked(_load(self._path))
+                self._seen = stamp
+        return self._generations
+
+    def ensure_written(self) -> None:
+        """Write the list down where there is none. Raises InvalidSettings where another process wrote one of another place meanwhile."""
+        if self._seen is None:
+            self.change(
+                lambda list_: list_ if self._seen else replace(list_)
+            )  # another object is written, whatever it says
+
+    def change(self, make: Callable[[Generations], Generations], *, timeout: float = 10.0) -> Generations:
+        """Replace the list by ``make(list)``, durably; nothing is written where that is the same. Raises LogBusy."""
+        make_folder(self.folder)
+        with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(timeout)):
+            before = self.refresh()
+            after = make(before)
+            if after is not before:
+                _store(self._path, after)
+        return self.refresh()
+
+    def _checked(self, generations: Generations) -> Generations:
+        wanted = self._alone.items[0].url
+        for number, item in enumerate(generations.items):
+            if same_log(item.url, wanted):
+                # The place is the same; by which options it is reached, the settings know better than an old list.
+                return generations._with(number, replace(item, url=wanted)) if "?" in wanted else generations
+        moved = [number for number, item in enumerate(generations.items) if _moved(item.url, wanted)]
+        if len(moved) == 1:
+            return generations._with(moved[0], replace(generations.items[moved[0]], url=wanted))
+        newest = generations.items[-1].url
+        raise InvalidSettings(
+            f"the setting log (MILLRACE_LOG) names {wanted}, but the log of this deployment is at {newest} ({self._path}):"
+            f" set MILLRACE_LOG={newest}, or change the backend with millrace log switch"
+        )
+
+
+def _load(path: Path) -> Generations:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        body, version = document["body"], document["version"]
+        if version not in (_VERSION, _TOMBSTONES_VERSION):
+            raise UnsupportedVersion(
+                f"{path} has version {version}, this build reads up to {_TOMBSTONES_VERSION}: run a newer build"
+            )
+        if zlib.crc32(_canonical(body)) != document["crc32"]:
+            raise ValueError("its checksum differs")
+        items = tuple(
+            Generation(item["url"], _positions(item["ends"]), _positions(item["since"]), bool(item["closed"]))
+            for item in body["generations"]
+        )
+        if not items:
+            raise ValueError("it is empty")
+        first = {name: int(number) for name, number in body["first"].items()}
+        return Generations(items, first, _tombstones(body.get("tombstones", {})))
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as error:
+        raise LogCorrupted(
+            f"{path} says where the log's parts lie and does not read ({error}): restore it from a copy, do not remove it"
+        ) from error
+
+
+def _store(path: Path, generations: Generations) -> None:
+    body: dict[str, Any] = {
+        "generations": [
+            {"url": item.url, "ends": dict(item.ends), "since": dict(item.since), "closed": item.closed}
+            for item in generations.items
+        ],
+        "first": dict(generations.first),
+    }
+    if generations.tombstones:
+        body["tombstones"] = {
+            name: [standing[entry].to_json() for entry in sorted(standing)]
+            for name, standing in generations.tombstones.items()
+        }
+    version = _TOMBSTONES_VERSION if generations.tombstones else _VERSION
+    document = {"version": version, "crc32": zlib.crc32(_canonical(body)), "body": body}
+    replace_file(path, json.dumps(document, sort_keys=True, indent=1), synced=True)
+
+
+def _canonical(body: object) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _tombstones(values: Mapping[str, list[dict[str, Any]]]) -> dict[str, TombstoneMap]:
+    found = {name: [Tombstone.from_json(name, each) for each in items] for name, items in values.items()}
+    return {name: {each.entry: each for each in items} for name, items in found.items() if items}
+
+
+def _positions(values: Mapping[str, list[int]]) -> dict[str, LogId]:
+    found = {name: LogId(int(ledger), int(entry)) for name, (ledger, entry) in values.items()}
+    if any(position < EARLIEST for position in found.values()):
+        raise ValueError("a position is negative")
+    return found

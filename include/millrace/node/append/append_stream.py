@@ -1,0 +1,168 @@
+"""The append host's streams: appends come in, their answers go out in the same order.
+
+What arrives while the log is busy is appended together; answers follow as they are decided.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.base.errors import InvalidArgument, MillraceError
+from millrace.node.append.pending import PendingOutcome
+from millrace.rpc.wire import DEFAULT_DEADLINE, TIMEOUT, failure_to_bytes, is_valid_batch
+
+MAX_OUTCOME_WAIT: Final = 86400.0
+MERGE_BYTES: Final = 1 << 20
+"""Waiting appends of one stream are joined up to this many bytes: beyond, the copy costs more than the disk's answer."""
+INBOX_BYTES: Final = 32 << 20
+"""What is held of one stream's appends before it is read no further."""
+_UNANSWERED: Final = 1024
+
+SubmitAppends: TypeAlias = Callable[[Sequence[pa.LargeBinaryArray]], list[PendingOutcome]]
+"""Appends several batches as one; each one's pending outcome. Raises NotTaken, and what refuses all of them."""
+
+
+class PipelinedStream:
+    """One pipelined stream: a thread reads ahead, this one appends, a third answers in order."""
+
+    def __init__(
+        self,
+        submit: SubmitAppends,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        self._submit = submit
+        self._reader = reader
+        self._writer = writer
+        self._changed = threading.Condition()
+        self._inbox: deque[tuple[pa.LargeBinaryArray, float]] = deque()
+        self._bytes = 0
+        self._ended = False
+        self._fault: MillraceError | None = None
+        self._answers: queue.Queue[tuple[PendingOutcome | bytes, float] | None] = queue.Queue(_UNANSWERED)
+
+    def serve(self) -> None:
+        """Serve the stream until its client ends it or goes away. Raises InvalidArgument behind the answers to what was right."""
+        ahead = threading.Thread(target=self._read_ahead, name="append-stream-in", daemon=True)
+        answering = threading.Thread(target=self._answer, name="append-stream-out", daemon=True)
+        ahead.start()
+        answering.start()
+        try:
+            while requests := self._take():
+                pendings = self._submitted([values for values, _ in requests])
+                for pending, (_, timeout) in zip(pendings, requests, strict=True):
+                    self._answers.put((pending, timeout))
+        finally:
+            self._answers.put(None)
+            answering.join()
+            ahead.join()
+        if self._fault is not None:
+            raise self._fault
+
+    def _submitted(self, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
+        """Append what has gathered as one; where one of it is at fault, each by itself. Never appends anything twice."""
+        try:
+            return self._submit(appends)
+        except MillraceError as error:
+            if error.retriable or len(appends) == 1:
+                return [failure_to_bytes(error)] * len(appends)
+            # Too large, empty, no entry or not allowed: nothing was appended.
+            return [result_or_failure(partial(self._one, values)) for values in appends]
+        except Exception as error:
+            return [failure_to_bytes(error)] * len(appends)
+
+    def _one(self, values: pa.LargeBinaryArray) -> PendingOutcome:
+        return self._submit([values])[0]
+
+    def _read_ahead(self) -> None:
+        try:
+            while (request := next_append(self._reader)) is not None:
+                size = request[0].nbytes
+                with self._changed:
+                    while self._bytes > INBOX_BYTES and not self._ended:
+                        self._changed.wait(1.0)
+                    self._inbox.append(request)
+                    self._bytes += size
+                    self._changed.notify_all()
+        except MillraceError as error:
+            self._fault = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _take(self) -> list[tuple[pa.LargeBinaryArray, float]]:
+        """What has arrived, up to MERGE_BYTES but at least one append; empty at the stream's end."""
+        with self._changed:
+            while not self._inbox and not self._ended:
+                self._changed.wait(1.0)
+            taken: list[tuple[pa.LargeBinaryArray, float]] = []
+            size = 0
+            while self._inbox and (not taken or size + self._inbox[0][0].nbytes <= MERGE_BYTES):
+                taken.append(self._inbox.popleft())
+                size += taken[-1][0].nbytes
+            self._bytes -= size
+            self._changed.notify_all()
+            return taken
+
+    def _answer(self) -> None:
+        gone = False
+        while (item := self._answers.get()) is not None:
+            if gone:
+                continue  # the client went away: what it has no answer for is ambiguous to it, as it should be
+            try:
+                write_answer(self._writer, *item)
+            except (flight.FlightError, pa.ArrowException, OSError):
+                gone = True
+
+
+def next_append(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:
+    """The next append of a stream and its seconds to wait; None at its end. Raises InvalidArgument."""
+    try:
+        chunk = reader.read_chunk()
+    except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
+        return None  # ended, or the client went away
+    timeout = DEFAULT_DEADLINE if chunk.app_metadata is None else _timeout(chunk.app_metadata.to_pybytes())
+    batch = chunk.data
+    values = batch.column(0) if batch is not None and is_valid_batch(batch) and batch.num_columns else None
+    if not isinstance(values, pa.LargeBinaryArray):
+        values = pa.array([], pa.large_binary())  # refused like an append of no entries, which it is
+    return values, timeout
+
+
+def _timeout(metadata: bytes) -> float:
+    seconds: float = TIMEOUT.unpack(metadata)[0] if len(metadata) == TIMEOUT.size else -1.0
+    if not 0 <= seconds <= MAX_OUTCOME_WAIT:
+        raise InvalidArgument(
+            f"the metadata of an append is its seconds to wait, 0 to {MAX_OUTCOME_WAIT:g}, as a little-endian double of "
+            f"{TIMEOUT.size} bytes; these are {len(metadata)} bytes"
+        )
+    return seconds
+
+
+def result_or_failure(submit: Callable[[], PendingOutcome]) -> PendingOutcome | bytes:
+    """What `submit` gives, or its failure for the wire."""
+    try:
+        return submit()
+    except Exception as error:
+        return failure_to_bytes(error)
+
+
+def write_answer(writer: flight.MetadataRecordBatchWriter, answer: PendingOutcome | bytes, timeout: float) -> None:
+    if not isinstance(answer, bytes):
+        try:
+            rows = answer.outcome(timeout=timeout).rows
+        except Exception as error:
+            answer = failure_to_bytes(error)
+        else:
+            writer.write_batch(rows)
+            return
+    writer.write_metadata(pa.py_buffer(answer))

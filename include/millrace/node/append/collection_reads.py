@@ -1,0 +1,99 @@
+"""Collections read for clients elsewhere, whose hosts have no tables: one pinned look each, sent by pieces.
+
+Memory: a read holds the deletes up to its tick and about PIECE_BYTES of files, and MOST reads go on at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from millrace.access.grants import Caller, Resource, ResourceKind, Role
+from millrace.base.errors import ServerFull
+from millrace.base.settings import Settings
+from millrace.catalog.protocol import Catalog
+from millrace.log.protocol import LogService
+from millrace.node.append.host import AppendHost
+from millrace.rpc.selection import Selection
+from millrace.rpc.wire import flight_error, request_number, to_json
+from millrace.tables.read.arrow import PIECE_BYTES, count_rows, read_pieces
+from millrace.tables.read.freshness import plan_fresh
+
+MAX_CONCURRENT_READS: Final = 4
+"""Reads at once; one more is refused as ServerFull."""
+MAX_WAIT_SECONDS: Final = 60.0
+"""Longest wait for the tables to have come that far."""
+_BATCH_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """This process's host, as a reader asks it (millrace.tables.read.freshness.TickSource)."""
+
+    host: AppendHost
+    service: LogService
+
+    def tick(self, pchannel: str) -> int:
+        return self.host.tick(pchannel)
+
+
+class CollectionReads:
+    """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}` and, perhaps, what
+    :class:`millrace.rpc.selection.Selection` has, or `"count": true`."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, host: AppendHost, service: LogService) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._own = _Own(host, service)
+        self._free = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
+
+    def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        """The selected rows; the metadata of the last batch is `{"rows": how many}`. Raises PermissionDenied, CollectionNotFound,
+        TickNotReached, TickTooOld, ServerFull, InvalidArgument."""
+        name = str(request["read"])
+        caller.principal.require_role((Role.READ,), (Resource(ResourceKind.COLLECTION, name),), "a read of its rows")
+        found = self._catalog.collection(name)
+        at = None if request.get("at") is None else int(request_number(request, "at", 0))
+        seconds = min(request_number(request, "deadline", 0.0), MAX_WAIT_SECONDS)
+        selection = Selection.from_json(request)
+        with self._room():
+            plan = plan_fresh(self._settings, name, found.id, found.pchannels, self._own, at=at, seconds=seconds)
+            every = plan.schema.arrow()
+            if request.get("count"):
+                told = to_json({"counted": count_rows(plan, where=selection.where)})
+                nothing = pa.schema([])
+                return flight.GeneratorStream(nothing, iter([(pa.RecordBatch.from_pylist([], nothing), told)]))
+        schema = pa.schema([every.field(each) for each in selection.names(every)])
+        selection.expression(every)  # what does not fit is said before the first batch
+
+        def batches() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+            sent, each = 0, to_json({"selected": True})
+            try:
+                with self._room():
+                    for piece in read_pieces(plan, selection=selection, max_bytes=PIECE_BYTES):
+                        rows = max(1, _BATCH_BYTES * piece.num_rows // max(1, piece.nbytes))
+                        for batch in piece.to_batches(max_chunksize=rows):
+                            sent += batch.num_rows
+                            yield batch, each
+            except Exception as error:
+                raise flight_error(error) from error
+            yield pa.RecordBatch.from_pylist([], schema), to_json({"rows": sent, "selected": True})
+
+        return flight.GeneratorStream(schema, batches())
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        if not self._free.acquire(blocking=False):
+            raise ServerFull(
+                f"the server reads {MAX_CONCURRENT_READS} collections at once, and does: read again in a moment"
+            )
+        try:
+            yield
+        finally:
+            self._free.release()

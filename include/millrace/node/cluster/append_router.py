@@ -1,0 +1,228 @@
+"""The log's server of a deployment whose nodes take appends: it sends clients to them, and appends itself where there is no such
+node.
+
+`append_extension` is what the server is given to host (millrace.rpc.launch). While nodes with the append role live, an append that
+comes here is refused as stale, and the client asks here who has the PChannel; what the server appends by itself, DDL and time
+ticks, it hands to whoever has it, as any client does. When the last of them is gone it opens a term on each PChannel, which takes
+the log back on a backend with one writer, and appends again.
+
+Who lives is looked at beside the appends, not before each. What comes of a moment's error the chain's terms decide, and on a
+backend with one writer the owner, which opens anew where it was fenced (millrace.node.cluster.append_server).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.base.errors import (
+    AssignmentStale,
+    InvalidSettings,
+    LogFenced,
+    LogUnavailable,
+    MillraceError,
+)
+from millrace.base.settings import Settings
+from millrace.catalog.sqlite_file import pchannel_names
+from millrace.client.append_client import AppendClient
+from millrace.coord.assignment_source import CoalescedAssignmentSource, MetaStoreAssignmentSource
+from millrace.coord.clock import SystemClock
+from millrace.coord.consumer_positions import open_positions
+from millrace.coord.session import APPEND, NODE_PREFIX, NodeInfo
+from millrace.coord.shared_catalog import open_shared_catalog
+from millrace.coord.store_factory import cluster_token, open_cluster_store, require_cluster
+from millrace.log.protocol import LogService
+from millrace.meta.factory import ClosableMetaStore
+from millrace.node.append import server
+from millrace.rpc.append_pipeline import Entries
+from millrace.rpc.launch import launch_of
+from millrace.rpc.outcome import AppendOutcome
+
+POLL_SECONDS: Final = 0.25
+"""Between two looks at who lives."""
+SELF_CALL_SECONDS: Final = 2.0
+"""How long this server may take to answer itself who has what."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+def append_extension(service: LogService, folder: Path) -> server.AppendExtension:
+    """The append host of a log's server, in a deployment that may have nodes with the append role."""
+    return server.append_extension(
+        service, folder, cluster=AppendRouter, positions=open_positions, shared=open_shared_catalog
+    )
+
+
+class AppendRouter:
+    """The protocol Cluster (millrace.node.append.server), of the log's server."""
+
+    def __init__(self, settings: Settings) -> None:
+        """What a deployment without a cluster costs is a look at a file each quarter of a second."""
+        self._settings = settings
+        self._store: ClosableMetaStore | None = None
+        self._looked = False
+        self._alive: frozenset[str] = frozenset()
+        """Sessions of nodes with the append role."""
+        self._left = False
+        """Whether there were some, since this server began."""
+        self._back: set[str] = set()
+        """Of those that nodes had, what was taken back."""
+        self._taking = threading.RLock()
+        self._now: str = ""
+        """The PChannel that is being taken back by whoever has that lock."""
+        self._open_term: Callable[[str], object] | None = None
+        self._client: AppendClient | None = None
+        self._closed = threading.Event()
+        self._looking = threading.Lock()
+        self._asked = CoalescedAssignmentSource(self._source)
+        self._thread = threading.Thread(target=self._watch, name="nodes-that-append", daemon=True)
+
+    def start(self, open_term: Callable[[str], object]) -> None:
+        self._open_term = open_term
+        self._thread.start()
+
+    # -- what clients append ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def appending(self, pchannel: str) -> Iterator[None]:
+        if not self.is_local(pchannel):
+            raise AssignmentStale(f"nodes of the cluster take what is appended to {pchannel}: ask who has it")
+        try:
+            yield
+        except LogFenced:
+            with self._looking:
+                self._look()
+            if self._alive:  # a node came, and was quicker than the look at who is there
+                raise AssignmentStale(f"a node has come to take what is appended to {pchannel}: ask who") from None
+            raise
+
+    def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
+        update = self._asked.since(after)
+        if not update.version:
+            return {"version": 0, "whole": True, "assignments": []}
+        found = [
+            [each.pchannel, each.term, each.session, each.address if each.session in self._alive else ""]
+            for each in update.assignments
+            if each.role == APPEND
+        ]
+        answer: dict[str, Any] = {"version": update.version, "whole": update.whole, "assignments": found}
+        return answer | ({"token": cluster_token(self._settings)} if trusted else {})
+
+    def _source(self) -> MetaStoreAssignmentSource | None:
+        with self._looking:
+            self._look()
+            return MetaStoreAssignmentSource(self._store) if self._store is not None and self._alive else None
+
+    # -- what the server appends ------------------------------------------------------------------------------------------
+
+    def is_local(self, pchannel: str) -> bool:
+        if (
+            not self._looked
+        ):  # nothing is appended before it is known whether there are nodes: on some logs that would fence them
+            with self._looking:
+                try:
+                    self._look()
+                except MillraceError as error:
+                    raise LogUnavailable(f"whether nodes take appends cannot be told now: {error}") from error
+        if self._alive:
+            return False
+        if self._left:
+            self._take_back(pchannel)
+        return True
+
+    def append(self, pchannel: str, entries: Entries, *, deadline: float) -> AppendOutcome:
+        return self._through().append(pchannel, entries, deadline=deadline)
+
+    def tick(self, pchannel: str, *, deadline: float) -> None:
+        self._through().tick_on_owner(pchannel, deadline=deadline)
+
+    def suppress_ticks(self) -> bool:
+        return bool(self._alive) or not self._looked
+
+    def _through(self) -> AppendClient:
+        """A client of this very server, which finds who has a PChannel, as every other one does."""
+        with self._taking:
+            if self._client is None:
+                if self._closed.is_set():
+                    raise LogUnavailable("the log's server stops: append again")
+                # Its follower asks this very server, and is waited for when that stops: not for long.
+                self._client = AppendClient.connect(
+                    self._settings.data_dir,
+                    start=False,
+                    now=False,
+                    deadline=SELF_CALL_SECONDS,
+                    launch=launch_of(self._settings),
+                )
+            return self._client
+
+    def _take_back(self, pchannel: str) -> None:
+        with self._taking:
+            if pchannel in self._back or pchannel == self._now or self._open_term is None:
+                return
+            self._now = pchannel
+            try:
+                self._open_term(pchannel)  # comes through here itself, by this thread
+            finally:
+                self._now = ""
+            self._back.add(pchannel)
+            _log.info("no node is left: %s is appended to by this server", pchannel)
+
+    def _take_all_back(self) -> None:
+        with self._taking:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        for pchannel in sorted(pchannel_names(self._settings.data_dir)):
+            if self._alive or self._closed.is_set():
+                return
+            try:
+                self._take_back(pchannel)
+            except MillraceError as error:  # the next append to it tries again
+                _log.warning("%s could not be taken back: %s: %s", pchannel, error.code, error)
+
+    # -- who is there ------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._closed.wait(POLL_SECONDS if self._looked else 0.0):
+            before = self._alive
+            with self._looking:
+                try:
+                    self._look()
+                except MillraceError as error:  # who was there is taken to be there: clients are told to ask again
+                    _log.warning("the meta store cannot be looked at: %s: %s", error.code, error)
+                    self._closed.wait(POLL_SECONDS)
+            if before and not self._alive:
+                self._take_all_back()
+
+    def _look(self) -> None:
+        """See who lives. Raises MetaUnavailable, UnsupportedVersion."""
+        if self._closed.is_set():
+            return
+        if self._store is None:
+            try:
+                require_cluster(self._settings)
+            except InvalidSettings:
+                self._looked = True
+                return
+            self._store = open_cluster_store(self._settings, SystemClock())
+        listed = self._store.list(NODE_PREFIX).entries
+        alive = frozenset(
+            entry.key.removeprefix(NODE_PREFIX) for entry in listed if APPEND in NodeInfo.decode(entry.value).roles
+        )
+        if alive:
+            self._left = True
+            self._back.clear()
+        self._alive, self._looked = alive, True
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._client is not None:
+            self._client.close()
+        if self._store is not None:
+            self._store.close()

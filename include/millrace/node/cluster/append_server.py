@@ -1,0 +1,217 @@
+"""A node's append role: a server of its own for what clients append to the PChannels that it was given.
+
+It hosts what the log's server hosts, over the same log. A PChannel opens with the next term of its log, so that what an owner before
+this one still writes is rejected (law 5), and follows the log from the newest committed state on. Let go, it takes no more appends;
+what was appended is answered first.
+
+On a backend with one writer whoever opens fences the one before. An owner that finds itself fenced while its session holds (by one
+that slept in the midst of its opening) opens anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millrace.access.token_file import TokenFile
+from millrace.base.closeable import Closeable
+from millrace.base.errors import (
+    AssignmentStale,
+    InvalidArgument,
+    InvalidSettings,
+    LogFenced,
+    LogUnavailable,
+    MillraceError,
+)
+from millrace.base.settings import Settings
+from millrace.catalog.sqlite_file import pchannel_names
+from millrace.coord.append_port import SingleEntryAppender
+from millrace.coord.coordinator import Coordinator
+from millrace.coord.shared_catalog import open_shared_catalog
+from millrace.coord.store_factory import cluster_token
+from millrace.log.generations.service import open_deployment_log
+from millrace.log.protocol import LogService
+from millrace.log.server.flight import LogServer
+from millrace.log.server.main import shared_token
+from millrace.node.append.flow_monitor import FlowMonitor
+from millrace.node.append.host import AppendHost, HostSettings
+from millrace.node.append.server import AppendExtension, committed_state_loader
+from millrace.rpc.launch import launch_of
+
+_POLL = 0.05
+_log: Final = logging.getLogger(__name__)
+
+
+class AppendGate:
+    """What this node may append to now (the protocol Placing of millrace.node.append.server)."""
+
+    def __init__(self, held: Callable[[str], bool]) -> None:
+        """`held`: whether a session may be relied on."""
+        self._held = held
+        self._changed = threading.Condition()
+        self._open: dict[str, str] = {}
+        """By PChannel the session that it is held in."""
+        self._appending = Counter[str]()
+
+    def open_channel(self, pchannel: str, session: str) -> None:
+        with self._changed:
+            self._open[pchannel] = session
+
+    def close_channel(self, pchannel: str) -> None:
+        """Let nothing more in, and wait for what is being appended."""
+        with self._changed:
+            self._open.pop(pchannel, None)
+            while self._appending[pchannel]:
+                self._changed.wait(_POLL)
+
+    @contextmanager
+    def appending(self, pchannel: str) -> Iterator[None]:
+        with self._changed:
+            session = self._open.get(pchannel)
+            if session is None or not self._held(session):
+                raise AssignmentStale(f"this node does not take what is appended to {pchannel}: ask who does")
+            self._appending[pchannel] += 1
+        try:
+            yield
+        except LogFenced as error:
+            if not self._held(session):
+                raise AssignmentStale(f"this node takes {pchannel} no more: ask who does") from error
+            # Not stale: this node is who is to have it, and the next attempt finds it opened anew.
+            raise LogUnavailable(f"the log of {pchannel} is being taken back: append again ({error})") from error
+        finally:
+            with self._changed:
+                self._appending[pchannel] -= 1
+                self._changed.notify_all()
+
+    def session(self, pchannel: str) -> str:
+        """The session that the PChannel is open in, "" where it is not, or not any more."""
+        with self._changed:
+            session = self._open.get(pchannel, "")
+            return session if session and self._held(session) else ""
+
+    def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
+        raise InvalidArgument("ask the log's server who takes the appends of a PChannel")
+
+    def close(self) -> None:
+        """Nothing to release: the server closes it with its extension."""
+
+
+class AppendServer(Closeable):
+    """A server of the node's own for appends, from construction on; it takes those of the PChannels that are opened."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        held: Callable[[str], bool],
+        drain_seconds: float,
+        may_open: Callable[[], None] = lambda: None,
+        open_log: Callable[[Settings], LogService] | None = None,
+    ) -> None:
+        """`drain_seconds`: how long answers that are due are waited for when a PChannel is let go; `may_open` raises where none is
+        to be opened now; `open_log`: how the log is opened, if not as the settings say. Raises InvalidSettings where it cannot listen, and what keeps the log from opening."""
+        self._drain_seconds = drain_seconds
+        self.gate = AppendGate(held)
+        self._held = held
+        self._may_open = may_open
+        self._lock = threading.Lock()
+        self._reopening: dict[str, threading.Thread] = {}
+        self._closed = False
+        service = (open_log or _deployment_log)(settings)
+        with ExitStack() as made:
+            made.callback(service.close)
+            self.host = AppendHost(
+                service,
+                committed_state_loader(settings.wal_uri, service),
+                pchannels=partial(pchannel_names, settings.data_dir),
+                settings=HostSettings(tick_interval=settings.tick_interval),
+                on_fenced=self._fenced,
+            )
+            made.callback(self.host.close)
+            append = SingleEntryAppender(self.host, settings.append_deadline)
+            self._catalog = Coordinator(settings, log=service, append=append, shared=open_shared_catalog(settings))
+            made.callback(self._catalog.close)
+            flow = FlowMonitor(settings, self.host, service)
+            hosted = AppendExtension(self.host, flow=flow, catalog=self._catalog, placement=self.gate)
+            try:
+                self._server = LogServer(
+                    service,
+                    tokens=[cluster_token(settings), *shared_token()],
+                    token_file=TokenFile(settings.data_dir),
+                    extensions=[hosted],
+                    host=settings.log_host,
+                    tls=None if settings.log_tls is None else _certificates(settings.log_tls),
+                )
+            except pa.ArrowException as error:
+                raise InvalidSettings(f"the node cannot take appends at {settings.log_host}: {error}") from error
+            made.pop_all()
+        flow.start()
+        self.address: str = self._server.address
+
+    def open(self, pchannel: str, session: str) -> None:
+        """Open the next term of the log, and take appends. Raises what keeps the opening from the log, AssignmentStale where the
+        session ended before it."""
+        self._may_open()
+        self._check(pchannel, session)
+        self._catalog.open_term(pchannel)
+        self.gate.open_channel(pchannel, session)
+
+    def _check(self, pchannel: str, session: str) -> None:
+        if not self._held(session):
+            raise AssignmentStale(f"the session in which this node was to take {pchannel} has ended")
+
+    def _fenced(self, pchannel: str) -> None:
+        """Another writer took the log over: an owner opens anew, beside whoever found that out."""
+        with self._lock:
+            if self._closed or pchannel in self._reopening or not self.gate.session(pchannel):
+                return
+            thread = threading.Thread(target=self._reopen, args=(pchannel,), name=f"reopen-{pchannel}", daemon=True)
+            self._reopening[pchannel] = thread
+        thread.start()
+
+    def _reopen(self, pchannel: str) -> None:
+        try:
+            if self.gate.session(pchannel):
+                self._catalog.open_term(pchannel)
+                _log.warning("another writer had taken the log of %s over: this node opened it anew", pchannel)
+        except Exception as error:  # who appends next finds it fenced still, and it is tried again
+            if not isinstance(error, MillraceError) and not self._closed:
+                raise
+            _log.warning("%s could not be opened anew: %s", pchannel, error)
+        finally:
+            with self._lock:
+                self._reopening.pop(pchannel, None)
+
+    def release(self, pchannel: str) -> None:
+        """Returns when nothing is appended any more, and what was is answered or will not be by this node."""
+        self.gate.close_channel(pchannel)
+        self.host.release(pchannel, deadline=self._drain_seconds)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            reopening = list(self._reopening.values())
+        for thread in reopening:  # before what they use is closed
+            thread.join(self._drain_seconds)
+        self._server.close()
+        self._server.connections.shut_all()
+
+
+def _deployment_log(settings: Settings) -> LogService:
+    launch = launch_of(settings)
+    return open_deployment_log(settings.log_path, launch.backend, settings=dict(launch.settings), embedded=False)
+
+
+def _certificates(tls: tuple[str, str, str]) -> tuple[bytes, bytes]:
+    try:
+        return Path(tls[0]).read_bytes(), Path(tls[1]).read_bytes()
+    except OSError as error:
+        raise InvalidSettings(f"the node's certificate or key cannot be read: {error}") from error

@@ -1,0 +1,15 @@
+"""The log's server of a deployment whose log lies on one machine, and whose catalog and consumers' positions lie in a meta store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millrace.coord.consumer_positions import open_positions
+from millrace.coord.shared_catalog import open_shared_catalog
+from millrace.log.protocol import LogService
+from millrace.node.append import server
+
+
+def append_extension(service: LogService, folder: Path) -> server.AppendExtension:
+    """The append host of a log's server that takes all appends itself; loaded by name (millrace.rpc.launch)."""
+    return server.append_extension(service, folder, positions=open_positions, shared=open_shared_catalog)

@@ -1,0 +1,70 @@
+"""The loop in a process without Spark, supervised: micro-batch after micro-batch until it is told to stop.
+
+Ranges run in threads of this process (the chain works in Arrow, which leaves Python's lock); what becomes of them is what becomes
+of them in a query of Spark's (millrace.node.range_loop.batch_driver).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from millrace.base.backoff import jittered
+from millrace.base.errors import MillraceError
+from millrace.base.metrics import Metrics
+from millrace.node.range_loop.batch_driver import BatchDriver
+from millrace.node.range_loop.definition import LoopDefinition, run_range
+from millrace.node.range_loop.ownership import ChannelOwnership, FullOwnership
+from millrace.node.range_loop.schedule import START, RangeSchedule
+
+POLL_SECONDS: Final = 0.1
+"""Pause between two looks at what there is to read, without news."""
+RETRY_SECONDS: Final = 1.0
+
+_logger: Final = logging.getLogger(__name__)
+
+
+def run_loop(
+    definition: LoopDefinition[Any, Any],
+    *,
+    metrics: Metrics,
+    stop: threading.Event,
+    ownership: ChannelOwnership | None = None,
+    threads: int = 2,
+    on_started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the loop of `definition` until `stop`, which ends it between two micro-batches; `begun` is called before the first.
+
+    What may pass (a log or a table that cannot be reached now) is tried again. Raises what may not.
+    """
+    owned = ownership or FullOwnership()
+    definition.prepare()
+    schedule = RangeSchedule(definition.planner(), parked=definition.parked, assigned=definition.assigned)
+    batches = BatchDriver(definition, metrics=metrics, ownership=owned)
+    offset = START
+    with ThreadPoolExecutor(threads, thread_name_prefix=f"millrace-{definition.name}") as pool:
+        try:
+            on_started()
+            while not stop.is_set():
+                began = time.monotonic()
+                following = schedule.next_offset(offset, max_bytes=definition.max_bytes)
+                if following is offset:
+                    stop.wait(POLL_SECONDS)
+                    continue
+                try:
+                    with owned.running(following["ends"].keys()):
+                        plans = schedule.plan(following)
+                        batches.commit(list(pool.map(lambda plan: run_range(definition, plan), plans)))
+                except MillraceError as error:
+                    if not error.retriable:
+                        raise
+                    _logger.warning("%s is tried again: %s: %s", definition.name, error.code, error)
+                    stop.wait(jittered(RETRY_SECONDS))
+                offset = following
+                stop.wait(max(0.0, began + definition.interval - time.monotonic()))
+        finally:
+            schedule.close()

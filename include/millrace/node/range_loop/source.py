@@ -1,0 +1,107 @@
+"""The Python data source of a definition: one row for each range of a micro-batch, not one for each message.
+
+Spark polls the schedule in a Python process of the driver's, and each task runs one range and leaves durable files. What crosses into
+the JVM is a report of some hundred bytes; the driver's foreachBatch commits the files that it names (millrace.node.range_loop.query).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
+from millrace.base.errors import InvalidSettings
+from millrace.node.range_loop.definition import LoopDefinition, Plan, run_range
+from millrace.node.range_loop.schedule import START, UNBOUNDED, RangeSchedule, offset_of
+from millrace.runtime.spark_worker_gc import freeze_modules
+
+SCHEMA: Final = pa.schema([pa.field("channel", pa.utf8()), pa.field("outcome", pa.binary())])
+"""A range's channel, and its report or Failed, pickled as its plan was."""
+
+
+class RangeSource(DataSource):
+    """The source of a definition is a class of its own (:func:`source_of`): Spark makes it anew in each process."""
+
+    definition: LoopDefinition[Any, Any]
+
+    @classmethod
+    def name(cls) -> str:
+        return f"millrace_{cls.definition.name.replace('-', '_')}"
+
+    def schema(self) -> str:
+        return "channel STRING, outcome BINARY"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return RangeReader(self.definition)
+
+
+def source_of(definition: LoopDefinition[Any, Any]) -> type[RangeSource]:
+    """What ``spark.dataSource.register`` takes for `definition`."""
+    return type("DefinedSource", (RangeSource,), {"definition": definition, "__module__": __name__})
+
+
+class RangePartition(InputPartition):
+    """One task: one range of one channel."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.value = plan
+
+
+class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark's view of a schedule, which it makes when first asked; `read` runs in a task and knows only its plan."""
+
+    def __init__(self, definition: LoopDefinition[Any, Any]) -> None:
+        self._definition = definition
+        self._made: RangeSchedule[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_definition": self._definition, "_made": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return dict(START)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxBytes(self._definition.max_bytes)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if not isinstance(limit, ReadMaxBytes | ReadAllAvailable):
+            raise InvalidSettings(f"the source {self._definition.name!r} takes a limit in bytes, not {limit}")
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else UNBOUNDED
+        begin = offset_of(start)
+        found = self._schedule.next_offset(begin, max_bytes=max_bytes)
+        return start if found is begin else dict(found)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """For the progress report: what latestOffset, which Spark calls before, has found, and not asked again."""
+        found = self._schedule.seen()
+        return dict(found) if found["ends"] else None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._schedule.fix_target()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [RangePartition(plan) for plan in self._schedule.plan(offset_of(end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        outcome = run_range(self._definition, partition.value)
+        row = {"channel": [outcome.channel], "outcome": [pickle.dumps(outcome)]}
+        yield pa.RecordBatch.from_pydict(row, schema=SCHEMA)
+        freeze_modules(self._definition.name)
+
+    def stop(self) -> None:
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    @property
+    def _schedule(self) -> RangeSchedule[Any]:
+        if self._made is None:
+            definition = self._definition
+            self._made = RangeSchedule(definition.planner(), parked=definition.parked, assigned=definition.assigned)
+        return self._made

@@ -1,0 +1,156 @@
+"""Some rows of a collection at a time tick, with bounded memory: the newest files first, deletes looked up by key.
+
+The same plan and the same rule of deletes as ``read_arrow`` (millrace.tables), but for a handful of rows: of the table only
+as many of the newest rows are read as the sample needs, and of the deletes only those that name one of their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidArgument
+from millrace.base.settings import Settings
+from millrace.message.ids import tick_physical_ms
+from millrace.message.keys import key_column
+from millrace.message.stored_columns import key_columns, to_fields
+from millrace.observe.models import RowSample
+from millrace.observe.payloads import row_objects
+from millrace.tables.read.arrow import deleted_mask
+from millrace.tables.read.plan import ReadPlan, plan_read
+from millrace.wal.visible.collection_rows import align_to_schema
+from millrace.wal.visible.columns import deletes_file_schema, rows_read_schema
+
+MAX_SAMPLE_ROWS: Final = 200
+MAX_TAIL_BYTES: Final = 64 << 20
+"""Of the WAL behind the tables: a flusher that is further behind has to catch up before a page reads rows."""
+BATCH_ROWS: Final = 4096
+CANDIDATES_PER_ROW: Final = 8
+"""Rows that are looked at for each row of the sample: more than that share of deleted ones leaves the sample short."""
+WAIT_SECONDS: Final = 2.0
+"""How long a sample waits for a tick that has not come."""
+
+
+def sample_rows(
+    settings: Settings, collection_id: int, name: str, *, at: int | None, limit: int, seconds: float = WAIT_SECONDS
+) -> RowSample:
+    """Up to `limit` of the newest visible rows at the tick `at` (default: the newest that can be read).
+
+    Raises TickNotReached, TickTooOld, CollectionNotFound; InvalidArgument where the flusher is too far behind to look.
+    """
+    if not 1 <= limit <= MAX_SAMPLE_ROWS:
+        raise InvalidArgument(f"a sample has 1 to {MAX_SAMPLE_ROWS} rows, not {limit}")
+    plan = plan_read(settings, collection_id, at=at, deadline=seconds)
+    behind = plan.tail_bytes()
+    if behind > MAX_TAIL_BYTES:
+        raise InvalidArgument(
+            f"{behind >> 20} MiB of the WAL are not in the tables yet: wait for the flusher, or read with `millrace read`"
+        )
+    wanted = limit * CANDIDATES_PER_ROW
+    stored = rows_read_schema(plan.schema)
+    rows = _newest([*plan.tail_rows(deletes=False)], wanted, stored)
+    if rows.num_rows < wanted:
+        rows = _newest([rows, *_table_rows(plan, wanted - rows.num_rows)], wanted, stored)
+    looked = rows.num_rows
+    rows = _without_hidden(rows, plan)
+    if rows.num_rows:
+        key = key_columns(plan.schema)
+        rows = rows.filter(pa.array(~deleted_mask(rows, _deletes(plan, rows, key), key)))
+    shown = to_fields(rows.slice(0, limit), plan.schema)
+    note = ""
+    if shown.num_rows < limit and looked >= wanted:
+        note = f"Among the newest {looked:,} rows only these are not deleted."
+    columns = ["_partition", "_segment_id", "_time_tick", *plan.schema.arrow().names]
+    values, _ = row_objects(shown.select(columns))
+    return RowSample(
+        collection=name,
+        tick=str(plan.tick),
+        time=tick_physical_ms(plan.tick) / 1000,
+        columns=columns,
+        types=["string", "int64", "int64", *(field.type for field in plan.schema.fields)],
+        rows=[[each[column] for column in columns] for each in values],
+        note=note,
+    )
+
+
+def _newest(parts: list[pa.Table], count: int, schema: pa.Schema) -> pa.Table:
+    """The `count` newest rows of some tables, the newest first."""
+    rows = pa.concat_tables([schema.empty_table(), *parts])
+    return rows.sort_by([("_time_tick", "descending"), ("_write_tick", "descending")]).slice(0, count)
+
+
+def _table_rows(plan: ReadPlan, count: int) -> Iterator[pa.Table]:
+    """Rows of the table up to the plan's tick, from its newest files, until `count` were read that no other file's beat."""
+    if plan.rows is None:
+        return
+    actions = plan.rows.actions()
+    names = set(actions.column_names)
+    columns = [
+        actions[name].to_pylist() if name in names else [None] * actions.num_rows
+        for name in ("path", "min._time_tick", "max._time_tick")
+    ]
+    files = sorted(
+        ((last if last is not None else plan.tick, path) for path, first, last in zip(*columns, strict=True)
+         if first is None or first <= plan.tick),
+        reverse=True,
+    )  # fmt: skip
+    schema = rows_read_schema(plan.schema)
+    best = schema.empty_table()
+    for place, (_, path) in enumerate(files):
+        with plan.rows.open_file(path) as parquet:
+            for batch in parquet.iter_batches(batch_size=BATCH_ROWS):
+                part = pa.Table.from_batches([batch])
+                part = part.filter(pc.less_equal(part["_time_tick"], plan.tick))
+                if part.num_rows:
+                    best = _newest([best, align_to_schema(part, schema)], count, schema)
+        following = files[place + 1][0] if place + 1 < len(files) else 0
+        if best.num_rows >= count and best["_time_tick"][count - 1].as_py() > following:
+            break
+    yield best
+
+
+def _without_hidden(rows: pa.Table, plan: ReadPlan) -> pa.Table:
+    """Without the rows of partitions that were dropped by then, those replaced by an Import, those of an earlier collection."""
+    for name, number, tick in plan.partition_drops:
+        mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number))
+        rows = rows.filter(pc.invert(pc.and_(mine, pc.less(rows["_time_tick"], tick))))
+    for name, info in plan.vchannels.items():
+        early = pc.and_(
+            pc.equal(rows["_vchannel"], name), pc.less(rows["_time_tick"], info.first_visible_tick(plan.tick))
+        )
+        rows = rows.filter(pc.invert(early))
+    return rows
+
+
+def _deletes(plan: ReadPlan, rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The deletes up to the plan's tick that name a key of `rows`: files without such keys or ticks are not opened."""
+    schema = deletes_file_schema(plan.schema)
+    first, keys = key[0], pc.unique(key_column(rows, key))
+    oldest = pc.min(rows["_time_tick"]).as_py()
+    least, most = pc.min(rows[first]).as_py(), pc.max(rows[first]).as_py()
+    parts = [schema.empty_table()]
+
+    def take(part: pa.Table) -> None:
+        part = part.filter(pc.and_(pc.is_in(key_column(part, key), keys), pc.less_equal(part["_time_tick"], plan.tick)))
+        if part.num_rows:
+            parts.append(align_to_schema(part, schema))
+
+    for tail in plan.tail_rows(deletes=True) if plan.has_tail_deletes() else ():
+        take(tail)
+    if plan.deletes is not None:
+        for action in plan.deletes.actions().to_pylist():
+            if _outside(action, first, least, most) or (action.get("max._time_tick") or plan.tick) < oldest:
+                continue
+            with plan.deletes.open_file(action["path"]) as parquet:
+                for batch in parquet.iter_batches(batch_size=16 * BATCH_ROWS):
+                    take(pa.Table.from_batches([batch]))
+    return pa.concat_tables(parts)
+
+
+def _outside(action: dict[str, Any], key: str, least: Any, most: Any) -> bool:
+    """Whether a file's statistics say that it has no key of the sample. (Texts may be cut there: they are not asked.)"""
+    low, high = action.get(f"min.{key}"), action.get(f"max.{key}")
+    return isinstance(low, int) and isinstance(high, int) and (high < least or low > most)

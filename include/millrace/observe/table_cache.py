@@ -1,0 +1,89 @@
+"""Delta tables as the read model sees them: one handle a version, opened anew when there is a newer one, and its files.
+
+A :class:`TableSnapshot` is shared by threads: it is never refreshed, and whatever it is asked for comes from one version. The list of
+its files is taken from the Delta log once a version.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from millrace.observe.ttl_cache import TtlCache
+from millrace.storage.table import TableHandle, open_table
+
+RECHECK_SECONDS: Final = 1.0
+"""How long a version counts as the newest without a look."""
+
+
+class TableSnapshot:
+    """One version of one table."""
+
+    def __init__(self, table: TableHandle) -> None:
+        self.table = table
+        self.version = table.version
+        self._lock = threading.Lock()
+        self._actions: pa.Table | None = None
+
+    def actions(self) -> pa.Table:
+        """The live files: path, size_bytes, num_records, partition.* and min.*/max.* columns as the log has them."""
+        with self._lock:
+            if self._actions is None:
+                self._actions = self.table.actions()
+            return self._actions
+
+    def column(self, name: str, *, of: pa.Table | None = None) -> list[Any]:
+        """A column of :meth:`actions` (nulls where no file has it)."""
+        actions = self.actions() if of is None else of
+        return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
+
+    def total(self, name: str) -> int:
+        """The sum of a column of :meth:`actions`."""
+        actions = self.actions()
+        return int(pc.sum(actions[name]).as_py() or 0) if name in actions.column_names else 0
+
+    def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Bytes of each file."""
+        return np.asarray(self.column("size_bytes"), dtype=np.int64)
+
+    def opened(
+        self, path: str, *, read_dictionary: Sequence[str] | None = None
+    ) -> AbstractContextManager[pq.ParquetFile]:
+        """A file of :meth:`actions`, for reading."""
+        return self.table.open_file(unquote(path), read_dictionary=read_dictionary)
+
+
+class TableCache:
+    """The newest version of each table, looked for at most once a second."""
+
+    def __init__(self, cache: TtlCache) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._known: dict[str, TableSnapshot] = {}
+
+    def newest(self, uri: str) -> TableSnapshot | None:
+        """The table at `uri` as it is now; None where there is none yet."""
+        return self._cache.get(("table", uri), RECHECK_SECONDS, lambda: self._open(uri))
+
+    def _open(self, uri: str) -> TableSnapshot | None:
+        with self._lock:
+            known = self._known.get(uri)
+        if known is not None and known.table.is_newest():
+            return known
+        table = open_table(uri)
+        if table is None:
+            with self._lock:
+                self._known.pop(uri, None)
+            return None
+        pinned = TableSnapshot(table)
+        with self._lock:
+            self._known[uri] = pinned
+        return pinned

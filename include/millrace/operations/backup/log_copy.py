@@ -1,0 +1,220 @@
+"""The ingress log in a backup: from where the pinned tables need it, up to where it ended while no DDL was under way.
+
+The end is taken while the coordinator's file takes no writes, and the file is copied at the same moment: what DDL, terms and
+producers' epochs the log holds before that end, the copy knows (it is kept before it is appended), and what the copy says
+was acknowledged lies before that end. So a restored coordinator and a restored log fit each other.
+
+Logs in the data folder are copied. One on brokers, or in another folder, is not: the backup then says where it ended.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from millrace.base.errors import LogBusy
+from millrace.base.log_backends import is_in_data_folder
+from millrace.base.settings import Settings
+from millrace.client.consume.positions import FilePositions, reset_file_id
+from millrace.coord.catalog_store import CatalogStore
+from millrace.coord.consumer_positions import read_group_positions
+from millrace.coord.coordinator_db import detach_from_shared
+from millrace.log.generations.generation_file import FILE, GenerationFile, Generations, span_of
+from millrace.log.generations.positions import backend_position
+from millrace.log.protocol import LogService
+from millrace.log.rocksmq.channel_copy import plan_copy, verify_copy, write_copy_manifest
+from millrace.log.rocksmq.manifest import encode_file_name
+from millrace.message.ids import LogId
+from millrace.node.retention.truncation import truncation_limit
+from millrace.operations.backup.files import BackupFiles
+from millrace.operations.backup.manifest import BackedUpChannel
+from millrace.operations.backup.table_pins import PinnedTable
+from millrace.storage.table import open_table, table_at
+from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.wal.table import WalPosition, WalTable
+
+COORDINATOR_DB: Final = "coord/coord.db"
+CONSUMERS_DB: Final = "coord/consumers.db"
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedLog:
+    """What a backup has of the log."""
+
+    channels: dict[str, BackedUpChannel]
+    incarnations: dict[str, int]
+    included: bool
+
+
+def copy_log(
+    settings: Settings, service: LogService, pinned: Mapping[str, PinnedTable], files: BackupFiles
+) -> CopiedLog:
+    """Copy coordinator, consumers' positions and log. The caller holds back what is given up.
+
+    Raises LogBusy where the log's backend is being switched, and what the log raises.
+    """
+    log, folder = settings.log_path, settings.log_path.relative_to(settings.data_dir)
+    generations = _settled(GenerationFile(log, settings.log))
+    # Before the ends: where a consumer stands, the log had already.
+    copy_consumers(settings, files)
+    _take_groups(log, folder, generations, files)
+    _ends(service)  # the server is up, and has all logs open, before the coordinator has to wait
+    ends = _cut(settings, service, files)
+    if _settled(GenerationFile(log, settings.log)) != generations:
+        raise LogBusy("the log was switched to another backend meanwhile: make the backup again")
+    if (log / FILE).exists():
+        files.copy(log / FILE, f"{folder}/{FILE}")
+    positions, checkpoints = _positions(pinned)
+    channels, incarnations, included = {}, {}, True
+    for name, end in ends.items():
+        position = positions.get(name, WalPosition(0, name))
+        checkpoint = checkpoints.get(name)
+        needed = truncation_limit(position, checkpoint)
+        for place, begin, stop in _spans(log, generations, name, needed, end):
+            if place is None:
+                included = False
+                continue
+            target = place.relative_to(settings.data_dir) / "channels" / encode_file_name(name)
+            incarnations[str(target)] = _take_channel(
+                place / "channels" / encode_file_name(name), str(target), begin, stop, files
+            )
+        channels[name] = BackedUpChannel(
+            tick=position.last_tick,
+            flushed_tick=0 if checkpoint is None else checkpoint.time_tick,
+            position="" if position.position is None else str(position.position),
+            begin="" if needed is None else str(needed),
+            end=str(end),
+        )
+    return CopiedLog(channels, incarnations, included)
+
+
+def copy_consumers(settings: Settings, files: BackupFiles) -> None:
+    """Where consumers stand, always as the file that one node has: a restored deployment goes by that (millrace.coord.consumer_positions)."""
+    if not settings.meta_store:
+        copy_database(settings.data_dir / CONSUMERS_DB, CONSUMERS_DB, files, changed=reset_file_id)
+        return
+    groups = read_group_positions(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        with closing(FilePositions(Path(folder))) as file:
+            for group, ticks in groups.items():
+                file.move(group, ticks)
+        copy_database(Path(folder) / Path(CONSUMERS_DB).name, CONSUMERS_DB, files)
+
+
+def copy_database(
+    source: Path, name: str, files: BackupFiles, *, changed: Callable[[sqlite3.Connection], None] = lambda db: None
+) -> None:
+    """Copy an SQLite file that others write to, as of one moment, and `changed`; nothing where there is none."""
+    if not source.exists():
+        return
+    target = files.prepare_path(name)
+    place = f"{source.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(place, uri=True)) as read, closing(sqlite3.connect(target)) as write:
+        read.backup(write)
+        changed(write)
+        write.execute("pragma journal_mode=delete")  # one file, nothing beside it
+    files.add_written(name)
+
+
+def _settled(file: GenerationFile) -> Generations:
+    found = file.generations
+    if any(not item.closed for item in found.items[:-1]):
+        raise LogBusy(
+            "the log is being switched to another backend: finish that (millrace log switch), then make the backup"
+        )
+    return found
+
+
+def _ends(service: LogService) -> dict[str, LogId]:
+    found = {}
+    for name in service.names():
+        log = service.open(name)
+        try:
+            found[name] = log.describe().end
+        finally:
+            log.close()
+    return found
+
+
+def _cut(settings: Settings, service: LogService, files: BackupFiles) -> dict[str, LogId]:
+    """Where each log ends, while the coordinator's file is copied and takes no writes."""
+    path = settings.data_dir / COORDINATOR_DB
+    if not path.exists():
+        return _ends(service)
+    store = CatalogStore(path)
+    try:
+        with store.transaction():
+            ends = _ends(service)
+            copy_database(path, COORDINATOR_DB, files, changed=detach_from_shared)
+    finally:
+        store.close()
+    return ends
+
+
+def _positions(pinned: Mapping[str, PinnedTable]) -> tuple[dict[str, WalPosition], dict[str, Checkpoint]]:
+    """Where WAL and flusher stand in the pinned versions, by PChannel."""
+    positions: dict[str, WalPosition] = {}
+    checkpoints: dict[str, Checkpoint] = {}
+    if "wal" in pinned:
+        wal = WalTable(table_at(pinned["wal"].uri, version=pinned["wal"].version))
+        positions = wal.positions(wal.pchannels())
+    if "checkpoints" in pinned:
+        found = pinned["checkpoints"]
+        checkpoints = read_checkpoints(open_table(found.uri, version=found.version))
+    return positions, checkpoints
+
+
+def _spans(
+    log: Path, generations: Generations, pchannel: str, needed: LogId | None, end: LogId
+) -> list[tuple[Path | None, int | None, int]]:
+    """(folder of an embedded log in the data folder, else None; first entry, None: its first; end) by generation."""
+    span = span_of(generations, pchannel, found=generations.newest)
+    first = span.first if needed is None else max(span.first, needed.generation)
+    found = []
+    for number in range(first, span.current + 1):
+        place = embedded_folder(log, generations.items[number].url, number)
+        stop = backend_position(end) if number == span.current else span.ends[number]
+        begin = backend_position(needed).entry if needed is not None and needed.generation == number else None
+        found.append((place, begin, stop.entry))
+    return found
+
+
+def embedded_folder(log: Path, url: str, generation: int) -> Path | None:
+    """The folder of a generation's embedded log where that lies in the data folder."""
+    if not is_in_data_folder(url):
+        return None
+    return log if generation == 0 else log / f"generation-{generation}"
+
+
+def _take_groups(log: Path, folder: Path, generations: Generations, files: BackupFiles) -> None:
+    """Positions of the log's own consumer groups: files of a kilobyte with two slots, of which a torn copy leaves one."""
+    for number, item in enumerate(generations.items):
+        place = embedded_folder(log, item.url, number)
+        if place is None or not (place / "groups").is_dir():
+            continue
+        for path in sorted((place / "groups").glob("*/*")):
+            files.copy(path, str(folder / path.relative_to(log)))
+
+
+def _take_channel(source: Path, name: str, begin: int | None, end: int, files: BackupFiles) -> int:
+    """Copy one channel; its incarnation."""
+    plan = plan_copy(source, begin=begin, end=end)
+    same = (
+        files.earlier_manifest is not None
+        and files.earlier_manifest.incarnations.get(name) == plan.manifest.incarnation
+    )
+    for part in plan.files:
+        target = f"{name}/{part.path.name}"
+        # Its bytes up to there are the same for ever, in the same channel.
+        if not (same and files.reuse(target, part.bytes)):
+            files.copy(part.path, target, size=part.bytes)
+    directory = files.prepare_path(f"{name}/manifest").parent
+    verify_copy(directory, plan)
+    write_copy_manifest(directory, plan)
+    files.add_written(f"{name}/manifest")
+    return plan.manifest.incarnation

@@ -1,0 +1,219 @@
+"""The Delta table ``recovery_checkpoints``: states of a PChannel's chain that a replay has confirmed.
+
+A row is all that a recovery starts from: the state, the position behind it, LastConfirmed, tick, term, and what the WAL added
+up to there, so that everything behind it can be verified without what lies before. The newest KEPT rows of a PChannel are
+live, earlier ones are earlier versions of the table. Writing is fenced by the PChannel's number of WAL commits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millrace.base.failpoint import hit
+from millrace.base.settings import Settings
+from millrace.message.ids import LogId, MessageId
+from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
+from millrace.storage.file_sink import FileSink
+from millrace.storage.parquet_file import read_file
+from millrace.storage.store import TableStore, store_at
+from millrace.storage.table import TableHandle, create_table, open_table
+from millrace.tables.wal.table import WalPosition, WalTotals
+from millrace.wal.chain import CHAIN_VERSION, last_confirmed
+from millrace.wal.digest import WalDigest
+from millrace.wal.state import ChannelState
+
+PCHANNEL: Final = "pchannel"
+RETAINED_CHECKPOINTS: Final = 8
+"""Live rows of a PChannel."""
+
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("time_tick", pa.int64()),
+        pa.field("ledger", pa.int64()),  # the next entry of the log
+        pa.field("entry", pa.int64()),
+        pa.field("lc_ledger", pa.int64()),  # LastConfirmed, a message id in four columns
+        pa.field("lc_entry", pa.int64()),
+        pa.field("lc_index", pa.int32()),
+        pa.field("lc_ordinal", pa.int32()),
+        pa.field("term", pa.int64()),
+        pa.field("commits", pa.int64()),  # of the PChannel to `wal`
+        pa.field("messages", pa.int64()),
+        pa.field("rejections", pa.int64()),
+        pa.field("digest", pa.utf8()),
+        pa.field("wal_version", pa.int64()),
+        pa.field("chain_version", pa.int32()),
+        pa.field("verified_by", pa.utf8()),  # replayed or sampled
+        pa.field("replayed_from", pa.utf8()),  # the log position at which the replay began
+        pa.field("replayed_rows", pa.int64()),
+        pa.field("state", pa.binary()),
+        pa.field("written_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""Columns of the files; the table is partitioned by PChannel."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryCheckpoint:
+    """One verified state of a PChannel."""
+
+    pchannel: str
+    time_tick: int
+    position: LogId
+    confirmed: MessageId
+    term: int
+    commits: int
+    totals: WalTotals
+    wal_version: int
+    state_bytes: bytes
+    verified_by: str = "replayed"
+    replayed_from: LogId = LogId(0, 0)  # noqa: RUF009 - a value
+    replayed_rows: int = 0
+    chain_version: int = CHAIN_VERSION
+    path: str = ""
+    """Its file, relative to the table."""
+
+    @property
+    def state(self) -> ChannelState:
+        return ChannelState.from_bytes(self.state_bytes)
+
+    @classmethod
+    def of(
+        cls, position: WalPosition, *, verified_by: str, replayed_from: LogId, replayed_rows: int
+    ) -> RecoveryCheckpoint:
+        """The checkpoint at a position of the WAL."""
+        state = position.state
+        assert state is not None
+        assert position.state_bytes is not None
+        return cls(
+            pchannel=position.pchannel,
+            time_tick=position.last_tick,
+            position=state.position,
+            confirmed=last_confirmed(state),
+            term=state.term,
+            commits=position.commits,
+            totals=position.totals,
+            wal_version=position.version,
+            state_bytes=position.state_bytes,
+            verified_by=verified_by,
+            replayed_from=replayed_from,
+            replayed_rows=replayed_rows,
+        )
+
+
+def recovery_checkpoints_uri(settings: Settings) -> str:
+    return settings.table_uri("recovery_checkpoints")
+
+
+def newest(settings: Settings) -> dict[str, RecoveryCheckpoint]:
+    """The newest checkpoint of each PChannel. Reads one small file for each."""
+    path = recovery_checkpoints_uri(settings)
+    table = open_table(path)
+    if table is None:
+        return {}
+    found: dict[str, tuple[int, str]] = {}
+    for pchannel, commits, name in _live(table):
+        if pchannel not in found or found[pchannel][0] < commits:
+            found[pchannel] = (commits, name)
+    return {pchannel: _read(table.store, name, pchannel) for pchannel, (_, name) in sorted(found.items())}
+
+
+def history(settings: Settings, pchannel: str) -> list[RecoveryCheckpoint]:
+    """The live checkpoints of a PChannel, oldest first."""
+    return [load(settings, pchannel, name) for owner, name in live_files(settings) if owner == pchannel]
+
+
+def live_files(settings: Settings) -> list[tuple[str, str]]:
+    """(PChannel, file) of each live checkpoint, those of a PChannel oldest first, for :func:`load`."""
+    table = open_table(recovery_checkpoints_uri(settings))
+    return [(owner, name) for owner, _, name in sorted(_live(table) if table else [])]
+
+
+def load(settings: Settings, pchannel: str, name: str) -> RecoveryCheckpoint:
+    """The checkpoint in one file. Raises OSError or an error of pyarrow where the file is gone or damaged."""
+    return _read(store_at(recovery_checkpoints_uri(settings)), name, pchannel)
+
+
+def remove(settings: Settings, names: Sequence[str]) -> int:
+    """Take the files `names` out of the table, as far as they are live; how many. The next run writes a checkpoint anew."""
+    table = open_table(recovery_checkpoints_uri(settings))
+    gone = [(owner, name) for owner, _, name in (_live(table) if table else []) if name in names]
+    if table is None or not gone:
+        return 0
+    if commit_fenced(table, [CommitPart(removes=[name for _, name in gone])]).fenced:
+        return 0  # a run of the checkpoint took them out meanwhile
+    return len(gone)
+
+
+def write(settings: Settings, checkpoint: RecoveryCheckpoint, *, seam: Callable[[str], None] = hit) -> bool:
+    """Commit `checkpoint`; False where a checkpoint as new or newer is there already."""
+    path = recovery_checkpoints_uri(settings)
+    table = create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
+    base = table.app_version(checkpoint.pchannel)
+    if base >= checkpoint.commits:
+        return False
+    sink = FileSink.at(path, COLUMNS, ("commits", "time_tick"))
+    sink.write(pa.Table.from_pylist([_row(checkpoint)], schema=COLUMNS), {PCHANNEL: checkpoint.pchannel})
+    actions = sink.finish()
+    live = sorted((commits, name) for owner, commits, name in _live(table) if owner == checkpoint.pchannel)
+    removes = [name for _, name in live[: max(0, len(live) + 1 - RETAINED_CHECKPOINTS)]]
+    part = CommitPart(actions, removes, {checkpoint.pchannel: AppTransaction(base, checkpoint.commits)})
+    seam("checkpoint.confirmed")
+    if commit_fenced(table, [part], seam=seam).fenced:
+        return False
+    seam("checkpoint.recorded")
+    return True
+
+
+def _live(table: TableHandle) -> list[tuple[str, int, str]]:
+    """(PChannel, commits, file) of each live row, from the log alone."""
+    return [(row[f"partition.{PCHANNEL}"], row["min.commits"], row["path"]) for row in table.actions().to_pylist()]
+
+
+def _read(store: TableStore, name: str, pchannel: str) -> RecoveryCheckpoint:
+    row = read_file(store, name).to_pylist()[0]
+    return RecoveryCheckpoint(
+        pchannel=pchannel,
+        time_tick=row["time_tick"],
+        position=LogId(row["ledger"], row["entry"]),
+        confirmed=MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),
+        term=row["term"],
+        commits=row["commits"],
+        totals=WalTotals(row["messages"], row["rejections"], WalDigest.parse(row["digest"])),
+        wal_version=row["wal_version"],
+        state_bytes=row["state"],
+        verified_by=row["verified_by"],
+        replayed_from=LogId.parse(row["replayed_from"]),
+        replayed_rows=row["replayed_rows"],
+        chain_version=row["chain_version"],
+        path=name,
+    )
+
+
+def _row(checkpoint: RecoveryCheckpoint) -> dict[str, Any]:
+    lc = checkpoint.confirmed
+    return {
+        "time_tick": checkpoint.time_tick,
+        "ledger": checkpoint.position.ledger,
+        "entry": checkpoint.position.entry,
+        "lc_ledger": lc.ledger,
+        "lc_entry": lc.entry,
+        "lc_index": lc.index,
+        "lc_ordinal": lc.ordinal,
+        "term": checkpoint.term,
+        "commits": checkpoint.commits,
+        "messages": checkpoint.totals.messages,
+        "rejections": checkpoint.totals.rejections,
+        "digest": str(checkpoint.totals.digest),
+        "wal_version": checkpoint.wal_version,
+        "chain_version": checkpoint.chain_version,
+        "verified_by": checkpoint.verified_by,
+        "replayed_from": str(checkpoint.replayed_from),
+        "replayed_rows": checkpoint.replayed_rows,
+        "state": checkpoint.state_bytes,
+        "written_at": time.time_ns() // 1000,
+    }

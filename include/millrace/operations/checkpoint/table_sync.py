@@ -1,0 +1,55 @@
+"""What stands before the log's end is on the disk: files, log entries and folders of every table up to its version now.
+
+Streaming node and flusher fsync what they commit. Others that write here may not, and truncation must not depend on them:
+so before the log gives anything up, what was committed since the last time is synced once more. Its cost is that of the
+commits since. Which versions are known to be synced stands in a file that may be lost: then all live files are synced.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from millrace.base.files import replace_json
+from millrace.base.settings import Settings
+from millrace.storage.durable import sync_table
+from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import stored_collection_ids
+
+SYNCED_VERSIONS_FILE: Final = "checkpoint-synced.json"
+
+
+def tables_to_sync(settings: Settings) -> dict[str, str]:
+    """The tables that the log's truncation rests on, by name: where they lie."""
+    names = ["wal", "segments", "checkpoints"]
+    names += [f"collections/{number}" for number in stored_collection_ids(settings, "collections")]
+    names += [f"deletes/{number}" for number in stored_collection_ids(settings, "deletes")]
+    return {name: settings.table_uri(name) for name in names}
+
+
+def sync_tables(settings: Settings) -> int:
+    """Sync what came since the last call; how many files that was."""
+    memory = settings.run_path / SYNCED_VERSIONS_FILE
+    known = _read(memory)
+    reached: dict[str, int] = {}
+    count = 0
+    for name, path in tables_to_sync(settings).items():
+        table = open_table(path)
+        if table is not None:
+            reached[name] = table.version
+            count += sync_table(table, known.get(name))
+    replace_json(memory, reached)
+    return count
+
+
+def _read(path: Path) -> dict[str, int]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return (
+        {name: version for name, version in value.items() if isinstance(version, int)}
+        if isinstance(value, dict)
+        else {}
+    )

@@ -1,0 +1,78 @@
+"""The Data Docs on disk: static HTML under ``quality/docs``, of which the newest runs are kept, with an index of our own.
+
+Great Expectations' own index lists what the present run checked, for each run is a context of its own.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+RETAINED_RUNS: Final = 20
+"""Runs whose pages stay; results themselves are kept in ``quality/results``."""
+
+_RUN: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+
+
+def remove_old_runs(folder: Path, *, runs: int = RETAINED_RUNS) -> int:
+    """Remove the pages of all but the newest `runs` runs; how many runs were removed."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted((folder / "validations").rglob("*")) if folder.is_dir() else []:
+        if path.is_dir() and _RUN.fullmatch(path.name):
+            found.setdefault(path.name, []).append(path)
+    old = sorted(found)[:-runs] if len(found) > runs else []
+    for name in old:
+        for path in found[name]:
+            shutil.rmtree(path, ignore_errors=True)
+    return len(old)
+
+
+class _Result(NamedTuple):
+    """A page of one table's checks in one run."""
+
+    run: str
+    table: str
+    path: str
+    passed: bool
+
+
+def write_index(folder: Path) -> Path:
+    """Write ``index.html`` with a link to every result that is there, the newest run first; its path."""
+    rows = [
+        f'<tr><td>{html.escape(each.run)}</td><td><a href="{quote(each.path)}">{html.escape(each.table)}</a></td>'
+        f'<td class="{"text-success" if each.passed else "text-danger"}">{"Succeeded" if each.passed else "Failed"}</td></tr>'
+        for each in sorted(_results(folder), key=lambda each: each.table)
+    ]
+    rows.sort(key=lambda row: row[len("<tr><td>") :][:16], reverse=True)  # by the run's moment; stable by table
+    index = folder / "index.html"
+    index.parent.mkdir(parents=True, exist_ok=True)
+    draft = index.with_suffix(".draft")
+    draft.write_text(_INDEX.format(rows="\n".join(rows)), encoding="utf-8")
+    draft.replace(index)
+    return index
+
+
+_INDEX: Final = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="UTF-8"><title>Data Docs of Millrace</title></head>
+<body><div class="container-fluid"><h4>Results of the quality checks</h4>
+<p class="lead">Each row is a table in one run, the newest first. Older results than these stand on the page Quality.</p>
+<table class="table"><thead><tr><th>Run</th><th>Table</th><th>Result</th></tr></thead><tbody>
+{rows}
+</tbody></table></div></body></html>
+"""
+_STATUS: Final = re.compile(r"Status:.{0,200}?(Succeeded|Failed)", re.DOTALL)
+
+
+def _results(folder: Path) -> Iterator[_Result]:
+    for page in (folder / "validations").rglob("*.html"):
+        parts = page.relative_to(folder).parts  # validations / table ... / run / moment / batch.html
+        place = next((number for number, part in enumerate(parts) if _RUN.fullmatch(part)), None)
+        if place is not None:
+            status = _STATUS.search(page.read_text(encoding="utf-8", errors="replace"))
+            passed = status is not None and status[1] == "Succeeded"
+            yield _Result(parts[place], "/".join(parts[1:place]), "/".join(parts), passed)

@@ -1,0 +1,60 @@
+"""What of a schema's rules a restored collection is made with, and what it gets once its rows are in.
+
+A rule that every version of the schema had, up to the moment that is restored, holds of every row. One that came later need not: rows
+that were there are not looked at when it is added, and the restore writes them as rows anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from millrace.message.expression.rules import UntypedExpression
+from millrace.message.expression.tree import Node, rename_field
+from millrace.message.schema import CollectionSchema
+from millrace.message.schema_changes import AddCheck, SchemaChange
+from millrace.tables.read.plan import ReadPlan
+
+
+def loadable_schema(plan: ReadPlan) -> tuple[CollectionSchema, list[SchemaChange]]:
+    """The schema for the rows of `plan`, and the checks to add behind them. A computed field that came later is an ordinary one."""
+    info = max(plan.vchannels.values(), key=lambda each: len(each.schemas))
+    versions = [schema for _, schema in info.schemas[: info.version_at(plan.tick)]]
+    return split_rules(plan.schema, versions)
+
+
+def split_rules(
+    schema: CollectionSchema, versions: Sequence[CollectionSchema]
+) -> tuple[CollectionSchema, list[SchemaChange]]:
+    """`schema` with the rules that all `versions` have, and the changes that add its other checks."""
+    if not schema.has_row_rules:
+        return schema, []
+    checks = [{(each.name, _by_columns(each.condition, version)) for each in version.checks} for version in versions]
+    computed = [
+        {(f.stored_columns[0].name, _by_columns(f.computed, version)) for f in version.fields if f.computed is not None}
+        for version in versions
+    ]
+    kept = tuple(
+        each
+        for each in schema.checks
+        if all((each.name, _by_columns(each.condition, schema)) in known for known in checks)
+    )
+    fields = tuple(
+        field
+        if field.computed is None
+        or all((field.stored_columns[0].name, _by_columns(field.computed, schema)) in known for known in computed)
+        else replace(field, computed=None)
+        for field in schema.fields
+    )
+    later: list[SchemaChange] = [AddCheck(each.name, each.condition) for each in schema.checks if each not in kept]
+    return replace(schema, fields=fields, checks=kept), later
+
+
+def _by_columns(found: Node | UntypedExpression, schema: CollectionSchema) -> Node | UntypedExpression:
+    """An expression with the first column of each field in the place of its name, which may change."""
+    if isinstance(found, Node):
+        for place, field in enumerate(schema.fields):
+            found = rename_field(found, (field.name,), f"\0{place}")
+        for place, field in enumerate(schema.fields):
+            found = rename_field(found, (f"\0{place}",), field.stored_columns[0].name)
+    return found

@@ -1,0 +1,161 @@
+"""The read model as JSON, a route a question, and the metrics. Everything is a GET."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
+
+from millrace.access.grants import Role
+from millrace.access.permissions import Requirement, Scope
+from millrace.observe.models import (
+    CheckpointsView,
+    CollectionRow,
+    CollectionView,
+    FilePage,
+    HistoryView,
+    MaintenanceView,
+    MessageView,
+    Overview,
+    QualityView,
+    RejectionSearch,
+    RowSample,
+    SegmentPage,
+    TransactionSearch,
+)
+from millrace.observe.observer import Observer
+from millrace.observe.streams import StreamsView
+from millrace.service.error_responses import ERROR_RESPONSES
+from millrace.service.search_parameters import rejection_query, transaction_query
+
+INT64 = (1 << 63) - 1
+Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page.")]
+Offset = Annotated[int, Query(ge=0, le=1 << 40, description="Items to leave out.")]
+Before = Annotated[str, Query(max_length=200, description="`next` of the page before this one.")]
+Text = Annotated[str, Query(max_length=200)]
+
+CALLS: Final[Mapping[str, Requirement]] = {
+    name: Requirement((Role.READ,), Scope.EVERYTHING, description=words)
+    for name, words in {
+        "overview": "the state of the whole",
+        "history": "throughput, lag and freshness over a window",
+        "collections": "all collections",
+        "collection": "one collection: schema, partitions, VChannels, sizes",
+        "segments": "a collection's segments",
+        "files": "a collection's files",
+        "sample": "some of a collection's newest rows",
+        "rejections": "rejected messages",
+        "transactions": "transactions",
+        "message": "a message of the WAL, decoded",
+        "checkpoints": "checkpoints, and what truncation could free",
+        "maintenance": "the tables' health and the operations",
+        "streams": "declared streams, what feeds what, and how each is doing",
+        "quality": "results of the quality checks",
+        "metrics": "all metrics (the token of `MILLRACE_METRICS_TOKEN` opens them too)",
+    }.items()
+}
+
+
+def router(observer: Observer) -> APIRouter:
+    """Routes under /api/v1."""
+    made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=ERROR_RESPONSES)
+
+    @made.get("/overview")
+    def overview() -> Overview:
+        """The state of the whole: overall state, jobs, PChannels, totals."""
+        return observer.overview()
+
+    @made.get("/history")
+    def history(window: Text = "15m") -> HistoryView:
+        """Throughput, lag and freshness over a window: 15m, 1h, 6h or 24h."""
+        return observer.history(window)
+
+    @made.get("/collections")
+    def collections(dropped: bool = False) -> list[CollectionRow]:
+        """All collections; the dropped ones too where `dropped`."""
+        return observer.collections(dropped=dropped)
+
+    @made.get("/collections/{name}")
+    def collection(name: str) -> CollectionView:
+        """A collection by name or id: schema, partitions, VChannels, sizes."""
+        return observer.collection(name)
+
+    @made.get("/collections/{name}/segments")
+    def segments(name: str, state: Text = "", offset: Offset = 0, limit: Limit = 50) -> SegmentPage:
+        """Segments, newest first; of one state (growing, flushed, dropped) or all."""
+        return observer.segments(name, state=state, offset=offset, limit=limit)
+
+    @made.get("/collections/{name}/files")
+    def files(
+        name: str,
+        deletes: bool = False,
+        order: Literal["tick", "bytes", "rows"] = "tick",
+        offset: Offset = 0,
+        limit: Limit = 50,
+    ) -> FilePage:
+        """Files of the rows table (or of the deletes table)."""
+        return observer.files(name, deletes=deletes, order=order, offset=offset, limit=limit)
+
+    @made.get("/collections/{name}/sample")
+    def sample(
+        name: str,
+        at: Annotated[int | None, Query(ge=0, le=INT64, description="A time tick; without it the newest.")] = None,
+        limit: Limit = 20,
+    ) -> RowSample:
+        """Some of the newest rows that are visible at a time tick, deletes applied."""
+        return observer.sample(name, at=at, limit=limit)
+
+    @made.get("/rejections")
+    def rejections(
+        query: Annotated[Any, Depends(rejection_query)], before: Before = "", limit: Limit = 50
+    ) -> RejectionSearch:
+        """Rejected messages, newest first."""
+        return observer.rejections(query, limit=limit, before=before)
+
+    @made.get("/transactions")
+    def transactions(
+        query: Annotated[Any, Depends(transaction_query)], before: Before = "", limit: Limit = 50
+    ) -> TransactionSearch:
+        """Open transactions, and those that ended, newest first."""
+        return observer.transactions(query, limit=limit, before=before)
+
+    @made.get("/messages/{pchannel}/{message_id}")
+    def message(pchannel: str, message_id: str) -> MessageView:
+        """A message or rejection of the WAL, decoded."""
+        return observer.message(pchannel, message_id)
+
+    @made.get("/checkpoints")
+    def checkpoints() -> CheckpointsView:
+        """Checkpoints of each PChannel, and what truncation could free."""
+        return observer.checkpoints()
+
+    @made.get("/maintenance")
+    def maintenance(job: Text = "", limit: Limit = 50) -> MaintenanceView:
+        """The tables' health, and operations that run or ran (of one job)."""
+        return observer.maintenance(job=job, limit=limit)
+
+    @made.get("/streams")
+    def streams() -> StreamsView:
+        """Declared streams and the tables between them: state, rows, lag, watermark, state and late rows of each."""
+        return observer.streams()
+
+    @made.get("/quality")
+    def quality(limit: Limit = 100) -> QualityView:
+        """Results of the data-quality checks, newest first, and what they block."""
+        return observer.quality(limit=limit)
+
+    return made
+
+
+def metrics_router(render: Callable[[], bytes]) -> APIRouter:
+    """The route of the metrics that `render` gives."""
+    made = APIRouter(tags=["metrics"])
+
+    @made.get("/metrics", response_class=Response, responses=ERROR_RESPONSES)
+    def metrics() -> Response:
+        """All metrics in the Prometheus text format."""
+        return Response(render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return made

@@ -1,0 +1,167 @@
+"""The log of a table: what its entries say, what a version needs of them, and which may go.
+
+Delta-rs lists the whole log whenever it opens or refreshes a table, so each old entry costs every later commit something
+(0.8 µs here). :func:`trim_log` removes what no checkpoint needs any more. That takes away what the optimistic commit relies on: that the
+name of a version, once taken, stays taken. A writer that slept while others committed and trimmed would find the name behind
+its own version free again, and its commit would succeed without being part of the table. So every commit is made under the
+store's lease and begins by asking whether its version still stands; trimming holds the lease alone, and does nothing where it
+cannot have it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import IO, Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.base.failpoint import hit
+from millrace.storage.parquet_file import FileAction
+from millrace.storage.store import TableStore
+
+LOG_FOLDER: Final = "_delta_log"
+LAST_CHECKPOINT_FILE: Final = f"{LOG_FOLDER}/_last_checkpoint"
+"""Names the newest Delta checkpoint, for who is in a hurry: a log without it, or with one that does not read, is one."""
+COMMIT_INFO_KEY: Final = "millrace"
+"""Key in a commit's info under which what its parts say of themselves stands."""
+
+_ENTRY: Final = re.compile(r"(\d{20})\..+")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_NAMING: Final = ("add", "remove", "cdc", "sidecar")
+"""The actions that name a file."""
+
+
+def commit_file(version: int) -> str:
+    """The file of a version's commit, relative to the table."""
+    return f"{LOG_FOLDER}/{version:020d}.json"
+
+
+def is_log_file(name: str) -> bool:
+    """Whether a file, by its path, is part of some table's log."""
+    return f"/{LOG_FOLDER}/" in f"/{name}"
+
+
+def last_checkpoint_version(store: TableStore) -> int:
+    """The version of the newest Delta checkpoint; 0 where there is none, or where a power loss tore the hint at it."""
+    data = store.read(LAST_CHECKPOINT_FILE)
+    try:
+        return 0 if data is None else int(json.loads(data)["version"])
+    except (ValueError, LookupError, TypeError):
+        return 0
+
+
+def log_files(store: TableStore) -> list[str]:
+    """The names, relative to the table, of all commits and checkpoints, oldest first."""
+    return [f"{LOG_FOLDER}/{name}" for name in store.list(LOG_FOLDER) if _ENTRY.fullmatch(name)]
+
+
+def log_files_of_version(store: TableStore, version: int) -> list[str]:
+    """The files of the log that say what `version` is: the newest checkpoint up to it, and the commits behind that.
+
+    Not the hint at the newest checkpoint, which whoever makes the next one replaces: copied a moment later it may point behind the
+    version, and a log without a hint is one.
+    """
+    names = [name for name in log_files(store) if version_of(name) <= version]
+    start = max((version_of(name) for name in names if is_checkpoint(name)), default=0)
+    return [name for name in names if version_of(name) >= start]
+
+
+def read_actions(store: TableStore, version: int) -> list[dict[str, Any]] | None:
+    """The actions of one commit; None where the log has it no more (or not yet)."""
+    data = store.read(commit_file(version))
+    return None if data is None else [json.loads(line) for line in data.splitlines()]
+
+
+def read_commit_infos(store: TableStore) -> Iterator[dict[str, Any]]:
+    """What each commit that is still in the log says under METADATA_KEY, the newest first; empty where it says nothing."""
+    for name in reversed(log_files(store)):
+        if name.endswith(".json"):
+            for action in read_actions(store, version_of(name)) or ():
+                said = action.get("commitInfo", {}).get(COMMIT_INFO_KEY, {})
+                yield json.loads(said) if isinstance(said, str) else said
+
+
+def added_files(store: TableStore) -> dict[str, FileAction]:
+    """By name, each file that a commit in the log added, as it added it."""
+    found = {}
+    for name in log_files(store):
+        for action in (read_actions(store, version_of(name)) or ()) if name.endswith(".json") else ():
+            add = action.get("add")
+            if add is not None:
+                rows = json.loads(add["stats"])["numRecords"]
+                values = {column: str(value) for column, value in add["partitionValues"].items()}
+                path = unquote(add["path"])
+                found[path] = FileAction(path, add["size"], rows, values, add["stats"], add["modificationTime"])
+    return found
+
+
+def referenced_files(name: str, file: IO[bytes]) -> Iterator[object]:
+    """What a file of a log, be it a commit or a checkpoint, names, as it stands there; None for a deletion vector, which may be
+    anywhere, and no table of Millrace has one."""
+    if name.endswith(".parquet"):
+        yield from _named_by_checkpoint(file)
+        return
+    for line in file.read().splitlines():
+        action = json.loads(line)
+        for kind in _NAMING:
+            named: dict[str, Any] | None = action.get(kind)
+            if named is not None:
+                yield named.get("path")
+                if named.get("deletionVector") is not None:
+                    yield None
+
+
+def _named_by_checkpoint(file: IO[bytes]) -> Iterator[object]:
+    checkpoint = pq.ParquetFile(file)
+    for kind in _NAMING:
+        fields = checkpoint.schema_arrow.field(kind).type if kind in checkpoint.schema_arrow.names else pa.struct([])
+        wanted = [each for each in ("path", "deletionVector") if fields.get_field_index(each) >= 0]
+        for each in wanted:
+            for batch in checkpoint.iter_batches(columns=[f"{kind}.{each}"]):
+                (column,) = batch.column(0).flatten()
+                for value in column.drop_null().to_pylist():
+                    yield value if each == "path" else None
+
+
+def trim_log(store: TableStore, *, keep: int) -> int:
+    """Remove what lies before the newest checkpoint that at least `keep` versions follow; log entries removed.
+
+    Oldest first, so that a kill in between leaves a log without gaps. Does nothing while somebody commits.
+    """
+    with store.alone() as free:
+        return _trim(store, keep) if free else 0
+
+
+def _trim(store: TableStore, keep: int) -> int:
+    names = log_files(store)
+    newest = max((version_of(name) for name in names if name.endswith(".json")), default=0)
+    bases = [name for name in names if is_checkpoint(name) and version_of(name) <= newest - keep]
+    if not bases:
+        return 0
+    doomed = [name for name in names if version_of(name) < version_of(bases[-1])]
+    if doomed:
+        # What replaces the entries must be there for good before they go.
+        store.sync([bases[-1]])
+    for name in doomed:
+        store.delete([name])
+        hit("trim.removed")
+    return len(doomed)
+
+
+def checkpoint_file(version: int) -> str:
+    """The file of the Delta checkpoint at a version, relative to the table."""
+    return f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+
+
+def version_of(name: str) -> int:
+    """The version of a commit or checkpoint, by its name."""
+    return int(name.rpartition("/")[2][:20])
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a file of the log, by its name, is a Delta checkpoint."""
+    return _CHECKPOINT.fullmatch(name.rpartition("/")[2]) is not None

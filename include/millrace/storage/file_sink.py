@@ -1,0 +1,95 @@
+"""Parquet files of a table, durable before anybody names them, and what a commit needs to know of each.
+
+:class:`FileSink` writes attempt-unique files (millrace.storage.parquet_file) and describes each as a :class:`FileAction`: plain
+data, which crosses from a task to the driver. Naming them in a commit is :mod:`millrace.storage.commit`'s.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import pyarrow as pa
+
+from millrace.base.errors import TableDamaged
+from millrace.storage.parquet_file import REPAIR_HINT, FileAction, ParquetFileWriter
+from millrace.storage.store import TableStore, store_at
+from millrace.storage.table import TableHandle
+
+COMPRESSION: Final = "snappy"
+MAX_FILE_BYTES: Final = 256 << 20
+"""A file is closed once it holds about this many bytes of Arrow columns."""
+
+
+@dataclass(slots=True)
+class FileSink:
+    """Writes rows of one table into files named for this attempt, one at a time for each set of partition values."""
+
+    store: TableStore
+    schema: pa.Schema
+    """Columns of the files: those of the table without its partition columns."""
+    stats_columns: tuple[str, ...]
+    """Columns whose min and max go into the Delta log, so that readers prune by them."""
+    actions: list[FileAction] = field(default_factory=list)
+    _open: dict[tuple[tuple[str, str], ...], _OpenFile] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, uri: object, schema: pa.Schema, stats_columns: tuple[str, ...]) -> Self:
+        """For the table at `uri`."""
+        return cls(store_at(uri), schema, stats_columns)
+
+    def write(self, rows: pa.Table, partition: Mapping[str, str]) -> None:
+        """Add `rows` (of ``schema``) to the partition's file."""
+        key = tuple(partition.items())
+        file = self._open.get(key)
+        if file is None:
+            file = self._open[key] = _OpenFile(_new_file(self.store, self.schema, partition))
+        file.parquet.write(rows)
+        file.bytes += rows.nbytes
+        if file.bytes >= MAX_FILE_BYTES:
+            self.actions.append(self._open.pop(key).parquet.close(partition, self.stats_columns))
+
+    def finish(self) -> list[FileAction]:
+        """Close what is open, durably; the actions of all files."""
+        for key, file in self._open.items():
+            self.actions.append(file.parquet.close(dict(key), self.stats_columns))
+        self._open.clear()
+        return self.actions
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        for file in self._open.values():
+            file.parquet.discard()
+        self._open.clear()
+        delete_uncommitted(self.store, self.actions)
+        self.actions.clear()
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    parquet: ParquetFileWriter
+    bytes: int = 0
+
+
+def _new_file(store: TableStore, schema: pa.Schema, partition: Mapping[str, str]) -> ParquetFileWriter:
+    folder = "".join(f"{name}={value}/" for name, value in partition.items())
+    return ParquetFileWriter(
+        store, f"{folder}part-{uuid.uuid4()}.parquet", schema, options={"compression": COMPRESSION}
+    )
+
+
+def delete_uncommitted(store: TableStore, actions: Iterable[FileAction]) -> None:
+    """Remove files that no commit will ever name. Only the attempt that wrote them may, and only if it was fenced."""
+    store.delete(action.path for action in actions)
+
+
+def check_live_files(table: TableHandle) -> None:
+    """Raises TableDamaged where a live file of `table` is missing."""
+    missing = [name for name in table.live_files() if table.store.size(name) is None]
+    if missing:
+        raise TableDamaged(
+            f"{len(missing)} files of the table {table.uri} are missing, one is {missing[0]}: {REPAIR_HINT}",
+            missing=True,
+        )

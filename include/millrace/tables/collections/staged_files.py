@@ -1,0 +1,148 @@
+"""Staged files: Parquet below ``<data folder>/staged`` that Import messages name, read back as what the message says they are.
+
+Promises: no row of a file is given before the file has the size and the sha256 that the message names; the rows that come are
+as many as it says, of the schema version that it names, with keys of its VChannel; memory is about BATCH_BYTES. So whoever
+expands an Import gets the same rows, or an error that names the file. A file must stay as it is for as long as the WAL holds
+a message that names it (:mod:`millrace.operations.checkpoint.staged_trim` takes it away behind that).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.base.errors import StagedFileDamaged
+from millrace.base.files import sync
+from millrace.message.bodies import ImportFile, VChannelImport
+from millrace.message.keys import key_column, vchannel_index
+from millrace.message.schema import CollectionSchema
+
+BATCH_BYTES: Final = 32 << 20
+"""Bytes of decoded rows that are given at once, about."""
+
+_ROWS: Final = 4096
+"""Rows that are decoded in one go, at most: a file's sizes say nothing of values that it stores once and rows that repeat them."""
+
+_HASH_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """The rows of Imports as their files have them (the protocol Imports of millrace.wal.visible.collection_rows)."""
+
+    folder: Path
+
+    def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
+        check_staged_files(self.folder, named.files)
+        for file in named.files:
+            for rows in read_staged_file(
+                self.folder, file, named.schema, vchannel=named.vchannel, vchannels=named.vchannels
+            ):
+                for batch in rows.to_batches():
+                    yield file["partition_id"], batch
+
+
+def sync_staged_files(staged: Path, files: Iterable[ImportFile]) -> None:
+    """Make staged files durable, with the folders that hold them: to be called before an Import that names them is appended."""
+    folders: set[Path] = {staged.parent}
+    for file in files:
+        path = staged / file["path"]
+        sync(path)
+        folders.update(each for each in path.parents if each == staged or staged in each.parents)
+    for folder in sorted(folders, reverse=True):
+        sync(folder)
+
+
+def check_staged_files(staged: Path, files: Iterable[ImportFile]) -> None:
+    """Raises StagedFileDamaged where a file is not there, or not of its size: cheap, before any is read."""
+    for file in files:
+        try:
+            size = (staged / file["path"]).stat().st_size
+        except OSError as error:
+            raise _damaged(staged, file, f"cannot be read ({error.strerror})") from None
+        if size != file["bytes"]:
+            raise _damaged(staged, file, f"has {size} bytes, not {file['bytes']}")
+
+
+def read_staged_file(
+    staged: Path, file: ImportFile, schema: CollectionSchema, *, vchannel: str, vchannels: Sequence[str]
+) -> Iterator[pa.Table]:
+    """The rows of one file as tables of ``schema.arrow()``. Raises StagedFileDamaged, where it can be before the first row."""
+    try:
+        # One handle for both: what is read is what was hashed, even where another file takes the name meanwhile.
+        with pa.OSFile(str(staged / file["path"])) as handle:
+            _check_digest(staged, file, handle)
+            handle.seek(0)
+            yield from _rows(staged, file, pq.ParquetFile(handle), schema, vchannel, vchannels)
+    except OSError as error:
+        raise _damaged(staged, file, f"cannot be read ({error})") from None
+
+
+def _check_digest(staged: Path, file: ImportFile, handle: pa.NativeFile) -> None:
+    found = hashlib.sha256()
+    while block := handle.read_buffer(_HASH_BYTES):
+        found.update(block)
+    if found.hexdigest() != file["digest"]:
+        raise _damaged(staged, file, f"has the sha256 {found.hexdigest()}, not {file['digest']}")
+
+
+def _rows(
+    staged: Path,
+    file: ImportFile,
+    parquet: pq.ParquetFile,
+    schema: CollectionSchema,
+    vchannel: str,
+    vchannels: Sequence[str],
+) -> Iterator[pa.Table]:
+    target, metadata = schema.arrow(), parquet.metadata
+    if [(each.name, each.type) for each in parquet.schema_arrow] != [(each.name, each.type) for each in target]:
+        raise _unfit(staged, file, f"has the columns {_columns(parquet.schema_arrow)}, not {_columns(target)}")
+    if metadata.num_rows != file["rows"]:
+        raise _unfit(staged, file, f"has {metadata.num_rows} rows, not {file['rows']}")
+    decoded = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    count = max(1, min(metadata.num_rows, _ROWS, BATCH_BYTES * metadata.num_rows // max(1, decoded)))
+    held: list[pa.Table] = []
+    size = 0
+    for batch in parquet.iter_batches(batch_size=count):
+        for field, column in zip(target, batch.columns, strict=True):
+            if column.null_count and not field.nullable:
+                raise _unfit(staged, file, f"has a null in {field.name!r}, which takes none")
+        if len(vchannels) > 1:
+            homes = vchannel_index(key_column(batch, schema.key_names), len(vchannels))
+            if (homes != vchannels.index(vchannel)).any():
+                raise _unfit(staged, file, f"has a primary key of another VChannel than {vchannel}")
+        rows = pa.Table.from_batches([batch]).cast(target)
+        step = max(1, rows.num_rows * BATCH_BYTES // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, step):
+            part = rows.slice(start, step)
+            if held and size + part.nbytes > BATCH_BYTES:
+                yield pa.concat_tables(held).combine_chunks()
+                held, size = [], 0
+            held.append(part)
+            size += part.nbytes
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _damaged(staged: Path, file: ImportFile, words: str) -> StagedFileDamaged:
+    return StagedFileDamaged(
+        f"{staged / file['path']} {words}, and an Import in the WAL names it: put the file back as it was staged"
+        f" (sha256 {file['digest']}), from a backup or by staging the same input again; then it is read by itself"
+    )
+
+
+def _unfit(staged: Path, file: ImportFile, words: str) -> StagedFileDamaged:
+    return StagedFileDamaged(
+        f"{staged / file['path']} {words}: it is as its sender staged it, and does not fit the Import in the WAL that names it."
+        " Its collection can be read before that Import's tick alone; restore it from there into a new one"
+    )

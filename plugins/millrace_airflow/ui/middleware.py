@@ -1,0 +1,121 @@
+"""In front of Airflow's whole web server: its applications are made ready, ``/millrace`` leads to the pages, and triggers are checked.
+
+A plain ASGI middleware (``fastapi_root_middlewares``). Airflow takes any name as a parameter of a run, and what is wrong between two of
+them comes out when the run has a worker; so a trigger of a DAG of Millrace is checked here, whoever sends it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+from urllib.parse import unquote
+
+from millrace.operations.operation import Operation
+from millrace.operations.registry import operations
+from millrace.service.middleware import App, Message, Receive, Scope, Send
+
+TRIGGER: Final = re.compile(r"/api/v2/dags/(?P<dag_id>[^/]+)/dagRuns/?")
+MAX_TRIGGER_BYTES: Final = 1 << 20
+"""Of a trigger that is checked; Airflow judges a larger one alone."""
+
+
+class PluginMiddleware:
+    """Checks triggers, redirects `prefix` to ``prefix/``, and calls each of `ready` in a thread once the server has started."""
+
+    def __init__(self, app: App, *, prefix: str, ready: Sequence[Callable[[], object]] = ()) -> None:
+        self._app = app
+        self._prefix = prefix
+        self._ready = ready
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, self._then_ready(send))
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        root = str(scope.get("root_path", ""))
+        path = str(scope.get("path", "")).removeprefix(root)
+        if path == self._prefix and scope["method"] in ("GET", "HEAD"):
+            await _redirect(scope, f"{root}{self._prefix}/", send)
+            return
+        found = TRIGGER.fullmatch(path)
+        if found is None or scope["method"] != "POST" or not _knows_somebody(scope):
+            await self._app(scope, receive, send)
+            return
+        messages, body = await _read(receive)
+        words = trigger_errors(unquote(found["dag_id"]), body)
+        if words:
+            await _refuse(words, send)
+            return
+        await self._app(scope, _again(messages, receive), send)
+
+    def _then_ready(self, send: Send) -> Send:
+        async def sent(message: Message) -> None:
+            await send(message)
+            if message["type"] == "lifespan.startup.complete":
+                for each in self._ready:
+                    threading.Thread(target=each, name="ready", daemon=True).start()
+
+        return sent
+
+
+def trigger_errors(dag_id: str, body: bytes) -> str:
+    """What is wrong with the parameters of a trigger; empty where nothing is, or where Airflow has to say it."""
+    operation = _by_dag().get(dag_id)
+    try:
+        asked = json.loads(body) if operation is not None and len(body) <= MAX_TRIGGER_BYTES else None
+    except ValueError:
+        return ""
+    conf = asked.get("conf") if isinstance(asked, dict) else None
+    return operation.trigger_errors(conf) if operation is not None and isinstance(conf, dict) else ""
+
+
+def _by_dag() -> Mapping[str, Operation]:
+    return {each.dag_id: each for each in operations().values()}
+
+
+def _knows_somebody(scope: Scope) -> bool:
+    """Whether the request says who sends it: anybody else gets Airflow's answer, and none of ours."""
+    return any(name in (b"authorization", b"cookie") for name, _ in scope.get("headers", ()))
+
+
+async def _read(receive: Receive) -> tuple[list[Message], bytes]:
+    """The messages of a body, up to its end or to MOST_BYTES, and what they hold."""
+    messages: list[Message] = []
+    body = b""
+    while len(body) <= MAX_TRIGGER_BYTES:
+        message = await receive()
+        messages.append(message)
+        body += message.get("body", b"")
+        if message["type"] != "http.request" or not message.get("more_body"):
+            break
+    return messages, body
+
+
+def _again(messages: list[Message], receive: Receive) -> Receive:
+    """A body that was read, once more; then what comes after it."""
+    left = iter(messages)
+
+    async def received() -> Message:
+        message = next(left, None)
+        return await receive() if message is None else message
+
+    return received
+
+
+async def _refuse(words: str, send: Send) -> None:
+    body = json.dumps({"detail": words}).encode()
+    headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 422, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _redirect(scope: Scope, to: str, send: Send) -> None:
+    query = bytes(scope.get("query_string", b""))
+    headers: list[tuple[bytes, bytes]] = [(b"location", to.encode() + (b"?" + query if query else b""))]
+    await send({"type": "http.response.start", "status": 307, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,99 @@
+"""Where a client's appends go while nobody can say who takes them: it asks again, and its caller sees latency alone."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from millrace.base.errors import AssignmentStale, LogUnavailable, MetaUnavailable
+from millrace.client.channel_router import ChannelRoute, ChannelRouter
+from millrace.rpc.assignments import AssignmentUpdate
+from millrace.rpc.discovery import ServerRecord
+
+
+class Server:
+    """The log's server: its meta store is away for the first `away` questions."""
+
+    deadline = 5.0
+
+    def __init__(self, away: int) -> None:
+        self.away = away
+
+    def repeated(self, ask: Any, *, seconds: float) -> AssignmentUpdate:
+        self.away -= 1
+        if self.away >= 0:
+            raise MetaUnavailable("etcd is away")
+        return AssignmentUpdate(1, True, ())
+
+    def link(self, deadline: Any) -> Server:
+        return self
+
+    def check(self) -> None:
+        """The connection stands."""
+
+
+class Taking(dict[str, Any]):
+    """Links whose readers wait for each other, where nothing keeps them one behind the other."""
+
+    def __init__(self, readers: int) -> None:
+        super().__init__()
+        self._together = threading.Barrier(readers)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        with suppress(threading.BrokenBarrierError):
+            self._together.wait(0.2)
+        return found
+
+
+class Dead:
+    """A connection to a node that died."""
+
+    record = ServerRecord.remote("grpc://h:1", "token")
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_two_appends_whose_node_dies_drop_its_link_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, link = Server(away=0), Dead()
+    dropped: list[Any] = []
+    monkeypatch.setattr(server, "drop_link", dropped.append, raising=False)
+    places = ChannelRouter(server)  # type: ignore[arg-type]
+    places._links = Taking(2)
+    places._links[link.record.address] = link  # type: ignore[assignment]
+    with ThreadPoolExecutor(2) as threads:
+        for each in [threads.submit(places.drop, link) for _ in range(2)]:  # type: ignore[arg-type]
+            each.result(timeout=30.0)
+    assert link.closed
+    assert not places._links
+    assert dropped == [link], "the second finds it gone, and the service is told as of any other link"
+
+
+def place(server: Server, seconds: float) -> ChannelRoute:
+    return ChannelRouter(server).route("dml_0", deadline=seconds)  # type: ignore[arg-type]
+
+
+def test_an_append_goes_on_when_the_meta_store_is_there_again() -> None:
+    server = Server(away=3)
+
+    def call(link: Any, deadline: Any) -> str:
+        if server.away >= 0:
+            raise AssignmentStale("nodes take it: ask who")
+        return "taken"
+
+    assert place(server, 30.0).call_once(call, seconds=30.0, what="an append") == "taken"
+    assert server.away == -1, "asked until somebody could tell"
+
+
+def test_an_append_gives_up_at_its_deadline() -> None:
+    def call(link: Any, deadline: Any) -> str:
+        raise AssignmentStale("nodes take it: ask who")
+
+    with pytest.raises(LogUnavailable, match="nobody took it"):
+        place(Server(away=1_000_000), 0.2).call_once(call, seconds=0.2, what="an append")
