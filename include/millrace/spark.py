@@ -53,7 +53,7 @@ def read(
 
     `at` is a time tick, a datetime or ISO 8601 text; without one everything counts that was decided before the call, and it
     waits up to `deadline` seconds for the streaming node to have come that far. Rows for which `where` holds, with `columns`, as
-    :meth:`millrace.CollectionInfo.read` takes them: Spark leaves out files and row groups by them, as it does by its own ``where`` and
+    :meth:`millrace.Collection.read` takes them: Spark leaves out files and row groups by them, as it does by its own ``where`` and
     ``select``. Versions are pinned when this returns: the DataFrame stays as it is. Raises TickNotReached, TickTooOld,
     CollectionNotFound, InvalidArgument.
     """
@@ -101,7 +101,7 @@ def changes_between(
     settings: Settings | None = None,
 ) -> DataFrame:
     """The changes of a collection behind `after` (default: from its beginning) up to `until` (default: now), in its newest schema,
-    as :meth:`millrace.CollectionInfo.changes_between` gives them, or only `columns` of them; tasks read and decode. A frame has no order: sort
+    as :meth:`millrace.Collection.changes_between` gives them, or only `columns` of them; tasks read and decode. A frame has no order: sort
     by ``_vchannel, _time_tick, _write_tick``. `channels`: of these VChannels alone, or of those on these PChannels. `kinds`: "all" changes; "inserts" alone, where any other is the error ChangesRefused;
     "skip others" gives the inserts and leaves the others out. Raises as :func:`read`; its tasks raise PositionTruncated."""
     chosen = _settings(data, settings)
