@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "docs/quickstart.md",
     "docs/tutorials/csv-to-dashboard.md",
+    "docs/tutorials/kafka-to-opensearch.md",
+    "docs/tutorials/windows-and-patterns.md",
 )
 """Pages of which a test runs every block."""
 
@@ -46,6 +48,8 @@ _VOLATILE = (
     re.compile(r"\b\d+(?:\.\d+)? ?(?:ms|s|min)\b"),
 )
 _MARK = "__end_of_block__"
+_EXPORTS = ".exports"
+"""The variables of the page's shell, for other terminals: a reader sets them in each."""
 
 
 class PageFailed(Exception):
@@ -89,7 +93,8 @@ class Shell:
     def run(self, block: str, seconds: float) -> list[str]:
         """Run a block to its end; what it printed. Raises PageFailed for an exit code other than 0."""
         self.stdin.write(
-            f"failed=0; trap 'failed=1' ERR\n{{\n{block}\n}} </dev/null\nprintf '\\n{_MARK} %d\\n' $failed\n"
+            f"failed=0; trap 'failed=1' ERR\n{{\n{block}\n}} </dev/null\nexport -p >'{self.folder / _EXPORTS}'\n"
+            f"printf '\\n{_MARK} %d\\n' $failed\n"
         )
         self.stdin.flush()
         printed: list[str] = []
@@ -179,11 +184,12 @@ def shells(folder: Path, environment: dict[str, str]) -> Iterator[list[Shell]]:
     try:
         yield found
     finally:
-        for each in reversed(found[1:]):
+        for each in reversed(found):
             each.close()  # first what would start the log server again
+        last = Shell(folder, environment)  # the page's own may hang in a block
         with contextlib.suppress(PageFailed):
-            found[0].run("millrace log stop || true", 30)
-        found[0].close()
+            last.run(f". ./{_EXPORTS}; millrace log stop || true", 60)
+        last.close()
 
 
 def run(page: str, *, seconds: float = 300.0, install: bool = False, verbose: bool = False) -> None:
@@ -214,10 +220,9 @@ def _blocks(text: str, folder: Path, terminals: list[Shell], seconds: float, *, 
         language, title, block = found["language"], found["title"] or "", found["text"]
         begun = time.monotonic()
         if title.endswith("terminal"):
-            terminals[0].run("export -p > .exports", seconds)  # a reader has the same environment in each terminal
             other = Shell(folder, terminals[0].environment)
             terminals.append(other)
-            other.start(f". ./.exports\n{block}")
+            other.start(f". ./{_EXPORTS}\n{block}")
         elif title:
             (folder / title).write_text(block, encoding="utf-8")
         elif language == "sh":

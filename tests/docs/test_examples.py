@@ -25,7 +25,7 @@ from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.tables.wal.trims import trims_uri
 from tests.docs.deployment import commit_what_the_logs_hold, flush_what_is_committed, streaming
-from tests.docs.pages import python_blocks, table
+from tests.docs.pages import blocks, python_blocks, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,6 +78,7 @@ def test_the_readmes_example_runs_and_its_read_gives_what_it_says(
     readme: dict[str, Any], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLRACE_DATA", str(settings.data_dir))
+    assert readme["printed"][0] == blocks("README.md")[1].text
     first, second = ([line.split()[0] for line in each.splitlines()] for each in readme["printed"])
     once = ["delete", "insert", "delete", "delete", "insert"]  # an upsert, a delete, a transaction
     assert (first, second) == (once, once * 2)
