@@ -6,8 +6,8 @@ The blocks of the page run in its order, in one empty folder, with a home folder
   bash of its own runs it in the background until the page ends.
 - ``python`` runs in one Python that lasts for the page.
 - any block with ``title="name.ext"`` is written to that file.
-- ``text`` is what the blocks since the last ``text`` printed. ``…`` stands for what differs from run to run: inside a line for
-  any characters, alone on a line for any lines. Time ticks, moments and durations may differ without it.
+- ``text`` is what the blocks since the last ``text`` printed. ``…`` matches what differs from run to run: any characters
+  inside a line, any lines if it is alone on one. Time ticks, moments and durations may differ without it.
 
 Lines that make an environment (``pip install``, ``python -m venv``, ``activate``) are left out, unless --install is given.
 """
