@@ -32,7 +32,7 @@ def main() -> None:
             available_now=arguments.available_now,
             result=arguments.result,
             progress=arguments.progress,
-            **({} if member is None else {"begun": member.start, "ended": member.leave}),
+            **({} if member is None else {"on_started": member.start, "on_stopped": member.leave}),
         )
 
 
