@@ -24,6 +24,13 @@ def test_the_examples_of_the_page_are_dags(airflow: object) -> None:
     assert list(report.params) == ["hours", "dry_run"]
 
 
+def test_the_tutorials_example_is_a_dag_that_starts_after_a_flush(airflow: object) -> None:
+    (block,) = python_blocks("docs/tutorials/airflow.md")
+    dag = executed(block.text)["dag"]
+    assert (dag.dag_id, dag.task_ids) == ("after_flush", ["count_rows"])
+    assert "segments_flushed" in str(dag.timetable.asset_condition)
+
+
 def test_the_launchers_example_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
