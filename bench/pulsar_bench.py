@@ -26,9 +26,8 @@ import pyarrow.compute as pc
 from bench.log_bench import MIB, Ratio, batch_of, pairs
 from millrace.base.settings import Settings
 from millrace.brokers.pulsar import PulsarBroker
-from millrace.log.pulsar.names import topic_of
 from millrace.log.pulsar.service import PulsarService
-from millrace.log.pulsar.settings import PulsarSettings
+from millrace.log.pulsar.settings import PulsarSettings, topic_of
 from millrace.message.ids import EARLIEST
 
 BATCH_BYTES = 8 * MIB

@@ -156,7 +156,7 @@ def test_a_collection_that_one_channel_refuses_is_taken_back_everywhere(settings
     full = log.states["dml_1"]
     log.states["dml_1"] = dataclasses.replace(full, config=dataclasses.replace(full.config, max_vchannels=1))
     coordinator.create_collection("first", SCHEMA, vchannels=2)
-    with pytest.raises(AppendRejected, match="no more VChannels"):
+    with pytest.raises(AppendRejected, match="use fewer VChannels"):
         coordinator.create_collection("second", SCHEMA, vchannels=2)
     # Another coordinator takes the last place between this one's look and its message.
     roomy = log.definitions

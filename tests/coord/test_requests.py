@@ -149,7 +149,7 @@ def test_an_answer_is_its_requests_own_and_kept_while_it_is_among_the_newest(
         lambda: coordinator.next_epoch(9, request="a"),
         lambda: coordinator.next_epoch(8, request="b"),
     ):
-        with pytest.raises(InvalidArgument, match="another one's"):
+        with pytest.raises(InvalidArgument, match="was used for"):
             wrong()
     assert coordinator.next_epoch(8, request="c") == 1
     assert coordinator.next_epoch(9, request="b") == 1

@@ -37,7 +37,7 @@ def test_the_log_is_switched_when_no_node_takes_appends(settings: Settings) -> N
         with exclude_append_nodes(settings):
             pass  # what only ingests follows the log wherever it goes on
         come(store, "n2@2", *ROLES)
-        with pytest.raises(LogBusy, match="n2 take what is appended: drain and stop"), exclude_append_nodes(settings):
+        with pytest.raises(LogBusy, match="nodes n2 take appends: drain and stop"), exclude_append_nodes(settings):
             pass
         assert store.get(SWITCH_KEY) is None, "a switch that was refused holds up nobody"
         store.commit([Delete(f"{NODE_PREFIX}n2@2")])

@@ -14,10 +14,16 @@ from millrace.coord.assignment_source import MetaStoreAssignmentSource
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.broadcast.broadcaster import Broadcaster
-from millrace.coord.broadcast.callbacks import BroadcastCallbacks, CallbackRegistry
-from millrace.coord.broadcast.keys import CLUSTER, ResourceKey, normalize_keys
+from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
-from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
+from millrace.coord.broadcast.task import (
+    CLUSTER,
+    BroadcastDraft,
+    BroadcastTask,
+    ResourceKey,
+    collection_keys,
+    normalize_keys,
+)
 from millrace.coord.channels.record import Owner
 from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.coord.leadership import Leadership

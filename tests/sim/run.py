@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from millrace.catalog.collection import pchannel_of
-from millrace.coord.broadcast.keys import keys_conflict
-from millrace.coord.broadcast.task import TaskState
+from millrace.coord.broadcast.task import TaskState, keys_conflict
 from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord
 from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.session import ROLES

@@ -1,1 +1,3 @@
-"""The coordinator: terms of PChannels, collections, DDL as persisted, idempotent broadcasts; the only place that decides who owns what."""
+"""Decide who owns what: terms of PChannels, the catalog of collections, DDL broadcasts, assignment of roles to
+nodes.
+"""

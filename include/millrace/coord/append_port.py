@@ -1,4 +1,4 @@
-"""What the coordinator needs of an append host, and how a host, or a client of one, gives it."""
+"""The append host as the coordinator needs it, and an adapter from a real host or its client."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from millrace.wal.definitions import PChannelDefinitions
 
 
 class AppendPort(Protocol):
-    """What the coordinator needs of an append host."""
+    """The calls that the coordinator makes to an append host."""
 
     def append_one(self, pchannel: str, entry: bytes) -> int:
-        """Append one entry with one message; its time tick (a repeat's: the first one's), or AppendRejected."""
+        """Append one entry that holds one message; return its time tick.
+
+        A repeat returns the tick of the first append.
+        Raises AppendRejected.
+        """
         ...
 
     def definitions(self, pchannel: str, collection_id: int | None) -> PChannelDefinitions:
-        """What the chain has on `pchannel` once it has judged all that the log holds now, in full of one collection."""
+        """Return the collections that the chain has on `pchannel`, with the full definition of one of them.
+
+        The chain has judged every entry that the log holds at the time of the call.
+        """
         ...
 
 
 class AppendCalls(Protocol):
-    """An append host, or a client of one."""
+    """The calls of an append host, or of a client of one, that the adapter uses."""
 
     def append(self, pchannel: str, entries: Sequence[bytes], *, deadline: float) -> AppendOutcome: ...
 
@@ -30,7 +37,7 @@ class AppendCalls(Protocol):
 
 
 class SingleEntryAppender:
-    """An append host as the coordinator sees it (the protocol Appending)."""
+    """Adapt an append host to AppendPort, with one deadline for every call."""
 
     def __init__(self, append: AppendCalls, deadline: float) -> None:
         self._append = append

@@ -1,4 +1,4 @@
-"""Discovery: the channel records as assignments, for whoever follows them (millrace.rpc.assignments)."""
+"""Channel records as assignments for clients and other followers (millrace.rpc.assignments)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.rpc.assignments import Assignment, AssignmentSource, AssignmentUpd
 
 
 class MetaStoreAssignmentSource:
-    """The protocol AssignmentSource, from the meta store; a version is a revision of it."""
+    """AssignmentSource on the meta store. A version is a revision of the store."""
 
     def __init__(self, store: MetaStore) -> None:
         self._store = store
@@ -28,18 +28,24 @@ class MetaStoreAssignmentSource:
 
 
 class CoalescedAssignmentSource:
-    """The protocol AssignmentSource for many who ask one process: of those that ask at the same time one looks for all, and what the
-    store has to do does not grow with them. An answer is as new as its question. Thread-safe."""
+    """AssignmentSource for many concurrent callers in one process.
+
+    Concurrent calls share one read of the store, so its load does not grow with the number of callers.
+    An answer is never older than its call. Thread-safe.
+    """
 
     def __init__(self, look: Callable[[], AssignmentSource | None]) -> None:
-        """`look` gives the source, None where nobody serves anything; one caller at a time. What it raises, who asks gets."""
+        """`look` returns the source, or None if no node serves the role. It is called by one thread at a time.
+
+        An error of `look` is raised to the caller.
+        """
         self._look = look
         self._looking = threading.Lock()
         self._begun = self._done = 0
         self._version = self._floor = -1
-        """Up to where was looked, and behind what it is known when each came."""
+        """Newest version read, and the version after which every change is known."""
         self._known: dict[tuple[str, str], tuple[int, Assignment]] = {}
-        """With the version that brought it."""
+        """By PChannel and role: the version that brought the assignment, and the assignment."""
 
     def all(self) -> AssignmentUpdate:
         return self.since(-1)
@@ -47,7 +53,7 @@ class CoalescedAssignmentSource:
     def since(self, version: int) -> AssignmentUpdate:
         asked = self._begun
         with self._looking:
-            if self._done <= asked:  # no look began behind this call
+            if self._done <= asked:  # no read began after this call
                 self._begun += 1
                 self._take(self._look())
                 self._done = self._begun

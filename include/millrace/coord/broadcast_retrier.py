@@ -1,4 +1,4 @@
-"""Who served DDL may have died in it, or had to leave it for a PChannel that was away: such broadcasts are completed by themselves."""
+"""Retries DDL broadcasts that a crashed coordinator, or an unreachable PChannel, left unfinished."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ RETRY_SECONDS: Final = 10.0
 
 
 class BroadcastRetrier(PeriodicTask):
-    """What lies there as it starts, at once; then every PAUSE seconds what was kept longer ago than that: who kept the rest is at it."""
+    """Resume open broadcasts periodically.
+
+    The first run takes all of them: their coordinator is gone.
+    Later runs take those older than the interval, because a younger one is still being sent by its own process.
+    """
 
     def __init__(self, coordinator: Coordinator, *, pause: float = RETRY_SECONDS) -> None:
         super().__init__(name="complete-broadcasts", interval=pause, run_at_start=True)

@@ -1,6 +1,7 @@
-"""The catalog as the coordinator keeps it: PChannels with their terms, producers' epochs, collections; broadcasts lie beside it.
+"""The catalog in the coordinator's file: PChannels with their terms, producers' epochs, collections. Broadcasts lie
+beside it.
 
-Nothing about rows or positions stands here: the truth about those is the WAL.
+It holds no rows and no positions: the WAL is the truth about those.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
 from millrace.coord.coordinator_db import CoordinatorDb, SharedStore
 
 _YEAR_2026: Final = 1_767_225_600
-"""Seconds since then are numbers that no deployment reaches by counting, and that fit an epoch (32 bits) until 2094."""
+"""Seconds since then make ids that no deployment reaches by counting. They fit an epoch (32 bits) until 2094."""
 MAX_ANSWERS: Final = 10_000
-"""Newest requests for a term or an epoch whose answers are kept for who asks again."""
+"""Number of newest requests for a term or epoch whose answers are stored for retries."""
 
 
 class CatalogStore(Closeable):
     """The coordinator's file. Thread-safe."""
 
     def __init__(self, path: Path, *, shared: SharedStore | None = None) -> None:
-        """`shared`: what the file is a copy of."""
+        """`shared`: the shared catalog that the file copies."""
         self._on(CoordinatorDb(path, shared=shared))
 
     def _on(self, database: CoordinatorDb) -> None:
@@ -39,7 +40,7 @@ class CatalogStore(Closeable):
 
     @classmethod
     def open_read_only(cls, data_dir: Path) -> Self | None:
-        """The file of a deployment, of which nothing is changed; None where no coordinator was at work yet."""
+        """Open a deployment's file without changing it; None if no coordinator has run yet."""
         database = CoordinatorDb.open_read_only(data_dir)
         if database is None:
             return None
@@ -51,21 +52,25 @@ class CatalogStore(Closeable):
         self._db.close()
 
     def require_not_shared(self) -> None:
-        """Raises InvalidSettings where the file is a copy: whoever wrote to it alone would be lost to the others."""
+        """Raise InvalidSettings if the file is a copy of a shared catalog: a local write would be lost."""
         if self._db.fetch_one("select 1 from shared where revision > 0") is not None:
             raise InvalidSettings(
-                "this deployment's catalog lies in a meta store, and coord/coord.db is a copy of it: set MILLRACE_META_STORE as it was"
-                " (docs/coordinator.md#the-catalog: how to go on without)"
+                "this deployment's catalog is in a meta store, and coord/coord.db is a copy of it: set"
+                " MILLRACE_META_STORE as before"
+                " (docs/coordinator.md#the-catalog says how to continue without)"
             )
 
     def set_id_floor(self, floor: int) -> None:
-        """From now on epochs of producers, ids of collections and of partitions are greater than `floor`: a catalog that was restored
-        knows nothing of those that were given since, and who was given them may still hold rows that are stamped so (a spool)."""
+        """Allocate only producer epochs and ids of collections and partitions above `floor` from now on.
+
+        A restored catalog does not know the ids allocated since its backup; rows with those ids may still exist (in a
+        spool).
+        """
         with self._db.transaction():
             self._db.execute("insert into restored values (?)", (floor,))
 
     def raise_id_floor(self) -> None:
-        """No id or epoch that was given until now, and that this catalog may have forgotten, is given again."""
+        """Ensure that no id or epoch allocated before now, known to this catalog or not, is allocated again."""
         self.set_id_floor(max(0, int(time.time()) - _YEAR_2026))
 
     def _floor(self) -> int:
@@ -74,19 +79,22 @@ class CatalogStore(Closeable):
     # -- PChannels ----------------------------------------------------------------------------------------------------
 
     def pchannels(self) -> list[PChannel]:
-        """All PChannels, in the order of their names."""
+        """Return all PChannels, sorted by name."""
         rows = self._db.execute("select name, term, opened from pchannel order by name")
         return [PChannel(name, term, bool(opened)) for name, term, opened in rows]
 
     def term(self, name: str) -> int:
-        """The newest term of a PChannel. Raises InvalidArgument for one that is not there."""
+        """Return the newest term of a PChannel.
+
+        Raises InvalidArgument if it does not exist.
+        """
         row = self._db.fetch_one("select term from pchannel where name = ?", (name,))
         if row is None:
             raise InvalidArgument(f"no PChannel {name!r}")
         return int(row[0])
 
     def next_term(self, name: str) -> int:
-        """Count the term of `name` up (from 0 where it is new) and keep that before anybody uses it."""
+        """Allocate the next term of `name` (1 for a new PChannel), durably before anyone uses it."""
         with self._db.transaction():
             self._db.execute(
                 "insert into pchannel values (?, 1, 0) on conflict (name) do update set term = term + 1, opened = 0",
@@ -96,16 +104,19 @@ class CatalogStore(Closeable):
         return term
 
     def record_term(self, name: str, term: int) -> None:
-        """Know the PChannel `name`, of which the log has `term`, opened."""
+        """Record the PChannel `name` with `term` open, as the log has it."""
         with self._db.transaction():
             self._db.execute(
-                "insert into pchannel values (?, ?, 1) on conflict (name) do update set opened = (term <= excluded.term),"
+                "insert into pchannel values (?, ?, 1) on conflict (name) do update set opened = (term <="
+                " excluded.term),"
                 " term = max(term, excluded.term)",
                 (name, term),
             )
 
     def mark_term_opened(self, name: str, term: int, *, request: str = "") -> None:
-        """The opening of `term` was acknowledged (no effect where a newer term exists); what `request` is answered from now on."""
+        """Record that the opening of `term` was acknowledged, and the answer of `request`. No effect if a newer term
+        exists.
+        """
         with self._db.transaction():
             self._db.execute("update pchannel set opened = 1 where name = ? and term = ?", (name, term))
             self._answer(request, name, term)
@@ -113,10 +124,9 @@ class CatalogStore(Closeable):
     # -- producers ----------------------------------------------------------------------------------------------------
 
     def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
-        """The next epoch of a producer, from 1: kept before it is used, so that no epoch is ever given twice, but to a `request` that
-        is made again.
+        """Allocate the next epoch of a producer, from 1. Only a repeated `request` returns the same epoch again.
 
-        With `held`, the newest epoch that the caller was given: raises ProducerFenced where somebody took a newer one since.
+        `held`: the newest epoch of the caller. Raises ProducerFenced if a newer one was allocated since.
         """
         with self._db.transaction():
             if request and (answered := self.find_answer(request, f"{producer_id}")) is not None:
@@ -125,7 +135,8 @@ class CatalogStore(Closeable):
                 newest = self._db.fetch_one("select epoch from producer where id = ?", (producer_id,))
                 if newest is not None and newest[0] != held:
                     raise ProducerFenced(
-                        f"producer {producer_id} runs epoch {newest[0]} elsewhere, and this one has epoch {held}: close it"
+                        f"producer {producer_id} runs with epoch {newest[0]} elsewhere, and this one has epoch"
+                        f" {held}: close it"
                     )
             floor = self._floor()
             self._db.execute(
@@ -139,11 +150,14 @@ class CatalogStore(Closeable):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def find_answer(self, request: str, of: str) -> int | None:
-        """What the request of that name was answered, a term of the PChannel `of` or an epoch of that producer; None where it is not
-        known. Raises InvalidArgument where it was another one's."""
+        """Return the answer that a request got: a term of the PChannel `of`, or an epoch of that producer. None if
+        unknown.
+
+        Raises InvalidArgument if the request was for something else.
+        """
         row = self._db.fetch_one("select of, answer from answered where name = ?", (request,))
         if row is not None and row[0] != of:
-            raise InvalidArgument(f"the request {request!r} was another one's, of {row[0]}: give each its own name")
+            raise InvalidArgument(f"request {request!r} was used for {row[0]}: name each request uniquely")
         return None if row is None else int(row[1])
 
     def _answer(self, request: str, of: str, answer: int) -> None:
@@ -156,35 +170,44 @@ class CatalogStore(Closeable):
     # -- collections --------------------------------------------------------------------------------------------------
 
     def collections(self, *, dropped: bool = False) -> list[CollectionInfo]:
-        """Collections by name; with `dropped` those too that are gone."""
+        """Return the collections by name; with `dropped`, dropped ones too."""
         return self._db.with_connection(partial(select_collections, dropped=dropped))
 
     def collection(self, name: str) -> CollectionInfo:
-        """The collection called `name`. Raises CollectionNotFound."""
+        """Return the collection called `name`.
+
+        Raises CollectionNotFound.
+        """
         row = self._db.fetch_one("select * from collection where name = ? and state != 'dropped'", (name,))
         if row is None:
             raise CollectionNotFound(f"no collection {name!r}; `millrace collections list` shows those there are")
         return collection_from_row(row)
 
     def collection_by_id(self, collection_id: int) -> CollectionInfo:
-        """A collection by its id, a dropped one too. Raises CollectionNotFound."""
+        """Return a collection by id, even a dropped one.
+
+        Raises CollectionNotFound.
+        """
         found = self.find_collection(collection_id)
         if found is None:
             raise CollectionNotFound(f"no collection with the id {collection_id}")
         return found
 
     def find_collection(self, collection_id: int) -> CollectionInfo | None:
-        """A collection by its id, a dropped one too; None where there never was one."""
+        """Return a collection by id, even a dropped one; None if the id is unknown."""
         row = self._db.fetch_one("select * from collection where id = ?", (collection_id,))
         return None if row is None else collection_from_row(row)
 
     def next_collection_id(self) -> int:
-        """The id that a new collection would have now."""
+        """Return the id that a new collection would get now."""
         (newest,) = self._db.fetch_one("select coalesce(max(id), 0) from collection")
         return max(int(newest), self._floor()) + 1
 
     def add(self, collection: CollectionInfo) -> bool:
-        """Keep a new collection; False, and nothing is kept, where its id was given meanwhile. Raises CollectionExists."""
+        """Store a new collection. Returns False, and stores nothing, if its id was allocated meanwhile.
+
+        Raises CollectionExists.
+        """
         with self._db.transaction():
             if self._db.fetch_one("select 1 from collection where name = ? and state != 'dropped'", (collection.name,)):
                 raise CollectionExists(f"a collection {collection.name!r} exists already")
@@ -194,8 +217,10 @@ class CatalogStore(Closeable):
             return True
 
     def restore_collection(self, collection: CollectionInfo) -> bool:
-        """Have a collection again that the catalog lost, or takes for dropped, under its own id; whether it was so. One that is known,
-        or has a broadcast under way, is left as it is."""
+        """Store a collection that the catalog lost or marks as dropped, under its old id; return whether it did.
+
+        A collection that is known, or has a broadcast in progress, is left unchanged.
+        """
         with self._db.transaction():
             known = self.find_collection(collection.id)
             if known is not None and (known.state != "dropped" or collection.state == "dropped"):
@@ -206,7 +231,7 @@ class CatalogStore(Closeable):
             return True
 
     def update_collection(self, collection: CollectionInfo) -> None:
-        """Make the entry of a collection that is there what `collection` says; ids of partitions are never given again."""
+        """Overwrite a collection's entry. Allocated partition ids stay allocated."""
         with self._db.transaction():
             self._db.execute(
                 "update collection set state = ?, schemas = ?, partitions = ?, next_partition = max(next_partition, ?)"
@@ -215,18 +240,18 @@ class CatalogStore(Closeable):
             )
 
     def is_unchanged(self, seen: CollectionInfo) -> bool:
-        """Whether the collection is as it was `seen`; which ids of partitions were given makes no difference."""
+        """Whether the collection equals the snapshot `seen`, apart from allocated partition ids."""
         now = self.find_collection(seen.id)
         return now is not None and replace(now, next_partition=seen.next_partition) == seen
 
     def is_settled(self, seen: CollectionInfo) -> bool:
-        """Whether the collection is as it was `seen`, and no broadcast of it is under way."""
+        """Whether the collection equals the snapshot `seen`, and no broadcast of it is in progress."""
         with self._db.transaction():
             under_way = any(task.collection_id == seen.id for task in self.broadcasts.open_tasks())
             return not under_way and self.is_unchanged(seen)
 
     def update_if_settled(self, seen: CollectionInfo, there: CollectionInfo) -> bool:
-        """Make the catalog's entry what the chain has, where it is still as it was `seen`; whether it was."""
+        """Overwrite the entry with the chain's state if the collection is still as `seen`; return whether it was."""
         with self._db.transaction():
             if not self.is_settled(seen):
                 return False
@@ -234,7 +259,7 @@ class CatalogStore(Closeable):
             return True
 
     def allocate_partition_id(self, collection_id: int) -> int:
-        """A partition id that was never given before."""
+        """Allocate a partition id."""
         with self._db.transaction():
             self._db.execute(
                 "update collection set next_partition = max(next_partition, ? + 1) + 1 where id = ?",
@@ -250,6 +275,6 @@ def _definition(collection: CollectionInfo) -> tuple[str, str]:
 
 
 def _row(collection: CollectionInfo) -> tuple[object, ...]:
-    """The columns of a collection, in the table's order."""
+    """Return the columns of a collection, in the table's order."""
     named = (collection.id, collection.name, collection.state, json.dumps(collection.vchannels))
     return (*named, *_definition(collection), collection.next_partition)

@@ -1,7 +1,8 @@
-"""The catalog beside the chain's state: what a collection is there, and what differs.
+"""Compares the catalog with the chain's state and updates the catalog from it.
 
-Whoever appends DDL to the log without the coordinator changes the truth and not the catalog. Where all VChannels of a
-collection agree, the catalog follows them; where they do not, nothing can be followed, and people are told what differs.
+A client that appends DDL to the log without the coordinator changes the chain, which is the truth, and not the
+catalog. If all VChannels of a collection agree, the catalog adopts their state. If they differ, the differences are
+reported.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from millrace.coord.ddl import same_collection
 from millrace.wal.definitions import PChannelDefinitions, VChannelDefinition
 
 GetDefinitions = Callable[[str, int | None], PChannelDefinitions]
-"""What the chain has on a PChannel, with the definitions of one collection (millrace.wal.definitions)."""
+"""Returns the chain's collections on a PChannel, with the definition of one of them (millrace.wal.definitions)."""
 
 ChainDefinitions = Mapping[str, VChannelDefinition | None]
-"""By VChannel of a collection: what the chain has there."""
+"""The chain's definition of a collection, by VChannel."""
 
 
 def chain_definitions(collection: CollectionInfo, ask: GetDefinitions) -> ChainDefinitions:
-    """What the chain has of `collection`, by VChannel. One question a PChannel."""
+    """Return the chain's definitions of `collection` by VChannel. Asks each PChannel once."""
     pchannels = dict.fromkeys(map(pchannel_of, collection.vchannels))
     found = {name: each for pchannel in pchannels for name, each in ask(pchannel, collection.id).vchannels.items()}
     return {name: found.get(name) for name in collection.vchannels}
 
 
 def reconcile(collection: CollectionInfo, there: ChainDefinitions) -> CollectionInfo:
-    """`collection` as the chain has it (`dropped`, where it has it nowhere). Raises CatalogDiverged, in words."""
+    """Return `collection` as the chain has it, with state `dropped` if no VChannel has it.
+
+    Raises CatalogDiverged, which says what differs.
+    """
     mine = [each for each in there.values() if each is not None and same_collection(collection, each)]
     strange = [name for name, each in there.items() if each is not None and not same_collection(collection, each)]
     if strange:
@@ -46,13 +50,15 @@ def reconcile(collection: CollectionInfo, there: ChainDefinitions) -> Collection
         if each.schemas != first.schemas:
             raise _diverged(
                 collection,
-                f"{name} has the fields {_fields(each)}, {next(iter(there))} has {_fields(first)}: add the field that is"
+                f"{name} has the fields {_fields(each)}, {next(iter(there))} has {_fields(first)}: add the field that"
+                " is"
                 " missing; where the fields contradict each other, restore into a new collection",
             )
         if each.partitions != first.partitions:
             raise _diverged(
                 collection,
-                f"{name} has the partitions {_partitions(each)}, {next(iter(there))} has {_partitions(first)}: create or"
+                f"{name} has the partitions {_partitions(each)}, {next(iter(there))} has {_partitions(first)}: create"
+                " or"
                 " drop the one that differs",
             )
     if first.schemas == collection.schemas and _by_name(first) == collection.partitions:
@@ -63,7 +69,7 @@ def reconcile(collection: CollectionInfo, there: ChainDefinitions) -> Collection
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One collection whose catalog entry is not what the chain has."""
+    """A collection whose catalog entry differs from the chain."""
 
     id: int
     name: str
@@ -71,7 +77,10 @@ class Difference:
 
 
 def chain_collections(pchannels: Iterable[str], ask: GetDefinitions) -> Iterator[CollectionInfo]:
-    """The collections as the chain has them on `pchannels`, by id. Raises CatalogDiverged where one is not the same on its VChannels."""
+    """Yield the collections that the chain has on `pchannels`, by id.
+
+    Raises CatalogDiverged if a collection is not the same on its VChannels.
+    """
     names: dict[int, str] = {}
     for pchannel in pchannels:
         for number in ask(pchannel, None).collections:
@@ -85,7 +94,10 @@ def chain_collections(pchannels: Iterable[str], ask: GetDefinitions) -> Iterator
 
 
 def differences(store: CatalogStore | None, pchannels: list[str], ask: GetDefinitions) -> list[Difference]:
-    """What differs between the catalog and the chain now; everything, where there is no `store`. A collection with DDL under way is left out."""
+    """Return the current differences between the catalog and the chain.
+
+    Without a `store`, every collection of the chain is a difference. Collections with DDL in progress are skipped.
+    """
     found: list[Difference] = []
     known = {} if store is None else {each.id: each for each in store.collections(dropped=True)}
     terms = frozenset() if store is None else frozenset(each.name for each in store.pchannels())
@@ -99,15 +111,18 @@ def differences(store: CatalogStore | None, pchannels: list[str], ask: GetDefini
         except MillraceError as error:
             if error.retriable:
                 raise
-            continue  # parked, which is told elsewhere
+            continue  # parked PChannels are reported elsewhere
         if collections and pchannel not in terms:
-            found.append(Difference(0, pchannel, "the catalog does not know this PChannel, which has collections"))
+            found.append(Difference(0, pchannel, "the catalog has no entry for this PChannel, which has collections"))
         for number, name in collections.items():
-            entry = None if store is None else store.find_collection(number)  # read again: it may have been made since
+            # read again: it may have been created since
+            entry = None if store is None else store.find_collection(number)
             if entry is None:
-                found.append(Difference(number, name, f"{pchannel} has it, the catalog never had: a client wrote it"))
+                found.append(
+                    Difference(number, name, f"{pchannel} has it, but the catalog never had it: a client wrote it")
+                )
             elif entry.state == "dropped":
-                found.append(Difference(number, name, f"{pchannel} has it still, the catalog has dropped it"))
+                found.append(Difference(number, name, f"{pchannel} still has it, but the catalog has dropped it"))
     return list(dict.fromkeys(found))
 
 
@@ -119,14 +134,14 @@ def _difference(store: CatalogStore, collection: CollectionInfo, ask: GetDefinit
     except MillraceError as error:
         if error.retriable:
             raise
-        return f"cannot be held against the chain: {error.code}: {error}"
+        return f"cannot be compared with the chain: {error.code}: {error}"
     else:
         if there == collection:
             return ""
         words = (
             "the catalog " + _entry(collection) + ", the chain " + _entry(there) + "; the next DDL follows the chain"
         )
-    # What changed meanwhile was no difference; what is under way is none yet.
+    # A change since the read, or DDL in progress, is no difference.
     return words if store.is_settled(collection) else ""
 
 

@@ -1,4 +1,4 @@
-"""Time as the coordinator's parts take it: an argument, so that a simulation can stand in for it."""
+"""Time as an argument, so that a simulation can replace the clock."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Protocol
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds since some moment; it goes on through suspension, and no setting of the wall clock moves it."""
+        """Return seconds since an arbitrary moment. The clock counts suspension and ignores changes of the wall
+        clock.
+        """
         ...
 
     def wall(self) -> float:
-        """Unix seconds, to be shown: nothing is decided by them."""
+        """Return Unix seconds for display. No decision depends on them."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
-    """The machine's."""
+    """The clock of this machine (CLOCK_BOOTTIME)."""
 
     def monotonic(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

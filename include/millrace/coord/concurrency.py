@@ -1,4 +1,4 @@
-"""Several calls at the same time: an argument, so that a simulation can stand in for threads."""
+"""Concurrent calls as an argument, so that a simulation can replace threads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 from millrace.base.closeable import Closeable
 
 RunAll = Callable[[Sequence[Callable[[], None]]], None]
-"""Calls all of them, and returns when all have returned. Raises what one of them raises."""
+"""Runs all calls and returns when all have returned. Raises the error of one of them."""
 
 MAX_THREADS: Final = 16
 
 
 def run_sequentially(calls: Sequence[Callable[[], None]]) -> None:
-    """One after the other (a Together)."""
+    """Run the calls one after the other (a RunAll)."""
     for call in calls:
         call()
 
 
 class ThreadRunner(Closeable):
-    """By threads (a Together). Starts none before there is more than one call to make. Thread-safe."""
+    """Run calls in threads (a RunAll). Thread-safe. A single call runs in the calling thread."""
 
     def __init__(self, name: str, *, max_threads: int = MAX_THREADS) -> None:
         self._pool = ThreadPoolExecutor(max_threads, thread_name_prefix=name)

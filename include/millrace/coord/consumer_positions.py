@@ -1,10 +1,11 @@
-"""Consumers' positions and places in the meta store that the settings name: what FilePositions is for one node, for a cluster.
+"""Positions and claims of consumer groups in the cluster's meta store, as FilePositions keeps them for one node.
 
-A position is a key, and so is a place, under one lease of the process that took it. Whatever moves a group is bound to its places
-as this process took them, so one whose lease ran out moves nothing that another has taken since. Behind a kill a place is free once
-the lease has run out, at most a session's length, and at once for who has it for the same holder.
+A position is a key. So is a claim: the exclusive right of one consumer to a PChannel in a group, under one lease of
+its process. Every move of a group is bound to the claims as this process acquired them, so a process whose lease
+expired cannot move a group that another has claimed since. After a kill, claims are free when the lease expires (at
+most one session length), and at once for the same holder.
 
-What a file of earlier had is taken over once (:func:`open_positions`).
+Positions of an older file are imported once (:func:`open_positions`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from millrace.meta.store import MAX_CHANGES, Delete, Entry, MetaStore, Mutation,
 POSITION_PREFIX: Final = "consumers/at/"
 CLAIM_PREFIX: Final = "consumers/place/"
 IMPORT_KEY: Final = "consumers/taken"
-"""There is of which file the store has taken the positions over."""
+"""Key that names the file whose positions the store has imported."""
 _PAUSE: Final = 0.1
 
 _T = TypeVar("_T")
@@ -41,9 +42,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 def open_positions(settings: Settings) -> PositionStore:
-    """Where the consumer groups of a deployment stand: in its data folder, or in the meta store that the settings name. Raises
-    PositionsBusy, GroupBusy (a consumer is at work on a file that is to be taken over), InvalidSettings (the store has those of another
-    data folder), MetaUnavailable, UnsupportedVersion."""
+    """Open the positions of a deployment's consumer groups: in its data folder, or in the configured meta store.
+
+    Raises PositionsBusy, MetaUnavailable, UnsupportedVersion.
+    Raises GroupBusy if a consumer still uses a file that must be imported.
+    Raises InvalidSettings if the store has the positions of another data folder.
+    """
     folder = settings.data_dir / "coord"
     if not settings.meta_store:
         return FilePositions(folder)
@@ -57,11 +61,11 @@ def open_positions(settings: Settings) -> PositionStore:
 
 
 def import_positions(store: MetaStore, groups: Mapping[str, Mapping[str, int]], file: str) -> None:
-    """Have the store hold the positions of the file named `file`, and no others. It may break off anywhere, and be done again.
+    """Make the store hold exactly the positions of the file named `file`. Idempotent, and safe to interrupt.
 
-    The store remembers the one file that it took over. One without positions takes the place of a file too, and leaves the store's
-    positions as they are: a lost file, or a second data folder, wipes nothing. Raises InvalidSettings where the store has another file's
-    positions, MetaUnavailable, MetaAmbiguous.
+    The store remembers the one file that it imported. A file without positions leaves the store unchanged, so a lost
+    file or a second data folder deletes nothing.
+    Raises InvalidSettings if the store has another file's positions; MetaUnavailable, MetaAmbiguous.
     """
     wanted = {
         _key(POSITION_PREFIX, group, pchannel): b"%d" % tick
@@ -77,18 +81,20 @@ def import_positions(store: MetaStore, groups: Mapping[str, Mapping[str, int]], 
     if taken.file != file:
         if not taken.done:
             raise MetaUnavailable(
-                "the positions of consumer groups in another data folder are being taken over into the meta store, and that has not"
-                " ended: try again; where it stays so, start the log server of that data folder"
+                "another data folder is importing its consumer positions into the meta store, and has not"
+                " finished: retry; if this persists, start the log server of that data folder"
             )
         if groups:
             raise InvalidSettings(
-                f"the meta store has the positions of consumer groups of another data folder, and this one's coord/{FILE} has positions"
-                f" of {', '.join(sorted(groups)[:5])}: remove that file to go on with the positions in the meta store, or name another store"
+                f"the meta store has the consumer positions of another data folder, and this one's coord/{FILE} has"
+                " positions"
+                f" of {', '.join(sorted(groups)[:5])}: remove that file to use the positions in the meta store, or"
+                " use another store"
             )
         return
     there = {entry.key: entry for entry in store.list(POSITION_PREFIX).entries}
     if taken.done:
-        # An attempt whose answer was lost. Both may have moved since, each for what is done: the greater one holds.
+        # A retry after a lost answer. File and store may both have moved since; the greater position counts.
         changes: list[Mutation] = [
             Put(key, tick) for key, tick in wanted.items() if key not in there or int(there[key].value) < int(tick)
         ]
@@ -98,19 +104,19 @@ def import_positions(store: MetaStore, groups: Mapping[str, Mapping[str, int]], 
         changes.append(Put(IMPORT_KEY, _Taken(file, done=True).encoded()))
         there[IMPORT_KEY] = claim or Entry(IMPORT_KEY, b"", 0, 0, 0)
     for part in _parts(changes, MAX_CHANGES):
-        # Bound to what was seen: one that comes late, of a process that died, does nothing.
+        # Bound to the state read above, so that a late commit of a dead process has no effect.
         seen = [RevisionEquals(each.key, there[each.key].modified if each.key in there else 0) for each in part]
         if store.commit(part, when=seen) is None:
             raise _changed()
 
 
 def _changed() -> MetaUnavailable:
-    return MetaUnavailable("another process changes the consumers' positions: try again")
+    return MetaUnavailable("another process is changing the consumer positions: retry")
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Which file's positions the store took over, and whether all of them are there."""
+    """The imported file, and whether the import is complete."""
 
     file: str
     done: bool
@@ -125,16 +131,16 @@ class _Taken:
 
 
 class MetaStorePositions:
-    """The positions in `store`, which it closes (the protocol Positions). Thread-safe: one caller a group at a time."""
+    """Positions in `store`, which it closes (the protocol Positions). Thread-safe: one caller per group at a time."""
 
     def __init__(self, store: MetaStore, *, seconds: float) -> None:
-        """`seconds`: the length of the lease, and how long a store that does not answer is asked again."""
+        """`seconds`: length of the lease, and how long to retry an unavailable store."""
         self._store = store
         self._seconds = seconds
         self._me = uuid.uuid4().hex
         self._turns = KeyedLock()
         self._guard = threading.Lock()
-        """Of the lease."""
+        """Guards the lease."""
         self._lease = 0
         self._held: dict[tuple[str, str], _Held] = {}
         self._closed = threading.Event()
@@ -151,7 +157,7 @@ class MetaStorePositions:
         return group_positions_in(self._store)
 
     def move(self, group: str, ticks: dict[str, int]) -> None:
-        """All of it or nothing for up to 64 PChannels, part by part beyond."""
+        """Move a group. Atomic for up to 64 PChannels, in parts for more."""
         with self._turns.acquire(group):
             for part in _parts(list(ticks.items()), MAX_CHANGES // 2):
                 self._move(group, dict(part))
@@ -163,7 +169,7 @@ class MetaStorePositions:
         puts = [Put(_key(POSITION_PREFIX, group, name), b"%d" % tick) for name, tick in ticks.items()]
         end = Deadline.after(self._seconds)
         while True:
-            # Bound to the position as well: a commit that lands late never takes a group back.
+            # Bound to the position too, so that a late commit never moves a group back.
             seen = [(self._held[group, name], name) for name in ticks]
             places = [RevisionEquals(_key(CLAIM_PREFIX, group, name), held.place) for held, name in seen]
             revision = None
@@ -186,10 +192,13 @@ class MetaStorePositions:
                     held.at = revision
                 return
             if not end.pause(jittered(_PAUSE)):
-                raise MetaUnavailable(f"group {group!r} could not be moved: try again")
+                raise MetaUnavailable(f"could not move group {group!r}: retry")
 
     def _look(self, group: str, pchannel: str, tick: int) -> None:
-        """Have a place again that went with a lease, where nobody has moved the group since. Raises GroupBusy."""
+        """Renew a claim that was lost with the lease, unless another process has moved the group since.
+
+        Raises GroupBusy.
+        """
         held = self._held[group, pchannel]
         if _revision(self._store.get(_key(CLAIM_PREFIX, group, pchannel))) != held.place:
             self.lock(group, pchannel, holder=held.holder)
@@ -197,8 +206,9 @@ class MetaStorePositions:
         entry = self._store.get(_key(POSITION_PREFIX, group, pchannel))
         if _revision(entry) != held.at and (entry is None or int(entry.value) != tick):
             raise GroupBusy(
-                f"group {group!r} was moved on {pchannel} by another consumer while this one was silent: what this one has not"
-                " acknowledged is that one's; stop one of the two"
+                f"another consumer moved group {group!r} on {pchannel} while this one was silent: messages that this"
+                " one has not"
+                " acknowledged belong to the other; stop one of the two"
             )
         held.at = _revision(entry)
 
@@ -238,7 +248,7 @@ class MetaStorePositions:
                     self._ended(lease)
                     continue
                 except MetaAmbiguous:
-                    revision = None  # reading tells
+                    revision = None  # the next read tells
                 if revision is not None:
                     before = self._held.get((group, pchannel))
                     at = (
@@ -249,7 +259,7 @@ class MetaStorePositions:
                     self._held[group, pchannel] = _Held(holder, revision, at)
                     return
                 if not end.pause(jittered(_PAUSE)):
-                    raise MetaUnavailable(f"the place of group {group!r} on {pchannel} could not be taken: try again")
+                    raise MetaUnavailable(f"could not claim {pchannel} for group {group!r}: retry")
 
     def unlock(self, group: str, pchannel: str) -> None:
         with self._turns.acquire(group):
@@ -259,8 +269,8 @@ class MetaStorePositions:
                 try:
                     self._store.commit([Delete(key)], when=[RevisionEquals(key, held.place)])
                 except (MetaUnavailable, MetaAmbiguous) as error:
-                    # Under this process's lease it stays so, which keeps nobody away who asks this process.
-                    _log.warning("the place of consumer group %r on %s is not given back: %s", group, pchannel, error)
+                    # The claim stays under this process's lease, which does not block consumers of this process.
+                    _log.warning("could not release the claim of consumer group %r on %s: %s", group, pchannel, error)
 
     def close(self) -> None:
         self._closed.set()
@@ -273,11 +283,11 @@ class MetaStorePositions:
             try:
                 self._store.revoke(lease)
             except (MetaUnavailable, MetaAmbiguous) as error:
-                _log.warning("the places of consumer groups are free once their lease ran out: %s", error)
+                _log.warning("claims of consumer groups are released only when their lease expires: %s", error)
         self._store.close()
 
     def _leased(self) -> int:
-        """The lease of this process's places, which a thread renews from the first one on."""
+        """Return the lease of this process's claims. A thread renews it from the first call on."""
         with self._guard:
             if self._lease == 0:
                 self._lease = self._store.grant(self._seconds)
@@ -289,7 +299,7 @@ class MetaStorePositions:
     def _ended(self, lease: int) -> None:
         with self._guard:
             if self._lease == lease:
-                self._lease = 0  # what was held under it, `move` finds out
+                self._lease = 0  # `move` finds out which claims were lost
 
     def _keep(self) -> None:
         while not self._closed.wait(self._seconds / 3):
@@ -300,23 +310,26 @@ class MetaStorePositions:
                 except LeaseNotFound:
                     self._ended(lease)
                 except (MetaUnavailable, MetaAmbiguous):
-                    pass  # again, before it runs out
+                    pass  # retried before the lease expires
 
 
 @dataclass(slots=True)
 class _Held:
-    """A place that this process has."""
+    """A claim of this process."""
 
     holder: str
     place: int
-    """The revision of its key."""
+    """Revision of the claim's key."""
     at: int
-    """The revision of the position, as it was seen or made last."""
+    """Revision of the position when it was last read or written."""
 
 
 def read_group_positions(settings: Settings) -> dict[str, dict[str, int]]:
-    """By group and PChannel the ticks, wherever they lie now: looking takes nothing over. Raises MetaUnavailable, PositionsBusy, and
-    InvalidSettings where they lie in a meta store that the settings do not name."""
+    """Return ticks by group and PChannel, wherever they are stored now. Imports nothing.
+
+    Raises MetaUnavailable, PositionsBusy.
+    Raises InvalidSettings if they are in a meta store that the settings do not name.
+    """
     folder = settings.data_dir / "coord"
     if (folder / FILE).exists():
         try:
@@ -335,7 +348,7 @@ def read_group_positions(settings: Settings) -> dict[str, dict[str, int]]:
 
 
 def group_positions_in(store: MetaStore) -> dict[str, dict[str, int]]:
-    """By group and PChannel the ticks."""
+    """Return ticks by group and PChannel."""
     found: dict[str, dict[str, int]] = {}
     for entry in store.list(POSITION_PREFIX).entries:
         group, pchannel = _names(entry.key, POSITION_PREFIX)
@@ -345,7 +358,8 @@ def group_positions_in(store: MetaStore) -> dict[str, dict[str, int]]:
 
 def _busy(group: str, pchannel: str) -> GroupBusy:
     return GroupBusy(
-        f"another consumer of group {group!r} reads {pchannel}, or did until a moment ago: stop it, or give this one a group of its own"
+        f"another consumer of group {group!r} reads {pchannel}, or did until a moment ago: stop it, or give this one"
+        " a group of its own"
     )
 
 

@@ -1,5 +1,6 @@
-"""What people ask of a cluster, and what they see of it: nodes, PChannels, draining, balance. By the meta store alone, so that it
-needs no coordinator that answers; whoever leads does it in its next round.
+"""Operator commands and their state: drained nodes, frozen balance, and the cluster as the meta store shows it.
+
+Commands only write to the meta store, so they need no running coordinator. The leader acts on them in its next round.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from millrace.meta.store import Delete, MetaStore, Put
 
 CONTROL_PREFIX: Final = "control/"
 DRAIN_PREFIX: Final = "control/drains/"
-"""Nodes, by name, that are to be emptied."""
+"""Prefix of the keys that name nodes to drain."""
 FREEZE_KEY: Final = "control/frozen"
-"""While it is there, nothing moves for balance alone."""
+"""Key that stops rebalancing while it exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node, as its session and the records have it."""
+    """One node, from its session and the channel records."""
 
     name: str
     session: str
-    """"" where it has none: it is gone, and what it had is being given to others."""
+    """Name of its session; "" if the node is gone and its roles are being reassigned."""
     address: str
     roles: tuple[str, ...]
     draining: bool
     owns: tuple[str, ...]
-    """PChannels of which it owns a role, or is to."""
+    """PChannels of which it owns a role, or is about to."""
 
     @property
     def state(self) -> Literal["up", "draining", "drained", "gone"]:
@@ -44,26 +45,27 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What people asked for."""
+    """What operators have requested."""
 
     drains: frozenset[str]
     frozen: bool
 
 
 def read_control_state(store: MetaStore) -> ControlState:
+    """Read the current requests."""
     keys = [entry.key for entry in store.list(CONTROL_PREFIX).entries]
     drains = frozenset(key.removeprefix(DRAIN_PREFIX) for key in keys if key.startswith(DRAIN_PREFIX))
     return ControlState(drains, FREEZE_KEY in keys)
 
 
 def channels(store: MetaStore) -> list[ChannelRecord]:
-    """All records, by PChannel and role."""
+    """Return all channel records, sorted by PChannel and role."""
     found = (ChannelRecord.decode(entry.value, entry.modified) for entry in store.list(CHANNEL_PREFIX).entries)
     return sorted(found, key=lambda record: (record.pchannel, record.role))
 
 
 def nodes(store: MetaStore) -> list[NodeView]:
-    """The nodes that are there, and those that are not and have something still, or are to be emptied; by name."""
+    """Return live nodes, and missing nodes that still own a role or are to be drained, sorted by name."""
     asked = read_control_state(store)
     owns: dict[str, list[str]] = {}
     for record in channels(store):
@@ -83,7 +85,9 @@ def nodes(store: MetaStore) -> list[NodeView]:
 
 
 def leader(store: MetaStore) -> tuple[str, str]:
-    """Name and address of the coordinator that leads, "" for none; that address answers whoever leads."""
+    """Return name and address of the leading coordinator, ("", "") if there is none. The address serves on any
+    coordinator.
+    """
     there = store.get(LEADER_KEY)
     if there is None:
         return "", ""
@@ -92,20 +96,26 @@ def leader(store: MetaStore) -> tuple[str, str]:
 
 
 def drain(store: MetaStore, name: str) -> None:
-    """Have the node `name` emptied, and given nothing, until :func:`undrain`. Raises NodeNotFound."""
+    """Drain the node `name`: move its roles away and assign nothing to it until :func:`undrain`.
+
+    Raises NodeNotFound.
+    """
     _known(store, name)
     store.commit([Put(DRAIN_PREFIX + name, b"")])
 
 
 def undrain(store: MetaStore, name: str) -> None:
-    """Let the node have something again. Raises NodeNotFound where nobody knows it."""
+    """Allow assignments to the node again.
+
+    Raises NodeNotFound if the cluster does not know it.
+    """
     if store.get(DRAIN_PREFIX + name) is None:
         _known(store, name)
     store.commit([Delete(DRAIN_PREFIX + name)])
 
 
 def owned_by(store: MetaStore, name: str) -> Sequence[str]:
-    """The PChannels that a node owns, is to own, or has not let go of yet."""
+    """Return the PChannels that a node owns, is about to own, or has not released yet."""
     sessions = (
         (record.pchannel, owner.session)
         for record in channels(store)
@@ -115,7 +125,7 @@ def owned_by(store: MetaStore, name: str) -> Sequence[str]:
 
 
 def freeze(store: MetaStore, *, frozen: bool) -> None:
-    """Have nothing moved for balance alone from now on, or have it again. What has no owner is placed all the same."""
+    """Stop rebalancing (`frozen`), or allow it again. Roles without an owner are assigned in either case."""
     store.commit([Put(FREEZE_KEY, b"") if frozen else Delete(FREEZE_KEY)])
 
 

@@ -1,11 +1,13 @@
-"""The streaming coordinator: PChannels and their terms, collections, and DDL as persisted, idempotent broadcasts.
+"""The streaming coordinator: terms of PChannels, collections, and DDL as persisted, idempotent broadcasts.
 
-Here DDL is planned: from the catalog, and from what the chain has of the collection. Everything behind that is the broadcaster's
-(millrace.coord.broadcast.broadcaster), with the messages of millrace.coord.ddl and the effects of millrace.coord.ddl_callbacks: it is kept
-only where its messages can be made and every VChannel can take them, and whoever dies anywhere in between leaves a broadcast that
-:meth:`Coordinator.resume` completes. One that cannot be completed is abandoned, with its reason kept: it is no wall for others.
+This module plans DDL from the catalog and from the chain's state of the collection. The broadcaster
+(millrace.coord.broadcast.broadcaster) does the rest, with the messages of millrace.coord.ddl and the effects of
+millrace.coord.ddl_callbacks. A broadcast is stored only if its messages can be built and every VChannel can take
+them. If a coordinator crashes after that, :meth:`Coordinator.resume` completes the broadcast. A broadcast that cannot
+be completed is abandoned with its reason, so that it does not block others.
 
-The chain's state is the truth. Before DDL of a collection the catalog follows it (millrace.coord.catalog_sync).
+The chain's state is the truth. Before DDL of a collection, the catalog is synchronised with it
+(millrace.coord.catalog_sync).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChan
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.coord.append_port import AppendPort
 from millrace.coord.broadcast.broadcaster import Broadcaster
-from millrace.coord.broadcast.callbacks import StalePlan
+from millrace.coord.broadcast.ledger import StalePlan
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.catalog_sync import ChainDefinitions, Difference, chain_definitions, differences, reconcile
@@ -54,11 +56,16 @@ TERM_ATTEMPTS: Final = 5
 _log = logging.getLogger(__name__)
 
 Plan = Callable[[CollectionInfo, ChainDefinitions], dict[str, Any]]
-"""From a collection, and what the chain has of it, the change that a broadcast makes. Raises where there is none to make."""
+"""Returns the change of a broadcast, from a collection and the chain's definitions of it. Raises if there is nothing to
+change.
+"""
 
 
 class Coordinator(Closeable):
-    """Catalog and DDL of one deployment (millrace.catalog.protocol). Any process may hold one; the store lets them write in turn."""
+    """Catalog and DDL of one deployment (millrace.catalog.port).
+
+    Several processes may each have one; the catalog store serialises their writes.
+    """
 
     def __init__(
         self,
@@ -70,8 +77,9 @@ class Coordinator(Closeable):
         run_all: RunAll = run_sequentially,
         seam: Callable[[str], None] = hit,
     ) -> None:
-        """`shared`: of what the catalog's file is a copy, in a cluster, closed with it; `together` sends a broadcast's messages;
-        `seam`: as the broadcaster's."""
+        """`shared`: the shared catalog that the local file is a copy of, in a cluster; closed with the coordinator.
+        `run_all` sends the messages of a broadcast concurrently. `seam`: see Broadcaster.
+        """
         self._settings = settings
         self._store = CatalogStore(catalog_path(settings.data_dir), shared=shared)
         if shared is None:
@@ -92,8 +100,10 @@ class Coordinator(Closeable):
     # -- PChannels ----------------------------------------------------------------------------------------------------
 
     def ensure_pchannels(self, count: int) -> list[PChannel]:
-        """Make sure that the deployment has at least `count` PChannels, each with an open term; completes broadcasts, and
-        lets the catalog follow the chain."""
+        """Ensure that the deployment has at least `count` PChannels, each with an open term.
+
+        Also completes broadcasts and synchronises the catalog with the chain.
+        """
         for number in range(count):
             self.ensure_pchannel(f"dml_{number}")
         for pchannel in self._store.pchannels():
@@ -103,21 +113,21 @@ class Coordinator(Closeable):
         return self._store.pchannels()
 
     def ensure_pchannel(self, name: str) -> PChannel:
-        """The PChannel `name`, with its log made and its term opened where they are not yet."""
+        """Return the PChannel `name`; create its log and open its first term if needed."""
         known = next((each for each in self._store.pchannels() if each.name == name), None)
         if known is None or not known.opened:
             if name not in self._log.names():
                 try:
                     self._log.create(name)
                 except ChannelExists:
-                    pass  # another process was as quick
+                    pass  # another process created it at the same time
             self.open_term(name)
         return next(each for each in self._store.pchannels() if each.name == name)
 
     def open_term(self, name: str, *, config: Mapping[str, int] | None = None, request: str = "") -> int:
-        """Open the next term of a PChannel; messages of older ones are rejected from its opening on. The term.
+        """Open the next term of a PChannel and return it. The chain rejects messages of older terms from then on.
 
-        Under the name of a `request` that did so already it is that one's; where that one died before its end, another is opened.
+        A repeated `request` returns the term that it opened before. If that attempt crashed, another term is opened.
         """
         if request and (answered := self._store.find_answer(request, name)) is not None:
             return answered
@@ -129,11 +139,12 @@ class Coordinator(Closeable):
             except AppendRejected as rejection:
                 if rejection.reason != Reason.TERM_FENCED:
                     raise
-                continue  # the log knows a later term than the store: count on
+                continue  # the log has a later term than the catalog: try the next one
             self._store.mark_term_opened(name, term, request=request)
             return term
         raise AppendRejected(
-            f"the log of {name} knows a later term than the coordinator's store: restore the store's newest copy",
+            f"the log of {name} has a later term than the coordinator's catalog: restore the newest copy of the"
+            " catalog",
             reason=Reason.TERM_FENCED,
         )
 
@@ -141,13 +152,13 @@ class Coordinator(Closeable):
         return self._store.pchannels()
 
     def term(self, pchannel: str) -> int:
-        """The newest term of `pchannel`: what its producers stamp."""
+        """Return the newest term of `pchannel`, which its producers stamp on messages."""
         return self._store.term(pchannel)
 
     def next_epoch(self, producer_id: int, *, held: int | None = None, request: str = "") -> int:
-        """A new epoch for the producer `producer_id`: it fences every earlier producer of that id.
+        """Return a new epoch of the producer `producer_id`, which fences every earlier producer of that id.
 
-        With `chain_definitions`, the epoch the caller has, it is refused (ProducerFenced) to one that is fenced itself.
+        `held`: the caller's own epoch. Raises ProducerFenced if a newer epoch has fenced it.
         """
         return self._store.next_epoch(producer_id, held=held, request=request)
 
@@ -157,7 +168,7 @@ class Coordinator(Closeable):
         return self._store.collections(dropped=dropped)
 
     def collection_of(self, vchannel: str) -> str | None:
-        """The name of the collection that a VChannel belongs to, a dropped one's too; None where there is none."""
+        """Return the name of a VChannel's collection, even a dropped one; None if there is none."""
         number = vchannel.rpartition("_")[2].partition("v")[0]
         found = (
             self._store.find_collection(int(number))
@@ -167,7 +178,10 @@ class Coordinator(Closeable):
         return found.name if found is not None and vchannel in found.vchannels else None
 
     def collection(self, name: str) -> CollectionInfo:
-        """Raises CollectionNotFound for one that is not there or not usable yet."""
+        """Return a collection that is ready for use.
+
+        Raises CollectionNotFound if it does not exist, or is not usable yet.
+        """
         found = self._store.collection(name)
         return found if found.state == "active" else self._settled(name)
 
@@ -185,17 +199,18 @@ class Coordinator(Closeable):
         if (known := self._known(request, "create_collection", name)) is not None:
             return self._store.collection_by_id(self._broadcaster.complete(known).collection_id)
         schema = schema.as_declared()
-        if all(each.name != name for each in self._store.collections()):  # one from before the rule may be asked for
+        # an older collection may have a name that is invalid now
+        if all(each.name != name for each in self._store.collections()):
             check_name(name, "a collection")
         elif there := self._standing(name, schema):
             if exist_ok:
                 return there
-            raise CollectionExists(f"a collection {name!r} exists already")
+            raise CollectionExists(f"collection {name!r} exists already")
         for partition in partitions if not restored else ():
             check_name(partition, "a partition")
         if isinstance(partitions, str) or not partitions or len(set(partitions)) != len(partitions) or vchannels < 1:
             raise InvalidArgument(
-                "a collection needs a list of partitions of different names, and at least one VChannel"
+                "a collection needs a list of partitions with different names, and at least one VChannel"
             )
         channels = [pchannel.name for pchannel in self._store.pchannels()]
         if not channels:
@@ -212,35 +227,41 @@ class Coordinator(Closeable):
         try:
             self._broadcaster.submit(plan, request=request)
         except CollectionExists:
-            if exist_ok and (there := self._standing(name, schema)):  # another was as quick
+            if exist_ok and (there := self._standing(name, schema)):  # another process created it at the same time
                 return there
             raise
         return self._store.collection(name)
 
     def _standing(self, name: str, schema: CollectionSchema) -> CollectionInfo | None:
-        """The collection `name` where it has, or had, this schema; None where there is none. Raises CollectionExists."""
+        """Return the collection `name` if it has, or once had, this schema; None if it does not exist.
+
+        Raises CollectionExists if its schemas differ.
+        """
         try:
             found = self.collection(name)
         except CollectionNotFound:
             return None
         if schema not in [each.as_declared() for each in found.schemas]:
-            raise CollectionExists(f"a collection {name!r} exists already, with another schema: choose another name")
+            raise CollectionExists(f"collection {name!r} exists already with another schema: choose another name")
         return found
 
     def _check_room(self, name: str, channels: Sequence[str], vchannels: int, partitions: int) -> None:
-        """Before anything of a new collection is kept: the chain would refuse it at the end, VChannels later."""
+        """Check the chain's limits before a new collection is stored: the chain itself would refuse it only at the last
+        VChannel.
+        """
         for place, pchannel in enumerate(channels):
             wanted = vchannels // len(channels) + (place < vchannels % len(channels))
             room = self._append.definitions(pchannel, None) if wanted else None
             if room is not None and room.vchannel_count + wanted > room.max_vchannels:
                 raise AppendRejected(
-                    f"{name!r} wants {wanted:,} VChannels on {pchannel}, which has {room.vchannel_count:,} of {room.max_vchannels:,}"
-                    " (max_vchannels of the chain's config): it takes no more VChannels; ask for fewer",
+                    f"{name!r} needs {wanted:,} VChannels on {pchannel}, which has {room.vchannel_count:,} of"
+                    f" {room.max_vchannels:,}"
+                    " (max_vchannels of the chain's config): use fewer VChannels",
                     reason=Reason.LIMIT_EXCEEDED,
                 )
             if room is not None and partitions > room.max_partitions:
                 raise AppendRejected(
-                    f"{name!r} wants {partitions:,} partitions; a collection has at most {room.max_partitions:,}"
+                    f"{name!r} has {partitions:,} partitions; a collection has at most {room.max_partitions:,}"
                     " (max_partitions of the chain's config)",
                     reason=Reason.LIMIT_EXCEEDED,
                 )
@@ -249,14 +270,17 @@ class Coordinator(Closeable):
         self._broadcast(name, "drop_collection", lambda collection, there: {}, request)
 
     def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
-        """Add a partition; its id. Raises AppendRejected (PARTITION_EXISTS), and InvalidArgument for a name that nothing new
-        may have; with `restored` it may be one from before that rule."""
+        """Add a partition and return its id.
+
+        `restored` allows a name that older builds accepted.
+        Raises AppendRejected (PARTITION_EXISTS), InvalidArgument for an invalid name.
+        """
         if not restored:
             check_name(partition, "a partition")
 
         def plan(collection: CollectionInfo, there: ChainDefinitions) -> dict[str, Any]:
             if partition in collection.partitions:
-                raise AppendRejected(f"{name!r} has a partition {partition!r} already", reason=Reason.PARTITION_EXISTS)
+                raise AppendRejected(f"{name!r} already has a partition {partition!r}", reason=Reason.PARTITION_EXISTS)
             known = [each.partitions for each in there.values() if each is not None]
             ids = (number for each in known for number, held_name in each.items() if held_name == partition)
             return {"name": partition, "id": next(ids, None) or self._store.allocate_partition_id(collection.id)}
@@ -272,9 +296,12 @@ class Coordinator(Closeable):
         self._broadcast(name, "drop_partition", plan, request)
 
     def alter(self, name: str, changes: Sequence[SchemaChange], *, request: str = "") -> int:
-        """Change the schema; the new version. Raises InvalidArgument for a change that cannot be."""
+        """Change the schema and return the new version.
+
+        Raises InvalidArgument for an impossible change.
+        """
         if not changes:
-            raise InvalidArgument("give at least one change of the schema")
+            raise InvalidArgument("pass at least one schema change")
 
         def plan(collection: CollectionInfo, there: ChainDefinitions) -> dict[str, Any]:
             changed = apply_changes(collection.schema, changes)
@@ -284,57 +311,65 @@ class Coordinator(Closeable):
         return int(self._broadcast(name, "schema_change", plan, request).change["version"])
 
     def flush(self, name: str, *, request: str = "") -> dict[str, int]:
-        """Seal and flush what grows in the collection; by VChannel the tick of its ManualFlush, 0 where nothing grew."""
+        """Seal and flush growing segments; return the tick of each VChannel's ManualFlush, 0 if it had no growing
+        segment.
+        """
         return self._broadcast(name, "manual_flush", lambda collection, there: {}, request).ticks
 
     # -- broadcasts ---------------------------------------------------------------------------------------------------
 
     def resume(self, *, min_age: float = 0.0) -> int:
-        """Complete the broadcasts that were kept at least `older` seconds ago and are open still; how many there were.
+        """Complete open broadcasts that were stored at least `min_age` seconds ago; return how many there were.
 
-        One that cannot be completed now stays for the next call, and is no reason to leave the others.
+        A broadcast that cannot be completed now is left for the next call and does not stop the others.
         """
         now = time.time()
         return self._broadcaster.resume(skip=lambda task: 0 <= now - task.at < min_age)
 
     def sync_catalog(self) -> None:
-        """Let the catalog follow the chain where another client changed that; what it cannot follow is logged."""
+        """Update the catalog from the chain where another client changed it. Conflicts are logged."""
         for collection in self._store.collections():
             try:
                 there = reconcile(collection, chain_definitions(collection, self._append.definitions))
                 if there != collection and self._store.update_if_settled(collection, there):
-                    _log.warning("the catalog's entry of %r follows the chain: %s", collection.name, there)
+                    _log.warning("updated the catalog's entry of %r from the chain: %s", collection.name, there)
             except MillraceError as error:
-                _log.warning("%r cannot be held against the chain: %s: %s", collection.name, error.code, error)
+                _log.warning("cannot compare %r with the chain: %s: %s", collection.name, error.code, error)
 
     def differences(self) -> list[Difference]:
-        """What differs between catalog and chain now (millrace.coord.catalog_sync)."""
+        """Return the current differences between catalog and chain (millrace.coord.catalog_sync)."""
         return differences(self._store, [each.name for each in self._store.pchannels()], self._append.definitions)
 
     def _settled(self, name: str) -> CollectionInfo:
-        """The collection once its earlier broadcasts are closed. Raises CollectionNotFound, and what keeps them from that."""
+        """Return the collection after its earlier broadcasts are closed.
+
+        Raises CollectionNotFound, and the error that keeps a broadcast open.
+        """
         self._broadcaster.complete_conflicting(collection_keys(self._store.collection(name).id))
         return self._store.collection(name)
 
     def _broadcast(self, name: str, kind: DdlKind, plan: Plan, request: str) -> BroadcastTask:
-        """Plan a change of the collection as it is now, and broadcast it.
+        """Plan a change from the collection's current state and broadcast it.
 
-        Nothing is kept before the plan stands: its messages can be made, and every VChannel can take them (CatalogDiverged).
+        Nothing is stored unless the messages can be built and every VChannel can take them (else CatalogDiverged).
         """
         self._known(request, kind, name)
         return self._broadcaster.submit(lambda: self._plan(name, kind, plan, request), request=request)
 
     def _known(self, request: str, kind: DdlKind, name: str) -> BroadcastTask | None:
-        """The broadcast that is kept under a request's name. Raises InvalidArgument where it is another change's."""
+        """Return the broadcast that is stored under a request's name.
+
+        Raises InvalidArgument if the request was for another change.
+        """
         task = self._store.broadcasts.find_request(request) if request else None
         if task is None or (task.kind == kind and self._store.collection_by_id(task.collection_id).name == name):
             return task
         raise InvalidArgument(
-            f"the request {request!r} was another change's than {kind} of {name!r}: give each its own name"
+            f"request {request!r} was used for another change than {kind} of {name!r}: name each request uniquely"
         )
 
     def _plan(self, name: str, kind: DdlKind, plan: Plan, request: str) -> BroadcastDraft:
-        """Raises Overtaken where other DDL was on its way to the VChannels as they were looked at."""
+        """Return a draft. Raises StalePlan if other DDL was in progress while the VChannels were read."""
         collection = self._settled(name)
         there = chain_definitions(collection, self._append.definitions)
         diverged: CatalogDiverged | None = None

@@ -1,9 +1,9 @@
-"""The coordinator's file, `coord.db`: one SQLite file, synced, with what must not be forgotten.
+"""The coordinator's file, `coord.db`: one synced SQLite file.
 
-SQLite gives what is needed and no more: transactions that survive kill -9 and power loss (`synchronous=FULL`), and several
-processes of one machine that write in turn. What lies in it is the catalog's (millrace.coord.catalog_store) and the broadcasts'
-(millrace.coord.broadcast.sqlite_ledger), so that one transaction takes both. In a cluster it is a copy of what the meta store has
-(millrace.coord.shared_catalog).
+SQLite provides transactions that survive kill -9 and power loss (`synchronous=FULL`), and serialises the processes of
+one machine. The file holds the catalog (millrace.coord.catalog_store) and the broadcasts
+(millrace.coord.broadcast.sqlite_ledger), so that one transaction changes both. In a cluster it is a copy of the meta
+store's catalog (millrace.coord.shared_catalog).
 """
 
 from __future__ import annotations
@@ -49,9 +49,12 @@ create table if not exists answered (
 create table if not exists restored (floor integer not null);
 create table if not exists shared (catalog text not null, revision integer not null);
 """
-"""Files of earlier builds lack the tables at the end, and get them empty: what reads them takes that for what those builds meant. In
-`shared` is of which catalog the file is a copy, and of which revision; 0: of none yet, and this is the name that its own will have; no
-row where it is a catalog of its own."""
+"""Files of earlier builds lack the later tables and get them empty; readers interpret an empty table as those builds
+did.
+
+Table `shared` names the shared catalog that the file copies, and its revision. Revision 0: not yet shared, and the
+row holds the name that the shared catalog will get. No row: the file is a catalog of its own.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -60,27 +63,33 @@ _TABLE: Final = re.compile(r"create table if not exists (\w+) ([^;]+);")
 
 
 class SharedStore(Protocol):
-    """Of what the file is a copy: each transaction of it is one there."""
+    """The shared catalog that the file copies. Each transaction of the file is one transaction there."""
 
     def attach(self, db: sqlite3.Connection) -> None:
-        """From now on what changes by this connection is noted."""
+        """Record the changes of this connection from now on."""
         ...
 
     def begin(self, db: sqlite3.Connection) -> None:
-        """Make the file as new as that is. Raises MetaUnavailable, MetaAmbiguous, InvalidSettings where that is another deployment's,
-        UnsupportedVersion."""
+        """Bring the file up to date.
+
+        Raises MetaUnavailable, MetaAmbiguous, UnsupportedVersion, InvalidSettings (the store belongs to another
+        deployment).
+        """
         ...
 
     def end(self, db: sqlite3.Connection) -> None:
-        """Make there what the transaction changed. Raises MetaUnavailable where nothing was done, MetaAmbiguous; the file's is rolled
-        back then."""
+        """Commit the transaction's changes to the shared catalog. If this raises, the file's transaction is
+        rolled back.
+
+        Raises MetaUnavailable (nothing was done), MetaAmbiguous.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 def detach_from_shared(db: sqlite3.Connection) -> None:
-    """Make a file that was a copy a catalog of its own."""
+    """Turn a copy into a catalog of its own."""
     if db.execute("select 1 from shared").fetchone() is not None:
         with db:
             db.execute("delete from shared")
@@ -92,11 +101,12 @@ class CoordinatorDb(Closeable):
     def __init__(
         self, path: Path | str, *, busy_seconds: float = BUSY_SECONDS, shared: SharedStore | None = None
     ) -> None:
-        """`busy_seconds`: how long another process's transaction is waited for. Raises CatalogBusy where it lasts longer, here as in
-        each call below: nothing was done.
+        """`busy_seconds`: how long to wait for another process's transaction.
 
-        With `shared`, which is closed with it, the file is a copy of what that has. Where that cannot be reached as the file is
-        opened, the copy can be read as it is; a transaction raises MetaUnavailable until it can. Raises what `shared.begin` does.
+        Raises CatalogBusy after that, as every method does: nothing was done.
+        With `shared`, which is closed with it, the file is a copy of the shared catalog. If that cannot be reached,
+        the copy can still be read; transactions raise MetaUnavailable until it can. Raises what `shared.begin`
+        raises.
         """
         if isinstance(path, Path):
             make_folder(path.parent)
@@ -115,7 +125,7 @@ class CoordinatorDb(Closeable):
                     with self.transaction():
                         pass
                 except (MetaUnavailable, MetaAmbiguous) as error:
-                    _log.warning("the catalog is as this machine knew it last: %s", error)
+                    _log.warning("using this machine's last copy of the catalog: %s", error)
         except BaseException:
             self._db.close()
             if shared is not None:
@@ -129,13 +139,13 @@ class CoordinatorDb(Closeable):
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """One caller at a time inside; what another process keeps from it is an error that says so."""
+        """Enter as the only caller; raise CatalogBusy if another process blocks the file."""
         with self._lock, translate_busy(_busy):
             yield
 
     @classmethod
     def open_read_only(cls, data_dir: Path) -> Self | None:
-        """The file of a deployment, of which nothing is changed; None where no coordinator was at work yet."""
+        """Open a deployment's file without changing it; None if no coordinator has run yet."""
         db = open_read_only(data_dir)
         if db is None:
             return None
@@ -143,7 +153,7 @@ class CoordinatorDb(Closeable):
         made._open(db)
         there = {name for (name,) in db.execute("select name from sqlite_master")}
         for name, columns in _TABLE.findall(_SCHEMA):
-            if name not in there:  # a file of an earlier build: the table is empty, in this connection alone
+            if name not in there:  # a file of an earlier build: an empty table, for this connection only
                 db.execute(f"create temp table {name} {columns}")
         return made
 
@@ -154,9 +164,10 @@ class CoordinatorDb(Closeable):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, durable at its end; writers of other processes wait. Inside another one of this thread it is part of it.
+        """Run a durable transaction. Nested transactions of one thread join the outer one.
 
-        Raises MetaUnavailable, and at its end MetaAmbiguous, where the file is a copy.
+        Other processes' writers wait for its end.
+        Raises MetaUnavailable and, at its end, MetaAmbiguous if the file is a copy.
         """
         with self._lock:
             if self._db.in_transaction:
@@ -173,7 +184,7 @@ class CoordinatorDb(Closeable):
                 with self._typed():
                     self._db.execute("commit")
             except BaseException:
-                self._db.rollback()  # where the commit itself failed there may be nothing left to roll back
+                self._db.rollback()  # after a failed commit there may be nothing left to roll back
                 raise
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -181,23 +192,23 @@ class CoordinatorDb(Closeable):
             return self._db.execute(statement, values).fetchall()
 
     def fetch_one(self, statement: str, values: Sequence[Any] = ()) -> Any:
-        """The first row, or None."""
+        """Return the first row, or None."""
         return next(iter(self.execute(statement, values)), None)
 
     def execute_many(self, statement: str, values: Sequence[Sequence[Any]]) -> None:
-        """A statement for each of several rows of values."""
+        """Run a statement once for each row of values."""
         with self._typed():
             self._db.executemany(statement, values)
 
     def with_connection(self, call: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Call `call` with the connection, and nobody else's statement in between."""
+        """Call `call` with the connection; no other statement runs in between."""
         with self._typed():
             return call(self._db)
 
 
 def _busy(error: sqlite3.OperationalError) -> CatalogBusy:
     return CatalogBusy(
-        f"another process holds the catalog's file, coord/coord.db, and did not let go of it in time ({error}): nothing was"
-        " done. Call it again; where it stays so, a process that has the file open is suspended, or copies it: let it go"
+        f"another process locks the catalog's file, coord/coord.db, for too long ({error}): nothing was"
+        " done. Retry; if this persists, a process that has the file open is suspended or copies it: let it go"
         " on, or end it (`fuser coord/coord.db` names it)"
     )

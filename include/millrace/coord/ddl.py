@@ -1,11 +1,11 @@
-"""Kinds of DDL: the message that a broadcast sends to each VChannel, what its effect looks like there, and names.
+"""DDL kinds: the message that a broadcast sends to each VChannel, its effect there, and valid names.
 
-A message carries its broadcast's id as the epoch of one producer id, with sequence 0. So the chain itself tells a repeat from
-somebody else's message of the same kind (law 8): it answers a repeat with what the first one came to, and refuses a broadcast
-that a later one of the collection has passed.
+A message carries its broadcast's id as the epoch of one producer id, with sequence 0. So the chain itself tells a
+repeat from another client's message of the same kind (law 8): it answers a repeat with the first result, and refuses
+a broadcast that a later one of the collection has overtaken.
 
-Where the chain judged a repeat anew, because it has forgotten the producer or (CreateCollection) looks at none, the content
-decides: :func:`effect_status` says whether a VChannel has the effect already.
+If the chain judged a repeat anew, because it has forgotten the producer or (CreateCollection) checks none, the
+content decides: :func:`effect_status` tells whether a VChannel has the effect already.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MARKS: Final = "_-."
 
 
 def check_name(name: object, what: str) -> None:
-    """Raise InvalidArgument for a name that nothing new may have: it has to be safe in paths, URLs and shells.
+    """Raise InvalidArgument unless `name` is valid for a new object: safe in paths, URLs and shells.
 
-    Names from before this rule go on: the chain takes any of 1 to 255 bytes.
+    Older names stay valid: the chain accepts any name of 1 to 255 bytes.
     """
     if (
         not isinstance(name, str)
@@ -53,13 +53,15 @@ def check_name(name: object, what: str) -> None:
 
 
 def build_message(broadcast: BroadcastTask, collection: CollectionInfo, vchannel: str, term: int) -> MutableMessage:
-    """What `broadcast` sends to `vchannel`.
+    """Return the message that `broadcast` sends to `vchannel`.
 
-    Raises InvalidArgument for what no message can say, UnsupportedVersion for a kind that a newer build kept.
+    Raises InvalidArgument if no message can express it, UnsupportedVersion for a kind of a newer build.
     """
     build = _MESSAGES.get(broadcast.kind)
     if build is None:
-        raise UnsupportedVersion(f"a broadcast of kind {broadcast.kind!r}: run the build that kept it, or a newer one")
+        raise UnsupportedVersion(
+            f"unknown broadcast kind {broadcast.kind!r}: run the build that stored it, or a newer one"
+        )
     try:
         made = build(collection, vchannel, term, broadcast.change)
     except (MillraceError, KeyError, TypeError, ValueError) as error:
@@ -68,7 +70,9 @@ def build_message(broadcast: BroadcastTask, collection: CollectionInfo, vchannel
 
 
 class EffectStatus(NamedTuple):
-    """How a VChannel stands to a broadcast: open (its message can come), done (the effect is there), or it differs."""
+    """Whether a VChannel can take a broadcast: open (yes), done (it has the effect), or differs (its state
+    conflicts).
+    """
 
     state: Literal["open", "done", "differs"]
     detail: str = ""
@@ -79,7 +83,7 @@ _DONE: Final = EffectStatus("done")
 
 
 def same_collection(collection: CollectionInfo, held: VChannelDefinition | None) -> bool:
-    """Whether a VChannel has this very collection: another client may have made one under its id."""
+    """Whether a VChannel has this very collection. Another client may have created one under its id."""
     return held is not None and (held.collection_id, held.name, held.vchannels, held.schemas[0]) == (
         collection.id,
         collection.name,
@@ -91,12 +95,17 @@ def same_collection(collection: CollectionInfo, held: VChannelDefinition | None)
 def effect_status(
     kind: str, change: dict[str, Any], collection: CollectionInfo, held: VChannelDefinition | None
 ) -> EffectStatus:
-    """How a VChannel of `collection` that holds `held` (None: no collection of that id) stands to a broadcast."""
+    """Return the status of a VChannel of `collection` for a broadcast.
+
+    `held`: the chain's definition there, None if it has no collection of that id.
+    """
     if kind == "create_collection":
         if held is None:
             return _OPEN
         return (
-            _DONE if same_collection(collection, held) else EffectStatus("differs", "has another collection of that id")
+            _DONE
+            if same_collection(collection, held)
+            else EffectStatus("differs", "has another collection with that id")
         )
     if kind == "drop_collection":
         return _OPEN if same_collection(collection, held) else _DONE
@@ -146,7 +155,7 @@ def _create(collection: CollectionInfo, vchannel: str, term: int, change: dict[s
 
 
 def _changes(change: dict[str, Any]) -> list[SchemaChange]:
-    if "field" in change:  # kept by a build that knew this change alone
+    if "field" in change:  # stored by an early build, which only added fields
         return [AddField(FieldSpec.from_json(change["field"]))]
     return [change_from_json(each) for each in change["changes"]]
 

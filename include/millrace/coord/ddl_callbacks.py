@@ -1,4 +1,4 @@
-"""What DDL does to the catalog: as its broadcast is kept, when all VChannels have it, and when it is given up."""
+"""Effects of DDL on the catalog: when its broadcast is stored, when all VChannels have it, and when it is abandoned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from millrace.base.errors import EntryTooLarge
 from millrace.catalog.collection import CollectionInfo
-from millrace.coord.broadcast.callbacks import BroadcastCallbacks, CallbackRegistry, StalePlan
+from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry, StalePlan
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.ddl import DDL_KINDS, DdlKind, build_message
@@ -18,14 +18,14 @@ from millrace.message.wire.encode import encode_entry
 def ddl_draft(
     kind: DdlKind, collection: CollectionInfo, change: dict[str, object], *, request: str = ""
 ) -> BroadcastDraft:
-    """DDL of `collection` as it was seen."""
+    """Return the draft of a DDL broadcast, planned from `collection` as it was read."""
     return BroadcastDraft(
         kind, collection.id, change, collection.vchannels, collection_keys(collection.id), request, snapshot=collection
     )
 
 
 class DdlCallbacks:
-    """The callbacks of all kinds, on the catalog in `store`."""
+    """Broadcast callbacks of all DDL kinds, on the catalog in `store`."""
 
     def __init__(self, store: CatalogStore, *, max_entry_bytes: int) -> None:
         self._store = store
@@ -37,7 +37,10 @@ class DdlCallbacks:
         )
 
     def check(self, task: BroadcastTask, seen: CollectionInfo) -> None:
-        """Raises Overtaken, CollectionExists, and where the messages cannot be made, or not be appended."""
+        """Validate the plan and reserve what it needs.
+
+        Raises StalePlan, CollectionExists, and an error if the messages cannot be built or are too large.
+        """
         if task.kind == "create_collection":
             if not self._store.add(seen):
                 raise StalePlan
@@ -74,7 +77,11 @@ class DdlCallbacks:
         self._store.update_collection(there)
 
     def on_abandoned(self, task: BroadcastTask) -> BroadcastDraft | None:
-        """A collection that cannot be created is dropped where it was made; one that cannot be dropped is there as before."""
+        """Undo what storing the broadcast did.
+
+        A collection that cannot be created is dropped on the VChannels that have it. One that cannot be dropped
+        becomes active again.
+        """
         there = self._store.collection_by_id(task.collection_id)
         if task.kind == "drop_collection":
             self._store.update_collection(replace(there, state="active"))

@@ -1,4 +1,4 @@
-"""How a broadcast's message gets to a VChannel: made in the PChannel's term, appended, and a refusal held against what is there."""
+"""Sends a DDL message to one VChannel: builds it in the PChannel's term, appends it, and interprets a rejection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TERM_REJECTIONS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
 
 
 class DdlDispatcher:
-    """The protocol Sending, by an append host and the terms in `store`."""
+    """Dispatcher (broadcaster) on an append host and the terms in `store`."""
 
     def __init__(self, store: CatalogStore, append: AppendPort) -> None:
         self._store = store
@@ -32,11 +32,14 @@ class DdlDispatcher:
         )
 
     def send(self, task: BroadcastTask, target: str) -> int:
-        """Raises AppendRejected, EntryTooLarge, and what the host raises."""
+        """Append the task's message to `target`; return its time tick.
+
+        Raises AppendRejected, EntryTooLarge, and errors of the append host.
+        """
         collection, pchannel = self._store.collection_by_id(task.collection_id), pchannel_of(target)
         try:
             made = build_message(task, collection, target, self._store.term(pchannel))
-        except InvalidArgument as error:  # kept by a build that did not look first
+        except InvalidArgument as error:  # stored by an older build that did not validate
             raise AppendRejected(str(error), reason=Reason.MALFORMED) from error
         if task.kind == "drop_collection":
             there = self._there(collection, target)
@@ -51,7 +54,7 @@ class DdlDispatcher:
         return tick
 
     def _rejected(self, task: BroadcastTask, collection: CollectionInfo, target: str, rejection: AppendRejected) -> int:
-        """0 where the VChannel has the effect by another; raises otherwise."""
+        """Return 0 if the VChannel has the effect from another message; raise otherwise."""
         if rejection.reason in TERM_REJECTIONS:
             raise rejection
         if task.kind == "manual_flush" and rejection.reason == Reason.NO_EFFECT:
@@ -66,9 +69,10 @@ class DdlDispatcher:
         return self._append.definitions(pchannel_of(target), collection.id).vchannels.get(target)
 
     def _take_back(self, task: BroadcastTask, collection: CollectionInfo, target: str) -> None:
-        """Drop what was just created, where the collection was dropped while this process slept.
+        """Drop a collection that was just created although it was dropped while this process slept.
 
-        A CreateCollection alone carries no identity that the chain looks at: behind the drop it makes the collection again.
+        The chain cannot recognise a repeated CreateCollection by its producer: after the drop it creates the
+        collection again.
         """
         if self._store.collection_by_id(collection.id).state in ("dropping", "dropped"):
             pchannel = pchannel_of(target)
@@ -80,7 +84,7 @@ class DdlDispatcher:
                     raise
 
     def _in_term(self, pchannel: str, made: MutableMessage) -> int:
-        """Append one message; once more where a newer term was opened meanwhile."""
+        """Append one message; retry in the newer term if one was opened meanwhile."""
         try:
             return self._append.append_one(pchannel, encode_entry([made]))
         except AppendRejected as rejection:

@@ -1,5 +1,7 @@
-"""One coordinator leads, by a lease; others stand by and take over. What a leader writes is bound to its place: the commit of
-one that was deposed, however late it comes, does nothing."""
+"""Leader election by a lease.
+
+A leader's writes are bound to its leader key, so a late commit of a deposed leader has no effect.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,29 @@ class Leadership:
     def __init__(
         self, store: MetaStore, clock: Clock, name: str, *, address: str = "", seconds: float = LEADER_SECONDS
     ) -> None:
-        """`address`: where it serves people and programs, if it does."""
+        """`address`: where this coordinator serves HTTP, or ""."""
         self.store = store
         value = json.dumps([name, address]).encode()
         self._tenure = LeasedKey(store, clock, key=lambda lease: LEADER_KEY, value=value, seconds=seconds)
 
     def step(self) -> float:
-        """Campaign, or stay; the seconds until this is to be called again."""
+        """Campaign, or renew leadership; return the seconds until the next call is due."""
         return self._tenure.step()
 
     def resign(self) -> None:
+        """Give up leadership."""
         self._tenure.release()
 
     @property
     def epoch(self) -> int:
-        """Another number each time somebody comes to lead; 0 while this one does not."""
+        """Number of this leadership, 0 while another coordinator leads. Each leadership has a new number."""
         return self._tenure.revision if self._tenure.held() else 0
 
     def commit(self, epoch: int, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
-        """What :meth:`MetaStore.commit` does, while `epoch` lasts. Raises NotLeader: nothing was done."""
+        """Commit to the meta store as :meth:`MetaStore.commit` does, while `epoch` lasts.
+
+        Raises NotLeader: nothing was done.
+        """
         if epoch == 0 or self.epoch != epoch:
             raise NotLeader("this coordinator does not lead: ask the one that does")
         revision = self.store.commit(then, when=[RevisionEquals(LEADER_KEY, epoch), *when])

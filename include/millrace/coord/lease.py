@@ -1,7 +1,7 @@
-"""A key that is held under a lease: a node's session, the leader's place.
+"""A key held under a lease: a node's session, or the leader key.
 
-The store counts a lease from when it gets a renewal. The holder counts from before it sent one, by its own monotonic clock,
-and takes the difference that clocks may run apart off: so what it may do ends before anybody else can see the key gone.
+The store counts a lease from the renewal's arrival. The holder counts from before it sent the renewal, by its own
+monotonic clock, and subtracts CLOCK_DRIFT. So the holder stops acting before any other process can see the key gone.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from millrace.coord.clock import Clock
 from millrace.meta.store import MetaStore, Put, RevisionEquals
 
 CLOCK_DRIFT: Final = 0.05
-"""How far two monotonic clocks may run apart in a lease: its holder counts on so much less of it."""
+"""Relative drift of two monotonic clocks that a lease allows for."""
 
 
 class LeasedKey:
-    """One key under leases of `seconds`; :meth:`step` takes and keeps it, :meth:`held` says whether it may be relied on."""
+    """One key under a lease of `seconds`. :meth:`step` acquires and renews it; :meth:`held` tells whether it is
+    valid.
+    """
 
     def __init__(
         self, store: MetaStore, clock: Clock, *, key: Callable[[int], str], value: bytes, seconds: float
     ) -> None:
-        """`key` makes the key from the number of the lease. Where it is taken, the tenure waits until it goes."""
+        """`key` derives the key from the lease's number. While another holder has the key, :meth:`step` waits for
+        it.
+        """
         self._store = store
         self._clock = clock
         self._key = key
@@ -33,16 +37,17 @@ class LeasedKey:
         self.lease = 0
         self.key = ""
         self.revision = 0
-        """Of the key, while it is held: what a commit can be bound to."""
+        """Revision of the key while it is held. Commits can be bound to it."""
 
     def held(self) -> bool:
+        """Whether the lease is valid by this process's own clock."""
         return self._clock.monotonic() < self._until
 
     def step(self) -> float:
-        """Take the key, or renew its lease; the seconds until this is to be called again."""
+        """Acquire the key, or renew its lease; return the seconds until the next call is due."""
         if self.lease and not self.held():
             self.release()
-            return 0.0  # whoever relied on it hears of that before the next one is taken
+            return 0.0  # the caller sees the loss before the key is acquired again
         try:
             if self.lease:
                 self._renew()
@@ -59,9 +64,9 @@ class LeasedKey:
         asked, lease = self._clock.monotonic(), self.lease
         self._store.renew(lease)
         there = self._store.get(self.key)
-        if there is None or there.modified != self.revision:  # somebody put this holder out
+        if there is None or there.modified != self.revision:  # the coordinator evicted this holder
             raise LeaseNotFound(f"{self.key} was taken away")
-        if not self.held():  # it lapsed meanwhile: whoever relied on it gave up, and must not find it again
+        if not self.held():  # expired during the call: users of the key have stopped and must not see it valid again
             raise LeaseNotFound(f"{self.key} was renewed too late")
         if self.lease == lease:
             self._until = self._ends(asked)
@@ -86,10 +91,10 @@ class LeasedKey:
         return asked + self._seconds * (1 - CLOCK_DRIFT)
 
     def release(self) -> None:
-        """From now on nothing is held; the lease ends where the store can be reached, and runs out where it cannot."""
+        """Stop holding the key. The lease is revoked if the store answers, and expires otherwise."""
         lease, self.lease, self.revision, self._until = self.lease, 0, 0, float("-inf")
         if lease:
             try:
                 self._store.revoke(lease)
             except (MetaUnavailable, MetaAmbiguous):
-                pass  # it runs out
+                pass  # it expires

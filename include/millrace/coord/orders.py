@@ -1,7 +1,7 @@
-"""The coordinator's orders to nodes over Flight: assign, remove, collect status (the protocol Orders of the balancer).
+"""Orders to nodes over Flight: assign, remove, collect status (the balancer's protocol Orders).
 
-Each is one action with a JSON object, which the node's server answers (millrace.node.cluster.order_server); its typed errors come out as
-they were raised there.
+Each order is one action with a JSON object. The node's server answers it (millrace.node.cluster.server) and its typed
+errors are raised here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FlightOrders(Closeable):
     """One coordinator's connections to nodes. Thread-safe."""
 
     def __init__(self, settings: Settings, *, seconds: float) -> None:
-        """`seconds`: how long a node may take to answer."""
+        """`seconds`: timeout of one order."""
         self._token = cluster_token(settings)
         self._tls = settings.log_tls
         self._seconds = seconds
@@ -41,7 +41,10 @@ class FlightOrders(Closeable):
         self._order(REMOVE, owner, pchannel, role)
 
     def status(self, address: str) -> dict[str, Any]:
-        """What the node at `address` holds now. Raises NodeUnreachable."""
+        """Return what the node at `address` holds now.
+
+        Raises NodeUnreachable.
+        """
         return self._call(address, STATUS, {})
 
     def _order(self, name: str, owner: Owner, pchannel: str, role: str) -> None:

@@ -1,5 +1,6 @@
-"""A coordinator: it stands by, leads where nobody else does, and then runs the balancer. Several may run: one leads. Without any of
-them what is assigned stays so. `millrace.service` is it as a program.
+"""Runs a coordinator: it campaigns for leadership and, as the leader, runs the balancer.
+
+Several coordinators may run; one leads. Without any, assignments stay as they are. `millrace.service` is the program.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
 from millrace.catalog.sqlite_file import pchannel_names, read_collections
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
-from millrace.coord.balancer.policies import find_policy
+from millrace.coord.balancer.vchannelfair import find_policy
 from millrace.coord.clock import Clock
 from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
@@ -26,15 +27,15 @@ from millrace.coord.session import moving_roles
 from millrace.meta.store import MetaStore
 
 ROUND_SECONDS: Final = 0.25
-"""Pause between two rounds of the balancer, and between two looks at who leads."""
+"""Seconds between two rounds of the balancer, and between two checks of leadership."""
 STATS_SECONDS: Final = 1.0
-"""Pause between two looks at what nodes say of what they have."""
+"""Seconds between two polls of node statistics."""
 
 _log = logging.getLogger(__name__)
 
 
 class NodeStatusSource(Protocol):
-    """What nodes are asked by (FlightOrders)."""
+    """Asks nodes for their status (FlightOrders)."""
 
     def status(self, address: str) -> dict[str, Any]: ...
 
@@ -42,7 +43,7 @@ class NodeStatusSource(Protocol):
 def run_coordinator(
     settings: Settings, store: MetaStore, *, name: str, address: str, stop: threading.Event, clock: Clock
 ) -> None:
-    """Stand by and lead as the coordinator `name`, which serves at `address`, until `stop`."""
+    """Run the coordinator `name`, which serves at `address`, until `stop` is set."""
     leadership = Leadership(store, clock, name, address=address, seconds=settings.session_seconds)
     campaign = threading.Thread(target=_campaign, args=(leadership, stop), name="leadership", daemon=True)
     campaign.start()
@@ -55,7 +56,7 @@ def run_coordinator(
                 if leadership.epoch:
                     _log.info("%s leads", name)
                     _lead(settings, leadership, clock, orders, together, stop)
-                    _log.info("%s leads no more", name)
+                    _log.info("%s no longer leads", name)
     finally:
         stop.set()
         campaign.join()
@@ -105,7 +106,7 @@ def _lead(
             except NotLeader:
                 return
             except MillraceError as error:
-                _log.warning("this round is left to the next one: %s: %s", error.code, error)
+                _log.warning("a round of the balancer failed and will be repeated: %s: %s", error.code, error)
             if stop.wait(ROUND_SECONDS):
                 return
     finally:
@@ -120,13 +121,13 @@ def _ask_nodes(
     together: RunAll,
     stop: threading.Event,
 ) -> None:
-    """Beside the rounds: a node that does not answer is no reason to wait with them."""
+    """Poll node statistics in a thread of its own, so that an unresponsive node does not delay a round."""
     while leadership.epoch == epoch and not stop.wait(STATS_SECONDS):
         stats.poll([info.address for info in list(balancer.nodes.values())], together)
 
 
 class ClusterStats:
-    """What the catalog and the nodes say of each PChannel."""
+    """Combine the statistics of the catalog and of the nodes, by PChannel."""
 
     def __init__(self, catalog: Callable[[], Mapping[str, ChannelStats]], orders: NodeStatusSource) -> None:
         self._catalog = catalog
@@ -146,14 +147,17 @@ class ClusterStats:
         }
 
     def poll(self, addresses: Sequence[str], together: RunAll) -> Mapping[str, Mapping[str, float]]:
-        """Ask the nodes at `addresses` how what they ingest goes; what one does not answer is taken to be 0. By PChannel."""
+        """Ask the nodes at `addresses` for their ingest rates; return them by PChannel.
+
+        A node that does not answer counts as 0.
+        """
         found: dict[str, Mapping[str, float]] = {}
 
         def one(address: str) -> None:
             try:
                 found.update(self._orders.status(address).get("rates", {}))
             except MillraceError as error:
-                _log.debug("%s does not say how it goes: %s", address, error)
+                _log.debug("no statistics from %s: %s", address, error)
 
         together([partial(one, address) for address in addresses])
         self._rates = found
@@ -161,7 +165,10 @@ class ClusterStats:
 
 
 class CatalogStats:
-    """What the catalog says of each PChannel: its VChannels, and whose they are; what it said before while it cannot be read."""
+    """Read the number of VChannels and the collections of each PChannel from the catalog.
+
+    While the catalog cannot be read, the previous answer stands in.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._data_dir = settings.data_dir
@@ -171,7 +178,7 @@ class CatalogStats:
         try:
             collections = read_collections(self._data_dir)
         except sqlite3.Error as error:
-            _log.warning("the catalog cannot be read now: %s", error)
+            _log.warning("cannot read the catalog: %s", error)
             return self._known
         found: dict[str, list[int]] = {}
         for collection in collections:

@@ -1,8 +1,9 @@
-"""A node's side of assignment: which roles it holds, in which term; what it opens and closes on the coordinator's order.
+"""A node's side of assignment: the roles that it holds, each in a term, opened and closed on the coordinator's orders.
 
-Orders come late, twice and out of order. Of each role a node knows the newest term that it was told, and whether to have it or
-to have let it go; what is older is ignored. One role is opened or closed by one thread at a time, and what was open in an older
-term is closed before the next opens. What the node holds counts while its session does.
+Orders can arrive late, twice and out of order. For each role the node keeps the newest term that was ordered, and
+whether to hold or release the role in it; older orders are ignored. One thread at a time opens or closes a role. A
+role that is open in an older term is closed before it opens in the next. Roles count as held only while the node's
+session is valid.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from millrace.coord.session import Session
 
 
 class RoleOpener(Protocol):
-    """What really hosts a role."""
+    """Hosts the roles."""
 
     def open(self, pchannel: str, role: str, term: int, session: str) -> None:
-        """Returns when the role is at work in this term; what it raises, its order is answered with."""
+        """Return when the role works in this term. An error is the answer to the order."""
         ...
 
     def close(self, pchannel: str, role: str, term: int) -> None:
-        """Returns when nothing of the role is at work any more; called for what was opened, or failed to open."""
+        """Return when the role has stopped. Called after a successful or a failed open."""
         ...
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One role: what is wanted, and what is. A term with False is one that was let go."""
+    """One role: its wanted and its actual state. A wanted term with False is released."""
 
     wanted: tuple[int, bool] = (0, False)
     session: str = ""
-    """In which session it is wanted."""
+    """Session in which the role is wanted."""
     open: int = 0
-    """The term that is open, 0 for none."""
+    """Term in which the role is open, 0 if it is closed."""
     opened_in: str = ""
     busy: bool = False
 
@@ -50,10 +51,10 @@ class HeldRole:
 
 
 class RoleManager:
-    """What one node holds. Thread-safe; no lock is held while something opens or closes."""
+    """The roles of one node. Thread-safe. No lock is held while a role opens or closes."""
 
     def __init__(self, session: Session, opener: RoleOpener, *, run_all: RunAll = run_sequentially) -> None:
-        """`together`: how the roles are closed that a session had."""
+        """`run_all` runs the closing of all roles of an ended session."""
         self._session = session
         self._opener = opener
         self._together = run_all
@@ -61,12 +62,17 @@ class RoleManager:
         self._slots: dict[tuple[str, str], _Slot] = {}
 
     def assign(self, session: str, pchannel: str, role: str, term: int) -> None:
-        """Have the role in `term`: returns when it does. Raises OrderIgnored (a newer order came before), SessionEnded,
-        OrderPending (ask again), and what its opening raises."""
+        """Hold the role in `term`; return when it is open.
+
+        Raises OrderIgnored (a newer order came before), SessionEnded, OrderPending (retry), and what opening raises.
+        """
         self._order(session, pchannel, role, (term, True))
 
     def remove(self, session: str, pchannel: str, role: str, term: int) -> None:
-        """Let the role go, if it is held in `term` or an older one: returns when it is. Raises SessionEnded, OrderPending."""
+        """Release the role if it is held in `term` or an older one; return when it is closed.
+
+        Raises SessionEnded, OrderPending (retry).
+        """
         self._order(session, pchannel, role, (term, False))
 
     def _order(self, session: str, pchannel: str, role: str, order: tuple[int, bool]) -> None:
@@ -77,20 +83,24 @@ class RoleManager:
             newest, wanted = slot.wanted
             if term < newest or (term == newest and wants and not wanted):
                 if wants:
-                    raise OrderIgnored(f"{pchannel} ({role}) was told of term {newest}, and {term} is older")
+                    raise OrderIgnored(
+                        f"{pchannel} ({role}) has an order for term {newest}, which is newer than {term}"
+                    )
                 if slot.open > term or slot.open == 0:
-                    return  # what it is to let go of is closed
-                raise OrderPending(f"{pchannel} ({role}) is at work on term {newest}: ask again")
+                    return  # the term to release is already closed
+                raise OrderPending(f"{pchannel} ({role}) is processing an order for term {newest}: retry")
             slot.wanted, slot.session = order, session
             if slot.busy:
-                raise OrderPending(f"{pchannel} ({role}) is opening or closing: ask again")
+                raise OrderPending(f"{pchannel} ({role}) is opening or closing: retry")
             slot.busy = True
         self._settle(pchannel, role, slot)
         if wants:
             self.check(pchannel, role, term)
 
     def _settle(self, pchannel: str, role: str, slot: _Slot) -> None:
-        """Have the role as it is wanted, by whoever made it busy; it is that no more when this returns or raises."""
+        """Bring the role to its wanted state. The caller marked it busy; it is no longer busy when this returns or
+        raises.
+        """
         try:
             while True:
                 with self._lock:
@@ -115,13 +125,15 @@ class RoleManager:
             raise
 
     def check(self, pchannel: str, role: str, term: int) -> None:
-        """Whether the node may act for the role in `term`, this moment. Raises AssignmentStale."""
+        """Raise AssignmentStale unless the node may act for the role in `term` at this moment."""
         slot = self._slots.get((pchannel, role))
         if slot is None or slot.open != term or slot.wanted != (term, True) or not self._session.held(slot.opened_in):
-            raise AssignmentStale(f"this node does not hold {pchannel} ({role}) in term {term}: ask who does")
+            raise AssignmentStale(
+                f"this node does not hold {pchannel} ({role}) in term {term}: read the assignments again"
+            )
 
     def held_roles(self) -> list[HeldRole]:
-        """What the node holds now (collect status)."""
+        """Return the roles that the node holds now."""
         return [
             HeldRole(pchannel, role, slot.open)
             for (pchannel, role), slot in sorted(self._slots.items())
@@ -129,8 +141,10 @@ class RoleManager:
         ]
 
     def end(self) -> None:
-        """The session ended, and the next has not begun: everything is closed at the same time, or will be by whoever is opening
-        it. What the next session was given meanwhile would be closed with it."""
+        """Close all roles after the session ended and before the next one begins.
+
+        Roles of the next session must not be assigned yet: they would be closed as well.
+        """
         mine = []
         with self._lock:
             for (pchannel, role), slot in self._slots.items():

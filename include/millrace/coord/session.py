@@ -1,5 +1,7 @@
-"""Sessions: a node is what holds a key under ``nodes/`` by a lease. Its name is the node's with the number of that lease, so
-that a node that comes back is another one to everybody."""
+"""Node sessions: a key under ``nodes/`` with a lease.
+
+A session is named after its node and the number of the lease, so a node that returns has a new session.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ ROLES: Final = (APPEND, INGEST)
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a node says of itself when it registers."""
+    """What a node registers."""
 
     name: str
     address: str
-    """Where it takes orders."""
+    """Address of its order server."""
     roles: tuple[str, ...] = ROLES
     client_address: str = ""
-    """Where it takes appends; "": at its address."""
+    """Address of its append server; "" if it is `address`."""
 
     def encode(self) -> bytes:
         return json.dumps([self.name, self.address, self.roles, self.client_address]).encode()
@@ -43,12 +45,15 @@ class NodeInfo:
 
 
 def moving_roles(log: str) -> tuple[str, ...]:
-    """The roles that move between nodes on the log at the URL `log`: appends do where the log is no one process's."""
+    """Return the roles that move between nodes for the log at URL `log`.
+
+    Appends move only if several processes can open the log.
+    """
     return (INGEST,) if backend_of(log).local else ROLES
 
 
 class Session:
-    """A node's session. `on_end` is called once each time one ends, before the next is opened."""
+    """A node's session. `on_end` is called once for each session that ends, before the next one opens."""
 
     def __init__(
         self,
@@ -67,20 +72,22 @@ class Session:
 
     @property
     def name(self) -> str:
-        """``<node>@<lease>``, "" where none is open."""
+        """Name of the open session, ``<node>@<lease>``; "" if none is open."""
         return self._tenure.key.removeprefix(NODE_PREFIX) if self._tenure.lease else ""
 
     def held(self, name: str | None = None) -> bool:
-        """Whether the session (that of `name`) may be relied on now."""
+        """Whether the session (with `name`, that session) is valid now."""
         return self._tenure.held() and (name is None or name == self.name)
 
     def check(self, name: str) -> None:
-        """Raises SessionEnded."""
+        """Raise SessionEnded unless session `name` is valid."""
         if not self.held(name):
-            raise SessionEnded(f"the session {name} of this node has ended: it owns nothing until it is assigned anew")
+            raise SessionEnded(
+                f"session {name} of this node has ended: the node owns nothing until it is assigned again"
+            )
 
     def step(self) -> float:
-        """Open or renew the session; the seconds until this is to be called again."""
+        """Open or renew the session; return the seconds until the next call is due."""
         wait = self._tenure.step()
         if self._name != self.name:
             ended, self._name = self._name, self.name
@@ -89,7 +96,7 @@ class Session:
         return wait
 
     def close(self) -> None:
-        """End the session now: the node owns nothing any more."""
+        """End the session now. The node owns nothing afterwards."""
         self._tenure.release()
         if self._name:
             self._name = ""

@@ -1,11 +1,13 @@
-"""The catalog of a cluster: the truth lies in its meta store, and the coordinator's file of each machine is a copy of it.
+"""The catalog of a cluster: the meta store has the truth, and each machine's coordinator file is a copy of it.
 
-Where MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.coordinator_db) begins with a look whether the copy
-is as new as the store, and ends with one commit there, which holds only where nobody else's came between. So the file alone knows
-nothing: a machine that lost it has it again, and what dies between the two commits leaves a copy that is taken anew.
+If MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.coordinator_db) first brings the
+copy up to date and ends with one commit to the store, which succeeds only if no other commit came in between. So the
+file alone is never the truth: a lost file is recreated, and a crash between the two commits leaves a copy that is
+read anew.
 
-In the store the rows are documents under ``catalog/``, JSON by zlib: one a collection, one a broadcast with all that belongs to it,
-and PChannels, producers and answers by a hash. ``catalog/guard`` counts the commits: its revision is the catalog's.
+In the store, rows are documents under ``catalog/``, zlib-compressed JSON: one per collection, one per broadcast with
+its targets, and PChannels, producers and answers by a hash. ``catalog/guard`` changes with every commit; its revision
+is the catalog's.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from millrace.meta.factory import ClosableMetaStore
 from millrace.meta.store import Delete, Entry, Mutation, Put, RevisionEquals
 
 DOCUMENT_VERSION: Final = 1
-"""Of the documents. A store with a newer one is refused."""
+"""Version of the documents. A store with a newer one is refused."""
 BUCKETS: Final = 256
-"""Documents that PChannels are spread over; producers and answers too."""
+"""Number of documents that PChannels are spread over; producers and answers likewise."""
 MAX_CHANGES_PER_COMMIT: Final = 100
-"""Changes of one commit at most; a store takes 128."""
+"""Changes per commit; a store accepts 128."""
 MAX_BYTES_PER_COMMIT: Final = 512 * 1024
 RETRY_SECONDS: Final = 15.0
 _PAUSE: Final = 0.1
@@ -51,7 +53,7 @@ _TABLES: Final = {
     "answered": ("answer", "bucket({row}.id)"),
     "restored": ("restored", "0"),
 }
-"""For each table of the file the kind of its documents, and in which of them a row lies."""
+"""For each table of the file: the kind of its documents, and the document that a row belongs to."""
 _ROWS_OF: Final = {"insert": ("new",), "update": ("old", "new"), "delete": ("old",)}
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,10 @@ _T = TypeVar("_T")
 
 
 def open_shared_catalog(settings: Settings) -> SharedCatalog | None:
-    """Of a deployment; None where no meta store is named. Raises what opening that does."""
+    """Open the deployment's shared catalog; None if no meta store is configured.
+
+    Raises what opening the store raises.
+    """
     return (
         SharedCatalog(open_cluster_store(settings, SystemClock()), retry_seconds=RETRY_SECONDS)
         if settings.meta_store
@@ -69,11 +74,12 @@ def open_shared_catalog(settings: Settings) -> SharedCatalog | None:
 
 
 class SharedCatalog(Closeable):
-    """The protocol Shared (millrace.coord.coordinator_db). Not thread-safe: the file's transaction is what it runs in."""
+    """The SharedStore on a meta store. Not thread-safe: it runs inside the file's transactions."""
 
     def __init__(self, meta: ClosableMetaStore, *, retry_seconds: float = 0.0) -> None:
-        """`meta` is closed with it. `patience`: seconds for which a store that is away is asked again: one that is started anew has
-        closed the connections it had."""
+        """`meta` is closed with it. `retry_seconds`: how long to retry an unavailable store; a restart closes its
+        connections.
+        """
         self._meta = meta
         self._patience = retry_seconds
 
@@ -81,7 +87,10 @@ class SharedCatalog(Closeable):
         self._meta.__exit__(None, None, None)
 
     def attach(self, db: sqlite3.Connection) -> None:
-        """A name for the file's own catalog is kept before that is put anywhere, so that it is known again if the answer is lost."""
+        """Record changes by triggers, and store a name for the file's own catalog.
+
+        The name is durable before the catalog is put into a store, so that it is recognised if the answer is lost.
+        """
         if _copy(db) is None:
             db.execute(
                 "insert into shared select ?, 0 where not exists (select 1 from shared)", (secrets.token_hex(16),)
@@ -94,12 +103,12 @@ class SharedCatalog(Closeable):
                 db.execute(f"create temp trigger {table}_{change} after {change} on main.{table} begin {notes} end")
 
     def begin(self, db: sqlite3.Connection) -> None:
-        """The first time, where the store has no catalog, the file's becomes that."""
+        """Bring the file up to date. A store without a catalog gets the file's."""
         guard = self._patiently(lambda: self._meta.get(CATALOG_GUARD_KEY))
         catalog, revision = _copy(db)
         if guard is None and revision:
-            _log.warning("the meta store has lost the catalog: it is put there again from the coordinator's file")
-            # Under another name, kept first: the store it was in is not to take it for its own, should that come back.
+            _log.warning("the meta store has lost the catalog: restoring it from the coordinator's file")
+            # Under a new name, stored first: if the old store comes back, it must not mistake this catalog for its own.
             db.execute("update shared set catalog = ?, revision = 0", (secrets.token_hex(16),))
             db.execute("commit")
             db.execute("begin immediate")
@@ -109,8 +118,10 @@ class SharedCatalog(Closeable):
             self._found(db, catalog)
         elif _said(guard)["catalog"] != catalog and (revision or any(_numbers(db))):
             raise InvalidSettings(
-                "the meta store that MILLRACE_META_STORE names has the catalog of another deployment than this data folder: name the"
-                " store that it was in, or one of its own (another database, another prefix of etcd)"
+                "the meta store in MILLRACE_META_STORE has the catalog of another deployment than this data folder:"
+                " use the"
+                " store that holds this deployment's catalog, or an empty one (another database, another prefix of"
+                " etcd)"
             )
         elif guard.modified != revision:
             self._take(db)
@@ -122,7 +133,7 @@ class SharedCatalog(Closeable):
             return
         catalog, revision = _copy(db)
         changes = [_change(db, kind, number) for kind, number in touched]
-        # Many only where many closed broadcasts are forgotten at once: in any order, with any others.
+        # There are many changes only if many closed broadcasts are removed at once; their order does not matter.
         forgotten = [change for change in changes if isinstance(change, Delete)]
         later = forgotten[MAX_CHANGES_PER_COMMIT // 2 :]
         for piece in _pieces(later):
@@ -132,7 +143,7 @@ class SharedCatalog(Closeable):
         hit("catalog.shared")
 
     def _commit(self, changes: list[Mutation], catalog: str, base: int) -> int:
-        """The revision behind the changes, which are made on the revision `base` alone (0: there is no catalog)."""
+        """Commit the changes on top of revision `base` (0: no catalog); return the new revision."""
         guard = _guard(catalog)
         try:
             revision = self._patiently(
@@ -141,11 +152,11 @@ class SharedCatalog(Closeable):
         except MetaAmbiguous:
             revision = self._settled(guard, catalog, base)
         if revision is None:
-            raise MetaUnavailable("the catalog changed at the same moment: nothing was done, call it again")
+            raise MetaUnavailable("the catalog was changed concurrently: nothing was done, retry")
         return revision
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
-        """What raises MetaUnavailable was not done, and is done again."""
+        """Retry a call that raises MetaUnavailable: it was not done."""
         end = Deadline.after(self._patience)
         while True:
             try:
@@ -155,30 +166,36 @@ class SharedCatalog(Closeable):
                     raise
 
     def _settled(self, guard: Put, catalog: str, base: int) -> int | None:
-        """What became of a commit whose answer was lost; one that comes later does not hold any more. Raises MetaAmbiguous."""
+        """Find out what became of a commit whose answer was lost. Afterwards a late arrival cannot succeed.
+
+        Raises MetaAmbiguous.
+        """
         try:
             if self._meta.commit([_guard(catalog)], when=[RevisionEquals(CATALOG_GUARD_KEY, base)]) is not None:
                 return None
             there = self._meta.get(CATALOG_GUARD_KEY)
         except MetaUnavailable as error:
             raise MetaAmbiguous(
-                f"the catalog's change got no answer, and {error}: look before you repeat it"
+                f"a change of the catalog got no answer ({error}): check whether it was made before you retry"
             ) from error
         return there.modified if there is not None and there.value == guard.value else None
 
     def _found(self, db: sqlite3.Connection, catalog: str) -> None:
-        """Make the file's rows the store's catalog. Who dies in the midst leaves documents without a guard: the next one's to replace."""
+        """Put the file's rows into the store as its catalog.
+
+        A crash leaves documents without a guard; the next attempt replaces them.
+        """
         changes = [_change(db, kind, number) for kind, number in _numbers(db)]
         keys = {change.key for change in changes}
         left = [Delete(entry.key) for entry in self._meta.list(CATALOG_PREFIX).entries if entry.key not in keys]
         for piece in _pieces([*left, *changes]):
             if self._meta.commit(piece, when=[RevisionEquals(CATALOG_GUARD_KEY, 0)]) is None:
-                raise MetaUnavailable("another process made the catalog at the same moment: call it again")
+                raise MetaUnavailable("another process created the catalog concurrently: retry")
         db.execute("update shared set revision = ?", (self._commit([], catalog, 0),))
         hit("catalog.shared")
 
     def _take(self, db: sqlite3.Connection) -> None:
-        """Make the file a copy of what the store has."""
+        """Copy the store's catalog into the file."""
         entries = {entry.key: entry for entry in self._meta.list(CATALOG_PREFIX).entries}
         guard = entries.pop(CATALOG_GUARD_KEY)
         for table in _TABLES:
@@ -205,20 +222,21 @@ def _said(guard: Entry) -> dict[str, Any]:
     said: dict[str, Any] = json.loads(guard.value)
     if said["form"] > DOCUMENT_VERSION:
         raise UnsupportedVersion(
-            f"the catalog in the meta store has form {said['form']}, and this build knows {DOCUMENT_VERSION}: use the newer build"
+            f"the catalog in the meta store has version {said['form']}, this build reads {DOCUMENT_VERSION}: use a"
+            " newer build"
         )
     return said
 
 
 def _numbers(db: sqlite3.Connection) -> Iterator[tuple[str, int]]:
-    """The documents that the file's rows make."""
+    """Yield the documents that the file's rows belong to."""
     for table in ("pchannel", "producer", "collection", "broadcast", "answered", "restored"):
         kind, number = _TABLES[table]
         yield from db.execute(f"select distinct '{kind}', {number.format(row=table)} from {table}").fetchall()
 
 
 def _change(db: sqlite3.Connection, kind: str, number: int) -> Mutation:
-    """A document as the file has it now; none where it has no rows."""
+    """Return the write of one document with the file's current rows, or its removal if there are none."""
     key = f"{CATALOG_PREFIX}{kind}/{number}"
     document = {}
     for table, (of, place) in _TABLES.items():

@@ -1,4 +1,6 @@
-"""The meta store that the settings name, and the secret by which the processes of a cluster know each other."""
+"""Opens the meta store that the settings name, guards a switch of the log against nodes, and holds the cluster's
+secret.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ from millrace.rpc.wire import TOKEN_VARIABLE
 STORE_FILE: Final = "cluster.db"
 TOKEN_FILE: Final = "cluster.token"
 CATALOG_PREFIX: Final = "catalog/"
-"""There, in a store that the settings name, is the catalog (millrace.coord.shared_catalog)."""
+"""Prefix of the catalog's keys in the meta store (millrace.coord.shared_catalog)."""
 CATALOG_GUARD_KEY: Final = "catalog/guard"
 SWITCH_KEY: Final = "control/switch"
-"""There, under a lease, while the log is being switched."""
+"""Key that exists, under a lease, while the log is being switched."""
 
 
 def open_cluster_store(settings: Settings, clock: Clock) -> ClosableMetaStore:
-    """The cluster's meta store; the embedded one is made where it is not there. Raises MetaUnavailable, UnsupportedVersion."""
+    """Open the cluster's meta store. The embedded store is created if it is missing.
+
+    Raises MetaUnavailable, UnsupportedVersion.
+    """
     if settings.meta_store:
         return open_meta_store(settings.meta_store, clock.monotonic, env=os.environ)
     from millrace.meta.sql import SqlStore
@@ -37,10 +42,11 @@ def open_cluster_store(settings: Settings, clock: Clock) -> ClosableMetaStore:
 
 
 def require_cluster(settings: Settings) -> None:
-    """Raises InvalidSettings where no process of a cluster was at work in this data folder: looking makes no store."""
+    """Raise InvalidSettings if no cluster process has used this data folder. This check creates no store."""
     if not settings.meta_store and not (settings.data_dir / "coord" / STORE_FILE).exists():
         raise InvalidSettings(
-            f"{settings.data_dir} is no cluster's: start one with `millrace coord` and `millrace node NAME` (docs/coordinator.md)"
+            f"{settings.data_dir} has no cluster: start one with `millrace coord` and `millrace node NAME`"
+            " (docs/coordinator.md)"
         )
 
 
@@ -50,8 +56,11 @@ def _living(store: MetaStore, role: str | None = None) -> list[str]:
 
 
 def require_unused_store(settings: Settings) -> None:
-    """For what puts another deployment in its place: raises LogBusy where nodes live in a meta store outside of the data folder,
-    InvalidSettings where that has the catalog of a deployment."""
+    """Check that the meta store belongs to no other deployment, before a restore replaces this one.
+
+    Raises LogBusy if nodes are alive in a meta store outside of the data folder.
+    Raises InvalidSettings if that store has the catalog of a deployment.
+    """
     if not settings.meta_store:
         return
     with open_cluster_store(settings, SystemClock()) as store:
@@ -59,23 +68,28 @@ def require_unused_store(settings: Settings) -> None:
         taken = store.get(CATALOG_GUARD_KEY) is not None
     if names:
         raise LogBusy(
-            f"the nodes {', '.join(names)} of the meta store {settings.meta_store} are at work: stop them first, or name another one"
+            f"nodes {', '.join(names)} of the meta store {settings.meta_store} are running: stop them, or use another"
+            " store"
         )
     if taken:
         raise InvalidSettings(
-            f"the meta store {settings.meta_store} has the catalog of a deployment: name another one (another database, another prefix"
-            f" of etcd), or, where that deployment is gone, delete its keys under {CATALOG_PREFIX}"
+            f"the meta store {settings.meta_store} has the catalog of a deployment: use another one (another"
+            " database, another prefix"
+            f" of etcd), or, if that deployment is gone, delete its keys under {CATALOG_PREFIX}"
         )
 
 
 @contextmanager
 def exclude_append_nodes(settings: Settings, clock: Clock | None = None) -> Iterator[Callable[[], None]]:
-    """No node takes appends inside, one that starts meanwhile neither: the log goes on in another backend, and each node follows its
-    own view of it.
+    """Keep nodes from taking appends inside this context, so that the log can move to another backend.
 
-    A mark in the meta store keeps nodes away, under a lease. The answer is a check to call before each step that a node must not
-    see half done: it raises LogBusy once the mark was lost, however shortly. Raises LogBusy where nodes take appends already, or
-    another process is inside; MetaUnavailable.
+    Each node follows its own view of the log; appends during the switch would be lost to it.
+    A mark in the meta store, under a lease, keeps new nodes away. The context yields a check: call it before each
+    step that a node must not see half done.
+
+    Raises LogBusy if a node takes appends already, if another process is inside, or (from the check) if the mark was
+    lost.
+    Raises MetaUnavailable.
     """
     try:
         require_cluster(settings)
@@ -88,7 +102,7 @@ def exclude_append_nodes(settings: Settings, clock: Clock | None = None) -> Iter
         mark.step()
         if not mark.lease:
             store.get(SWITCH_KEY)
-            raise LogBusy("another process is switching the log: wait for its end")
+            raise LogBusy("another process is switching the log: wait until it has finished")
         ended, taken = threading.Event(), mark.revision
 
         def keep() -> None:
@@ -98,17 +112,19 @@ def exclude_append_nodes(settings: Settings, clock: Clock | None = None) -> Iter
         def check() -> None:
             if mark.revision != taken or not mark.held():
                 raise LogBusy(
-                    "the mark that keeps nodes from taking appends was lost (this process slept, or the meta store was away), so one may"
-                    " have started: drain and stop the nodes with the append role, and run the switch again, which completes it"
+                    "the mark that keeps nodes from taking appends was lost (this process slept, or the meta store"
+                    " failed), so a node may"
+                    " have started: drain and stop the nodes with the append role, then run the switch again to"
+                    " complete it"
                 )
 
         keeping = threading.Thread(target=keep, name="switch-mark", daemon=True)
         keeping.start()
         try:
-            # Behind the mark: a node that comes now finds it before it opens anything.
+            # Only after the mark is set: a node that starts now sees the mark before it opens a log.
             if names := _living(store, APPEND):
                 raise LogBusy(
-                    f"the nodes {', '.join(names)} take what is appended: drain and stop them, switch the log, and start them again"
+                    f"nodes {', '.join(names)} take appends: drain and stop them, switch the log, and start them again"
                 )
             yield check
         finally:
@@ -118,13 +134,16 @@ def exclude_append_nodes(settings: Settings, clock: Clock | None = None) -> Iter
 
 
 def require_no_switch(store: MetaStore) -> None:
-    """Raises LogBusy while the log is being switched: for a node that is to take appends."""
+    """Raise LogBusy while the log is being switched. A node calls this before it takes appends."""
     if store.get(SWITCH_KEY) is not None:
-        raise LogBusy("the log is being switched to another backend: no node takes appends until that is done")
+        raise LogBusy("the log is being switched to another backend: start the node again when that has finished")
 
 
 def cluster_token(settings: Settings) -> str:
-    """What every order carries: MILLRACE_SERVER_TOKEN where nodes lie on several hosts, else a secret in the data folder."""
+    """Return the secret that every order carries.
+
+    MILLRACE_SERVER_TOKEN if it is set, which nodes on several hosts need; otherwise a secret in the data folder.
+    """
     given = os.environ.get(TOKEN_VARIABLE, "")
     if given:
         return given

@@ -1,14 +1,14 @@
-"""Switching the backend of a deployment's log: every PChannel goes on in another one, and nothing is lost or doubled.
+"""Switch a deployment's log to another backend: every PChannel continues there; nothing is lost or duplicated.
 
-    check that the target can be written, make the PChannels' logs there
-    → add the generation to the list (millrace.log.generations.generation_file): from here on the switch is under way
-    → for each PChannel: append AlterWAL; where the chain accepts it, the log of this generation ends; keep that position
-    → close the generation: nothing is left that could pass
+    check that the target is writable, create the PChannels' logs there
+    → add the generation to the list (millrace.log.generations.generation_file): the switch is now in progress
+    → per PChannel: append AlterWAL; where the chain accepts it, this generation's log ends; record that position
+    → close the generation: no PChannel is left to switch
 
-Each step is idempotent and what it did is durable before the next begins, so that a switch that was killed is completed by
-calling it again with the same target; before its second step it has done nothing that anybody sees. A PChannel passes by
-itself: appends go on in the others meanwhile, and in it they fail, retriable, for the moment between its AlterWAL message and
-the keeping of its position. Producers repeat those with the same sequences (law 8).
+Each step is idempotent and durable before the next one begins. To complete an interrupted switch, call it again with
+the same target; before its second step it has changed nothing visible. PChannels switch one by one: appends to the
+others continue, and appends to the switching one fail, retriable, between its AlterWAL message and the recording of
+its position. Producers repeat those with the same sequences (law 8).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millrace.base.errors import AppendRejected, ChannelExists, DeadlineExceeded
 from millrace.base.failpoint import hit
 from millrace.base.file_lock import exclusive_lock
 from millrace.log.generations.generation_file import GenerationFile, Generations, same_log
-from millrace.log.generations.positions import backend_position
+from millrace.log.generations.log import backend_position
 from millrace.log.generations.service import backend_url
 from millrace.log.protocol import LogService
 from millrace.log.registry import open_service
@@ -40,23 +40,26 @@ LOCK: Final = "switch.lock"
 _PAUSE: Final = 0.02
 _LEAST_VERSION: Final = MIN_CHAIN_VERSION[MessageType.ALTER_WAL]
 _AGAIN: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED, Reason.UNSUPPORTED_TYPE, Reason.NO_EFFECT})
-"""Rejections of an AlterWAL that a newer look at the PChannel settles."""
+"""Rejections of an AlterWAL after which the PChannel's state is read again."""
 
 
 class SwitchHost(Protocol):
-    """What the switch needs of an append host."""
+    """The calls of an append host that the switch uses."""
 
     def append_one(self, pchannel: str, entry: bytes) -> int:
-        """Append one entry with one message; its time tick, or AppendRejected."""
+        """Append one entry with one message; return its time tick.
+
+        Raises AppendRejected.
+        """
         ...
 
     def describe(self, pchannel: str) -> dict[str, Any]:
-        """Where it stands: `position`, `last_entry`, `term`, `chain_version`, `parked`."""
+        """Return the state of a PChannel: `position`, `last_entry`, `term`, `chain_version`, `parked`."""
         ...
 
 
 class SwitchTerms(Protocol):
-    """What the switch needs of the coordinator."""
+    """The calls of the coordinator that the switch uses."""
 
     def term(self, pchannel: str) -> int: ...
 
@@ -65,18 +68,20 @@ class SwitchTerms(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwitchedChannel:
-    """One PChannel: where its log ended in the old backend, where it goes on, and the seconds that took."""
+    """One PChannel: the end of its old log, the begin of its new one, and the seconds that the switch took."""
 
     pchannel: str
     old_end: LogId
     new_begin: LogId | None
-    """None where it was only looked at (`dry_run`)."""
+    """None for a `dry_run`."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class LogSwitch:
-    """Switches the log in `folder`, whose backend the settings name as `url`. `log` serves it to everybody, as it is now."""
+    """Switches the log in `folder`, whose backend the settings name as `url`. `log` is the service that all clients use
+    now.
+    """
 
     folder: Path
     url: str
@@ -84,16 +89,18 @@ class LogSwitch:
     host: SwitchHost
     terms: SwitchTerms
     deadline: float = 60.0
-    """Seconds that one PChannel may take."""
+    """Seconds allowed for one PChannel."""
     open_target: Callable[[str], LogService] = open_service
     check: Callable[[], None] = lambda: None
-    """Called before each step that changes something; raises where a node may take appends by now."""
+    """Called before each step that changes something; raises if a node may be taking appends."""
 
     def run(self, to: str, *, dry_run: bool = False) -> list[SwitchedChannel]:
-        """Let every PChannel go on at `to`, or complete a switch to there; with `dry_run` only look whether it could.
+        """Switch every PChannel to `to`, or complete such a switch; with `dry_run`, only check whether it is possible.
 
-        Empty where the log is there already. Raises InvalidArgument (another switch is under way, or the target holds
-        such logs), InvalidSettings (`to` is no log), LogBusy (or `check` raised: call again once no node takes appends), DeadlineExceeded (call again), and what a backend raises.
+        Returns an empty list if the log is there already.
+        Raises InvalidArgument (another switch is in progress, or the target has such logs), InvalidSettings (`to` is
+        no log), LogBusy (or `check` raised: retry when no node takes appends), DeadlineExceeded (retry), and backend
+        errors.
         """
         file = GenerationFile(self.folder, self.url)
         with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(1.0)):
@@ -110,12 +117,12 @@ class LogSwitch:
                 self._begin(file, to)
             elif not same_log(generations.items[-1].url, to):
                 raise InvalidArgument(
-                    f"a switch to {generations.items[-1].url} is under way: complete it first, by the same command"
+                    f"a switch to {generations.items[-1].url} is in progress: complete it first, with the same command"
                 )
             if dry_run:
                 return [SwitchedChannel(name, self._end(name), None, 0.0) for name in self._left(file, old)]
             passed: list[SwitchedChannel] = []
-            while left := self._left(file, old):  # more than once where PChannels were made meanwhile
+            while left := self._left(file, old):  # repeats if PChannels were created meanwhile
                 passed += [self._pass(file, old, name) for name in left]
             self.check()
             file.change(lambda list_: list_.with_closed(old))
@@ -127,7 +134,10 @@ class LogSwitch:
             return sorted([*before, *passed], key=lambda each: each.pchannel)
 
     def _prepare(self, to: str, generation: int) -> None:
-        """Make the logs at the target. Raises InvalidArgument where it holds entries of one."""
+        """Create the logs at the target.
+
+        Raises InvalidArgument if one of them has entries.
+        """
         with self.open_target(backend_url(self.folder, to, generation)) as target:
             existing = set(target.names())
             for name in self.log.names():
@@ -141,7 +151,7 @@ class LogSwitch:
                 log.close()
                 if end != EARLIEST:
                     raise InvalidArgument(
-                        f"{to} has a log of {name} already, which ends at {end}: give a place (prefix, folder) of its own"
+                        f"{to} already has a log of {name}, which ends at {end}: use another location (prefix, folder)"
                     )
         hit("switch.created")
 
@@ -151,7 +161,7 @@ class LogSwitch:
         file.change(lambda list_: list_.with_next(to, since))
         hit("switch.listed")
         try:
-            self.log.names()  # whoever serves the log opens the target for it: what keeps it from that must show now
+            self.log.names()  # makes the log's server open the target, so that an error shows before anything has moved
         except MillraceError:
             file.change(lambda list_: replace(before, first=list_.first, tombstones=list_.tombstones))
             raise
@@ -164,9 +174,9 @@ class LogSwitch:
             log.close()
 
     def _left(self, file: GenerationFile, old: int) -> list[str]:
-        """The PChannels that have not passed."""
+        """Return the PChannels that have not switched yet."""
         ends, since = file.refresh().items[old].ends, file.generations.items[old].since
-        # One that was made since may have begun in the new generation, where an empty log says 0:0 as any new one does.
+        # A PChannel created since may have begun in the new generation; an empty log ends at 0:0 in either.
         return [name for name in self.log.names() if name not in ends and (name in since or self._began_in(old, name))]
 
     def _began_in(self, old: int, name: str) -> bool:
@@ -180,7 +190,8 @@ class LogSwitch:
         while name not in file.refresh().items[old].ends:
             if end.expired():
                 raise DeadlineExceeded(
-                    f"{name} did not pass to the new backend within {self.deadline:.0f} s{trouble}: run the switch again"
+                    f"{name} did not switch to the new backend within {self.deadline:.0f} s{trouble}: run the switch"
+                    " again"
                 )
             try:
                 found = self.host.describe(name)
@@ -197,15 +208,15 @@ class LogSwitch:
             except MillraceError as error:
                 if not error.retriable:
                     raise
-                self.check()  # what it raises is retriable, by another run
+                self.check()  # its error is retriable by another run
                 trouble = f" ({error.code}: {error})"
             end.pause(jittered(_PAUSE))
-        self._end(name)  # whoever serves the log has it open in the new backend, before the old generation is closed
+        self._end(name)  # the log's server must have opened the new backend before the old generation is closed
         hit("switch.passed")
         return self._known(file, old, name, time.monotonic() - begun)
 
     def _end_log(self, generations: Generations, old: int, name: str, found: dict[str, Any]) -> None:
-        """Append the AlterWAL message, in a term that knows it."""
+        """Append the AlterWAL message, in a term whose chain knows it."""
         if found["chain_version"] < _LEAST_VERSION or not found["term"]:
             self.check()
             self.terms.open_term(name)
@@ -215,7 +226,9 @@ class LogSwitch:
         self.host.append_one(name, encode_entry([message]))
 
     def _keep(self, file: GenerationFile, old: int, name: str, found: dict[str, Any]) -> None:
-        """Keep where the log of `old` ended, as the host's state says; the host does so, too: the first of them counts."""
+        """Record the end of the log in generation `old`, from the host's state. The host records it too; the first
+        record counts.
+        """
         last = found["last_entry"]
         if last is not None and LogId(*last).generation == old:
             end = backend_position(LogId(*last)).following()

@@ -1,4 +1,4 @@
-"""The clock that a log stamps by, for who works beside it: timers have to go as log time goes."""
+"""The clock that stamps a log's entries, for components whose timers must follow log time."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ class LogClock(Protocol):
     """A log's own clock. Thread-safe."""
 
     def now_ms(self) -> int:
-        """The stamp of this moment, in Unix milliseconds; it never decreases."""
+        """Return the current stamp in Unix milliseconds. It never decreases."""
         ...
 
     def view(self) -> ClockView:
-        """What it shows now."""
+        """Return the clock's current state."""
         ...
 
     def accept(self) -> ClockView:
-        """Believe the wall clock as it is now, however far it leapt."""
+        """Accept the wall clock as it is now, however far it leapt."""
         ...
 
 
 def wall_clock_ms() -> int:
-    """Unix milliseconds, as the host shows them."""
+    """Return the host's wall clock in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 def log_clock(service: object) -> LogClock | None:
-    """The clock that a log service stamps by, its `clock`; None where somebody else stamps (a broker)."""
+    """Return the clock of a log service, its `clock`; None if a broker stamps entries."""
     found: LogClock | None = getattr(service, "clock", None)
     return found
 
 
 def require_log_clock(service: object) -> LogClock:
-    """The clock that a log service stamps by. Raises InvalidArgument where somebody else stamps."""
+    """Return the clock of a log service.
+
+    Raises InvalidArgument if a broker stamps entries.
+    """
     clock = log_clock(service)
     if clock is None:
         raise InvalidArgument(
-            "the stamps of this log are its brokers': set their clocks right (the metric millrace_log_time_ahead_seconds"
-            " says how far log time is ahead)"
+            "brokers stamp this log's entries: correct their clocks (the metric millrace_log_time_ahead_seconds"
+            " shows how far log time is ahead)"
         )
     return clock
 
 
 def log_time_ms(service: object) -> int | None:
-    """What the clock shows that a log service stamps by, here or at its server; None where somebody else stamps."""
+    """Return the log clock's time, of this process or the log server's; None if a broker stamps entries."""
     if isinstance(service, RemoteLogService):
         try:
             return service.clock().stamp_ms
@@ -60,6 +63,6 @@ def log_time_ms(service: object) -> int | None:
 
 
 def log_or_wall_time_ms(service: object) -> int:
-    """What the clock shows that a log service stamps by; the host's wall clock where somebody else stamps."""
+    """Return the log clock's time; the host's wall clock if a broker stamps entries."""
     found = log_time_ms(service)
     return wall_clock_ms() if found is None else found

@@ -1,16 +1,18 @@
-"""What a log backend promises: four small methods, with everything rich built on top once.
+"""The contract of a log backend: four small methods; everything else is built on them once.
 
-One log is one PChannel: an ordered, durable sequence of opaque entries (docs/wire-form.md says what Millrace puts in
-them). A backend keeps these promises; tests/conformance/ checks each of them on every backend:
+A log is one PChannel: an ordered, durable sequence of opaque entries (docs/wire-form.md defines their content). A
+backend keeps these promises; tests/conformance/ checks each of them on every backend:
 
 - An entry is durable (survives kill -9 and power loss, as far as its medium can) when `append` returns its id.
-- Ids strictly increase in log order and are never given twice, across restarts too.
-- Every entry has a physical append stamp in Unix milliseconds, given by the log. The embedded log's never decrease; a
-  broker's go back when its clock does, so only ids order entries (the chain's tick is the greater of last + 1 and the stamp).
-- `read` returns entries in order, without a gap; the same position gives the same entries for ever, or PositionTruncated.
-- An append that failed with an ambiguous error is in the log once or not at all, as one atomic batch. That is the embedded
-  log's promise; a broker may leave a prefix of the batch, in order and once, and may do so a moment later. Messages with a
-  producer sequence make the repeat harmless (law 8).
+- Ids strictly increase in log order and are never reused, not even after a restart.
+- The log gives every entry a physical append stamp in Unix milliseconds. Stamps of the embedded log never decrease; a
+  broker's go back when its clock does. So only ids order entries (the chain's tick is the greater of last + 1 and the
+  stamp).
+- `read` returns entries in order and without a gap. The same position always gives the same entries, or
+  PositionTruncated.
+- After an ambiguous error, the embedded log has the batch once or not at all. A broker may have a prefix of the
+  batch, in order and once, and may add it a moment later. A producer sequence makes a repeat of the messages harmless
+  (law 8).
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from millrace.message.log_entries import LogDescription, LogEntries
 
 
 class Log(Protocol):
-    """One PChannel's log. Thread-safe: several threads may append and read at once."""
+    """One PChannel's log. Thread-safe: several threads may append and read concurrently."""
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
-        """Append `values` as one atomic batch, in order; their ids (LogIds where they are consecutive), once all are durable.
+        """Append `values` as one atomic batch, in order; return their ids when all are durable.
 
-        Raises EntryTooLarge (nothing is appended), LogUnavailable (ambiguous).
+        The ids are LogIds if they are consecutive.
+        Raises EntryTooLarge (nothing was appended), LogUnavailable (ambiguous).
         """
         ...
 
@@ -43,88 +46,97 @@ class Log(Protocol):
         max_bytes: int = 64 << 20,
         timeout: float = 0.0,
     ) -> LogEntries:
-        """Entries with position <= id < end, at most about `max_bytes` (but at least one entry, if there is one).
+        """Return entries with position <= id < end, about `max_bytes` of them but at least one if there is one.
 
-        That counts the bytes of the values and ENTRY_BYTES for each entry, so that a run of empty ones is bounded too.
-
-        Where there is none yet, waits up to `timeout` seconds and may return an empty run. Raises PositionTruncated where
-        `position` lies before the earliest entry that retention left.
+        The size counts the values and ENTRY_BYTES for each entry, so that a run of empty entries is bounded too.
+        If there is none yet, waits up to `timeout` seconds and may return an empty run.
+        Raises PositionTruncated if `position` is before the earliest retained entry.
         """
         ...
 
     def truncate(self, position: LogId) -> int:
-        """Give up everything before `position` (which must be <= end); returns the bytes freed.
+        """Discard everything before `position`, which must be <= end; return the bytes freed.
 
-        The embedded log's whole files go at once; a broker frees its own later, and those are not in the answer.
+        The embedded log frees whole files at once. A broker frees files later, and those do not count.
         Raises InvalidArgument beyond the end.
         """
         ...
 
     def describe(self) -> LogDescription:
-        """Where the log stands now."""
+        """Return the log's begin, end and size."""
         ...
 
     def end(self) -> LogId:
-        """The position behind the last entry: `describe().end`, for less where a broker has to be asked for the rest."""
+        """Return the position after the last entry: `describe().end`, cheaper on a broker."""
         ...
 
     def close(self) -> None:
-        """Release what this handle holds. Idempotent."""
+        """Release the handle's resources. Idempotent."""
         ...
 
 
 @runtime_checkable
 class Switchable(Protocol):
-    """A log that may go on in another backend (millrace.log.generations.service)."""
+    """A log that can continue in another backend (millrace.log.generations.service)."""
 
     def record_end(self, end: LogId) -> bool:
-        """Keep that the log of its generation ends at `end`, as the chain found; False where no next one is known yet.
+        """Record that the log of its generation ends at `end`, as the chain found. Idempotent.
 
-        Idempotent.
+        Returns False if no next generation is known yet.
         """
         ...
 
 
 class LogService(Protocol):
-    """A backend: makes, opens, lists and destroys the logs of one deployment."""
+    """A backend: creates, opens, lists and drops the logs of one deployment."""
 
     def create(self, pchannel: str) -> None:
-        """Make an empty log; raises ChannelExists."""
+        """Create an empty log.
+
+        Raises ChannelExists.
+        """
         ...
 
     def open(self, pchannel: str) -> Log:
-        """A handle on an existing log; raises ChannelNotFound."""
+        """Return a handle on an existing log.
+
+        Raises ChannelNotFound.
+        """
         ...
 
     def names(self) -> list[str]:
-        """The PChannels of this deployment, sorted."""
+        """Return the deployment's PChannels, sorted."""
         ...
 
     def drop(self, pchannel: str) -> None:
-        """Destroy a log with all its entries; raises ChannelNotFound."""
+        """Drop a log with all its entries.
+
+        Raises ChannelNotFound.
+        """
         ...
 
     def groups(self) -> list[str]:
-        """The consumer groups of this deployment, sorted. A group exists from its first move until it is dropped."""
+        """Return the deployment's consumer groups, sorted. A group exists from its first move until it is dropped."""
         ...
 
     def group_position(self, group: str, pchannel: str) -> LogId | None:
-        """Where a group stands in a log; None where it never moved there. Raises ChannelNotFound (the log is not there).
+        """Return a group's position in a log; None if it never moved there.
 
-        The position may have been truncated since: reading there says so. A log that was dropped and made again has none.
+        The position may have been truncated since; reading there says so. A log that was dropped and recreated has
+        none.
+        Raises ChannelNotFound.
         """
         ...
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
-        """Move a group to a position, forth or back; it is durable when this returns. The first move makes the group.
+        """Move a group to a position, forward or back, durably. The first move creates the group. Idempotent.
 
-        Repeating it is harmless. Raises ChannelNotFound (the log is not there), InvalidArgument, LogUnavailable (it may
-        have moved).
+        Raises ChannelNotFound, InvalidArgument, LogUnavailable (ambiguous).
         """
         ...
 
     def drop_group(self, group: str) -> None:
-        """Forget a group with all its positions; nothing where there is none of that name."""
+        """Remove a group with all its positions. No effect if it does not exist."""
         ...
 
     def close(self) -> None:

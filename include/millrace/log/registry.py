@@ -1,7 +1,9 @@
-"""Backends by scheme: ``open_service("rocksmq:///data/log", {...})``, ``open_service("kafka://host:9092/prefix?name=value")``.
+"""Opens a log backend by scheme: ``open_service("rocksmq:///data/log", {...})``,
+``open_service("kafka://host:9092/prefix?name=value")``.
 
-A backend is a function ``(location, settings) -> LogService``, declared by scheme (millrace.base.log_backends), and its module is
-imported only when it is asked for. A URL's options are settings of the backend; credentials are never among them.
+A backend is a function ``(location, settings) -> LogService``, declared by scheme (millrace.base.log_backends). Its
+module is imported when it is first used. Options of a URL are settings of the backend; credentials are never among
+them.
 """
 
 from __future__ import annotations
@@ -21,28 +23,33 @@ from millrace.base.settings.value import without_credentials
 from millrace.log.protocol import LogService
 
 BackendOpener = Callable[[str, Mapping[str, object]], LogService]
-"""Opens the service at a location (what stands behind ``scheme://``, percent-decoded) with the backend's settings."""
+"""Opens the service at a location (the part after ``scheme://``, percent-decoded) with the backend's settings."""
 
 
 class ReadOnlyOpener(Protocol):
-    """Opens a local log for reading alone, where no process has it. Raises LogBusy where one has."""
+    """Opens a local log for reading only while no process has it. Raises LogBusy if one has."""
 
     def __call__(self, folder: Path, *, server_folder: Path) -> LogService:
-        """`server_folder` is the one whose server would have it."""
+        """`server_folder`: the folder whose server would have the log."""
         ...
 
 
 def open_read_only(url: str, *, server_folder: Path) -> LogService:
-    """The local log at `url` for reading alone. Raises LogBusy, InvalidSettings."""
+    """Open the local log at `url` for reading only.
+
+    Raises LogBusy, InvalidSettings.
+    """
     looker: ReadOnlyOpener = _found(backend_of(url).looker)
     return looker(Path(_split(url)[0]), server_folder=server_folder)
 
 
 def open_service(url: str, settings: Mapping[str, object] | None = None) -> LogService:
-    """The log service at `url` (``scheme://location?name=value&...``), or of scheme `url` with ``settings["path"]``.
+    """Open the log service at `url` (``scheme://location?name=value&...``), or of scheme `url` with
+    ``settings["path"]``.
 
-    The URL's options go over `settings` of the same name. Raises InvalidSettings for an unknown scheme or settings, and for
-    a name with a password in the URL; what the backend raises where it does not open.
+    Options of the URL override `settings` of the same name.
+    Raises InvalidSettings for an unknown scheme, unknown settings, or a password in the URL; and the backend's
+    errors.
     """
     options = dict(settings or {})
     scheme, separator, _ = url.partition("://")
@@ -64,11 +71,11 @@ def _found(target: str) -> Any:
 
 
 def _imported(module: str) -> ModuleType:
-    """The module, imported by a thread that ends with it.
+    """Import a module in a thread that ends with the import.
 
-    One made with pybind11 (Pulsar's client) keeps the thread state of whoever imports it first, for as long as that thread lives.
-    In the log's server that may be one of gRPC's threads, whose state ends with the call: the next send from that thread then took
-    Python's lock with what had been freed, and the server hung or died (pybind11's issue 2888).
+    A pybind11 module (Pulsar's client) keeps the thread state of the thread that imports it first, while that thread
+    lives. In the log server that may be a gRPC thread whose state ends with the call; the next send from that thread
+    then used freed memory, and the server hung or died (pybind11 issue 2888).
     """
     with ThreadPoolExecutor(1, thread_name_prefix="import") as pool:
         try:
@@ -78,10 +85,13 @@ def _imported(module: str) -> ModuleType:
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
-    """Location and options of a URL, percent-decoded. Raises InvalidSettings."""
+    """Return location and options of a URL, percent-decoded.
+
+    Raises InvalidSettings.
+    """
     parts = urlsplit(without_credentials(url, "the log's URL"))
     if parts.fragment:
-        raise InvalidSettings("the log's URL has a part behind '#', which nothing reads")
+        raise InvalidSettings("the log's URL has a fragment (#…), which is not used: remove it")
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
@@ -90,5 +100,5 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
     if len(given) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidSettings(f"the option {twice!r} stands twice in the log's URL")
+        raise InvalidSettings(f"option {twice!r} occurs twice in the log's URL")
     return unquote(parts.netloc + parts.path), given

@@ -1,1 +1,3 @@
-"""The message-stream API of chapter 4 (produce, consume, seek, dispatchers) on any log (docs/msgstream.md)."""
+"""The message-stream API of reference document 002, chapter 4 (produce, consume, seek, dispatchers), on any log
+(docs/msgstream.md).
+"""

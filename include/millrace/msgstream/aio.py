@@ -1,10 +1,10 @@
-"""Message streams for asyncio: the same streams, with their calls in a thread.
+"""Message streams for asyncio: the same streams, with their calls in threads.
 
     async with AsyncMsgStream(factory.new_tt_msg_stream()) as stream:
         stream.stream.as_consumer(["c"], "group")
         async for pack in stream: ...
 
-A consume that was cancelled loses nothing: the pack that it would have had is what the next consume gives.
+A cancelled consume loses nothing: the next consume returns its pack.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _T = TypeVar("_T")
 
 
 class AsyncMsgStream(AsyncCloseable):
-    """A MsgStream whose produce, broadcast, consume, ack and seek are coroutines. Set ``stream`` up before it is entered.
+    """A MsgStream with coroutines for produce, broadcast, consume, ack and seek. Configure ``stream`` before you enter
+    it.
 
-    One thread consumes, one produces: calls of one kind run one after another, in the order in which they were made.
+    One thread consumes and one produces. Calls of one kind run in order, one after another.
     """
 
     def __init__(self, stream: MsgStream) -> None:
@@ -40,7 +41,7 @@ class AsyncMsgStream(AsyncCloseable):
     async def produce(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
     ) -> dict[str, Sequence[LogId]]:
-        """See MsgStream.produce. Cancelling does not take back what was sent."""
+        """See MsgStream.produce. Cancellation does not undo an append."""
         return await self._run(
             self._producing, partial(self.stream.produce, pack, timeout=timeout, trace_ctx=trace_ctx)
         )
@@ -56,7 +57,7 @@ class AsyncMsgStream(AsyncCloseable):
     async def consume(self, *, timeout: float | None = None) -> MsgPack:
         """See MsgStream.consume."""
         async with self._turn:
-            # What a cancelled call left behind is the next pack: it is waited for first, under its own deadline.
+            # The pack of a cancelled call comes next: wait for it first, under its own deadline.
             if self._coming is None:
                 self._coming = self._consuming.submit(partial(self.stream.consume, timeout=timeout))
             try:
@@ -74,7 +75,7 @@ class AsyncMsgStream(AsyncCloseable):
         await self._run(self._producing, partial(self.stream.ack, pack))
 
     async def seek(self, offset: MsgPosition | Sequence[MsgPosition]) -> None:
-        """See MsgStream.seek. A pack that a cancelled consume left behind is given up."""
+        """See MsgStream.seek. Discards the pack of a cancelled consume."""
         await self._run(self._consuming, partial(self.stream.seek, offset))
         self._coming = None
 
@@ -95,7 +96,7 @@ class AsyncMsgStream(AsyncCloseable):
         return self.chan()
 
     async def close(self) -> None:
-        """End the stream and its threads. Idempotent."""
+        """Close the stream and its threads. Idempotent."""
         await asyncio.get_running_loop().run_in_executor(None, self.stream.close)
         self._consuming.shutdown(wait=False)
         self._producing.shutdown(wait=False)

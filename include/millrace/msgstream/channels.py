@@ -1,9 +1,9 @@
-"""Channels of a deployment, with owners: the service API of chapter 4 (8.2).
+"""Channels of a deployment and their owners: the service API of chapter 4 (8.2).
 
-What was created stands in a registry (millrace.msgstream.registry). A channel is there when its log is. Creating writes the registry
-first and destroying writes it last, so that a crash in between leaves no channel that nobody can name: describe passes
-over a name without a log, and destroying again completes what was begun. Of names without a log the newest MAX_ABSENT are kept: some of
-them may be just about to get theirs.
+A registry (millrace.msgstream.registry) lists the created channels. A channel exists if its log exists. Creation
+writes the registry first and destruction writes it last, so a crash in between leaves no log without a name: describe
+skips a name without a log, and repeating a destruction completes it. The newest MAX_ABSENT names without a log are
+kept, because some may be about to get theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ABSENT: Final = 4 * MAX_CHANNELS
 
 @dataclass(frozen=True, slots=True)
 class OwnerDescription:
-    """Who a channel is for."""
+    """The owner of a channel."""
 
     role: str
     address: str = ""
@@ -32,7 +32,7 @@ class OwnerDescription:
 
 @dataclass(frozen=True, slots=True)
 class CreateChannelRequest:
-    """How many channels, whose, and what else to keep with each."""
+    """Number of channels, their owner, and attributes to store with each."""
 
     owner_description: OwnerDescription
     num_channels: int
@@ -41,21 +41,21 @@ class CreateChannelRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreateChannelResponse:
-    """The names of the new channels."""
+    """Names of the new channels."""
 
     channel_names: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class DestroyChannelRequest:
-    """Channels to destroy, with all their messages."""
+    """Channels to destroy with all their messages."""
 
     channel_names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeChannelRequest:
-    """Channels to describe; none: all."""
+    """Channels to describe; empty: all."""
 
     channel_names: Sequence[str] = ()
 
@@ -71,28 +71,33 @@ class ChannelDescription:
 
 @dataclass(frozen=True, slots=True)
 class DescribeChannelResponse:
-    """One description a channel, in the order that was asked for."""
+    """One description per channel, in the requested order."""
 
     descriptions: list[ChannelDescription]
 
 
 class MsgChannels:
-    """Chapter 4's Client: the channels of one log service, which it leaves open. Each call raises what the registry does as well."""
+    """Chapter 4's Client: the channels of one log service, which it does not close. Every call may raise the registry's
+    errors.
+    """
 
     def __init__(self, service: LogService, registry: Registry | None = None) -> None:
-        """`registry`: where it is kept which there are; None: in the log itself."""
+        """`registry`: where created channels are listed; None: in the log itself."""
         self._service = service
         self._registry = registry or LogRegistry(service)
 
     def create_channels(self, request: CreateChannelRequest) -> CreateChannelResponse:
-        """Make channels with names of their own. Raises InvalidArgument; LogUnavailable (some may have been made)."""
+        """Create channels with generated names.
+
+        Raises InvalidArgument, LogUnavailable (some may have been created).
+        """
         if not 1 <= request.num_channels <= MAX_CHANNELS:
             raise InvalidArgument(f"create 1 to {MAX_CHANNELS} channels at once, not {request.num_channels}")
         token = secrets.token_hex(6)
         names = [f"stream-{token}_{number}" for number in range(request.num_channels)]
         owner, attributes = asdict(request.owner_description), dict(request.attributes)
         if not all(isinstance(text, str) for text in (*owner.values(), *attributes, *attributes.values())):
-            raise InvalidArgument("an owner's parts and attributes are strings")
+            raise InvalidArgument("owner fields and attributes must be strings")
         self._collect()
         self._registry.add(ChannelCreation(tuple(names), owner, attributes))
         for name in names:
@@ -100,7 +105,10 @@ class MsgChannels:
         return CreateChannelResponse(names)
 
     def destroy_channels(self, request: DestroyChannelRequest) -> None:
-        """Destroy channels that create_channels made. Raises ChannelNotFound (nothing is destroyed)."""
+        """Destroy channels that create_channels created.
+
+        Raises ChannelNotFound (nothing is destroyed).
+        """
         known, there = self._described(), set(self._service.names())
         for name in request.channel_names:
             if name not in known:
@@ -112,7 +120,10 @@ class MsgChannels:
             self._registry.remove(request.channel_names)
 
     def describe_channels(self, request: DescribeChannelRequest | None = None) -> DescribeChannelResponse:
-        """The channels asked for (default: all, by name). Raises ChannelNotFound."""
+        """Describe the requested channels (default: all, by name).
+
+        Raises ChannelNotFound.
+        """
         there = set(self._service.names())
         known = {name: each for name, each in self._described().items() if name in there}
         wanted = (request.channel_names if request is not None else ()) or sorted(known)
@@ -122,9 +133,10 @@ class MsgChannels:
         return DescribeChannelResponse([known[name] for name in wanted])
 
     def trim_channels(self, channel_names: Sequence[str]) -> dict[str, int]:
-        """Give up what every consumer group of a channel is done with; bytes freed a channel. Nothing where it has no group.
+        """Remove messages that every consumer group of a channel has consumed; return the bytes freed per channel.
 
-        Nothing else removes messages. Raises ChannelNotFound.
+        A channel without a group is not trimmed. Nothing else removes messages.
+        Raises ChannelNotFound.
         """
         groups = self._service.groups()
         freed: dict[str, int] = {}
@@ -149,7 +161,7 @@ class MsgChannels:
         }
 
     def _collect(self) -> None:
-        """Forget names without a log, but for the newest: of creations that broke off."""
+        """Remove names without a log, except the newest: their creation was interrupted."""
         there = set(self._service.names())
         absent = [name for each in self._registry.known() for name in each.channels if name not in there]
         if len(absent) > MAX_ABSENT:

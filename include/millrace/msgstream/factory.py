@@ -1,10 +1,10 @@
-"""Factories of streams: they differ in which backend they open; the streams are the same on every log.
+"""Factories of streams. They differ in the backend that they open; streams are the same on every log.
 
     with RmqMsgStreamFactory("<folder>") as factory, factory.new_tt_msg_stream() as stream: ...
 
-A factory takes a URL of its backend, the location in such a URL, or a LogService that the caller keeps. The streaming node takes
-every PChannel of a log for a WAL, so message streams have a log of their own: another folder, prefix or namespace. Which channels were
-created stands in that log, or in the meta store that MILLRACE_META_STORE names.
+A factory takes a URL of its backend, the location of such a URL, or a LogService that the caller owns. The streaming
+node treats every PChannel of a log as a WAL, so message streams need a log of their own: another folder, prefix or
+namespace. The registry of channels is in that log, or in the meta store that MILLRACE_META_STORE names.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from millrace.rpc.remote_log import RemoteLogService
 
 
 class LogMsgStreamFactory(Closeable):
-    """Streams on a log service (the MsgStreamFactory protocol). Closing it closes the service, if it opened it."""
+    """Streams on a log service (the MsgStreamFactory protocol). Closing the factory closes a service that it opened."""
 
     SCHEME: ClassVar[str] = ""
-    """The backend; "": any."""
+    """Scheme of the backend; "": any."""
 
     def __init__(
         self,
@@ -45,8 +45,12 @@ class LogMsgStreamFactory(Closeable):
         unmarshal: UnmarshalDispatcherFactory | None = None,
         meta_store: str | None = None,
     ) -> None:
-        """Streams on `source`; `settings` are the backend's, where a URL opens it; `meta_store`: the URL of the store that has the
-        registry of channels, "" for the log itself (default: as MILLRACE_META_STORE says). Raises InvalidSettings, what opening raises."""
+        """`source`: a URL, a location, or a service. `settings`: the backend's, for a URL or location.
+        `meta_store`: URL of the store with the channel registry, "" for the log itself (default:
+        MILLRACE_META_STORE).
+
+        Raises InvalidSettings, and errors of opening the log.
+        """
         self._owned = isinstance(source, str)
         self._service = self._open(source, settings or {}) if isinstance(source, str) else source
         self._unmarshal = unmarshal
@@ -57,7 +61,7 @@ class LogMsgStreamFactory(Closeable):
 
     @property
     def service(self) -> LogService:
-        """The log that the streams are on."""
+        """The log of the streams."""
         return self._service
 
     @property
@@ -88,7 +92,7 @@ class LogMsgStreamFactory(Closeable):
         )
 
     def close(self) -> None:
-        """Close the service that this factory opened; close its streams first. Idempotent."""
+        """Close a service that this factory opened; close its streams first. Idempotent."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -105,13 +109,18 @@ class LogMsgStreamFactory(Closeable):
 
 
 class RmqMsgStreamFactory(LogMsgStreamFactory):
-    """Streams on RocksMQ. One process holds a folder; :meth:`served` goes through the folder's server, for any number."""
+    """Streams on RocksMQ. One process holds a folder; :meth:`served` uses the folder's server, for any number of
+    processes.
+    """
 
     SCHEME = "rocksmq"
 
     @classmethod
     def served(cls, folder: str, *, unmarshal: UnmarshalDispatcherFactory | None = None) -> Self:
-        """Streams through the server of `folder`, which is started where none runs. Raises LogUnavailable."""
+        """Open streams through the server of `folder`, and start it if none runs.
+
+        Raises LogUnavailable.
+        """
         factory = cls(RemoteLogService.connect(folder), unmarshal=unmarshal)
         factory._owned = True
         return factory
@@ -130,10 +139,10 @@ class PulsarMsgStreamFactory(LogMsgStreamFactory):
 
 
 class MemMsgStreamFactory(LogMsgStreamFactory):
-    """Streams inside this process, on channels of their own in memory: messages pass as objects (MemUDFactory)."""
+    """Streams in this process, on channels in memory. Messages are passed as objects (MemUDFactory)."""
 
     def __init__(self, *, max_messages: int = MAX_MESSAGES) -> None:
-        """A channel holds at most `max_messages`."""
+        """`max_messages`: capacity of a channel."""
         memory = MemoryLogService(max_messages=max_messages)
         super().__init__(memory, unmarshal=MemUDFactory(), meta_store="")
         self._owned = True

@@ -1,9 +1,10 @@
-"""What a time-tick group must remember beyond a position of each channel: the time up to which all was delivered.
+"""State of a time-tick group beyond its positions: the time up to which all messages were delivered.
 
-A group's position in a log says it all where it is the time tick itself. Where messages with a later time stood before that tick,
-or another channel's tick ended the pack, the time is kept beside it: as the last entry of a log of the group's own, written
-before the group moves. It says so of where each channel goes, and of where it still stands: a consumer may die in between. It
-counts for a channel only while the group stands at one of both, so that whoever moves the group by hand need not know of it.
+A group's position in a log is sufficient if it is at the time tick itself. If messages with a later time preceded
+that tick, or another channel's tick ended the pack, the time is stored separately: as the last entry of a log of the
+group's own, written before the group moves. The record covers the new and the current position of each channel,
+because a consumer may crash in between. It counts for a channel only while the group is at one of both, so a manual
+move of the group invalidates it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from millrace.message.ids import LogId
 from millrace.msgstream.pack import MsgPosition, id_to_bytes
 
 PREFIX: Final = "_group."
-"""Of the names of these logs; the group's name follows."""
+"""Prefix of the names of these logs; the group's name follows."""
 
 _TRUNCATE_EVERY: Final = 256
 _VERSION: Final = 1
@@ -33,18 +34,18 @@ class GroupRecord:
         self._name = PREFIX + group
         self._log: Log | None = None
         self._written = 0
-        """Entries that stand before the newest one, as far as this consumer knows."""
+        """Entries before the newest one, as far as this consumer knows."""
         self._held: dict[str, dict[LogId, int]] | None = None
 
     def time_at(self, channel: str, position: LogId) -> int | None:
-        """The time up to which a channel is delivered where the group stands at `position`; None where it is not kept.
+        """Return the time up to which a channel is delivered if the group is at `position`; None if not recorded.
 
-        Raises Malformed where something else wrote there.
+        Raises Malformed if another program wrote to the log.
         """
         return self._load().get(channel, {}).get(position)
 
     def _load(self) -> dict[str, dict[LogId, int]]:
-        """By channel the times at its positions, the newest last."""
+        """Return times by channel and position, newest last."""
         if self._held is not None:
             return self._held
         if self._name not in self._service.names():
@@ -70,10 +71,15 @@ class GroupRecord:
             self._held = held
             return held
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise Malformed(f"the log {self._name} has an entry that is no record of this version of a group") from None
+            raise Malformed(
+                f"the log {self._name} has an entry that is not a group record of version {_VERSION}"
+            ) from None
 
     def store(self, positions: Iterable[MsgPosition]) -> None:
-        """Remember positions to which the group is about to go, durably. Raises what the log raises, and as `time_at`."""
+        """Record positions that the group is about to move to, durably.
+
+        Raises the log's errors, and Malformed as `time_at`.
+        """
         known, held = self._load(), dict[str, dict[LogId, int]]()
         before, channels = dict[str, tuple[int, int, int]](), dict[str, tuple[int, int, int]]()
         for each in positions:
@@ -100,18 +106,18 @@ class GroupRecord:
             return None
 
     def contradicts(self, positions: Iterable[MsgPosition]) -> bool:
-        """Whether it holds another time for a channel at just this position."""
+        """Whether the record has another time for a channel at the same position."""
         return any(self.time_at(each.channel_name, each.log_id) not in (None, each.timestamp) for each in positions)
 
     def forget(self, channel: str) -> None:
-        """Forget what a former group of this name remembered of a channel, durably."""
+        """Remove what a former group of this name recorded for a channel, durably."""
         held = self._load()
         if channel in held:
             newest = {name: next(reversed(times.items())) for name, times in held.items() if name != channel}
             self.store(MsgPosition(name, id_to_bytes(log_id), "", ts) for name, (log_id, ts) in newest.items())
 
     def close(self) -> None:
-        """Release the log. Idempotent."""
+        """Close the log. Idempotent."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -122,7 +128,7 @@ class GroupRecord:
                 try:
                     self._service.create(self._name)
                 except ChannelExists:
-                    pass  # another consumer of this group made it in this moment
+                    pass  # another consumer of this group created it concurrently
             self._log = self._service.open(self._name)
         return self._log
 

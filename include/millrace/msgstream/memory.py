@@ -1,11 +1,11 @@
-"""Message streams inside one process: channels in memory, and messages handed over as the objects that they are.
+"""Message streams in one process: channels in memory, with messages passed as objects.
 
     with MemMsgStreamFactory() as factory, factory.new_tt_msg_stream() as stream: ...
 
-The streams are those of every log, with consumer groups, positions, seeks and time ticks, and a dispatcher of MemUDFactory. What
-was produced is not marshalled: a consumer gets a copy of the object (its fields are shared, its position is its own). Nothing
-outlives the process, and nothing leaves it. A channel holds at most `max_messages`; an append beyond raises BufferFull
-until what its groups are done with was given up (``channels.trim_channels``).
+The streams are those of every log, with consumer groups, positions, seeks, time ticks, and a dispatcher of
+MemUDFactory. Messages are not marshalled: a consumer gets a copy of the object (its fields are shared, its position
+is its own). Nothing outlives the process. A channel holds at most `max_messages`; a further append raises BufferFull
+until consumed messages are trimmed (``channels.trim_channels``).
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _MAGIC: Final = b"OBJ\x00"
 
 
 class MessageTable:
-    """Messages by token: what stands in a channel in memory instead of a message's bytes. Thread-safe."""
+    """Messages by token. A channel in memory holds tokens instead of bytes. Thread-safe."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, TsMsg] = {}
         self._entries: dict[bytes, int] = {}
-        """By token in how many entries it stands: a broadcast's stands in one of each channel."""
+        """Number of entries by token: a broadcast has one in each channel."""
         self._next = 0
         self._lock = threading.Lock()
 
     def put(self, msg: TsMsg) -> bytes:
-        """Keep a message; its token."""
+        """Store a message; return its token."""
         with self._lock:
             self._next += 1
             token = _TOKEN.pack(_MAGIC, self._next)
@@ -60,14 +60,19 @@ class MessageTable:
         return token
 
     def get(self, token: bytes) -> TsMsg:
-        """A copy of the message of a token: what it holds is shared, its position is its own. Raises Malformed for no token."""
+        """Return a copy of a token's message: its fields are shared, its position is its own.
+
+        Raises Malformed for an unknown token.
+        """
         found = self._held.get(token)
         if found is None:
-            raise Malformed("what stands in the channel was not produced by a stream in memory")
+            raise Malformed("the channel has an entry that no stream in memory produced")
         return copy(found)
 
     def count_references(self, values: Iterable[bytes], change: int) -> None:
-        """Entries with these values came (1) or went (-1), or were refused (0): what stands in none any more goes."""
+        """Count entries with these values that were added (1), removed (-1) or refused (0). Unreferenced messages are
+        removed.
+        """
         with self._lock:
             for token in values:
                 if token in self._held:
@@ -94,14 +99,18 @@ class MemoryLog:
         self._name = name
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
-        """See Log.append. Raises BufferFull: nothing was appended."""
+        """See Log.append.
+
+        Raises BufferFull (nothing was appended).
+        """
         taken: list[bytes] = values.to_pylist() if isinstance(values, pa.LargeBinaryArray) else list(values)
         with self._service.changed:
             channel = self._service.channel(self._name)
             if len(channel.values) + len(taken) > self._service.max_messages:
                 self._service.message_table.count_references(taken, 0)
                 raise BufferFull(
-                    f"channel {self._name!r} holds {len(channel.values)} messages of {self._service.max_messages}: trim what"
+                    f"channel {self._name!r} holds {len(channel.values)} messages of {self._service.max_messages}:"
+                    " trim what"
                     " its groups are done with"
                 )
             self._service.message_table.count_references(taken, 1)
@@ -122,7 +131,7 @@ class MemoryLog:
                 channel = self._service.channel(self._name)
                 if position.entry < channel.first:
                     raise PositionTruncated(
-                        f"channel {self._name!r} begins at 0:{channel.first}: nothing is left of {position}",
+                        f"channel {self._name!r} begins at 0:{channel.first}: {position} was trimmed",
                         earliest=LogId(0, channel.first),
                     )
                 begin = position.entry - channel.first
@@ -138,12 +147,12 @@ class MemoryLog:
         return LogEntries(batch, LogId(0, position.entry + len(values)))
 
     def truncate(self, position: LogId) -> int:
-        """See Log.truncate; the messages go at once."""
+        """See Log.truncate. Messages are removed at once."""
         with self._service.changed:
             channel = self._service.channel(self._name)
             count = position.entry - channel.first
             if count > len(channel.values):
-                raise InvalidArgument(f"{position} lies beyond the end of channel {self._name!r}")
+                raise InvalidArgument(f"{position} is beyond the end of channel {self._name!r}")
             gone = channel.values[: max(0, count)]
             del channel.values[: len(gone)], channel.stamps[: len(gone)]
             channel.first += len(gone)
@@ -162,7 +171,7 @@ class MemoryLog:
         return self.describe().end
 
     def close(self) -> None:
-        """See Log.close: there is nothing to release."""
+        """See Log.close. There is nothing to release."""
 
 
 class MemoryLogService(Closeable):
@@ -177,11 +186,14 @@ class MemoryLogService(Closeable):
         self._closed = False
 
     def channel(self, name: str) -> _Channel:
-        """The channel `name`; called with `changed` held. Raises ChannelNotFound, LogUnavailable once closed."""
+        """Return the channel `name`. Called with `changed` held.
+
+        Raises ChannelNotFound, LogUnavailable once the service is closed.
+        """
         if self._closed:
-            raise LogUnavailable("the channels in memory are closed: their process made an end of them")
+            raise LogUnavailable("the channels in memory were closed by this process: create a new factory")
         if name not in self._channels:
-            raise ChannelNotFound(f"there is no channel {name!r} in memory: create it first")
+            raise ChannelNotFound(f"channel {name!r} does not exist in memory: create it first")
         return self._channels[name]
 
     def create(self, pchannel: str) -> None:
@@ -222,9 +234,9 @@ class MemoryLogService(Closeable):
             return self._groups.get(group, {}).get(pchannel)
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
-        """See LogService.move_group; as durable as the process."""
+        """See LogService.move_group. As durable as the process."""
         if position.ledger or position.entry < 0:
-            raise InvalidArgument(f"{position} is no position of a channel in memory: its ledger is 0")
+            raise InvalidArgument(f"{position} is not a position of a channel in memory: its ledger is 0")
         with self.changed:
             self.channel(pchannel)
             self._groups.setdefault(group, {})[pchannel] = position
@@ -235,7 +247,7 @@ class MemoryLogService(Closeable):
             self._groups.pop(group, None)
 
     def close(self) -> None:
-        """See LogService.close: everything is gone."""
+        """See LogService.close. Removes everything."""
         with self.changed:
             self._closed = True
             self._channels.clear()

@@ -1,7 +1,7 @@
-"""Messages: one class a type that has behaviour in Millrace, GenericMsg for every other type.
+"""Messages: a class for each type that Millrace interprets, GenericMsg for the others.
 
-Each is a dataclass whose ``marshal`` and ``unmarshal`` are inverse. Bodies are specified in docs/msgstream.md; rows and keys
-travel as the Arrow payloads of docs/wire-form.md, beside the schema that they need, so that a message explains itself.
+Each is a dataclass whose ``marshal`` and ``unmarshal`` are inverse. docs/msgstream.md specifies the bodies. Rows and
+keys are Arrow payloads of docs/wire-form.md with their schema, so a message is self-describing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from millrace.msgstream.rows import RowsBody, read_rows, write_rows
 
 _IDS: Final = struct.Struct("<qqq")
 KEY_COLUMN: Final = "key"
-"""The one column in which a delete's keys travel."""
+"""The one column of a delete's keys."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BaseMsg:
-    """What every message has. An ``end_ts`` of 0 means: the same as ``begin_ts``. Two messages are equal wherever they stand."""
+    """Fields of every message. ``end_ts`` 0 means equal to ``begin_ts``. Equality ignores the position."""
 
     TYPE: ClassVar[MsgType] = MsgType.UNDEFINED
 
@@ -46,11 +46,14 @@ class BaseMsg:
 
     @property
     def type(self) -> MsgType:
-        """What kind of message this is."""
+        """Type of this message."""
         return self.TYPE
 
     def marshal(self) -> bytes:
-        """The wire form. Raises InvalidArgument for values that it cannot hold."""
+        """Return the wire form.
+
+        Raises InvalidArgument for values that it cannot hold.
+        """
         return wire.write(
             wire.Envelope(
                 self.type,
@@ -66,7 +69,10 @@ class BaseMsg:
 
     @classmethod
     def unmarshal(cls, data: bytes | memoryview) -> Self:
-        """Inverse of :meth:`marshal`. Raises Malformed (also for a message of another type), UnsupportedVersion."""
+        """Inverse of :meth:`marshal`.
+
+        Raises Malformed (also for a message of another type), UnsupportedVersion.
+        """
         envelope = wire.read(data)
         if envelope.type != cls.TYPE:
             raise Malformed(f"the message is of type {envelope.type}, not {cls.TYPE.name}")
@@ -95,26 +101,29 @@ class BaseMsg:
 
 @dataclass(slots=True, kw_only=True)
 class TimeTickMsg(BaseMsg):
-    """Nothing with a time stamp up to ``end_ts`` comes behind this on its channel."""
+    """No message with a timestamp up to ``end_ts`` follows on this channel."""
 
     TYPE: ClassVar[MsgType] = MsgType.TIME_TICK
 
 
 @dataclass(slots=True, kw_only=True)
 class GenericMsg(BaseMsg):
-    """A message of any type, with a payload that only its sender and receiver understand."""
+    """A message of any type with an opaque payload."""
 
     msg_type: MsgType = MsgType.UNDEFINED
     payload: bytes = b""
 
     @property
     def type(self) -> MsgType:
-        """What kind of message this is."""
+        """Type of this message."""
         return self.msg_type
 
     @classmethod
     def unmarshal(cls, data: bytes | memoryview) -> Self:
-        """Inverse of marshal. Raises Malformed, UnsupportedVersion; UnsupportedMessageType for a number of no type."""
+        """Inverse of marshal.
+
+        Raises Malformed, UnsupportedVersion, UnsupportedMessageType for an unknown type number.
+        """
         envelope = wire.read(data)
         return cls._of(envelope, {"msg_type": msg_type(envelope.type), "payload": bytes(envelope.body)})
 
@@ -134,7 +143,7 @@ class _CollectionMsg(BaseMsg):
         try:
             return _IDS.pack(self.collection_id, self.partition_id, self.segment_id)
         except struct.error as error:
-            raise InvalidArgument(f"ids are integers of 64 bits ({error})") from None
+            raise InvalidArgument(f"ids must be 64-bit integers ({error})") from None
 
     @classmethod
     def _parse(cls, body: wire.ByteReader) -> dict[str, Any]:
@@ -150,28 +159,28 @@ class _CollectionMsg(BaseMsg):
 
 @dataclass(slots=True, kw_only=True)
 class DropCollectionMsg(_CollectionMsg):
-    """The collection goes."""
+    """The collection is dropped."""
 
     TYPE: ClassVar[MsgType] = MsgType.DROP_COLLECTION
 
 
 @dataclass(slots=True, kw_only=True)
 class DropPartitionMsg(_CollectionMsg):
-    """The partition goes."""
+    """The partition is dropped."""
 
     TYPE: ClassVar[MsgType] = MsgType.DROP_PARTITION
 
 
 @dataclass(slots=True, kw_only=True)
 class FlushMsg(_CollectionMsg):
-    """Segments are to be flushed, or were: the one of ``segment_id``, or all of the partition or collection."""
+    """Segments are to be flushed, or were: segment ``segment_id``, or all of the partition or collection."""
 
     TYPE: ClassVar[MsgType] = MsgType.FLUSH
 
 
 @dataclass(slots=True, kw_only=True)
 class CreatePartitionMsg(_CollectionMsg):
-    """A partition comes into being."""
+    """A partition is created."""
 
     TYPE: ClassVar[MsgType] = MsgType.CREATE_PARTITION
 
@@ -189,7 +198,7 @@ class CreatePartitionMsg(_CollectionMsg):
 
 @dataclass(slots=True, kw_only=True)
 class CreateCollectionMsg(_CollectionMsg):
-    """A collection comes into being: its VChannels, its schema, its partitions' ids by name."""
+    """A collection is created, with its VChannels, schema, and partition ids by name."""
 
     TYPE: ClassVar[MsgType] = MsgType.CREATE_COLLECTION
 
@@ -215,9 +224,10 @@ class CreateCollectionMsg(_CollectionMsg):
 
 @dataclass(slots=True, kw_only=True)
 class InsertMsg(_CollectionMsg):
-    """Rows of a collection. ``hash_keys`` are one a row, or one for all; ``timestamps`` and ``row_ids``, where given, one a row.
+    """Rows of a collection. ``hash_keys``: one per row, or one for all. ``timestamps`` and ``row_ids``: one per row, if
+    given.
 
-    Without ``begin_ts`` and ``end_ts``, they are the least and the greatest of ``timestamps``.
+    ``begin_ts`` and ``end_ts`` default to the minimum and the maximum of ``timestamps``.
     """
 
     TYPE: ClassVar[MsgType] = MsgType.INSERT
@@ -243,7 +253,9 @@ class InsertMsg(_CollectionMsg):
 
 @dataclass(slots=True, kw_only=True)
 class DeleteMsg(_CollectionMsg):
-    """Keys of rows to delete (int64 or string). ``hash_keys`` are one a key, or one for all; ``timestamps`` one a key."""
+    """Keys of rows to delete (int64 or string). ``hash_keys``: one per key, or one for all. ``timestamps``:
+    one per key.
+    """
 
     TYPE: ClassVar[MsgType] = MsgType.DELETE
 
@@ -269,9 +281,9 @@ class DeleteMsg(_CollectionMsg):
             or rows.schema.types[0] not in (pa.int64(), pa.utf8())
             or row_ids is not None
         ):
-            raise Malformed(f"a delete has one column {KEY_COLUMN!r} of int64 or string, and no row ids")
+            raise Malformed(f"a delete must have one column {KEY_COLUMN!r} of int64 or string, and no row ids")
         if rows.schema.field(0).nullable:
-            raise Malformed("a delete's keys are never null")
+            raise Malformed("a delete's keys must not be null")
         return fields | {"primary_keys": rows.column(0), "shard_name": shard_name, "timestamps": timestamps}
 
 
@@ -282,10 +294,13 @@ def _stamp(msg: BaseMsg, timestamps: pa.UInt64Array | None) -> None:
 
 
 def msg_type(number: int) -> MsgType:
-    """The type of a number. Raises UnsupportedMessageType where it is none."""
+    """Return the type of a number.
+
+    Raises UnsupportedMessageType for an unknown one.
+    """
     found = _TYPES.get(number)
     if found is None:
-        raise UnsupportedMessageType(f"{number} is no message type")
+        raise UnsupportedMessageType(f"{number} is not a message type")
     return found
 
 
@@ -304,4 +319,4 @@ CLASSES: Final[dict[MsgType, type[BaseMsg]]] = {
         TimeTickMsg,
     )
 }
-"""The class of each type that has one of its own; messages of other types are GenericMsg."""
+"""The class of each type that has one; messages of other types are GenericMsg."""

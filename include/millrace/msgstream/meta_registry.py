@@ -1,8 +1,11 @@
-"""The registry of channels in a meta store: a key for each creation, in a space of the log's own, so that several logs may share a store.
+"""The registry of channels in a meta store: a key for each creation, in a space of the log's own, so that
+logs can share
+a store.
 
-What the log ``_channels`` had is taken over once. The log's order decides: an event there names the space, the first one counts, and so
-does what stands before it and nothing behind it. The space was begun in the store before, so that who has another store finds out; what is put
-there while it is taken over is bound to that, so that nothing that comes late brings a channel back.
+The contents of the log ``_channels`` are imported once. The log's order decides: an event there names the space; the
+first such event counts, with everything before it and nothing after it. The space is created in the store before that
+event, so that a process with another store detects its mistake. Writes of the import are bound to the state of the
+import, so that a late write cannot restore a removed channel.
 """
 
 from __future__ import annotations
@@ -20,24 +23,26 @@ from millrace.msgstream.registry import ChannelCreation, RegistryEvents, moved_e
 
 SPACE_PREFIX: Final = "streams/"
 RETRY_SECONDS: Final = 15.0
-"""How long a store that does not answer, or has others write, is asked again."""
+"""How long to retry a store that does not answer, or that others write to."""
 _PART: Final = 4
-"""Creations of one commit: each may have 256 KiB less its envelope, and a commit 1 MiB."""
+"""Creations per commit: each may have 256 KiB less its envelope, and a commit 1 MiB."""
 _PAUSE: Final = 0.1
 _BEGUN: Final = b"begun"
 _TAKEN: Final = b"taken"
 
 
 class _Step(NamedTuple):
-    """One commit on the way to what is wanted."""
+    """One commit towards the wanted state."""
 
     then: list[Mutation]
     when: list[RevisionEquals]
 
 
 class MetaStoreRegistry:
-    """The registry of the channels of `service` in `store` (the protocol Registry). Raises InvalidSettings where it lies in another
-    store, MetaUnavailable, MetaAmbiguous, and what the log does."""
+    """The registry of `service`'s channels in `store`.
+
+    Raises InvalidSettings if it is in another store, MetaUnavailable, MetaAmbiguous, and the log's errors.
+    """
 
     def __init__(self, service: LogService, store: MetaStore, *, seconds: float = RETRY_SECONDS) -> None:
         self._service = service
@@ -73,7 +78,7 @@ class MetaStoreRegistry:
         return f"{SPACE_PREFIX}{self._space}/"
 
     def _found(self) -> str:
-        """The space of this log, with what the log had in it."""
+        """Return the space of this log, with the log's events imported."""
         with open_registry_log(self._service, make=True) as log:
             events = RegistryEvents.of(log)
             if events.moved is None:
@@ -91,11 +96,11 @@ class MetaStoreRegistry:
                 try:
                     log.truncate(events.moved)
                 except MillraceError:
-                    pass  # it stays longer, and nobody reads it
+                    pass  # the events stay longer, but nobody reads them
         return events.space
 
     def _taken_over(self, space: str, creations: list[ChannelCreation]) -> bool:
-        """Have the store hold what the log had; False where it did before."""
+        """Import the log's creations into the store; False if that was done before."""
         state, took = SPACE_PREFIX + space, False
         wanted = {f"{state}/{number:08}": creation for number, creation in enumerate(creations)}
 
@@ -104,7 +109,8 @@ class MetaStoreRegistry:
             entry = self._store.get(state)
             if entry is None:
                 raise InvalidSettings(
-                    "the channels of this log stand in another meta store: set MILLRACE_META_STORE as those have it who use it"
+                    "the channels of this log stand in another meta store: set MILLRACE_META_STORE as those have it"
+                    " who use it"
                 )
             if entry.value == _TAKEN:
                 return None
@@ -118,7 +124,9 @@ class MetaStoreRegistry:
         return took
 
     def _until_done(self, step: Callable[[], _Step | None]) -> None:
-        """Commit steps until none is left; each looks at what is there, so that lost answers and other writers do no harm."""
+        """Commit steps until none is left. Each reads the current state, so lost answers and other writers do
+        no harm.
+        """
         end = Deadline.after(self._seconds)
         while True:
             try:
@@ -131,4 +139,4 @@ class MetaStoreRegistry:
                 if end.expired():
                     raise
             if not end.pause(jittered(_PAUSE)):
-                raise MetaUnavailable("the registry of channels could not be written: try again")
+                raise MetaUnavailable("could not write the registry of channels: retry")

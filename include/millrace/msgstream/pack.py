@@ -1,4 +1,4 @@
-"""Positions and packs: what a message stream hands out, and what its ``seek`` takes back (chapter 4, A.3)."""
+"""Positions and packs: the output of a message stream, and the input of its ``seek`` (chapter 4, A.3)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ID: Final = struct.Struct(">QQ")
 
 
 def id_to_bytes(position: LogId) -> bytes:
-    """A position in a channel's log as 16 bytes, big-endian, which sort as positions do."""
+    """Return a position in a channel's log as 16 bytes, big-endian, which sort as positions do."""
     return _ID.pack(*position)
 
 
 class MsgPosition(NamedTuple):
-    """A place in one channel, between messages.
+    """A position in one channel, between messages.
 
-    ``msg_id`` (16 bytes, opaque to callers) names the first log entry that matters from here on; ``timestamp`` the time up to
-    which everything was delivered (0: not known). A plain stream goes by ``msg_id`` alone, a time-tick stream by both.
+    ``msg_id`` (16 bytes, opaque to callers) names the first relevant log entry from here on; ``timestamp`` the time
+    up to which everything was delivered (0: unknown). A plain stream uses ``msg_id`` only, a time-tick stream both.
     """
 
     channel_name: str
@@ -35,13 +35,13 @@ class MsgPosition(NamedTuple):
 
     @property
     def log_id(self) -> LogId:
-        """The log entry of ``msg_id``. Raises InvalidArgument where it has another length."""
+        """The log entry of ``msg_id``. Raises InvalidArgument for a wrong length."""
         if len(self.msg_id) != _ID.size:
-            raise InvalidArgument(f"a position's msg_id has {_ID.size} bytes, not {len(self.msg_id)}")
+            raise InvalidArgument(f"a position's msg_id must have {_ID.size} bytes, not {len(self.msg_id)}")
         return LogId(*_ID.unpack(self.msg_id))
 
     def to_json(self) -> dict[str, Any]:
-        """The position as a JSON object, for a caller's own store."""
+        """Return the position as a JSON object, for a caller's own store."""
         return {
             "channel_name": self.channel_name,
             "msg_id": self.msg_id.hex(),
@@ -51,7 +51,10 @@ class MsgPosition(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`. Raises InvalidArgument."""
+        """Inverse of :meth:`to_json`.
+
+        Raises InvalidArgument.
+        """
         match value:
             case {
                 "channel_name": str(name),
@@ -65,15 +68,15 @@ class MsgPosition(NamedTuple):
                     return position
                 except ValueError:
                     pass
-        raise InvalidArgument("this is no position: an object of channel_name, msg_id, msg_group and timestamp")
+        raise InvalidArgument("a position must be an object with channel_name, msg_id, msg_group and timestamp")
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedMsg:
-    """A log entry that is not among a pack's messages, and why.
+    """A log entry that cannot be delivered, and the reason.
 
-    ``late``: a message whose time was over when it came (a time tick of its channel stood before it). ``malformed``: bytes that
-    are no message, or of a type or version that is not known here; ``msg`` is None then.
+    ``late``: a time tick at or after its time preceded the message on its channel. ``malformed``: the bytes are not a
+    message, or have an unknown type or version; ``msg`` is None then.
     """
 
     position: MsgPosition
@@ -85,10 +88,10 @@ class RefusedMsg:
 
 @dataclass(slots=True)
 class MsgPack:
-    """Messages that belong together, with the positions of all channels of the stream before and behind them.
+    """Messages with the positions of all channels of the stream before and after them.
 
-    From a time-tick stream: all messages with begin_ts < end timestamp <= end_ts, in order of time stamps. ``refused`` holds
-    what was found on the way and can be delivered to nobody; it is empty where all is well.
+    From a time-tick stream: all messages with begin_ts < end timestamp <= end_ts, in order of timestamps. ``refused``
+    holds undeliverable entries, if there are any.
     """
 
     msgs: list[TsMsg] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The producing half of a stream: pack in, one atomic batch a channel out."""
+"""The producing half of a stream: a pack becomes one atomic batch per channel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace.msgstream.repack import channel_numbers, default_repack
 
 
 class PackProducer:
-    """Channels to produce to, in order. Thread-safe as far as the logs are."""
+    """Channels to produce to, in order. As thread-safe as the logs are."""
 
     def __init__(self, service: LogService, *, marshal: Callable[[TsMsg], bytes] | None = None) -> None:
         self._service = service
@@ -23,9 +23,12 @@ class PackProducer:
         self.repack: RepackFunc = default_repack
 
     def open(self, channels: Sequence[str]) -> None:
-        """Produce to these from now on. Raises ChannelNotFound, InvalidArgument."""
+        """Produce to these channels from now on.
+
+        Raises ChannelNotFound, InvalidArgument.
+        """
         if len(set(channels)) != len(channels):
-            raise InvalidArgument("a channel stands twice among those to produce to")
+            raise InvalidArgument("a channel occurs twice among those to produce to")
         opened = [(name, self._service.open(name)) for name in channels]
         self.close()
         self._channels = opened
@@ -40,7 +43,7 @@ class PackProducer:
         divided = self.repack(pack.msgs, channel_numbers(pack.msgs, len(channels)))
         wrong = [number for number in divided if not 0 <= number < len(channels)]
         if wrong:
-            raise InvalidArgument(f"the repack function names channel {wrong[0]}, and there are {len(channels)}")
+            raise InvalidArgument(f"the repack function returned channel {wrong[0]}, but there are {len(channels)}")
         return self._append({number: divided[number].msgs for number in sorted(divided)}, timeout)
 
     def broadcast(
@@ -51,7 +54,7 @@ class PackProducer:
         return self._append(dict.fromkeys(range(len(channels)), pack.msgs), timeout)
 
     def close(self) -> None:
-        """Release the logs."""
+        """Close the logs."""
         channels, self._channels = self._channels, []
         for _, log in channels:
             log.close()
@@ -67,7 +70,7 @@ class PackProducer:
 
     def _append(self, divided: Mapping[int, Sequence[TsMsg]], timeout: float) -> dict[str, Sequence[LogId]]:
         deadline = Deadline.after(timeout)
-        # All are marshalled before the first is appended: a message that cannot be is refused with its whole pack.
+        # Marshal all messages before the first append, so that an invalid message refuses the whole pack.
         marshalled: dict[int, bytes] = {}
         values: dict[int, list[bytes]] = {}
         for number, msgs in divided.items():

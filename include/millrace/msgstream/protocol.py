@@ -1,4 +1,4 @@
-"""The interfaces of chapter 4 (A.3), in Python's names: TsMsg, unmarshalling, MsgStream and its factory."""
+"""The interfaces of chapter 4 (A.3) in Python names: TsMsg, unmarshalling, MsgStream and its factory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from millrace.message.types import MessageType
 from millrace.msgstream.pack import MsgPack, MsgPosition
 
 MsgType = MessageType
-"""Chapter 4's ``MsgType``: the same enumeration as everywhere in Millrace, with the chapter's numbers."""
+"""Chapter 4's ``MsgType``: Millrace's message types, with the chapter's numbers."""
 
 
 class TsMsg(Protocol):
-    """A message with time stamps. Assigning ``trace_ctx`` and ``position`` is the chapter's SetTraceCtx and SetPosition."""
+    """A message with timestamps. Assigning ``trace_ctx`` and ``position`` corresponds to SetTraceCtx and
+    SetPosition.
+    """
 
     id: int
     begin_ts: int
@@ -27,34 +29,44 @@ class TsMsg(Protocol):
 
     @property
     def type(self) -> MsgType:
-        """What kind of message this is."""
+        """Type of this message."""
         ...
 
     def marshal(self) -> bytes:
-        """The wire form (docs/msgstream.md). Raises InvalidArgument for values that it cannot hold."""
+        """Return the wire form (docs/msgstream.md).
+
+        Raises InvalidArgument for values that it cannot hold.
+        """
         ...
 
     @classmethod
     def unmarshal(cls, data: bytes) -> Self:
-        """Inverse of :meth:`marshal`. Raises Malformed, UnsupportedVersion, UnsupportedMessageType."""
+        """Inverse of :meth:`marshal`.
+
+        Raises Malformed, UnsupportedVersion, UnsupportedMessageType.
+        """
         ...
 
 
 UnmarshalFunc = Callable[[Any], TsMsg]
-"""Makes a message of its marshalled form; raises Malformed where it is none."""
+"""Returns the message of a marshalled form; raises Malformed if it is not one."""
 
 RepackFunc = Callable[[Sequence[TsMsg], Sequence[Sequence[int]]], Mapping[int, MsgPack]]
-"""Divides messages among channels.
+"""Distributes messages to channels.
 
-Takes the messages and, for each, its hash keys modulo the number of channels; gives the pack of each channel's number.
+Takes the messages and, for each, its hash keys modulo the number of channels; returns the pack of each channel
+number.
 """
 
 
 class UnmarshalDispatcher(Protocol):
-    """Makes messages of their marshalled form, by type."""
+    """Unmarshals messages by type."""
 
     def unmarshal(self, input: Any, msg_type: MsgType) -> TsMsg:
-        """The message. Raises Malformed, UnsupportedVersion; UnsupportedMessageType where the type has no template."""
+        """Return the message.
+
+        Raises Malformed, UnsupportedVersion, UnsupportedMessageType if the type has no template.
+        """
         ...
 
     def add_msg_template(self, msg_type: MsgType, unmarshal_func: UnmarshalFunc) -> None:
@@ -63,73 +75,86 @@ class UnmarshalDispatcher(Protocol):
 
 
 class UnmarshalDispatcherFactory(Protocol):
-    """Makes a dispatcher for each stream, so that a template added to one changes no other."""
+    """Creates a dispatcher for each stream, so that a template added to one affects no other."""
 
     def new_unmarshal_dispatcher(self) -> UnmarshalDispatcher: ...
 
 
 class MsgStream(Protocol):
-    """Messages to and from channels. Thread-safe: one thread may consume while others produce, acknowledge or close."""
+    """Sends and receives messages on channels.
+
+    Thread-safe: one thread may consume while others produce, acknowledge or close.
+    """
 
     def start(self) -> None:
-        """Begin; entering the stream as a context manager does the same. Idempotent."""
+        """Start the stream; entering it as a context manager does the same. Idempotent."""
         ...
 
     def close(self) -> None:
-        """End: a waiting consume raises StreamClosed, an iteration ends. Acknowledges nothing. Idempotent."""
+        """Close the stream: a waiting consume raises StreamClosed, an iteration ends. Acknowledges nothing.
+        Idempotent.
+        """
         ...
 
     def as_producer(self, channels: Sequence[str]) -> None:
-        """Produce to `channels` from now on, numbered in this order. Raises ChannelNotFound."""
+        """Produce to `channels` from now on, numbered in this order.
+
+        Raises ChannelNotFound.
+        """
         ...
 
     def as_consumer(
         self, channels: Sequence[str], sub_name: str = "", *, start: Literal["earliest", "latest"] = "earliest"
     ) -> None:
-        """Consume `channels` too, as consumer group `sub_name` ("": as none), from where the group stands.
+        """Also consume `channels`, as consumer group `sub_name` ("": without a group), from the group's position.
 
-        A group without a position in a channel begins at `start`, durably. Raises ChannelNotFound.
+        A group without a position in a channel starts at `start`, durably.
+        Raises ChannelNotFound.
         """
         ...
 
     def set_repack_func(self, repack_func: RepackFunc | None) -> None:
-        """How produce divides messages among channels; None: millrace.msgstream.repack.default_repack."""
+        """Set how produce distributes messages; None: millrace.msgstream.repack.default_repack."""
         ...
 
     def produce(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
     ) -> dict[str, Sequence[LogId]]:
-        """Append the pack's messages, each to the channel of its hash keys; durable when this returns. The entries a channel.
+        """Append the pack's messages, each to the channel of its hash keys; return the ids per channel when all are
+        durable.
 
-        Each channel's messages are one atomic batch, the pack as a whole is not: a note on the error says which were done.
-        Messages without a trace context get `trace_ctx`. Raises what the log's append raises; DeadlineExceeded.
+        Each channel's messages are one atomic batch; the pack as a whole is not atomic. A note on an error lists the
+        finished channels. Messages without a trace context get `trace_ctx`.
+        Raises the log's append errors, DeadlineExceeded.
         """
         ...
 
     def broadcast(
         self, pack: MsgPack, *, timeout: float | None = None, trace_ctx: Mapping[str, str] | None = None
     ) -> dict[str, Sequence[LogId]]:
-        """Append all of the pack's messages to every channel; otherwise as :meth:`produce`."""
+        """Append all messages of the pack to every channel; otherwise as :meth:`produce`."""
         ...
 
     def consume(self, *, timeout: float | None = None) -> MsgPack:
-        """The next pack; acknowledges the one before (unless the stream's ``auto_ack`` is off).
+        """Return the next pack; acknowledge the previous one (unless the stream's ``auto_ack`` is off).
 
-        Raises DeadlineExceeded where none came within `timeout` seconds, StreamClosed, what the log's read raises
-        (PositionTruncated, LogUnavailable); the next call goes on from there.
+        Raises DeadlineExceeded if none came within `timeout` seconds, StreamClosed, and the log's read errors
+        (PositionTruncated, LogUnavailable). The next call continues.
         """
         ...
 
     def ack(self, pack: MsgPack) -> None:
-        """The pack, and all before it, is done: move the group behind it, durably. Nothing without a group."""
+        """Acknowledge the pack and all before it: move the group after it, durably. No effect without a group."""
         ...
 
     def seek(self, offset: MsgPosition | Sequence[MsgPosition]) -> None:
-        """Go to positions that this stream or another gave out; channels not named stay. Moves no group before an ack."""
+        """Move to positions that this or another stream returned. Other channels stay. Moves no group before an ack."""
         ...
 
     def chan(self, *, idle_timeout: float | None = None) -> Iterator[MsgPack]:
-        """Packs as they come, until the stream is closed, or nothing came for `idle_timeout` seconds; so does iteration."""
+        """Yield packs until the stream is closed, or nothing came for `idle_timeout` seconds. Iteration does
+        the same.
+        """
         ...
 
     def __iter__(self) -> Iterator[MsgPack]: ...
@@ -142,16 +167,19 @@ class MsgStream(Protocol):
 
 
 class MsgStreamFactory(Protocol):
-    """Makes streams on one log service."""
+    """Creates streams on one log service."""
 
     def set_params(self, params: Mapping[str, object]) -> None:
-        """Settings of the streams made from now on (millrace.msgstream.settings). Raises InvalidSettings."""
+        """Set options of streams created from now on (millrace.msgstream.settings).
+
+        Raises InvalidSettings.
+        """
         ...
 
     def new_msg_stream(self) -> MsgStream:
-        """A stream whose packs are what has arrived."""
+        """Return a stream whose packs are the messages that have arrived."""
         ...
 
     def new_tt_msg_stream(self) -> MsgStream:
-        """A stream whose packs are what lies between two time ticks over all its channels."""
+        """Return a stream whose packs are the messages between two time ticks over all its channels."""
         ...

@@ -1,9 +1,9 @@
-"""Which channels were created, and for whom: what stands behind millrace.msgstream.channels.
+"""The list of created channels and their owners, used by millrace.msgstream.channels.
 
-Without a meta store it is a log of its own, ``_channels``, beside the channels: as durable as they are, on any backend, and any
-number of processes write it at once. What was created is written anew now and then, and what stands before that is given up, so that it has
-about two entries for each creation that has channels still. Where a meta store is named it lies there (millrace.msgstream.meta_registry),
-and the log says so.
+Without a meta store it is a log of its own, ``_channels``, beside the channels: as durable as they are, on any
+backend, written by any number of processes. The log is compacted now and then: live creations are appended again and
+everything before them is truncated, so it has about two entries for each creation with remaining channels. If a meta
+store is configured, the list is there (millrace.msgstream.meta_registry), and the log says so.
 """
 
 from __future__ import annotations
@@ -30,32 +30,35 @@ from millrace.message.ids import LogId
 REGISTRY: Final = "_channels"
 MAX_EVENT_BYTES: Final = 256 << 10
 MIN_EVENTS: Final = 256
-"""Events since the log was written anew, before that is done again."""
+"""Events since the last compaction before the next one."""
 
 _VERSION: Final = 1
 _MOVED_VERSION: Final = 2
-"""The version of the event that ends the log: builds that know no other place refuse it."""
+"""Version of the event that ends the log. Builds that know no other storage refuse it."""
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelCreation:
-    """Channels that were created together, those that are not destroyed."""
+    """Channels that were created in one call and still exist."""
 
     channels: tuple[str, ...]
     owner: Mapping[str, str]
     attributes: Mapping[str, str]
 
     def encode(self, *, again: bool = False) -> bytes:
-        """As an event; `again`: as the first ones of a log that is written anew. Raises InvalidArgument."""
+        """Return the creation as an event; `again` marks events of a compaction.
+
+        Raises InvalidArgument.
+        """
         event = {"version": _VERSION, "op": "create", **asdict(self), **({"again": True} if again else {})}
         try:
             data = json.dumps(event, sort_keys=True).encode()
         except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"a channel's description is text ({error})") from None
+            raise InvalidArgument(f"a channel's description must be text ({error})") from None
         if len(data) > MAX_EVENT_BYTES:
             raise InvalidArgument(
-                f"a description has at most {MAX_EVENT_BYTES} bytes, not {len(data)}: shorten its texts"
+                f"a channel's description has at most {MAX_EVENT_BYTES} bytes, not {len(data)}: shorten it"
             )
         return data
 
@@ -65,30 +68,32 @@ class ChannelCreation:
         event = _event(value)
         if isinstance(event, dict) and (created := _creation(event)) is not None:
             return created
-        raise Malformed(f"this is no creation of channels: {value[:80]!r}")
+        raise Malformed(f"not a creation of channels: {value[:80]!r}")
 
     def without(self, names: Collection[str]) -> ChannelCreation:
         return replace(self, channels=tuple(name for name in self.channels if name not in names))
 
 
 class Registry(Protocol):
-    """Any number of processes. What a call that failed was to write may stand all the same, and may be written again."""
+    """Storage of creations, for any number of processes. A failed write may have been made, and may be repeated."""
 
     def known(self) -> list[ChannelCreation]:
-        """What was created and has channels that were not removed, in the order that it came."""
+        """Return creations with remaining channels, in order of creation."""
         ...
 
     def add(self, creation: ChannelCreation) -> None:
-        """Keep a creation, durably."""
+        """Store a creation, durably."""
         ...
 
     def remove(self, names: Collection[str]) -> None:
-        """Forget these channels, durably; nothing where they are not known."""
+        """Remove these channels, durably. Unknown ones are ignored."""
         ...
 
 
 class LogRegistry:
-    """The registry in the log itself (the protocol Registry). Raises what the log does, InvalidSettings where it lies in a meta store."""
+    """The registry in the log itself. Raises the log's errors, and InvalidSettings if the registry is in a
+    meta store.
+    """
 
     def __init__(self, service: LogService) -> None:
         self._service = service
@@ -117,23 +122,23 @@ class LogRegistry:
             if events.count > max(MIN_EVENTS, len(events.by_name)):
                 try:
                     _write_anew(log, events)
-                except MillraceError as error:  # what was asked for stands; the next one is as good
-                    _log.warning("the log %s is not shortened now: %s: %s", REGISTRY, error.code, error)
+                except MillraceError as error:  # the event is written; the next write can compact
+                    _log.warning("could not compact the log %s: %s: %s", REGISTRY, error.code, error)
 
 
 class RegistryEvents:
-    """What the log of the registry says."""
+    """The state that the registry's log describes."""
 
     def __init__(self, position: LogId) -> None:
         self.next = position
-        """Behind the last event."""
+        """Position after the last event."""
         self.by_name: dict[str, ChannelCreation] = {}
         self.count = 0
-        """Of the events since the log was written anew."""
+        """Number of events since the last compaction."""
         self.moved: LogId | None = None
-        """Where it says that what stands before it moved; nothing counts behind that."""
+        """Id of the event after which the registry is in a meta store; later events do not count."""
         self.space = ""
-        """Where to in the meta store."""
+        """Space of the registry in the meta store."""
 
     @classmethod
     def of(cls, log: Log) -> RegistryEvents:
@@ -146,10 +151,10 @@ class RegistryEvents:
                     found.next = run.next
                 return found
             except PositionTruncated:
-                pass  # another process has written it anew just now
+                pass  # another process has just compacted it
 
     def creations(self) -> list[ChannelCreation]:
-        """What is known, in the order that it came."""
+        """Return the creations, in order."""
         names: dict[int, list[str]] = {}
         for name, creation in self.by_name.items():
             names.setdefault(id(creation), []).append(name)
@@ -170,22 +175,22 @@ class RegistryEvents:
                 for name in names:
                     self.by_name.pop(str(name), None)
             case _:
-                raise Malformed(f"the log {REGISTRY} has an entry that is no event of a channel: {event!r:.80}")
+                raise Malformed(f"the log {REGISTRY} has an entry that is not a channel event: {event!r:.80}")
 
 
 def moved_event(space: str) -> bytes:
-    """The event that ends the log."""
+    """Return the event that ends the log."""
     return json.dumps({"version": _MOVED_VERSION, "op": "moved", "space": space}).encode()
 
 
 @contextmanager
 def open_registry_log(service: LogService, *, make: bool = False) -> Iterator[Log]:
-    """The log of the registry."""
+    """Open the registry's log."""
     if make and REGISTRY not in service.names():
         try:
             service.create(REGISTRY)
         except ChannelExists:
-            pass  # another process made it in this moment
+            pass  # another process created it concurrently
     log = service.open(REGISTRY)
     try:
         yield log
@@ -194,11 +199,12 @@ def open_registry_log(service: LogService, *, make: bool = False) -> Iterator[Lo
 
 
 def _write_anew(log: Log, events: RegistryEvents) -> None:
-    """Have what is known once more at the end, and give up what stands before. What others wrote meanwhile stays."""
+    """Compact the log: append live creations again and truncate earlier events. Concurrent events of others stay."""
     again = [creation.encode(again=True) for creation in events.creations()]
     written = log.append(again) if again else ()
     moved = RegistryEvents.of(log).moved
-    if moved is None or not written or moved > written[-1]:  # else who moved it has to read the old ones
+    # otherwise the process that moves it must still read the old events
+    if moved is None or not written or moved > written[-1]:
         log.truncate(events.next)
 
 
@@ -231,5 +237,6 @@ def _creation(event: Mapping[str, Any]) -> ChannelCreation | None:
 
 def _moved() -> InvalidSettings:
     return InvalidSettings(
-        f"the channels of this log stand in a meta store, as its log {REGISTRY} says: set MILLRACE_META_STORE as those have it who use it"
+        f"the channels of this log stand in a meta store, as its log {REGISTRY} says: set MILLRACE_META_STORE as"
+        " those have it who use it"
     )

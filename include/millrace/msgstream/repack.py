@@ -1,4 +1,4 @@
-"""Which message goes to which channel: by hash key, and inserts and deletes row by row, as Milvus has it."""
+"""Distribution of messages to channels by hash key, and of inserts and deletes row by row, as in Milvus."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from millrace.msgstream.protocol import TsMsg
 
 
 def channel_numbers(msgs: Sequence[TsMsg], channels: int) -> list[list[int]]:
-    """Each message's hash keys modulo the number of channels: what a RepackFunc takes."""
+    """Return each message's hash keys modulo the number of channels: the input of a RepackFunc."""
     return [[key % channels for key in msg.hash_keys] for msg in msgs]
 
 
 def default_repack(msgs: Sequence[TsMsg], hash_keys: Sequence[Sequence[int]]) -> Mapping[int, MsgPack]:
-    """Every message to the channel of its hash key; an insert or a delete with several is divided by rows.
+    """Send every message to the channel of its hash key; split an insert or a delete with several keys by rows.
 
-    The order of messages stays, channel by channel. Raises InvalidArgument for a message without a hash key (broadcast it, or
-    give it one) and for one whose hash keys are not one a row.
+    The order of messages is kept per channel.
+    Raises InvalidArgument for a message without a hash key (broadcast it, or give it one), and if the number of hash
+    keys is not the number of rows.
     """
     packs: dict[int, MsgPack] = {}
     for msg, keys in zip(msgs, hash_keys, strict=True):
@@ -38,15 +39,16 @@ def _parts(msg: TsMsg, keys: Sequence[int]) -> list[tuple[int, TsMsg]]:
         return [(keys[0], msg)]
     if not wanted:
         raise InvalidArgument(
-            f"message {msg.id} ({msg.type.name}) has no hash key, and there are several channels: give it one, or broadcast it"
+            f"message {msg.id} ({msg.type.name}) has no hash key, but there are several channels: add one, or"
+            " broadcast it"
         )
     if not isinstance(msg, InsertMsg | DeleteMsg):
         raise InvalidArgument(
-            f"message {msg.id} ({msg.type.name}) has hash keys of several channels and no rows to divide"
+            f"message {msg.id} ({msg.type.name}) has hash keys of several channels, but no rows to split"
         )
     rows = msg.rows.num_rows if isinstance(msg, InsertMsg) else len(msg.primary_keys)
     if rows != len(keys):
-        raise InvalidArgument(f"message {msg.id} has {len(keys)} hash keys for {rows} rows: one a row")
+        raise InvalidArgument(f"message {msg.id} has {len(keys)} hash keys for {rows} rows: give one per row")
     numbers = np.asarray(keys)
     return [(channel, _taken(msg, np.flatnonzero(numbers == channel))) for channel in sorted(wanted)]
 
@@ -55,7 +57,7 @@ def _taken(msg: InsertMsg | DeleteMsg, places: np.ndarray[tuple[int], np.dtype[n
     indices = pa.array(places, pa.int64())
     hash_keys = tuple(msg.hash_keys[place] for place in places.tolist())
     timestamps = None if msg.timestamps is None else msg.timestamps.take(indices)
-    # With stamps a row, the part's own; without, those of the whole.
+    # Parts with row timestamps compute their own range; others keep the range of the message.
     stamps = (0, 0) if timestamps is not None else (msg.begin_ts, msg.end_ts)
     if isinstance(msg, InsertMsg):
         return replace(

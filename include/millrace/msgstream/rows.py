@@ -1,6 +1,6 @@
-"""Rows in the body of an insert or a delete: names, schema, stamps and ids a row, and the Arrow payload.
+"""Rows in the body of an insert or a delete: names, schema, timestamps, row ids, and the Arrow payload.
 
-Any bytes give rows, fully validated, or Malformed; a schema that came before costs a look-up.
+Any bytes give fully validated rows or Malformed. Schemas are cached.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from millrace.msgstream.wire import ByteReader, text_to_bytes
 _TIMESTAMPS: Final = 1
 _ROW_IDS: Final = 2
 _CACHED_BYTES: Final = 16 << 10
-"""Schemas up to this size are remembered; larger ones are read each time, so that what is remembered stays small."""
+"""Schemas up to this size are cached; larger ones are parsed each time, so that the cache stays small."""
 
 
 class RowsBody(NamedTuple):
-    """``timestamps`` (uint64) and ``row_ids`` (int64) are one a row, or None."""
+    """``timestamps`` (uint64) and ``row_ids`` (int64): one per row, or None."""
 
     rows: pa.RecordBatch
     shard_name: str
@@ -32,7 +32,10 @@ class RowsBody(NamedTuple):
 
 
 def write_rows(rows: RowsBody) -> bytes:
-    """The bytes. Raises InvalidArgument for no rows, for types that no field has, for stamps that are not one a row."""
+    """Return the bytes.
+
+    Raises InvalidArgument for no rows, for unsupported types, and for the wrong number of timestamps or row ids.
+    """
     batch, shard_name, timestamps, row_ids = rows
     block, target = _written_schema(batch.schema)
     if batch.schema != target:
@@ -46,19 +49,22 @@ def write_rows(rows: RowsBody) -> bytes:
     for column, kind, what in ((timestamps, pa.uint64(), "timestamps"), (row_ids, pa.int64(), "row_ids")):
         if column is not None:
             if column.type != kind or len(column) != batch.num_rows or column.null_count:
-                raise InvalidArgument(f"{what} are {kind}, one a row, without nulls")
+                raise InvalidArgument(f"{what} must be {kind}, one per row, without nulls")
             parts.append(column.to_numpy(zero_copy_only=False).tobytes())
     return b"".join((*parts, encode_rows(batch)))
 
 
 def read_rows(body: ByteReader) -> RowsBody:
-    """Inverse of :func:`write_rows`. Raises Malformed."""
+    """Inverse of :func:`write_rows`.
+
+    Raises Malformed.
+    """
     shard_name = body.text()
     block = bytes(body.raw(body.number(4)))
     schema = _read_schema(block) if len(block) <= _CACHED_BYTES else _read_schema.__wrapped__(block)
     count, flags = body.number(4), body.number(1)
     if flags & ~(_TIMESTAMPS | _ROW_IDS):
-        raise Malformed(f"the rows have flags {flags:#x} that are not known")
+        raise Malformed(f"the rows have unknown flags {flags:#x}")
     timestamps = _column(body, count, pa.uint64()) if flags & _TIMESTAMPS else None
     row_ids = _column(body, count, pa.int64()) if flags & _ROW_IDS else None
     batch = decode_rows(body.rest(), schema)
@@ -69,16 +75,16 @@ def read_rows(body: ByteReader) -> RowsBody:
 
 def _column(body: ByteReader, count: int, kind: pa.DataType) -> pa.Array:
     values = np.frombuffer(body.raw(8 * count), dtype="<u8" if kind == pa.uint64() else "<i8")
-    # A copy: the bytes stand at any address, and Arrow wants its values aligned.
+    # A copy, because the bytes may be unaligned and Arrow requires alignment.
     return pa.array(values.copy(), kind)
 
 
 @lru_cache(maxsize=256)
 def _written_schema(schema: pa.Schema) -> tuple[bytes, pa.Schema]:
-    """The bytes of a schema, and the schema that is read from them."""
+    """Return the bytes of a schema, and the schema that is read from them."""
     fields = [FieldSpec.from_arrow(each) for each in schema]
     if not 1 <= len(fields) <= MAX_FIELDS or len({each.name for each in fields}) != len(fields):
-        raise InvalidArgument(f"rows have 1 to {MAX_FIELDS} columns, each with a name of its own")
+        raise InvalidArgument(f"rows must have 1 to {MAX_FIELDS} columns with unique names")
     parts = [text_to_bytes(each.name) + text_to_bytes(each.type) + bytes([each.nullable]) for each in fields]
     return b"".join(parts), pa.schema([each.arrow() for each in fields])
 
@@ -90,7 +96,7 @@ def _read_schema(block: bytes) -> pa.Schema:
     while cursor.left:
         name, kind, nullable = cursor.text(), cursor.text(), cursor.number(1)
         if nullable > 1 or name in fields or len(fields) == MAX_FIELDS:
-            raise Malformed("the rows' schema cannot be")
+            raise Malformed("the rows' schema is invalid")
         try:
             fields[name] = FieldSpec(name, kind, bool(nullable)).arrow()
         except InvalidArgument as error:

@@ -14,15 +14,17 @@ class StreamSettings:
     """Sizes in bytes of log entries, times in seconds."""
 
     timeout: float = 30.0
-    """How long produce and consume may take where their caller does not say."""
+    """Default timeout of produce and consume."""
     read_bytes: int = 4 << 20
-    """How much is read from a channel at once: what a consumer holds of each channel beyond its packs."""
+    """Bytes read from a channel at once: what a consumer buffers per channel beyond its packs."""
     max_pack_bytes: int = 256 << 20
-    """What a time-tick stream holds of all channels together until their ticks have come; more is PackTooLarge."""
+    """Bytes that a time-tick stream buffers over all channels until their ticks have come; more raises PackTooLarge."""
     auto_ack: bool = True
-    """Whether consume acknowledges the pack before."""
+    """Whether consume acknowledges the previous pack."""
     on_refused: Literal["attach", "raise"] = "attach"
-    """What becomes of late and malformed messages: they stand in the pack's ``refused``; or MessagesRefused, which has the pack."""
+    """Handling of late and malformed messages: attach them to the pack's ``refused``, or raise MessagesRefused with the
+    pack.
+    """
 
     def __post_init__(self) -> None:
         for name, least in (("timeout", 0.0), ("read_bytes", 1), ("max_pack_bytes", 1)):
@@ -35,7 +37,10 @@ class StreamSettings:
             raise InvalidSettings(f"on_refused is 'attach' or 'raise', not {self.on_refused!r}")
 
     def with_(self, params: Mapping[str, object]) -> Self:
-        """A copy with `params`. Raises InvalidSettings for unknown names and wrong values."""
+        """Return a copy with `params`.
+
+        Raises InvalidSettings for unknown names and invalid values.
+        """
         known = {field.name for field in fields(self)}
         unknown = sorted(set(params) - known)
         if unknown:

@@ -1,7 +1,7 @@
-"""What both kinds of stream share: channels, consumer groups, acknowledgements, iteration, and the plain stream.
+"""The common part of streams (channels, consumer groups, acknowledgements, iteration), and the plain stream.
 
-A group's position is the log's own (LogService.move_group): an acknowledgement moves it, durably, to where the acknowledged
-pack ends. What was not acknowledged when a consumer died comes again: at least once.
+A group's position is the log's own (LogService.move_group): an acknowledgement moves it, durably, to the end of the
+pack. Packs that were not acknowledged before a crash are delivered again: at least once.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.unmarshal import ProtoUDFactory
 
 WAIT_SLICE: Final = 0.25
-"""A wait for a log is cut into pieces of this many seconds, so that closing the stream ends it."""
+"""Waits for a log are split into slices of this many seconds, so that closing the stream ends them."""
 
 
 class ConsumedChannel:
-    """A channel that is consumed from: its log and what was acknowledged."""
+    """A consumed channel: its log and its acknowledged position."""
 
     def __init__(self, name: str, log: Log, group: str) -> None:
         self.name = name
@@ -50,7 +50,7 @@ class ConsumedChannel:
         self.acked: LogId | None = None
 
     def position(self, log_id: LogId, timestamp: int) -> MsgPosition:
-        """A position in this channel."""
+        """Return a position in this channel."""
         return MsgPosition(self.name, id_to_bytes(log_id), self.group, timestamp)
 
 
@@ -58,7 +58,7 @@ ChannelT = TypeVar("ChannelT", bound=ConsumedChannel)
 
 
 class BaseStream(ABC, Generic[ChannelT]):
-    """The MsgStream protocol over a LogService, but for what a pack is."""
+    """The MsgStream protocol over a LogService; subclasses define what a pack is."""
 
     def __init__(
         self,
@@ -68,7 +68,9 @@ class BaseStream(ABC, Generic[ChannelT]):
         unmarshal: UnmarshalDispatcherFactory | None = None,
         message_table: MessageTable | None = None,
     ) -> None:
-        """A stream on `service`, which it leaves open. With `message_table` messages pass as objects, without being marshalled."""
+        """`service` is not closed with the stream. With `message_table`, messages are passed as objects, without
+        marshalling.
+        """
         self.settings = settings or StreamSettings()
         self._service = service
         self._dispatcher = (unmarshal or ProtoUDFactory()).new_unmarshal_dispatcher()
@@ -113,9 +115,9 @@ class BaseStream(ABC, Generic[ChannelT]):
         """See MsgStream.as_consumer."""
         self._check_open()
         if start not in ("earliest", "latest"):
-            raise InvalidArgument(f"a consumer starts at 'earliest' or 'latest', not at {start!r}")
+            raise InvalidArgument(f"start must be 'earliest' or 'latest', not {start!r}")
         if len(set(channels)) != len(channels) or self._channels.keys() & set(channels):
-            raise InvalidArgument("a channel stands twice among those to consume from")
+            raise InvalidArgument("a channel occurs twice among those to consume from")
         with self._consuming:
             opened: dict[str, ChannelT] = {}
             for name in channels:
@@ -127,13 +129,16 @@ class BaseStream(ABC, Generic[ChannelT]):
                     position = described.end if start == "latest" else described.begin
                     if sub_name:
                         self._forget(name, sub_name)
-                        # Durable at once: what comes from now on is the group's, even if it never acknowledges anything.
+                        # Durable at once: later messages belong to the group even if it never acknowledges anything.
                         self._service.move_group(sub_name, name, position)
                 opened[name] = self._opened(name, log, sub_name, position, known=known)
             self._channels |= opened
 
     def consume(self, *, timeout: float | None = None) -> MsgPack:
-        """See MsgStream.consume. Raises MessagesRefused where the setting ``on_refused`` asks for it."""
+        """See MsgStream.consume.
+
+        Raises MessagesRefused if the setting ``on_refused`` says so.
+        """
         self._check_started()
         if not self._channels:
             raise InvalidArgument("this stream consumes from no channel: call as_consumer first")
@@ -153,13 +158,13 @@ class BaseStream(ABC, Generic[ChannelT]):
         return pack
 
     def ack(self, pack: MsgPack) -> None:
-        """See MsgStream.ack. A pack older than one that was acknowledged already moves nothing."""
+        """See MsgStream.ack. A pack before the acknowledged position moves nothing."""
         self._check_open()
         with self._acking:
             for position in pack.end_positions:
                 channel = self._channels.get(position.channel_name)
                 if channel is None or position.msg_group != channel.group:
-                    raise InvalidArgument("this pack is of another stream or group: acknowledge it there")
+                    raise InvalidArgument("this pack belongs to another stream or group: acknowledge it there")
             self._acknowledging(pack)
             for position in pack.end_positions:
                 channel, log_id = self._channels[position.channel_name], position.log_id
@@ -170,7 +175,10 @@ class BaseStream(ABC, Generic[ChannelT]):
                 self._unacked = None
 
     def seek(self, offset: MsgPosition | Sequence[MsgPosition]) -> None:
-        """See MsgStream.seek. Raises ChannelNotFound for a channel that is not consumed from."""
+        """See MsgStream.seek.
+
+        Raises ChannelNotFound for a channel that is not consumed.
+        """
         self._check_open()
         positions = [offset] if isinstance(offset, MsgPosition) else list(offset)
         with self._consuming:
@@ -232,13 +240,13 @@ class BaseStream(ABC, Generic[ChannelT]):
 
     @abstractmethod
     def _opened(self, name: str, log: Log, group: str, position: LogId, *, known: bool) -> ChannelT:
-        """A channel to consume from `position` on; `known`: the group stood there."""
+        """Return a channel to consume from `position` on; `known`: the group had this position."""
 
     def _forget(self, name: str, group: str) -> None:
-        """What is to be durable before a group begins in a channel."""
+        """Make durable what must be durable before a group starts in a channel."""
 
     def _acknowledging(self, pack: MsgPack) -> None:
-        """What is to be durable before the group moves behind `pack`."""
+        """Make durable what must be durable before the group moves after `pack`."""
 
     @abstractmethod
     def _sought(self, channel: ChannelT, position: MsgPosition) -> None:
@@ -246,17 +254,23 @@ class BaseStream(ABC, Generic[ChannelT]):
 
     @abstractmethod
     def _consume(self, deadline: Deadline) -> MsgPack:
-        """The next pack. Raises DeadlineExceeded, StreamClosed, what the log raises; the stream then stands as before."""
+        """Return the next pack.
+
+        Raises DeadlineExceeded, StreamClosed, and the log's errors; the stream's position is unchanged then.
+        """
 
     def _unmarshal(self, value: bytes) -> TsMsg:
-        """The message of a log entry. Raises Malformed, UnsupportedVersion, UnsupportedMessageType."""
+        """Return the message of a log entry.
+
+        Raises Malformed, UnsupportedVersion, UnsupportedMessageType.
+        """
         if self._handover is not None:
             msg = self._handover.get(value)
             return self._dispatcher.unmarshal(msg, msg.type)
         return self._dispatcher.unmarshal(value, msg_type(wire.peek_type(value)))
 
     def _wait(self, channel: ChannelT, position: LogId, deadline: Deadline, *, at_most: float) -> LogEntries:
-        """Entries from `position` on, or none after a while."""
+        """Return entries from `position` on, or none after a while."""
         if self._closed:
             raise StreamClosed("the stream was closed while it waited for messages")
         return channel.log.read(
@@ -268,20 +282,20 @@ class BaseStream(ABC, Generic[ChannelT]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StreamClosed("this stream is closed: make another")
+            raise StreamClosed("this stream is closed: create another")
 
     def _check_started(self) -> None:
         self._check_open()
         if not self._started:
-            raise InvalidArgument("this stream is not started: call start, or enter it")
+            raise InvalidArgument("this stream is not started: call start, or use it as a context manager")
 
 
 UNREADABLE_ERRORS: Final = (Malformed, UnsupportedVersion, UnsupportedMessageType)
-"""What a template raises for bytes that are no message of its type."""
+"""Errors of a template for bytes that are not a message of its type."""
 
 
 class _PlainChannel(ConsumedChannel):
-    """Where a plain stream stands in a channel."""
+    """A plain stream's position in a channel."""
 
     def __init__(self, name: str, log: Log, group: str, position: LogId) -> None:
         super().__init__(name, log, group)
@@ -289,9 +303,10 @@ class _PlainChannel(ConsumedChannel):
 
 
 class LogMsgStream(BaseStream[_PlainChannel]):
-    """The plain stream: a pack is what has arrived on any channel, at most about ``read_bytes`` of each, ticks included.
+    """The plain stream: a pack holds the messages that have arrived on any channel, about ``read_bytes`` of each, with
+    ticks.
 
-    Order is kept channel by channel. Seeking brings the same messages again, perhaps cut into other packs.
+    Order is kept per channel. After a seek the same messages come again, perhaps in other packs.
     """
 
     def _opened(self, name: str, log: Log, group: str, position: LogId, *, known: bool) -> _PlainChannel:
@@ -307,7 +322,7 @@ class LogMsgStream(BaseStream[_PlainChannel]):
         while not any(run.batch.num_rows for run in runs.values()):
             if deadline.expired():
                 raise DeadlineExceeded(f"no message came on {', '.join(runs)}")
-            # A log can be waited for, several cannot: wait for each in turn, a little longer each round.
+            # Only one log can be waited for at a time: wait for each in turn, a little longer each round.
             channel = channels[turn % len(channels)]
             turn += 1
             runs[channel.name] = self._wait(channel, channel.at.log_id, deadline, at_most=pause)
@@ -340,7 +355,7 @@ class LogMsgStream(BaseStream[_PlainChannel]):
 
 
 def entries_of(run: LogEntries) -> Iterator[tuple[LogId, bytes]]:
-    """Id and value of each entry of a run."""
+    """Return id and value of each entry of a run."""
     batch = run.batch
     ids = map(LogId, batch.column("ledger").to_pylist(), batch.column("entry").to_pylist())
     return zip(ids, batch.column("value").to_pylist(), strict=True)

@@ -1,12 +1,12 @@
-"""The time-tick stream: a pack is what lies between two time ticks over all channels, in order of time stamps.
+"""The time-tick stream: a pack holds the messages between two time ticks over all channels, in order of timestamps.
 
-Which pack comes next is a pure function of the logs and of the positions: with T0 the time up to which all is delivered, each
-channel is read to its first tick behind T0; T is the least of these ticks; the pack is all messages with T0 < end_ts <= T. A
-channel that lags holds the pack back, and the others are not read beyond their tick meanwhile.
+The next pack is a pure function of the logs and the positions. Let T0 be the time up to which all is delivered. Each
+channel is read to its first tick after T0; T is the minimum of these ticks; the pack is all messages with T0 < end_ts
+<= T. A channel that lags delays the pack, and the others are not read past their tick meanwhile.
 
-A channel's position is the first entry that is not done with (a message behind T that already stood before the tick, or else
-the tick) and the time T. Whoever begins there passes over what has a time up to T until a tick of T or later: that stood there
-before T was complete, and was delivered. Behind that tick, such a message is late.
+A channel's position is its first unfinished entry (a message after T that preceded the tick, or else the tick) and
+the time T. A reader that starts there skips messages with a time up to T until a tick of T or later: they were in the
+log before T was complete, and were delivered. After that tick, such a message is late.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class _Held(NamedTuple):
 
 
 class _Tick(NamedTuple):
-    """A time tick and where it stands."""
+    """A time tick and its log id."""
 
     ts: int
     log_id: LogId
 
 
 class _TickChannel(ConsumedChannel):
-    """Where a time-tick stream stands in a channel.
+    """A time-tick stream's position in a channel.
 
-    ``floor`` is the time up to which this channel's messages are delivered; ``seen`` the greatest tick that was read, at or above
-    ``floor`` (below 0: none yet, so that what is not above ``floor`` was delivered before); ``tick`` the one that was read to;
-    ``at_tick`` whether ``first`` is the tick of the time ``floor``.
+    ``floor``: the time up to which this channel's messages are delivered. ``seen``: the greatest tick read, at or
+    above ``floor`` (negative: none yet, so messages not above ``floor`` were delivered before). ``tick``: the tick
+    that was read to. ``at_tick``: whether ``first`` is the tick of time ``floor``.
     """
 
     def __init__(self, name: str, log: Log, group: str, first: LogId, floor: int) -> None:
@@ -58,7 +58,7 @@ class _TickChannel(ConsumedChannel):
         self.go(first, floor)
 
     def go(self, first: LogId, floor: int) -> None:
-        """Stand at a position, with nothing read."""
+        """Move to a position, with nothing read."""
         self.first = self.next = first
         self.floor = floor
         self.seen = -1 if floor else 0
@@ -70,11 +70,11 @@ class _TickChannel(ConsumedChannel):
 
     @property
     def at(self) -> MsgPosition:
-        """The position as it is handed out."""
+        """The position for a pack."""
         return self.position(self.first, self.floor)
 
     def done(self, ts: int) -> list[_Held]:
-        """All up to `ts` is delivered: the messages that were."""
+        """Mark all messages up to `ts` as delivered and return them."""
         found = [held for held in self.held if held.msg.end_ts <= ts]
         self.held = [held for held in self.held if held.msg.end_ts > ts]
         assert self.tick is not None
@@ -87,9 +87,10 @@ class _TickChannel(ConsumedChannel):
 
 
 class LogTtMsgStream(BaseStream[_TickChannel]):
-    """See the head of this module. Empty packs come too: they say that time went on. Ticks are not among the messages.
+    """See this module's docstring. Empty packs show that time advances. Packs contain no ticks.
 
-    Holds at most ``max_pack_bytes`` of messages whose tick has not come, and one read of ``read_bytes`` a channel.
+    Buffers at most ``max_pack_bytes`` of messages whose tick has not come, and one read of ``read_bytes`` per
+    channel.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         unmarshal: UnmarshalDispatcherFactory | None = None,
         message_table: MessageTable | None = None,
     ) -> None:
-        """A stream on `service`, which it leaves open; `message_table` as for every stream."""
+        """`service` is not closed with the stream; `message_table` as for every stream."""
         super().__init__(service, settings=settings, unmarshal=unmarshal, message_table=message_table)
         self._last = -1  # up to which time all channels are delivered; below 0: to be found from theirs
         self._size = 0
@@ -118,7 +119,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         return _TickChannel(name, log, group, position, self._floor(name, log, group, position, known=known))
 
     def _floor(self, name: str, log: Log, group: str, position: LogId, *, known: bool) -> int:
-        """The time up to which a group that stands at `position` is done with a channel; 0 where that is not known."""
+        """Return the time up to which a group at `position` has consumed a channel; 0 if unknown."""
         if not group or not known:
             return 0
         recorded = self._record(group).time_at(name, position)
@@ -159,17 +160,18 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         while lagging:
             if deadline.expired():
                 names = ", ".join(channel.name for channel in lagging)
-                raise DeadlineExceeded(f"no time tick behind {self._last} came on {names}")
+                raise DeadlineExceeded(f"no time tick after {self._last} came on {names}")
             self._read_on(lagging[0], deadline, at_most=WAIT_SLICE)
             lagging = [channel for channel in lagging if not self._read_on(channel, deadline, at_most=0.0)]
         return self._packed(channels)
 
     def _read_on(self, channel: _TickChannel, deadline: Deadline, *, at_most: float) -> bool:
-        """Read a channel to its first tick behind the last pack; False where it is not there yet."""
+        """Read a channel to its first tick after the last pack; False if it is not there yet."""
         while channel.tick is None or channel.tick.ts <= self._last:
             if self._size > self.settings.max_pack_bytes:
                 raise PackTooLarge(
-                    f"{self._size} bytes of messages wait for a time tick behind {self._last}, and this stream holds at most "
+                    f"{self._size} bytes of messages wait for a time tick behind {self._last}, and this stream holds"
+                    " at most "
                     f"{self.settings.max_pack_bytes}: have ticks sent more often, or raise max_pack_bytes"
                 )
             if not self._take(channel):
@@ -179,11 +181,11 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
                 channel.entries = entries_of(run)
                 channel.next = run.next
                 if not self._take(channel) and deadline.expired():
-                    return False  # what was read is kept; the next call goes on
+                    return False  # the entries are buffered; the next call continues
         return True
 
     def _take(self, channel: _TickChannel) -> bool:
-        """Go through the entries at hand up to the next tick that counts; False where they are used up before."""
+        """Process entries up to the next relevant tick; False if they end before it."""
         for log_id, value in channel.entries:
             try:
                 msg = self._unmarshal(value)
@@ -204,7 +206,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
                 channel.held.append(_Held(log_id, msg, len(value)))
                 self._size += len(value)
                 if self._size > self.settings.max_pack_bytes:
-                    return True  # the caller looks at it again
+                    return True  # the caller checks the size again
             elif channel.seen >= 0:
                 msg.position = channel.position(log_id, self._last)
                 detail = (

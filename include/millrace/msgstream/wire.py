@@ -1,7 +1,7 @@
 """The wire form of a message: a fixed header with a checksum, hash keys, trace context, body (docs/msgstream.md).
 
-Promises: any bytes give an Envelope or a typed error (Malformed, UnsupportedVersion); what parsing allocates is bounded by the
-bytes given. What a body means is for millrace.msgstream.messages.
+Any bytes give an Envelope or a typed error (Malformed, UnsupportedVersion). Parsing allocates memory in proportion to
+the input. The body's meaning is defined in millrace.msgstream.messages.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_TRACE_BYTES: Final = 8 << 10
 _HEADER: Final = struct.Struct("<2sBBIIIqQQqII")
 HEADER_BYTES: Final = _HEADER.size
 _COVERED: Final = 8
-"""The checksum covers everything from here on."""
+"""Offset from which the checksum covers the message."""
 
 _TYPE: Final = struct.Struct("<I")
 
 
 class Envelope(NamedTuple):
-    """A message's parts, its body not yet looked at."""
+    """A message's parts; the body is not parsed."""
 
     type: int
     id: int
@@ -40,10 +40,13 @@ class Envelope(NamedTuple):
 
 
 def write(envelope: Envelope) -> bytes:
-    """The bytes of a message. Raises InvalidArgument where a value does not fit."""
+    """Return the bytes of a message.
+
+    Raises InvalidArgument if a value does not fit.
+    """
     kind, id_, begin_ts, end_ts, source_id, hash_keys, trace_ctx, body = envelope
     if begin_ts > end_ts:
-        raise InvalidArgument(f"a message's begin_ts {begin_ts} lies behind its end_ts {end_ts}")
+        raise InvalidArgument(f"a message's begin_ts {begin_ts} is after its end_ts {end_ts}")
     trace = b"".join([text_to_bytes(part) for pair in trace_ctx.items() for part in pair])
     if len(trace) > MAX_TRACE_BYTES:
         raise InvalidArgument(f"a trace context has at most {MAX_TRACE_BYTES} bytes, not {len(trace)}")
@@ -66,14 +69,17 @@ def write(envelope: Envelope) -> bytes:
 
 
 def read(data: bytes | memoryview) -> Envelope:
-    """Inverse of :func:`write`. Raises Malformed, UnsupportedVersion."""
+    """Inverse of :func:`write`.
+
+    Raises Malformed, UnsupportedVersion.
+    """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise Malformed(f"a message has at least {HEADER_BYTES} bytes, not {len(view)}")
     header = _HEADER.unpack_from(view, 0)
     magic, version, flags, crc, kind, keys, id_, begin_ts, end_ts, source_id, trace_bytes, body_bytes = header
     if magic != MAGIC:
-        raise Malformed("these bytes do not begin as a message of a stream")
+        raise Malformed("the bytes do not start with the magic number of a message")
     if version != VERSION:
         raise UnsupportedVersion(f"a message of version {version}; this build knows {VERSION}")
     if crc32c(view[_COVERED:]) != crc:
@@ -83,23 +89,29 @@ def read(data: bytes | memoryview) -> Envelope:
     trace_at = HEADER_BYTES + 4 * keys
     body_at = trace_at + trace_bytes
     if body_at + body_bytes != len(view) or trace_bytes > MAX_TRACE_BYTES:
-        raise Malformed("the message's parts are not as long as it says")
+        raise Malformed("the lengths in the message's header do not match its size")
     if begin_ts > end_ts:
-        raise Malformed("the message's begin_ts lies behind its end_ts")
+        raise Malformed("the message's begin_ts is after its end_ts")
     hash_keys = struct.unpack_from(f"<{keys}I", view, HEADER_BYTES) if keys else ()
     trace_ctx = _trace(view[trace_at:body_at]) if trace_bytes else {}
     return Envelope(kind, id_, begin_ts, end_ts, source_id, hash_keys, trace_ctx, view[body_at:])
 
 
 def peek_type(data: bytes | memoryview) -> int:
-    """The number of the type that the bytes claim; nothing else is checked. Raises Malformed where they are too short."""
+    """Return the type number in the bytes, without further checks.
+
+    Raises Malformed if they are too short.
+    """
     if len(data) < HEADER_BYTES:
         raise Malformed(f"a message has at least {HEADER_BYTES} bytes, not {len(data)}")
     return int(_TYPE.unpack_from(data, _COVERED)[0])
 
 
 def text_to_bytes(text: str) -> bytes:
-    """A string as its length (16 bits) and UTF-8. Raises InvalidArgument above 65,535 bytes."""
+    """Return a string as its length (16 bits) and UTF-8.
+
+    Raises InvalidArgument above 65,535 bytes.
+    """
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError:
@@ -110,7 +122,7 @@ def text_to_bytes(text: str) -> bytes:
 
 
 class ByteReader:
-    """Takes values off the front of bytes; raises Malformed where they end too early."""
+    """Reads values from the front of bytes; raises Malformed at a premature end."""
 
     __slots__ = ("_at", "_view")
 
@@ -119,16 +131,16 @@ class ByteReader:
         self._at = 0
 
     def raw(self, count: int) -> memoryview:
-        """The next `count` bytes."""
+        """Return the next `count` bytes."""
         end = self._at + count
         if end > len(self._view):
-            raise Malformed("the message's body is cut short")
+            raise Malformed("the message's body is truncated")
         part = self._view[self._at : end]
         self._at = end
         return part
 
     def number(self, count: int) -> int:
-        """An unsigned number of `count` bytes, little-endian."""
+        """Return an unsigned little-endian integer of `count` bytes."""
         return int.from_bytes(self.raw(count), "little")
 
     def text(self) -> str:
@@ -136,16 +148,16 @@ class ByteReader:
         try:
             return str(self.raw(self.number(2)), "utf-8")
         except UnicodeDecodeError:
-            raise Malformed("a text in the message is no UTF-8") from None
+            raise Malformed("a text in the message is not UTF-8") from None
 
     def rest(self) -> memoryview:
-        """All that is left."""
+        """Return all remaining bytes."""
         return self.raw(len(self._view) - self._at)
 
     def end(self) -> None:
-        """Raises Malformed where something is left."""
+        """Raise Malformed if bytes remain."""
         if self._at != len(self._view):
-            raise Malformed("the message's body has bytes behind its end")
+            raise Malformed("the message's body has extra bytes at its end")
 
     @property
     def left(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from millrace.base.errors import NodeUnreachable
 from millrace.coord.balancer.balancer import EVICTED_PREFIX, Balancer, ChannelStats, RebalanceLimits
-from millrace.coord.balancer.policies import find_policy
+from millrace.coord.balancer.vchannelfair import find_policy
 from millrace.coord.channels.record import CHANNEL_PREFIX, Owner
 from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.leadership import Leadership

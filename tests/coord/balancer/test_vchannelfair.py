@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings
-from millrace.coord.balancer.policies import find_policy
 from millrace.coord.balancer.policy import AssignmentView, ChannelView
 from millrace.coord.balancer.vchannelfair import (
     MIN_GAIN,
@@ -19,6 +18,7 @@ from millrace.coord.balancer.vchannelfair import (
     PlacementIndex,
     affinity,
     best_exchange,
+    find_policy,
     vchannel_fair,
 )
 from tests.laws.profile import examples
@@ -192,5 +192,5 @@ def test_many_channels_are_placed_and_evened_out_in_good_time() -> None:
 
 def test_a_policy_is_chosen_by_name() -> None:
     assert find_policy("vchannelfair") is vchannel_fair
-    with pytest.raises(InvalidSettings, match="there are vchannelfair"):
+    with pytest.raises(InvalidSettings, match="known are vchannelfair"):
         find_policy("random")

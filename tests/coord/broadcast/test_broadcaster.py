@@ -10,7 +10,7 @@ import pytest
 
 from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, LogUnavailable, MillraceError
 from millrace.coord.broadcast.broadcaster import MAX_PLAN_ATTEMPTS, Broadcaster, run_sequentially
-from millrace.coord.broadcast.callbacks import BroadcastCallbacks, CallbackRegistry, StalePlan
+from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry, StalePlan
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, TaskState, collection_keys
 from millrace.coord.concurrency import ThreadRunner
@@ -197,7 +197,7 @@ def test_what_another_one_closed_and_was_collected_since_is_not_said_to_be_done(
             other.submit(lambda: drafted(2))
 
         one._seam = seam
-        with pytest.raises(DeadlineExceeded, match="look whether its effect"):
+        with pytest.raises(DeadlineExceeded, match="check whether its effect"):
             one.submit(drafted)
         assert overtaken
         assert ledger.open_tasks() == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.coord.broadcast.keys import (
+from millrace.coord.broadcast.task import (
     CLUSTER,
     COLLECTION,
     SHARED_CLUSTER,

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from millrace.coord.broadcast.callbacks import StalePlan
-from millrace.coord.broadcast.keys import CLUSTER, COLLECTION, ResourceKey, normalize_keys
+from millrace.coord.broadcast.ledger import StalePlan
 from millrace.coord.broadcast.sqlite_ledger import MAX_ABANDONED, MAX_CLOSED, SqliteLedger
-from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, TaskState, collection_keys
+from millrace.coord.broadcast.task import (
+    CLUSTER,
+    COLLECTION,
+    BroadcastDraft,
+    BroadcastTask,
+    ResourceKey,
+    TaskState,
+    collection_keys,
+    normalize_keys,
+)
 from millrace.coord.coordinator_db import CoordinatorDb
 
 

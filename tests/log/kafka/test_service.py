@@ -102,7 +102,7 @@ def plain_producer() -> Producer:
         ("host:1", {"sasl.password": "x"}, "MILLRACE_LOG_PASSWORD"),
         ("host:1", {"ssl.key.password": "x"}, "MILLRACE_LOG_PASSWORD"),
         ("host:1", {"acks": "1"}, "unknown kafka setting"),
-        ("host:1", {"enable.idempotence": "false"}, "no option of the URL"),
+        ("host:1", {"enable.idempotence": "false"}, "not an option of the URL"),
         ("host:1", {"max_entry_bytes": "many"}, "whole number"),
         ("host:1", {"max_entry_bytes": "0"}, "between"),
         ("host:1", {"fsync": "perhaps"}, "true or false"),

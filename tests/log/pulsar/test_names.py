@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidSettings
-from millrace.log.pulsar.names import groups_topic, pchannel_of_topic, topic_of
-from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings
+from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings, groups_topic, pchannel_of_topic, topic_of
 
 PLACE = "127.0.0.1:6650/millrace/log"
 names = st.one_of(st.text(), st.from_regex(r"[a-z.%/-]*-partition-[0-9]{1,3}", fullmatch=True))

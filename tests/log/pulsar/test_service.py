@@ -24,9 +24,8 @@ from millrace.base.errors import (
     LogUnavailable,
     PositionTruncated,
 )
-from millrace.log.pulsar.names import topic_of
 from millrace.log.pulsar.service import PulsarLog, PulsarService
-from millrace.log.pulsar.settings import PulsarSettings
+from millrace.log.pulsar.settings import PulsarSettings, topic_of
 from millrace.log.pulsar.writer import BATCH_BITS, LostId, PulsarWriter, _Chunk
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST, LogId
@@ -209,7 +208,7 @@ def test_the_namespace_lets_nothing_be_deleted_doubled_or_made_by_accident(prefi
     assert service._admin.policies() is not None
     service._admin.namespace_call("POST", "messageTTL", 1)
     service._admin.namespace_call("POST", "deduplication", False)
-    with pytest.raises(InvalidSettings, match="unfit"):
+    with pytest.raises(InvalidSettings, match="unsafe"):
         opened(prefix, namespace="policies", manage_policies=False)
     policies = opened(prefix, namespace="policies")._admin.policies() or {}
     assert policies["message_ttl_in_seconds"] == 0

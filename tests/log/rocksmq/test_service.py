@@ -209,11 +209,11 @@ def test_an_id_allocator_numbers_the_entries_of_all_channels(tmp_path: Path) -> 
     clock.now = 900
     behind = TickIdAllocator(now_ms=clock)
     with RocksMQ(tmp_path / "log", now_ms=clock, id_allocator=behind) as service:
-        with pytest.raises(LogUnavailable, match="must begin above what the folder holds"):
+        with pytest.raises(LogUnavailable, match="must begin above those in the folder"):
             service.produce("a", [b"z"])
         clock.now = 2000
         assert service.produce("a", [b"z"]) == [2000 << 18]
-    with pytest.raises(InvalidArgument, match="1 or more"):
+    with pytest.raises(InvalidArgument, match="at least 1"):
         behind.alloc(0)
 
 

@@ -243,7 +243,7 @@ def test_words_and_their_number_are_bounded(place: Place) -> None:
     many = [Tombstone(P, LogId(7, number), "0" * 64, "a", "b", "now") for number in range(MAX_TOMBSTONES)]
     for each in many:
         place.service.file.change(lambda list_, each=each: list_.with_tombstone(each))
-    refuse(place, entry, "no more are kept")
+    refuse(place, entry, "the maximum")
     place.service.file.change(lambda list_: list_.without_proposal(P, many[0].entry))
     place.place(entry)
 

@@ -1,1 +1,1 @@
-"""The balancer: gives every role of every PChannel one owner, and moves few of them, seldom, for a reason."""
+"""The balancer: gives every role of every PChannel one owner, and moves roles rarely and with a reason."""

@@ -1,9 +1,9 @@
-"""The balancer's loop: sees who lives and what each record says, asks the policy, and carries its moves out by orders to nodes.
+"""The balancer's loop: reads live nodes and records, asks the policy, and carries out its moves by orders to nodes.
 
-A role changes hands in steps that each can be repeated by whoever leads next: the record says ASSIGNING with the next term and
-who had it before; each of those lets go, or is seen to be gone; the new owner opens; the record says ASSIGNED. An owner that
-lives but cannot be reached is put out after a while (its session is taken from it, and its lease waited for), so that no role
-waits for ever for one that only the coordinator cannot see.
+A role changes owner in steps that any later leader can repeat: the record becomes ASSIGNING with the next term and
+lists the former owners; each of those releases the role or is gone; the new owner opens it; the record becomes
+ASSIGNED. An owner that is alive but unreachable is evicted after a while: its session is deleted, and its lease
+waited for. So no role waits for ever for a node that only the coordinator cannot reach.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from millrace.coord.session import NODE_PREFIX, ROLES, SESSION_SECONDS, NodeInfo
 from millrace.meta.store import Delete, Put
 
 EVICTED_PREFIX: Final = "putout/"
-"""Sessions that were taken from their nodes, until their leases are over for sure."""
+"""Prefix of evicted sessions, until their leases have certainly expired."""
 
 
 class Orders(Protocol):
-    """How the coordinator reaches nodes. What raises may have been done."""
+    """Orders to nodes. An order that raises may have been carried out."""
 
     def assign(self, owner: Owner, pchannel: str, role: str) -> None: ...
 
@@ -38,35 +38,35 @@ class Orders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChannelStats:
-    """What is known of a PChannel beside who owns it."""
+    """Statistics of a PChannel."""
 
     vchannels: int = 0
     collections: frozenset[int] = frozenset()
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
     recovery_lag: float = 0.0
-    """Seconds that its owner is behind."""
+    """Seconds that its owner lags behind the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceLimits:
-    """When nothing is moved for balance alone."""
+    """Limits on moves that only improve balance."""
 
     allow_rebalance: bool = True
     min_interval: float = 300.0
     """Seconds between two moves of one PChannel."""
     max_recovery_lag: float = 1.0
     max_moves: int = 3
-    """A round."""
+    """Moves per round."""
     refusal_seconds: float = 5.0
-    """Seconds that a session which did not open a role is not asked again for it, while others are there."""
+    """Seconds for which a session that refused a role is not asked again, if there are others."""
     eviction_seconds: float = 15.0
-    """Seconds that an owner which lives may fail to let go."""
+    """Seconds for which a live owner may fail to release a role before it is evicted."""
 
 
 @dataclass(slots=True)
 class HandoverProgress:
-    """What one leader remembers of a role that changes hands: how long, and who would not."""
+    """A leader's memory of a role in transition: since when, and which sessions refused it."""
 
     term: int = 0
     since: float = 0.0
@@ -75,7 +75,7 @@ class HandoverProgress:
 
 
 class Balancer:
-    """One leader's, for one epoch: made anew for each."""
+    """The balancer of one leader in one epoch. A new epoch needs a new balancer."""
 
     def __init__(
         self,
@@ -91,8 +91,10 @@ class Balancer:
         session_seconds: float = SESSION_SECONDS,
         roles: Sequence[str] = ROLES,
     ) -> None:
-        """`pchannels` says which there are now, `together` runs calls at the same time, and returns when all have. `session_seconds` is the longest that a node's
-        session may last without renewal."""
+        """`pchannels` returns the current PChannels. `run_all` runs calls concurrently and returns when all have
+        returned.
+        `session_seconds`: the longest time that a session lasts without renewal.
+        """
         self._leadership = leadership
         self._epoch = leadership.epoch
         self._clock = clock
@@ -108,13 +110,16 @@ class Balancer:
         self._put_out_since: dict[str, float] = {}
         self._wanted = ControlState(frozenset(), frozen=False)
         self._rests: dict[str, AssignmentView] = {}
-        """By role the view in which the policy, a pure function, found nothing to do."""
+        """By role the view for which the policy, a pure function, returned no moves."""
         self._loaded = False
         self.manager = ChannelManager(leadership, self._epoch)
         self.nodes: dict[str, NodeInfo] = {}
 
     def step(self) -> None:
-        """One round. Raises NotLeader where another leads; what else fails is tried again in the next round."""
+        """Run one round.
+
+        Raises NotLeader if another coordinator leads. Other failures are retried in the next round.
+        """
         if not self._loaded:
             self.manager.load()
             self._loaded = True
@@ -142,9 +147,9 @@ class Balancer:
         except NotLeader as error:
             failures.append(error)
         except MillraceError:
-            pass  # the store or a node: the next round tries again
+            pass  # an error of the store or a node: retried in the next round
 
-    # -- who is there -------------------------------------------------------------------------------------------------
+    # -- nodes --------------------------------------------------------------------------------------------------------
 
     def _see_nodes(self) -> None:
         listed = self._leadership.store.list(NODE_PREFIX)
@@ -161,15 +166,17 @@ class Balancer:
                 del self._put_out_since[session]
 
     def _gone(self, session: str) -> bool:
-        """Whether a session is over, for its node too."""
+        """Whether a session is over, by its node's clock too."""
         store = self._leadership.store
         return store.get(NODE_PREFIX + session) is None and store.get(EVICTED_PREFIX + session) is None
 
     def _put_out(self, session: str) -> None:
-        """Its node learns so when it renews, or at the latest when its lease would have ended."""
+        """Evict a session. Its node learns of it at its next renewal, at the latest when its lease would have
+        expired.
+        """
         self._leadership.commit(self._epoch, [Delete(NODE_PREFIX + session), Put(EVICTED_PREFIX + session, b"")])
 
-    # -- who is to have what ------------------------------------------------------------------------------------------
+    # -- planning -----------------------------------------------------------------------------------------------------
 
     def _plan(self, role: str) -> None:
         now, stats = self._clock.monotonic(), self._stats()
@@ -219,7 +226,7 @@ class Balancer:
         known = stats.get(record.pchannel, ChannelStats())
         owner = None if record.owner is None else record.owner.session
         if owner is not None and record.state is AssignmentState.ASSIGNING and owner in progress.refused:
-            owner = None  # it would not: place it anew
+            owner = None  # the session refused the role: place it again
         return ChannelView(
             record.pchannel,
             owner,
@@ -231,7 +238,7 @@ class Balancer:
         )
 
     def _instead(self, record: ChannelRecord, to: str, able: Mapping[str, NodeInfo], now: float) -> str:
-        """Another session where `to` just refused the role, if there is one."""
+        """Return another session if `to` recently refused the role and there is one."""
         refused = self._progress.setdefault(record.key, HandoverProgress()).refused
         for session, at in list(refused.items()):
             if now >= at + self._guards.refusal_seconds or session not in self.nodes:
@@ -279,5 +286,5 @@ class Balancer:
                 try:
                     self._put_out(owner.session)
                 except MetaAmbiguous:
-                    pass  # seen in the next round
+                    pass  # read in the next round
             return False

@@ -1,4 +1,4 @@
-"""What a policy decides by, and what it decides: frozen values of one role."""
+"""The input and output of a balancing policy: immutable values for one role."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ChannelView:
-    """A PChannel in one role."""
+    """One role of a PChannel."""
 
     pchannel: str
     owner: str | None
-    """The session that has it, or is to have it; None: it is to be placed."""
+    """Session that holds the role or is about to; None if the role has to be placed."""
     vchannels: int = 0
     collections: frozenset[int] = frozenset()
-    """By what they share PChannels have affinity: it is cheap to have both on one node."""
+    """Collections of the PChannel. PChannels that share collections have affinity: they belong on one node."""
     movable: bool = True
-    """Not for what moved a while ago, or is behind."""
+    """False for a PChannel that moved recently or lags."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentView:
     nodes: tuple[str, ...]
-    """Sessions that may get something."""
+    """Sessions that may get roles."""
     channels: tuple[ChannelView, ...]
     allow_rebalance: bool = True
     max_moves: int = 3
@@ -31,7 +31,7 @@ class AssignmentView:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """`pchannel` is to go to the session `to`."""
+    """`pchannel` is to move to session `to`."""
 
     pchannel: str
     to: str
@@ -40,6 +40,9 @@ class PlannedMove:
 
 class Policy(Protocol):
     def __call__(self, view: AssignmentView) -> list[PlannedMove]:
-        """A pure function: the same view, the same moves. What has no owner, or one that is no node of the view, is placed
-        (all of what has none; of the others at most `max_moves`); the rest moves where that is worth it."""
+        """Return moves. A pure function: the same view gives the same moves.
+
+        Roles without an owner are placed, all of them; roles of an owner outside of the view too, at most
+        `max_moves`. Other roles move if that is worth it.
+        """
         ...

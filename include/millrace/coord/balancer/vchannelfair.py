@@ -1,10 +1,12 @@
-"""The policy `vchannelfair`: PChannels and VChannels evenly over the nodes, and PChannels of the same collections together.
+"""The policy `vchannelfair`: spreads PChannels and VChannels evenly, and keeps PChannels of the same collections on one
+node.
 
-A node costs ``0.4 ((p - p̄) / p̄)² + 0.3 ((v - v̄) / v̄)² + 0.01 Σ (1 - affinity)`` over its p PChannels with v VChannels and all
-pairs of them, as in Milvus (internal/streamingcoord/server/balancer/policy/vchannelfair). Affinity is from 0 to 1 here: the
-share of their collections that two PChannels have in common. A move is made where all nodes together cost less by more than
-0.01; single moves and exchanges of two are looked at: of two nodes all at once, as one array, since what a change does to the
-pairs is a sum over those that share a collection, which are few of many.
+A node costs ``0.4 ((p - p̄) / p̄)² + 0.3 ((v - v̄) / v̄)² + 0.01 Σ (1 - affinity)`` over its p PChannels with v
+VChannels and all pairs of them, as in Milvus (internal/streamingcoord/server/balancer/policy/vchannelfair). Affinity
+is between 0 and 1 here: the share of collections that two PChannels have in common. A move is made if it lowers the
+total cost by more than 0.01. Candidates are single moves and exchanges of two PChannels. All candidates between two
+nodes are evaluated as one array: the change of the pair term is a sum over the pairs that share a collection, which
+are few.
 """
 
 from __future__ import annotations
@@ -18,22 +20,25 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove
+from millrace.base.errors import InvalidSettings
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove, Policy
 
 PCHANNEL_WEIGHT: Final = 0.4
 VCHANNEL_WEIGHT: Final = 0.3
 AFFINITY_WEIGHT: Final = 0.01
 MIN_GAIN: Final = 0.01
-"""A change that gains less is not made."""
+"""Changes that gain less are not made."""
 MAX_NODES_ALL_PAIRS: Final = 32
-"""With more nodes than this, exchanges are looked for between the dearest and the cheapest of them alone."""
+"""With more nodes than this, exchanges are searched only between the most and the least loaded nodes."""
 _FEW: Final = 8
 _EQUAL: Final = 1e-12
-"""What differs by less is taken for the same."""
+"""Costs that differ by less are equal."""
 
 
 class _Found(NamedTuple):
-    """A change that gains: channels, each with the node that it leaves and the one that it goes to; by it `away` more are not at home."""
+    """A change that gains: channels, each with its old and its new node. It displaces `away` more channels than
+    before.
+    """
 
     gain: float
     away: int
@@ -54,14 +59,14 @@ class _Node:
     channels: dict[str, ChannelView] = field(default_factory=dict)
     vchannels: int = 0
     apart: float = 0.0
-    """The sum over its pairs of 1 - affinity."""
+    """Sum of 1 - affinity over its pairs."""
     _kinds: Counter[frozenset[int]] = field(default_factory=Counter)
-    """How many of its channels have exactly these collections."""
+    """Number of its channels by exact set of collections."""
     _with: dict[int, set[frozenset[int]]] = field(default_factory=dict)
-    """By collection the kinds that have it."""
+    """By collection, the sets that contain it."""
 
     def near(self, collections: frozenset[int]) -> float:
-        """The sum of the affinities of its channels to one with `collections`."""
+        """Return the sum of affinities of its channels to one with `collections`."""
         if len(collections) == 1:
             (only,) = collections
             sharing: Iterable[frozenset[int]] = self._with.get(only, ())
@@ -89,7 +94,7 @@ class _Node:
 
 
 class Layout:
-    """Who has what, and what that costs; changed in place by one channel at a time."""
+    """A tentative assignment and its cost; changed in place, one channel at a time."""
 
     def __init__(self, view: AssignmentView) -> None:
         self.nodes: dict[str, _Node] = {name: _Node() for name in sorted(view.nodes)}
@@ -98,7 +103,7 @@ class Layout:
         self._mean_v = max(sum(each.vchannels for each in view.channels) / count, 1e-9)
 
     def node_cost(self, p: int, v: Any, apart: Any) -> Any:
-        """Of a node, or of several at once (arrays)."""
+        """Return the cost of one node, or of several at once (arrays)."""
         p_off, v_off = (p - self._mean_p) / self._mean_p, (v - self._mean_v) / self._mean_v
         if self._mean_v <= 1e-9:
             v_off = 0.0
@@ -118,7 +123,7 @@ class Layout:
         self.nodes[name].take(channel)
 
     def added_cost(self, channel: ChannelView, name: str) -> float:
-        """What `name` costs more with `channel`."""
+        """Return the additional cost of `channel` on node `name`."""
         node = self.nodes[name]
         apart = node.apart + len(node.channels) - node.near(channel.collections)
         cost = self.node_cost(len(node.channels) + 1, node.vchannels + channel.vchannels, apart)
@@ -126,22 +131,25 @@ class Layout:
 
 
 class PlacementIndex:
-    """Where channels without a home cost least, on top of a layout: it looks at one node for each load, not at all."""
+    """Finds the cheapest node for channels without an owner. It evaluates one node for each load, not all nodes."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._alike: dict[tuple[int, int], list[str]] = {}
-        """By PChannels and VChannels a heap of the nodes that have so many, and of some that had when they were counted."""
+        """By PChannels and VChannels: a heap of the nodes with that load, and of some that had it earlier."""
         self._homes: dict[int, set[str]] = {}
-        """By collection the nodes with PChannels of it."""
+        """By collection, the nodes with PChannels of it."""
         for name, node in layout.nodes.items():
             self._count(name)
             for channel in node.channels.values():
                 self._at(channel, name)
 
     def cheapest_node(self, channel: ChannelView) -> str:
-        """Of nodes with as many PChannels and VChannels those that share no collection with `channel` cost the same: the first by name
-        stands for them. Beside these all that share one are looked at."""
+        """Return the cheapest node for `channel`.
+
+        Nodes with equal load that share no collection with it cost the same; the first by name represents them. Nodes
+        that share one are evaluated as well.
+        """
         near = {name for collection in channel.collections for name in self._homes.get(collection, ())}
         for load, names in list(self._alike.items()):
             while names and self._load(names[0]) != load:
@@ -170,7 +178,7 @@ class PlacementIndex:
 
 
 def vchannel_fair(view: AssignmentView) -> list[PlannedMove]:
-    """See millrace.coord.balancer.policy.Policy."""
+    """Return moves (millrace.coord.balancer.policy.Policy)."""
     if not view.nodes:
         return []
     layout = Layout(view)
@@ -203,9 +211,9 @@ def _rebalance(view: AssignmentView, layout: Layout) -> list[PlannedMove]:
     home = {channel.pchannel: channel.owner for channel in view.channels}
     at = dict(home)
     away: set[str] = set()
-    """Who is not at home any more."""
+    """Channels that are planned to leave their current owner."""
     known: dict[tuple[str, str], _Found | None] = {}
-    """By two nodes what was found between them: it stands while neither of them changes."""
+    """Best change by pair of nodes; valid until one of the two changes."""
     room = view.max_moves
     while True:
         best: _Found | None = None
@@ -233,7 +241,7 @@ def _rebalance(view: AssignmentView, layout: Layout) -> list[PlannedMove]:
 
 
 def _pairs(layout: Layout) -> Iterable[tuple[str, str]]:
-    """Of all nodes, or where there are many of the dearest and the cheapest."""
+    """Yield all pairs of nodes; with many nodes only pairs of the most and the least loaded ones."""
     names = sorted(
         layout.nodes, key=lambda name: (len(layout.nodes[name].channels), layout.nodes[name].vchannels, name)
     )
@@ -243,10 +251,11 @@ def _pairs(layout: Layout) -> Iterable[tuple[str, str]]:
 def best_exchange(
     layout: Layout, one: str, other: str, home: Mapping[str, str | None], away: set[str], room: int
 ) -> _Found | None:
-    """The change between two nodes that gains most, and what: a channel from one to the other, or an exchange. Not one by which
-    more than `room` channels more than now would be away from home."""
+    """Return the best change between two nodes: a single move or an exchange. It displaces at most `room` more
+    channels.
+    """
     here, there = layout.nodes[one], layout.nodes[other]
-    # In front of each side's channels stands "none": with it on one side a change is a single move.
+    # None comes first on each side: an exchange with None is a single move.
     leaving, coming = [None, *_movable(here)], [None, *_movable(there)]
     v_out, v_in = _vchannels(leaving)[:, None], _vchannels(coming)[None, :]
     out, into = _nearer(leaving, here, there)[:, None], _nearer(coming, there, here)[None, :]
@@ -254,8 +263,8 @@ def best_exchange(
     p, q = len(here.channels), len(there.channels)
     moved = single_in - single_out
     pairs = p * (p - 1) / 2 + q * (q - 1) / 2
-    # The pairs of the two nodes together, by their numbers, and how near they are: what leaves is near to those it comes to, and
-    # both of an exchange are not on the same side before or behind it.
+    # Number of pairs of both nodes, and their affinity. A leaving channel gains pairs with those on its new node, but
+    # the two channels of an exchange are on different nodes before and after it.
     p_after, q_after = p + moved, q - moved
     pairs_after = p_after * (p_after - 1) / 2 + q_after * (q_after - 1) / 2
     nearer = out + into - 2 * _shares(leaving, coming)
@@ -272,7 +281,7 @@ def best_exchange(
     best = gain.max()
     if not np.isfinite(best):
         return None
-    # Of what gains the same the first, whatever the last digits are.
+    # The first of equal gains, independent of rounding.
     row, column = divmod(int(np.argmax(gain >= best - _EQUAL)), gain.shape[1])
     a, b = leaving[row], coming[column]
     change = [] if a is None else [(a, one, other)]
@@ -280,7 +289,7 @@ def best_exchange(
 
 
 def _movable(node: _Node) -> list[ChannelView]:
-    """One of each kind: what is alike in all that costs is alike to move."""
+    """Return one channel of each kind: channels with equal costs are interchangeable."""
     kinds: dict[tuple[int, frozenset[int]], ChannelView] = {}
     for channel in node.channels.values():
         if channel.movable:
@@ -297,7 +306,7 @@ def _is_one(channels: Sequence[ChannelView | None]) -> Any:
 
 
 def _nearer(channels: Sequence[ChannelView | None], source: _Node, to: _Node) -> Any:
-    """How much nearer each is to those it would come to than to those that it leaves."""
+    """Return how much closer each channel is to those on its new node than to those on its old one."""
     return np.array(
         [
             0.0 if each is None else to.near(each.collections) - (source.near(each.collections) - _self(each))
@@ -311,7 +320,7 @@ def _self(channel: ChannelView) -> float:
 
 
 def _shares(ones: Sequence[ChannelView | None], others: Sequence[ChannelView | None]) -> Any:
-    """The affinity of each to each."""
+    """Return the affinity of each pair."""
     found = np.zeros((len(ones), len(others)))
     having: dict[int, list[int]] = {}
     for column, other in enumerate(others):
@@ -327,7 +336,7 @@ def _shares(ones: Sequence[ChannelView | None], others: Sequence[ChannelView | N
 
 
 def _steps(channels: Sequence[ChannelView | None], to: str, home: Mapping[str, str | None], away: set[str]) -> Any:
-    """By how many more are away from home where each goes to the node `to`."""
+    """Return how many more channels are displaced if each moves to node `to`."""
 
     def step(channel: ChannelView | None) -> int:
         if channel is None:
@@ -335,3 +344,16 @@ def _steps(channels: Sequence[ChannelView | None], to: str, home: Mapping[str, s
         return (home[channel.pchannel] != to) - (channel.pchannel in away)
 
     return np.array([step(each) for each in channels])
+
+
+POLICIES: Final[dict[str, Policy]] = {"vchannelfair": vchannel_fair}
+
+
+def find_policy(name: str) -> Policy:
+    """Return a policy by name.
+
+    Raises InvalidSettings.
+    """
+    if name not in POLICIES:
+        raise InvalidSettings(f"unknown balancer policy {name!r}; known are {', '.join(sorted(POLICIES))}")
+    return POLICIES[name]

@@ -1,1 +1,1 @@
-"""Broadcasts: one message to many VChannels, kept before its first append and completed whoever leads."""
+"""Broadcasts: one message to many VChannels, stored before its first append and completed by any coordinator."""

@@ -1,10 +1,13 @@
-"""The broadcaster: a task is planned, kept, sent to each target, acknowledged by each, has its effect and is closed.
+"""The broadcaster: plans a task, stores it, sends it to each target, collects acknowledgements, makes its effect,
+closes
+it.
 
-Any process may have one; what they share is the ledger. A task is kept where nothing that is open works on the same resources:
-whoever comes upon such a task completes it first, and plans anew. So a task that was kept is completed by whoever needs that, or
-looks for what lies there (`resume`), while its own process completes it, sleeps or is dead: messages carry the task's id, by which the
-chain knows a repeat and refuses what a later task of its VChannel has passed, and the effect is made in the transaction that closes
-the task. Those that conflict follow each other in the order of their ids, which is the order in which they were kept.
+Any process may have a broadcaster; they share the ledger. A task is stored only if no open task works on the same
+resources. A broadcaster that meets such a task completes it first and then plans again. So any process may complete a
+task, whether its own process is completing it, sleeps or is dead. Messages carry the task's id, by which the chain
+recognises a repeat and refuses a message that a later task of its VChannel has overtaken. The effect is made in the
+transaction that closes the task. Conflicting tasks follow each other in the order of their ids, which is the order in
+which they were stored.
 """
 
 from __future__ import annotations
@@ -16,35 +19,36 @@ from typing import Final, Protocol
 
 from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
-from millrace.coord.broadcast.callbacks import CallbackRegistry, StalePlan
-from millrace.coord.broadcast.keys import ResourceKey, keys_conflict
-from millrace.coord.broadcast.ledger import Ledger
-from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, TaskState
+from millrace.coord.broadcast.ledger import CallbackRegistry, Ledger, StalePlan
+from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, ResourceKey, TaskState, keys_conflict
 from millrace.coord.concurrency import RunAll, run_sequentially
 from millrace.wal.reasons import Reason
 
 MAX_PLAN_ATTEMPTS: Final = 100
-"""How often a broadcast that others overtook is planned anew."""
+"""How often a broadcast is planned again after others changed its snapshot."""
 MAX_TARGETS: Final = 10_000
 
 _log = logging.getLogger(__name__)
 
 
 class Dispatcher(Protocol):
-    """How a task's message gets to a VChannel."""
+    """Sends a task's message to a VChannel."""
 
     def send(self, task: BroadcastTask, target: str) -> int:
-        """Its time tick there (a repeat's: the first one's), 0 where the target has the effect by another. What raises may have
-        been done."""
+        """Send the message; return its time tick there (a repeat's: the first tick), 0 if another message had the
+        effect.
+
+        A call that raises may have been done.
+        """
         ...
 
     def is_permanent(self, error: MillraceError) -> bool:
-        """Whether a target refuses the message for good, so that no later attempt can come to another end."""
+        """Whether the target refuses the message permanently, so that no retry can succeed."""
         ...
 
 
 class Broadcaster:
-    """Thread-safe as its ledger is; no transaction is open while something is sent."""
+    """Thread-safe if its ledger is. No transaction is open while a message is sent."""
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class Broadcaster:
         run_all: RunAll = run_sequentially,
         seam: Callable[[str], None] = hit,
     ) -> None:
-        """`seam` is called at the places that crash and interleaving tests stop at (see millrace.base.failpoint)."""
+        """`seam` is called at the points where crash and interleaving tests stop (millrace.base.failpoint)."""
         self._ledger = ledger
         self._sending = sending
         self._kinds = kinds
@@ -65,11 +69,13 @@ class Broadcaster:
     def submit(
         self, plan: Callable[[], BroadcastDraft], *, request: str = "", expired: Callable[[], bool] = lambda: False
     ) -> BroadcastTask:
-        """Keep what `plan` makes of the state as it is now, and complete it. It is called again where others came in between (Overtaken).
+        """Store the draft that `plan` returns, and complete it. On StalePlan, `plan` is called again.
 
-        A request that is kept already is completed as it was. Raises what `plan`, the kind's check and a target's refusal raise
-        (behind the last the task is abandoned); what it has to wait for (the task stays, and is completed later); DeadlineExceeded
-        where others kept coming, or it is `late` before anything was kept.
+        A request that is stored already is completed as it is.
+        Raises the errors of `plan` and of the kind's check.
+        Raises a target's refusal: the task is abandoned.
+        Raises a retriable error: the task stays and is completed later.
+        Raises DeadlineExceeded if other tasks kept coming, or `expired` returned True before anything was stored.
         """
         for _ in range(MAX_PLAN_ATTEMPTS):
             if request and (known := self._ledger.find_request(request)) is not None:
@@ -87,10 +93,13 @@ class Broadcaster:
             if isinstance(kept, BroadcastTask):
                 return self.complete(kept)
             self._settle(kept)
-        raise DeadlineExceeded("other broadcasts of the same resources kept coming: nothing was kept, call it again")
+        raise DeadlineExceeded("other broadcasts on the same resources kept coming: nothing was stored, retry")
 
     def complete_conflicting(self, keys: Iterable[ResourceKey]) -> None:
-        """Complete what is open and works on the same resources. Raises what keeps one of them from its end."""
+        """Complete open tasks on the same resources.
+
+        Raises the error that keeps one of them open.
+        """
         wanted = tuple(keys)
         self._settle([task for task in self._ledger.open_tasks() if keys_conflict(task.keys, wanted)])
 
@@ -104,9 +113,9 @@ class Broadcaster:
                     raise
 
     def resume(self, *, skip: Callable[[BroadcastTask], bool] = lambda task: False) -> int:
-        """Complete what is open and not `skip`, the oldest first; how many there were.
+        """Complete open tasks, oldest first, except those that `skip` selects; return how many there were.
 
-        What cannot be completed now stays for the next call, and is a wall only for what works on the same resources.
+        A task that cannot be completed now is left for the next call and blocks only tasks on its resources.
         """
         pending = [task for task in self._ledger.open_tasks() if not skip(task)]
         left: list[BroadcastTask] = []
@@ -123,8 +132,11 @@ class Broadcaster:
         return len(pending)
 
     def complete(self, task: BroadcastTask) -> BroadcastTask:
-        """Send what waits, and close the task; as it is then. Raises what a target refuses it for (it is abandoned then, by this
-        broadcaster or by another one), or what to wait for; DeadlineExceeded where another one closed it, and it was collected since."""
+        """Send outstanding messages, close the task, and return it.
+
+        Raises a target's refusal (the task is then abandoned) or a retriable error.
+        Raises DeadlineExceeded if another broadcaster closed it and it has been removed since.
+        """
         if not task.open:
             return self._closed(task)
         self._seam("ddl.kept")
@@ -136,18 +148,19 @@ class Broadcaster:
             done = self._failed(task, error)
         if done is None:
             raise DeadlineExceeded(
-                f"{task.kind} was closed by another, so long ago that what became of it is kept no more: look whether its effect"
-                " is there, and call it again where it is not"
+                f"another process closed {task.kind} so long ago that its result is no longer stored: check whether"
+                " its effect"
+                " was made, and retry if it was not"
             )
         return self._closed(done)
 
     def _closed(self, task: BroadcastTask) -> BroadcastTask:
         if task.state is TaskState.ABANDONED:
-            raise AppendRejected(f"{task.kind} was given up: {task.reason}", reason=Reason.NO_EFFECT)
+            raise AppendRejected(f"{task.kind} was abandoned: {task.reason}", reason=Reason.NO_EFFECT)
         return task
 
     def _send(self, task: BroadcastTask) -> None:
-        """To one target first: what that refuses, no other one gets."""
+        """Send to one target first: if that refuses, no other target gets the message."""
         waiting = task.pending_targets
         alone = 0 if task.ticks else 1
         ticks: dict[str, int] = {}
@@ -170,13 +183,15 @@ class Broadcaster:
         ticks[target] = tick
 
     def _failed(self, task: BroadcastTask, error: MillraceError) -> BroadcastTask | None:
-        """Abandon what was refused for good, note what has to wait, and raise; unless another broadcaster completed it."""
+        """Abandon a permanently refused task or record the reason of a retriable error, then raise; unless it is done
+        already.
+        """
         there = self._ledger.task(task.id)
         if there is None or there.state is TaskState.DONE:
             return there
         if self._sending.is_permanent(error):
             if there.open:
-                _log.warning("%s of collection %s is given up: %s", task.kind, task.collection_id, error)
+                _log.warning("%s of collection %s is abandoned: %s", task.kind, task.collection_id, error)
             undoing = self._ledger.abandon(task.id, f"{error.code}: {error}", self._kinds[task.kind].on_abandoned)
             if undoing is not None:
                 self.complete(undoing)

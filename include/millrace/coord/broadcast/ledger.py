@@ -1,51 +1,96 @@
-"""Where broadcasts are kept: the port that the broadcaster works on. Each call is one transaction, durable when it returns."""
+"""The broadcaster's port to storage, and the callbacks that run inside its transactions.
+
+A kind of broadcast has three callbacks: a check when it is stored, an effect when all targets have it, and an undo
+when it is abandoned. Each runs in the ledger transaction of that step, so both succeed or neither does, and each
+happens once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from millrace.base.errors import UnsupportedVersion
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask
 
 
+class StalePlan(Exception):
+    """The state that a broadcast was planned from has changed: plan it again. Never raised to a caller of the
+    broadcaster.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastCallbacks:
+    check: Callable[[BroadcastTask, Any], None]
+    """Runs when the task is stored, with the snapshot that it was planned from. An error stores nothing; StalePlan
+    replans.
+    """
+    on_acknowledged: Callable[[BroadcastTask], None]
+    """Runs when every target has the message, before any conflicting task can be stored."""
+    on_abandoned: Callable[[BroadcastTask], BroadcastDraft | None]
+    """Runs when the task is abandoned and undoes its reservation. A returned draft is stored in the same transaction.
+    """
+
+
+class CallbackRegistry:
+    """Callbacks by kind of broadcast."""
+
+    def __init__(self, kinds: Mapping[str, BroadcastCallbacks]) -> None:
+        self._kinds = dict(kinds)
+
+    def __getitem__(self, name: str) -> BroadcastCallbacks:
+        """Raises UnsupportedVersion for a kind that a newer build stored."""
+        if name not in self._kinds:
+            raise UnsupportedVersion(f"unknown broadcast kind {name!r}: run the build that stored it, or a newer one")
+        return self._kinds[name]
+
+
 class Ledger(Protocol):
-    """Several broadcasters of several processes may work on one at once. A call that raises may have been done where it says so
-    (MetaAmbiguous); each may be made again."""
+    """Storage of broadcasts. Each call is one durable transaction; several processes may share a ledger.
+
+    A call that raises MetaAmbiguous may have been done. Every call may be repeated.
+    """
 
     def add(
         self, draft: BroadcastDraft, check: Callable[[BroadcastTask, Any], None]
     ) -> BroadcastTask | tuple[BroadcastTask, ...]:
-        """Keep a broadcast under the next id, where nothing that is open conflicts with it: the task, or what is in its way, the
-        oldest first. A request that is kept already is given as it is. What `check` raises, called with the task and what it was
-        planned from, keeps nothing."""
+        """Store a broadcast under the next id, unless an open one conflicts; return the task, or the conflicting tasks,
+        oldest first.
+
+        A request that is stored already is returned as it is. If `check` raises, nothing is stored.
+        """
         ...
 
     def task(self, number: int) -> BroadcastTask | None:
-        """As it is now; None where it was collected, or never kept."""
+        """Return a task; None if it was removed or never stored."""
         ...
 
     def find_request(self, request: str) -> BroadcastTask | None:
-        """The task of a request, while it is kept."""
+        """Return the task of a request, while it is stored."""
         ...
 
     def open_tasks(self) -> list[BroadcastTask]:
-        """What is not closed, the oldest first."""
+        """Return open tasks, oldest first."""
         ...
 
     def acknowledge(self, number: int, ticks: Mapping[str, int]) -> None:
-        """These targets have its message, at these ticks. A target that was acknowledged before keeps its later tick."""
+        """Record that these targets have the message, at these ticks. The later tick of a target counts."""
         ...
 
     def finish(self, number: int, acked: Callable[[BroadcastTask], None]) -> BroadcastTask | None:
-        """Close a task that all targets have, and make its effect: once, where it is open still. As it is behind that."""
+        """Close a task that all targets have and make its effect, once; return the task afterwards."""
         ...
 
     def abandon(
         self, number: int, words: str, refused: Callable[[BroadcastTask], BroadcastDraft | None]
     ) -> BroadcastTask | None:
-        """Close an open task without its effect; the task that takes it back, where there is one. None where it was closed."""
+        """Close an open task without its effect; return the task that undoes it, if any. None if it was closed
+        already.
+        """
         ...
 
     def note_reason(self, number: int, words: str) -> None:
-        """Keep why an open task waits."""
+        """Record why an open task waits."""
         ...

@@ -1,6 +1,7 @@
-"""Broadcasts in the coordinator's file, beside the catalog: one transaction takes a task and its effect (the protocol Ledger).
+"""The ledger in the coordinator's file, beside the catalog, so that one transaction changes a task and its effect.
 
-Tables and rows are those of earlier builds. What those kept without keys works on its collection for itself.
+Tables and rows are those of earlier builds. A task that an early build stored without keys is exclusive on its
+collection.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from millrace.catalog.collection import pchannel_of
-from millrace.coord.broadcast.keys import ResourceKey, keys_conflict
-from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, TaskState, collection_keys
+from millrace.coord.broadcast.task import (
+    BroadcastDraft,
+    BroadcastTask,
+    ResourceKey,
+    TaskState,
+    collection_keys,
+    keys_conflict,
+)
 from millrace.coord.coordinator_db import CoordinatorDb
 
 MAX_CLOSED: Final = 1_000
-"""Closed broadcasts that are kept, so that a request that is repeated finds its own."""
+"""Number of closed broadcasts to keep, so that repeated requests find theirs."""
 MAX_ABANDONED: Final = 100
-"""Abandoned broadcasts whose reason is kept."""
+"""Number of abandoned broadcasts whose reason is kept."""
 MAX_REASON_CHARS: Final = 1_000
 _ABANDONED: Final = 2
-"""As `broadcast.done`."""
+"""Value of `broadcast.done`."""
 _ID_EPOCH: Final = 1_577_836_800
-"""2020, in Unix seconds: ids of broadcasts go up with the clock from there on, and fit into 31 bits until 2088."""
+"""2020 in Unix seconds. Ids of broadcasts grow with the clock from there, and fit 31 bits until 2088."""
 
 _TASKS: Final = (
     "select b.id, coalesce(r.name, ''), b.kind, b.collection_id, b.change, r.keys, b.done, coalesce(g.at, 0.0),"
@@ -35,7 +42,7 @@ _TASKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class NamedBroadcast:
-    """A broadcast for people to see."""
+    """A broadcast with its collection's name, for display."""
 
     collection: str
     task: BroadcastTask
@@ -51,7 +58,7 @@ class SqliteLedger:
         self._kept = max_closed
         self._wall = wall
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def task(self, number: int) -> BroadcastTask | None:
         return next(iter(self._tasks("where b.id = ?", (number,))), None)
@@ -63,14 +70,14 @@ class SqliteLedger:
         return self._tasks("where not b.done order by b.id")
 
     def list_recent(self, *, limit: int, closed: bool = True) -> list[NamedBroadcast]:
-        """All that are open, and with `closed` the newest others up to `limit` in all; newest first."""
+        """Return open broadcasts and, with `closed`, the newest closed ones, up to `limit` in all; newest first."""
         found = self._tasks("where not b.done order by b.id desc")
         if closed and len(found) < limit:
             found += self._tasks("where b.done order by b.id desc limit ?", (limit - len(found),))
         return self._named(sorted(found, key=lambda each: -each.id))
 
     def list_unresolved(self) -> list[NamedBroadcast]:
-        """What is open, and what was given up and has its reason still; the oldest first."""
+        """Return broadcasts that are open, or abandoned with their reason still stored; oldest first."""
         return self._named(self._tasks("where not b.done or t.words is not null order by b.id"))
 
     def _named(self, tasks: Iterable[BroadcastTask]) -> list[NamedBroadcast]:
@@ -90,7 +97,7 @@ class SqliteLedger:
                 "select vchannel, acked, time_tick from target where broadcast_id = ? order by rowid", (number,)
             )
         }
-        if done:  # 1 with a reason: given up by an earlier build
+        if done:  # 1 with a reason: abandoned by an earlier build
             state = TaskState.ABANDONED if done == _ABANDONED or words else TaskState.DONE
         else:
             state = TaskState.PENDING if None in targets.values() else TaskState.ACKNOWLEDGED
@@ -129,7 +136,7 @@ class SqliteLedger:
             return task
 
     def _next(self, draft: BroadcastDraft) -> BroadcastTask:
-        # Also above what a copy of this file that is newer than it can have given: the log has seen those.
+        # Also above every id that a newer copy of this file can have allocated: the log has seen those.
         (newest,) = self._db.fetch_one("select coalesce(max(id), 0) from broadcast")
         now = self._wall()
         number = max(newest + 1, int(now) - _ID_EPOCH)
@@ -153,7 +160,7 @@ class SqliteLedger:
         self._db.execute("insert into begun values (?, ?)", (task.id, task.at))
 
     def _collect(self) -> None:
-        """Forget closed tasks but for the newest."""
+        """Delete closed tasks except the newest."""
         oldest = self._db.fetch_one(
             "select id from broadcast where done order by id desc limit 1 offset ?", (self._kept - 1,)
         )

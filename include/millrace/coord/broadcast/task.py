@@ -1,48 +1,81 @@
-"""A broadcast as it is kept: what it is, to whom it goes, who has it, what became of it."""
+"""The persisted broadcast: its kind, targets, acknowledgements, state, and the resources that it works on.
+
+Broadcasts with conflicting resource keys run one after the other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from millrace.coord.broadcast.keys import COLLECTION, ResourceKey, normalize_keys
+CLUSTER: Final = "cluster"
+COLLECTION: Final = "collection"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ResourceKey:
+    domain: str
+    name: str = ""
+    shared: bool = False
+
+
+SHARED_CLUSTER: Final = ResourceKey(CLUSTER, "", shared=True)
+
+
+def normalize_keys(keys: Iterable[ResourceKey]) -> tuple[ResourceKey, ...]:
+    """Return the keys sorted and unique, exclusive if both forms are given, plus a shared key of the cluster if it is
+    missing.
+    """
+    strongest: dict[tuple[str, str], ResourceKey] = {}
+    for key in [SHARED_CLUSTER, *keys]:
+        known = strongest.get((key.domain, key.name))
+        if known is None or known.shared:
+            strongest[key.domain, key.name] = key
+    return tuple(sorted(strongest.values()))
+
+
+def keys_conflict(one: Iterable[ResourceKey], other: Iterable[ResourceKey]) -> bool:
+    """Whether two broadcasts must not run at the same time."""
+    held = {(key.domain, key.name): key.shared for key in one}
+    return any(not (key.shared and held[key.domain, key.name]) for key in other if (key.domain, key.name) in held)
 
 
 class TaskState(StrEnum):
     PENDING = "pending"
-    """Kept; some targets may not have it yet."""
+    """Some targets may not have the message yet."""
     ACKNOWLEDGED = "acknowledged"
-    """All targets have it; its effect is not there yet."""
+    """All targets have the message; its effect is pending."""
     DONE = "done"
-    """All targets have it, and its effect is there. Kept for a while, so that a repeated request finds it."""
+    """All targets have the message, and the effect is made. Kept for a while for repeated requests."""
     ABANDONED = "abandoned"
-    """Refused for good: closed without its effect, with the reason."""
+    """Permanently refused: closed without its effect, with the reason."""
 
 
 OPEN_STATES = frozenset({TaskState.PENDING, TaskState.ACKNOWLEDGED})
 
 
 def collection_keys(collection_id: int) -> tuple[ResourceKey, ...]:
-    """What DDL of one collection works on."""
+    """Return the resource keys of DDL on one collection."""
     return normalize_keys([ResourceKey(COLLECTION, str(collection_id))])
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastDraft:
-    """A broadcast that is planned, and not kept yet."""
+    """A planned broadcast that is not stored yet."""
 
     kind: str
     collection_id: int
     change: dict[str, Any]
-    """What its end does to the catalog: what JSON takes."""
+    """The catalog change that completion makes; JSON-compatible."""
     targets: tuple[str, ...]
     """VChannels."""
     keys: tuple[ResourceKey, ...]
     request: str = ""
-    """The caller's name for it: the same request is one broadcast, however often it is made. "": nobody repeats it."""
+    """The caller's name for it. A repeated request is one broadcast. "": never repeated."""
     snapshot: Any = field(default=None, compare=False)
-    """What it was planned from, for its kind's check. It is not kept."""
+    """The state that it was planned from, for the check of its kind. Not persisted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +87,14 @@ class BroadcastTask:
     change: dict[str, Any]
     keys: tuple[ResourceKey, ...]
     targets: dict[str, int | None]
-    """By VChannel the time tick of its message (0: it has the effect by another), None while it is not known to be there."""
+    """By VChannel: the time tick of its message (0: another message had the effect), None while unacknowledged."""
     state: TaskState = TaskState.PENDING
     at: float = 0.0
-    """When it was kept, in Unix seconds; 0.0 where that is known no more."""
+    """When it was stored, in Unix seconds; 0.0 if unknown."""
     reason: str = ""
-    """Why it waits, or was given up."""
+    """Why it waits or was abandoned."""
     reason_at_ms: int = 0
-    """When that was written."""
+    """When `reason` was written."""
 
     @property
     def pending_targets(self) -> list[str]:
@@ -73,5 +106,5 @@ class BroadcastTask:
 
     @property
     def ticks(self) -> dict[str, int]:
-        """By VChannel, of those that have it."""
+        """Time ticks of the VChannels that have the message."""
         return {target: tick for target, tick in self.targets.items() if tick is not None}

@@ -1,1 +1,1 @@
-"""PChannels as the cluster knows them: a record for each role, its states, what changes them."""
+"""Assignment records: one for each role of each PChannel, its states and transitions."""

@@ -1,4 +1,4 @@
-"""The channel manager: the leader's copy of all records, each changed by compare-and-set alone."""
+"""The leader's copy of all assignment records, each changed by compare-and-set."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from millrace.coord.leadership import Leadership
 from millrace.meta.store import MAX_CHANGES, Put, RevisionEquals
 
 _AT_ONCE = MAX_CHANGES - 1
-"""Records of one commit: one condition more is the leader's."""
+"""Records per commit; the leader's own condition takes one more."""
 
 
 class ChannelManager:
-    """What one leader knows in one epoch. Nobody else writes records, so its copy is what stands: but for a write of its own
-    whose answer was lost, which may come late. Such a record is written once more before it is relied on."""
+    """The records as one leader knows them in one epoch.
+
+    Only the leader writes records, so its copy is current, except after a write whose answer was lost and which may
+    still arrive. Such a record is written again before it is used.
+    """
 
     def __init__(self, leadership: Leadership, epoch: int) -> None:
         self._leadership = leadership
@@ -26,7 +29,7 @@ class ChannelManager:
         self._unsure: set[str] = set()
 
     def rewrite_unsure(self) -> None:
-        """Write what may still change by itself once more: what comes late then finds another revision, and does nothing."""
+        """Write uncertain records again. A late arrival of the first write then finds another revision and fails."""
         for key in sorted(self._unsure & self.records.keys()):
             self.change(self.records[key])
 
@@ -35,13 +38,13 @@ class ChannelManager:
         self.records = {entry.key: ChannelRecord.decode(entry.value, entry.modified) for entry in listed.entries}
 
     def add(self, pchannels: Iterable[str], roles: Iterable[str]) -> None:
-        """Keep a record for each role of each PChannel that has none."""
+        """Store a record for each role of each PChannel that has none."""
         roles = list(roles)
         found = (ChannelRecord(pchannel, role) for pchannel in pchannels for role in roles)
         self.change_all([record for record in found if record.key not in self.records])
 
     def change_all(self, records: Sequence[ChannelRecord]) -> None:
-        """:meth:`change` for each of them, many in one commit: what a thousand lost roles take is a few round trips to the store."""
+        """:meth:`change` for several records, many per commit: a thousand lost roles take a few round trips."""
         left = iter(records)
         while together := list(islice(left, _AT_ONCE)):
             try:
@@ -63,8 +66,10 @@ class ChannelManager:
             self._unsure.difference_update(each.key for each in together)
 
     def change(self, record: ChannelRecord) -> ChannelRecord:
-        """Keep `record` in the place of the one that it was made from; what stands then, which is another one where that
-        had changed. Raises NotLeader, MetaUnavailable: nothing was done; MetaAmbiguous where even a look afterwards failed."""
+        """Replace the record that `record` was derived from; return the stored record, another one if it had changed.
+
+        Raises NotLeader, MetaUnavailable (nothing was done), MetaAmbiguous (reading it back failed as well).
+        """
         key = record.key
         try:
             revision = self._leadership.commit(
@@ -74,16 +79,16 @@ class ChannelManager:
             self._unsure.add(key)
             return self._look(key)
         if revision is None:
-            self._unsure.add(key)  # until it was seen what stands
+            self._unsure.add(key)  # until it has been read back
             found = self._look(key)
         else:
             found = self.records[key] = replace(record, revision=revision)
-        self._unsure.discard(key)  # its revision moved on: a write that is still under way does nothing any more
+        self._unsure.discard(key)  # the revision has changed, so a write still in flight fails
         return found
 
     def _look(self, key: str) -> ChannelRecord:
         entry = self._leadership.store.get(key)
         if entry is None:
-            raise MetaAmbiguous(f"{key} is not there: whether it comes is not known yet")
+            raise MetaAmbiguous(f"{key} does not exist; a write of it may still arrive")
         self.records[key] = ChannelRecord.decode(entry.value, entry.modified)
         return self.records[key]

@@ -1,4 +1,4 @@
-"""Who owns a role of a PChannel: the record, and the steps from one state to the next as values."""
+"""The assignment record of one role of a PChannel, and its state transitions as values."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, Final, Self
 
 CHANNEL_PREFIX: Final = "channels/"
 MAX_MOVES: Final = 16
-"""Moves of one role that its record remembers: the newest."""
+"""Number of newest moves that a record keeps."""
 
 
 class AssignmentState(StrEnum):
     UNINITIALISED = "uninitialised"
-    """Nobody ever owned it."""
+    """The role never had an owner."""
     ASSIGNING = "assigning"
-    """`owner` is to have it in `term`; those of `history` may still hold it."""
+    """`owner` is to get the role in `term`; former owners in `history` may still hold it."""
     ASSIGNED = "assigned"
-    """`owner` has it in `term`, and nobody else."""
+    """`owner` holds the role in `term`, and no other node does."""
     UNAVAILABLE = "unavailable"
-    """Its owner went; nobody is named yet."""
+    """The owner is gone and no new one is chosen yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A session that a role was given to, in a term."""
+    """A session that got a role, in a term."""
 
     session: str
     address: str
     term: int
     client_address: str = ""
-    """Where clients find it; "": at its address."""
+    """Address for clients; "" if it is `address`."""
 
     def to_json(self) -> list[Any]:
         return [self.session, self.address, self.term, *([self.client_address] if self.client_address else [])]
@@ -39,17 +39,17 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class CompletedMove:
-    """A role came to be at a node. Moments are Unix seconds by the leader's wall clock, to be shown and nothing else."""
+    """One change of owner. Times are Unix seconds of the leader's wall clock, for display only."""
 
     term: int
     source: str
-    """The session that had it before; "" for the first."""
+    """Session of the previous owner; "" for the first."""
     to: str
     cause: str
     began: float
-    """When its owner was lost, or its next one named."""
+    """When the previous owner was lost, or the next one chosen."""
     ended: float
-    """When the new owner had it."""
+    """When the new owner held the role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ class ChannelRecord:
     term: int = 0
     owner: Owner | None = None
     history: tuple[Owner, ...] = ()
-    """Who had it before, and was not seen to have let go."""
+    """Former owners that have not been seen to release the role."""
     cause: str = ""
-    """Why it is where it is, in a word."""
+    """Reason of the current assignment, in a word."""
     moves: tuple[CompletedMove, ...] = ()
-    """Oldest first, at most KEPT_MOVES."""
+    """Oldest first, at most MAX_MOVES."""
     since: float = 0.0
-    """Since when it changes hands; 0: it does not."""
+    """Start of the change in progress; 0 if there is none."""
     revision: int = 0
-    """Of its key; 0: it is not kept yet."""
+    """Revision of the key; 0 before the record is stored."""
 
     @property
     def key(self) -> str:
@@ -79,7 +79,7 @@ class ChannelRecord:
     def begin_assignment(
         self, session: str, address: str, cause: str, at: float = 0.0, *, client_address: str = ""
     ) -> ChannelRecord:
-        """The next term is to be of `session`."""
+        """Assign the next term to `session`."""
         term = self.term + 1
         history = self.history if self.owner is None else (*self.history, self.owner)
         newest = {owner.session: owner for owner in history}
@@ -104,7 +104,7 @@ class ChannelRecord:
         return replace(self, state=AssignmentState.ASSIGNED, history=(), moves=moves, since=0.0)
 
     def mark_unavailable(self, cause: str, at: float = 0.0) -> ChannelRecord:
-        """Its owner is gone: one that is to be seen to have let go before anybody else gets it."""
+        """Remove the owner, which must be seen to release the role before another gets it."""
         history = self.history if self.owner is None else (*self.history, self.owner)
         newest = {owner.session: owner for owner in history}
         former = tuple(newest.values())
@@ -122,7 +122,7 @@ class ChannelRecord:
     @classmethod
     def decode(cls, data: bytes, revision: int) -> Self:
         pchannel, role, state, term, owner, history, cause, *newer = json.loads(data)
-        moves, since = newer or ((), 0.0)  # a cluster's of before there were moves
+        moves, since = newer or ((), 0.0)  # written by a build without moves
         return cls(
             pchannel,
             role,

@@ -1,1 +1,3 @@
-"""A deployment's log over the backends that hold it, one after the other; `service.py` is the one place where a log is opened."""
+"""A deployment's log over the backends that have held it, in order; `service.py` is the one place where a log
+is opened.
+"""

@@ -1,16 +1,16 @@
-"""Which backends hold a deployment's log, one after the other: a small durable file beside the log's server record.
+"""The list of backends that have held a deployment's log: a small durable file beside the log's server record.
 
     <data folder>/log/generations.json
 
-No file: there is no log yet, and there will be one where the settings name it. The first PChannel that is made has the list
-written down, so that settings which name another place later are refused: what the log holds would be missed by nobody. A
-switch of the backend (millrace.coord.switch_log) adds a generation, and each PChannel passes to it where its AlterWAL message
-stands: the file keeps the position behind that message. Written under a lock, whole or not at all (a new file, synced, renamed
-over the old one), with a version and a checksum; readers notice a new one by its stat. Nothing in it is secret: a log's URL
-holds no credentials.
+Without a file there is no log yet, and the first one will be where the settings say. Creating the first PChannel
+writes the list, so that settings which later name another location are refused: otherwise the old log would be lost
+silently. A switch of the backend (millrace.coord.switch_log) adds a generation, and each PChannel moves to it at its
+AlterWAL message: the file records the position after that message. It is written under a lock and atomically (a new
+file, synced, renamed over the old one), with a version and a checksum; readers notice a new one by its stat. It holds
+no secrets: a log's URL has no credentials.
 
-It also holds the tombstones of the whole log (millrace.message.tombstones). Where there are any it has the next version: a build
-that knows none would read other entries, and must not.
+It also holds the tombstones of the whole log (millrace.message.tombstones). A file with tombstones has the next
+version: a build that does not know them would read different entries, and must not.
 """
 
 from __future__ import annotations
@@ -46,37 +46,39 @@ class Generation:
 
     url: str
     ends: Mapping[str, LogId] = field(default_factory=dict)
-    """By PChannel, where its log here ends for good: the position behind its AlterWAL entry."""
+    """By PChannel, the final end of its log here: the position after its AlterWAL entry."""
     since: Mapping[str, LogId] = field(default_factory=dict)
-    """By PChannel, where its log here ended when the next generation was added: an AlterWAL entry stands behind it."""
+    """By PChannel, the end of its log here when the next generation was added; its AlterWAL entry is after that."""
     closed: bool = False
-    """Every PChannel has passed to the next generation: who makes a new one makes it there."""
+    """Whether every PChannel has moved to the next generation. New PChannels are then created there."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpan:
-    """The generations that one PChannel's log lies in, from `first` (the earliest with data left) to `current`."""
+    """The generations of one PChannel's log, from `first` (the earliest with data left) to `current`."""
 
     origin: int
     first: int
     current: int
     ends: Mapping[int, LogId]
     pending: bool
-    """A switch of the backend is under way, and this PChannel has not passed yet, as far as is known."""
+    """Whether a switch is in progress and this PChannel has not moved yet, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """The list."""
+    """The list of generations."""
 
     items: tuple[Generation, ...]
     first: Mapping[str, int] = field(default_factory=dict)
-    """By PChannel, the earliest generation that truncation left."""
+    """By PChannel, the earliest generation that truncation has left."""
     tombstones: Mapping[str, TombstoneMap] = field(default_factory=dict)
-    """By PChannel; none where there is none."""
+    """By PChannel; no entry for a PChannel without tombstones."""
 
     def span(self, pchannel: str) -> GenerationSpan | None:
-        """Where a PChannel is that passed to another generation, or began here; None where the list does not know it."""
+        """Return the span of a PChannel that moved to another generation, or began here; None if the list does not know
+        it.
+        """
         members = [number for number, item in enumerate(self.items) if pchannel in item.ends]
         if not members:
             return None
@@ -94,46 +96,51 @@ class Generations:
         return len(self.items) - 1
 
     def open_generations(self) -> list[int]:
-        """The generations that still may hold PChannels which are not in the list: those not closed, the oldest first."""
+        """Return the generations that may still hold PChannels missing from the list: those not closed,
+        oldest first.
+        """
         return [number for number, item in enumerate(self.items) if not item.closed]
 
     def with_end(self, generation: int, pchannel: str, end: LogId) -> Self:
-        """The list in which `pchannel` passed from `generation` at `end` (the first word counts)."""
+        """Return the list in which `pchannel` left `generation` at `end`. The first recorded end counts."""
         item = self.items[generation]
         if pchannel in item.ends:
             return self
         return self._with(generation, replace(item, ends={**item.ends, pchannel: end}))
 
     def with_next(self, url: str, since: Mapping[str, LogId]) -> Self:
-        """The list with another generation, to which PChannels pass from now on."""
+        """Return the list with another generation, to which PChannels move from now on."""
         last = replace(self.items[-1], since=dict(since))
         return replace(self, items=(*self.items[:-1], last, Generation(url)))
 
     def with_closed(self, generation: int) -> Self:
-        """The list in which every PChannel of `generation` has passed."""
+        """Return the list in which every PChannel has left `generation`."""
         return self._with(generation, replace(self.items[generation], closed=True, since={}))
 
     def with_first(self, pchannel: str, generation: int) -> Self:
-        """The list in which truncation left nothing of `pchannel` before `generation`."""
+        """Return the list in which truncation left nothing of `pchannel` before `generation`."""
         return replace(self, first={**self.first, pchannel: max(generation, self.first.get(pchannel, 0))})
 
     def with_tombstone(self, tombstone: Tombstone) -> Self:
-        """The list with `tombstone`, in place of what it says of that entry. Raises TombstoneRefused: there are too many."""
+        """Return the list with `tombstone`, replacing one of the same entry.
+
+        Raises TombstoneRefused if there are too many.
+        """
         standing = self.tombstones.get(tombstone.pchannel, {})
         if len({*standing, tombstone.entry}) > MAX_TOMBSTONES:
             raise TombstoneRefused(
-                f"{tombstone.pchannel} has {len(standing)} tombstones behind its log's beginning, and no more are kept: find"
-                " out who writes such entries, and truncate the log before the next one"
+                f"{tombstone.pchannel} has {len(standing)} tombstones after its log's beginning, the maximum: find"
+                " the writer of such entries, and truncate the log before you add another"
             )
         return self._with_standing(tombstone.pchannel, {**standing, tombstone.entry: tombstone})
 
     def without_proposal(self, pchannel: str, entry: LogId) -> Self:
-        """The list without the tombstone of one entry, unless it is placed: that is for ever."""
+        """Return the list without the tombstone of one entry, unless it is placed: placed tombstones are permanent."""
         standing = self.tombstones.get(pchannel, {})
         return self._with_standing(pchannel, {at: each for at, each in standing.items() if at != entry or each.placed})
 
     def without_tombstones_before(self, pchannel: str, begin: LogId) -> Self:
-        """The list without those of entries that nobody can read any more."""
+        """Return the list without tombstones of truncated entries."""
         standing = self.tombstones.get(pchannel, {})
         return self._with_standing(pchannel, {at: each for at, each in standing.items() if at >= begin})
 
@@ -144,11 +151,11 @@ class Generations:
         return replace(self, tombstones={**others, pchannel: standing} if standing else others)
 
     def knows(self, pchannel: str) -> bool:
-        """Whether the list says anything of a PChannel."""
+        """Whether the list has any entry for a PChannel."""
         return self.span(pchannel) is not None or pchannel in self.tombstones
 
     def without(self, pchannel: str) -> Self:
-        """The list as if there had never been a PChannel of this name."""
+        """Return the list without a PChannel of this name."""
         items = tuple(
             replace(item, ends=_but(item.ends, pchannel), since=_but(item.since, pchannel)) for item in self.items
         )
@@ -164,13 +171,13 @@ def _but(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def span_of(generations: Generations, pchannel: str, *, found: int) -> GenerationSpan:
-    """The span of `pchannel`, of which the list may know nothing; it was then found in generation `found`."""
+    """Return the span of `pchannel`. If the list does not know it, it was found in generation `found`."""
     known = generations.span(pchannel)
     return known or GenerationSpan(found, found, found, {}, pending=found < generations.newest)
 
 
 def same_log(one: str, other: str) -> bool:
-    """Whether two URLs name the same log, whatever their options say about the way to it."""
+    """Whether two URLs name the same log, regardless of connection options."""
     return _place(one) == _place(other)
 
 
@@ -180,18 +187,18 @@ def _place(url: str) -> str:
 
 
 def _moved(one: str, other: str) -> bool:
-    """Whether two URLs name the same log of brokers that are reached by other addresses now."""
+    """Whether two URLs name the same log on brokers that have new addresses."""
     a, b = urlsplit(_place(one)), urlsplit(_place(other))
     return bool(a.netloc and b.netloc) and (a.scheme, a.path) == (b.scheme, b.path)
 
 
 class GenerationFile:
-    """The list of one folder, as it is on the disk now. Thread-safe."""
+    """The list of one folder, as it is on disk now. Thread-safe."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        """`url`: the backend that the settings name ("" or "rocksmq": the embedded log in `folder`).
+        """`url`: the backend in the settings ("" or "rocksmq": the embedded log in `folder`).
 
-        Raises InvalidSettings where the list knows no such backend, LogCorrupted, UnsupportedVersion.
+        Raises InvalidSettings if the list has no such backend, LogCorrupted, UnsupportedVersion.
         """
         self.folder = folder
         self._path = folder / FILE
@@ -203,11 +210,11 @@ class GenerationFile:
 
     @property
     def generations(self) -> Generations:
-        """The list as it was last seen; the same object until it changes."""
+        """The list as last read; the same object until it changes."""
         return self._generations
 
     def refresh(self) -> Generations:
-        """The list as it is on the disk now: one stat, and a read where that differs."""
+        """Return the current list: one stat, and a read if the file changed."""
         try:
             found = os.stat(self._path)
             stamp: tuple[int, ...] | None = (found.st_mtime_ns, found.st_size, found.st_ino)
@@ -215,20 +222,24 @@ class GenerationFile:
             stamp = None
         if stamp != self._seen:
             with self._lock:
-                # A writer that was faster only makes us read a newer list than the stat was of, and read it once more.
+                # If a writer came in between, a newer list is read than the stat was of, and read again later.
                 self._generations = self._alone if stamp is None else self._checked(_load(self._path))
                 self._seen = stamp
         return self._generations
 
     def ensure_written(self) -> None:
-        """Write the list down where there is none. Raises InvalidSettings where another process wrote one of another place meanwhile."""
+        """Write the list if there is no file.
+
+        Raises InvalidSettings if another process wrote a list of another location meanwhile.
+        """
         if self._seen is None:
-            self.change(
-                lambda list_: list_ if self._seen else replace(list_)
-            )  # another object is written, whatever it says
+            self.change(lambda list_: list_ if self._seen else replace(list_))  # a new object is always written
 
     def change(self, make: Callable[[Generations], Generations], *, timeout: float = 10.0) -> Generations:
-        """Replace the list by ``make(list)``, durably; nothing is written where that is the same. Raises LogBusy."""
+        """Replace the list by ``make(list)``, durably; write nothing if it is the same object.
+
+        Raises LogBusy.
+        """
         make_folder(self.folder)
         with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(timeout)):
             before = self.refresh()
@@ -241,15 +252,16 @@ class GenerationFile:
         wanted = self._alone.items[0].url
         for number, item in enumerate(generations.items):
             if same_log(item.url, wanted):
-                # The place is the same; by which options it is reached, the settings know better than an old list.
+                # The location is the same; the settings have the current connection options.
                 return generations._with(number, replace(item, url=wanted)) if "?" in wanted else generations
         moved = [number for number, item in enumerate(generations.items) if _moved(item.url, wanted)]
         if len(moved) == 1:
             return generations._with(moved[0], replace(generations.items[moved[0]], url=wanted))
         newest = generations.items[-1].url
         raise InvalidSettings(
-            f"the setting log (MILLRACE_LOG) names {wanted}, but the log of this deployment is at {newest} ({self._path}):"
-            f" set MILLRACE_LOG={newest}, or change the backend with millrace log switch"
+            f"the setting log (MILLRACE_LOG) names {wanted}, but the log of this deployment is at {newest}"
+            f" ({self._path}):"
+            f" set MILLRACE_LOG={newest}, or switch the backend with `millrace log switch`"
         )
 
 
@@ -273,7 +285,7 @@ def _load(path: Path) -> Generations:
         return Generations(items, first, _tombstones(body.get("tombstones", {})))
     except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as error:
         raise LogCorrupted(
-            f"{path} says where the log's parts lie and does not read ({error}): restore it from a copy, do not remove it"
+            f"cannot read {path}, the list of the log's backends ({error}): restore it from a copy, do not remove it"
         ) from error
 
 

@@ -1,4 +1,7 @@
-"""One PChannel's log across the generations of its backend (millrace.log.generations.service): the Log protocol."""
+"""One PChannel's log across the generations of its backend (millrace.log.generations.service): the Log protocol.
+
+A position of the whole log holds the generation in the high bits of its ledger.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import pyarrow as pa
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.log.generations.generation_file import Generations, GenerationSpan
-from millrace.log.generations.positions import backend_position, log_batch, log_position
 from millrace.log.protocol import Log
 from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
@@ -25,8 +27,35 @@ from millrace.message.wire.decode import decode_entries
 if TYPE_CHECKING:
     from millrace.log.generations.service import GenerationsService
 
+import pyarrow.compute as pc
+
+from millrace.message.ids import GENERATION_BITS
+
+_LEDGERS: Final = (1 << GENERATION_BITS) - 1
+
+
+def backend_position(position: LogId) -> LogId:
+    """Return a position of the whole log as its backend numbers it."""
+    return LogId(position.ledger & _LEDGERS, position.entry)
+
+
+def log_position(position: LogId, generation: int, *, origin: int) -> LogId:
+    """Return a backend's position as one of the whole log. The log begins at 0:0 in whichever generation it began."""
+    if position == EARLIEST and generation == origin:
+        return EARLIEST
+    return LogId(position.ledger | generation << GENERATION_BITS, position.entry)
+
+
+def log_batch(batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+    """Return a generation's entries with ids of the whole log."""
+    if not generation or not batch.num_rows:
+        return batch
+    ledger = pc.add(batch.column("ledger"), pa.scalar(generation << GENERATION_BITS, pa.int64()))
+    return pa.RecordBatch.from_arrays([ledger, *batch.columns[1:]], schema=ENTRY_SCHEMA)
+
+
 WAIT_SLICE: Final = 0.25
-"""Longest wait in one backend, in seconds: how long a switch may go unnoticed by a reader that waits."""
+"""Longest wait in one backend, in seconds: how late a waiting reader notices a switch."""
 
 _PAUSE: Final = 0.02
 _SEALED_SECONDS: Final = 10.0
@@ -46,7 +75,10 @@ class GenerationLog:
         self._clean: tuple[int, LogId] | None = None
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
-        """See :meth:`millrace.log.protocol.Log.append`; LogUnavailable, too, where a switch of the backend overtook it."""
+        """See :meth:`millrace.log.protocol.Log.append`.
+
+        Raises LogUnavailable also if a switch of the backend overtook it.
+        """
         span = self._span()
         ids = self.backend_log(span.current).append(values)
         if ids:
@@ -62,7 +94,7 @@ class GenerationLog:
     ) -> LogEntries:
         """See :meth:`millrace.log.protocol.Log.read`.
 
-        A position in a generation that is not in the list is LogUnavailable: the switch to it is not recorded yet.
+        A position in a generation that is not in the list yet raises LogUnavailable.
         """
         asked, deadline = position, Deadline.after(timeout)
         while True:
@@ -103,7 +135,7 @@ class GenerationLog:
                 return LogEntries(_EMPTY, max(following, position))
 
     def truncate(self, position: LogId) -> int:
-        """See :meth:`millrace.log.protocol.Log.truncate`. Older generations are given up whole, and not looked at again."""
+        """See :meth:`millrace.log.protocol.Log.truncate`. Older generations are discarded whole and not read again."""
         span = self._span()
         if position > (end := self.end()):
             raise InvalidArgument(f"cannot truncate at {position}: the log ends at {end}")
@@ -127,7 +159,9 @@ class GenerationLog:
         return freed
 
     def describe(self) -> LogDescription:
-        """See :meth:`millrace.log.protocol.Log.describe`. A log that was switched and is empty since ends where it goes on."""
+        """See :meth:`millrace.log.protocol.Log.describe`. A switched log without new entries ends where the new
+        generation begins.
+        """
         span = self._span()
         newest = self.backend_log(span.current).describe()
         end = log_position(newest.end, span.current, origin=span.origin)
@@ -136,7 +170,7 @@ class GenerationLog:
         begin, size = None, newest.bytes
         for number in range(span.first, span.current):
             described = self._sealed_description(number)
-            # One that cannot be asked now is taken to be whole: who reads there is told.
+            # A generation that cannot be queried counts as complete; reading there raises its error.
             size += 0 if described is None else described.bytes
             if begin is None and (described is None or described.begin < span.ends[number]):
                 begin = log_position(EARLIEST if described is None else described.begin, number, origin=span.origin)
@@ -150,7 +184,7 @@ class GenerationLog:
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
     ) -> int:
-        """What the embedded log promises of it; a generation whose backend has a retention of its own is left to that."""
+        """As the embedded log does. A generation whose backend has its own retention is left to that."""
         span, freed = self._span(), 0
         limits = {"retention_bytes": retention_bytes, "retention_ms": retention_ms}
         given = {name: value for name, value in limits.items() if value is not None}
@@ -164,9 +198,9 @@ class GenerationLog:
         return freed
 
     def read_stored(self, entry: LogId) -> tuple[bytes, int]:
-        """What the backend holds at `entry`, whatever readers see there, and its append stamp (Unix ms).
+        """Return what the backend holds at `entry`, regardless of tombstones, and its append stamp (Unix ms).
 
-        Raises InvalidArgument where no entry has that id, PositionTruncated.
+        Raises InvalidArgument if no entry has that id, PositionTruncated.
         """
         span, number, at = self._span(), entry.generation, backend_position(entry)
         if span.first <= number <= span.current and at < span.ends.get(number, at.following()):
@@ -179,14 +213,17 @@ class GenerationLog:
         raise InvalidArgument(f"the log of {self.pchannel} has no entry {entry}")
 
     def verify(self) -> Any:
-        """What the newest backend finds of its own checksums. Raises InvalidArgument where it has none to look at."""
+        """Verify the newest backend's checksums.
+
+        Raises InvalidArgument if it has none.
+        """
         handle: Any = self.backend_log(self._span().current)
         if not hasattr(handle, "verify"):
             raise InvalidArgument("this log has no checksums of its own: its broker keeps them")
         return handle.verify()
 
     def record_end(self, end: LogId) -> bool:
-        """See :meth:`millrace.log.protocol.Switchable.record_end`: a host found the AlterWAL message in front of `end`."""
+        """See :meth:`millrace.log.protocol.Switchable.record_end`: a host found the AlterWAL message before `end`."""
         number, file = end.generation, self._service.file
         if file.refresh().newest <= number:
             return False
@@ -211,7 +248,7 @@ class GenerationLog:
         return service
 
     def backend_log(self, generation: int) -> Log:
-        """The backend's own log of one generation."""
+        """Return the backend's log of one generation."""
         found = self._handles.get(generation)
         if found is not None:
             return found
@@ -230,7 +267,7 @@ class GenerationLog:
             before = service.file.generations.items[generation - 1] if generation else None
             if before is None or before.closed or self.pchannel not in before.ends:
                 raise
-        # It passed in a switch that is under way, and was made after that one made the logs at its target.
+        # It moved in a switch in progress, and was created after the switch had created the logs at its target.
         with suppress(ChannelExists):
             backend.create(self.pchannel)
         return backend.open(self.pchannel)
@@ -245,19 +282,19 @@ class GenerationLog:
         return span
 
     def _read(self, number: int, start: LogId, limit: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
-        """Entries of one generation as readers see them: everything that is read of a log comes from here."""
+        """Read entries of one generation as readers see them. Every read of a log goes through here."""
         try:
             run = self.backend_log(number).read(start, end=limit, max_bytes=max_bytes, timeout=timeout)
         except PositionTruncated:
             raise self._truncated(log_position(start, number, origin=-1)) from None
         if not run.batch.num_rows:
             return run
-        # Asked behind the read: what is given out as the log has it was read before a tombstone of it was proposed.
+        # Only after the read: an entry returned unchanged was read before a tombstone for it was proposed.
         standing = self._service.file.refresh().tombstones.get(self.pchannel)
         return run if not standing else _laid_over(run, number, standing)
 
     def _forget_tombstones(self) -> None:
-        """Of entries that were truncated: the rejection in the WAL holds what there is to know."""
+        """Remove tombstones of truncated entries: the rejection in the WAL has the information."""
         file = self._service.file
         if self.pchannel in file.refresh().tombstones:
             begin = self.describe().begin
@@ -272,7 +309,7 @@ class GenerationLog:
         )
 
     def _inside(self, run: LogEntries, number: int) -> LogEntries:
-        """`run` without what lies behind the end of its generation, should that have come to be known while it was read."""
+        """Return `run` without entries after the end of its generation, which may have become known during the read."""
         stop = self._span().ends.get(number)
         if stop is None or run.next <= stop:
             return run
@@ -283,26 +320,30 @@ class GenerationLog:
     def _await_generation(self, position: LogId, span: GenerationSpan, left: float) -> None:
         if left <= 0:
             raise LogUnavailable(
-                f"{self.pchannel} goes on at {position}, and the list of the log's generations"
-                f" ({self._service.file.folder}) ends with {span.current}: a switch of the backend is under way, or was"
-                " interrupted (run millrace log switch again); ask again"
+                f"{self.pchannel} continues at {position}, but the list of the log's generations"
+                f" ({self._service.file.folder}) ends with {span.current}: a switch of the backend is in progress, or"
+                " was"
+                " interrupted (run `millrace log switch` again); retry"
             )
         threading.Event().wait(min(left, _PAUSE))
 
     def _check_inside(self, before: GenerationSpan, last: LogId) -> None:
-        """Whether an append to `before.current` that ends with `last` is in the log. Raises LogUnavailable."""
+        """Check that an append to `before.current` that ends with `last` is in the log.
+
+        Raises LogUnavailable.
+        """
         after, number = self._span(), before.current
         stop = after.ends.get(number)
         if stop is None and after.pending and after.current == number:
             stop = self._barrier(number, last)
         if stop is not None and last >= stop:
             raise LogUnavailable(
-                f"the log of {self.pchannel} was switched to another backend while this was appended behind its end:"
-                " append again, with the same producer sequences"
+                f"the log of {self.pchannel} was switched to another backend during this append:"
+                " append again with the same producer sequences"
             )
 
     def _barrier(self, number: int, last: LogId) -> LogId | None:
-        """The position behind an AlterWAL entry in front of `last`, in a generation whose end is not recorded yet."""
+        """Return the position after an AlterWAL entry before `last`, in a generation whose end is not recorded yet."""
         since = self._service.file.generations.items[number].since.get(self.pchannel, EARLIEST)
         clean = self._clean
         position = max(since, clean[1]) if clean is not None and clean[0] == number else since
@@ -320,7 +361,7 @@ class GenerationLog:
         return None
 
     def _sealed_description(self, number: int) -> LogDescription | None:
-        """Of an older generation, which hardly changes: as it was some seconds ago at the most."""
+        """Describe an older generation, at most some seconds old: it hardly changes."""
         now = time.monotonic()
         known = self._sealed.get(number)
         if known is not None and now - known[0] < _SEALED_SECONDS:
@@ -333,7 +374,7 @@ class GenerationLog:
 
 
 def _laid_over(run: LogEntries, number: int, standing: TombstoneMap) -> LogEntries:
-    """Entries of generation `number`, with its own ids, under the tombstones of the whole log."""
+    """Return entries of generation `number`, with its own ids, with the tombstones of the whole log applied."""
     batch = apply_tombstones(
         run.batch, {backend_position(entry): each for entry, each in standing.items() if entry.generation == number}
     )

@@ -1,1 +1,4 @@
-"""Kafka as the log: a PChannel is a topic of one partition, or a partition of one topic. confluent-kafka carries entries, kafka-python administers."""
+"""Kafka as the log: a PChannel is a topic with one partition, or a partition of one topic.
+
+confluent-kafka transfers entries; kafka-python administers topics.
+"""

@@ -1,7 +1,7 @@
-"""Administration of a deployment's topics and consumer groups on Kafka, through kafka-python's own client.
+"""Administration of a deployment's topics and consumer groups on Kafka, through kafka-python's client.
 
-One connection, made when it is first needed, one call at a time. A call that may be repeated is, until the deadline; every
-failure is one of Millrace's errors.
+It uses one connection, opened on first use, and runs one call at a time. Transient failures are retried until the
+deadline. Every failure is raised as one of Millrace's errors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from millrace.base.errors import (
 from millrace.log.kafka.markers import OffsetOutOfRange
 from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 
-# What fails is raised, with its reason; the client would say so at every attempt besides.
+# Failures are raised with their reason; the client would also log every attempt.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 _PAUSE: Final = 0.05
 _LOOK_BYTES: Final = 1 << 20
-"""Of a partition that is fetched to see what stands in it."""
+"""Bytes fetched from a partition to inspect its batches."""
 _FETCH_VERSION: Final = 12
-"""The newest that names topics by their names."""
+"""Newest protocol version that addresses topics by name."""
 _T = TypeVar("_T")
 
 _REFUSED: Final = (
@@ -52,17 +52,17 @@ _REFUSED: Final = (
 
 
 class BatchInfo(NamedTuple):
-    """A batch of a partition, as the broker keeps it."""
+    """A batch of a partition, as the broker stores it."""
 
     first: int
     last: int
-    """Its offsets, both inclusive; some between may be missing where it was compacted."""
+    """First and last offset, both inclusive; some in between may be missing after compaction."""
     control: bool
-    """It is no record of anybody's, but the broker's own: how a transaction ended."""
+    """Whether it is the broker's own record of how a transaction ended."""
 
 
 class KafkaAdmin:
-    """What a log service asks of the brokers besides appends and reads. Thread-safe."""
+    """Broker calls of a log service other than appends and reads. Thread-safe."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -71,7 +71,10 @@ class KafkaAdmin:
         self._closed = False
 
     def create(self, topic: str, partitions: int = 1) -> None:
-        """Make a topic. Raises ChannelExists."""
+        """Create a topic.
+
+        Raises ChannelExists.
+        """
         wanted = {
             topic: {
                 "num_partitions": partitions,
@@ -90,7 +93,10 @@ class KafkaAdmin:
         self._call(f"waiting for topic {topic}", lambda client, ms: client.wait_for_topics([topic], timeout_ms=ms))
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Make a topic's partitions so many. Raises ChannelExists where they are already."""
+        """Increase a topic's partitions to `partitions`.
+
+        Raises ChannelExists if it has that many already.
+        """
 
         def call(client: KafkaAdminClient, milliseconds: int) -> None:
             client.create_partitions({topic: partitions}, timeout_ms=milliseconds)
@@ -106,14 +112,20 @@ class KafkaAdmin:
         self._call(f"waiting for the partitions of topic {topic}", wait)
 
     def delete(self, topic: str) -> None:
-        """Delete a topic with all its records. Raises ChannelNotFound."""
+        """Delete a topic with all its records.
+
+        Raises ChannelNotFound.
+        """
         try:
             self._call(f"deleting topic {topic}", lambda client, ms: client.delete_topics([topic], timeout_ms=ms))
         except errors.UnknownTopicOrPartitionError:
             raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
 
     def delete_records(self, place: KafkaPartition, offset: int) -> None:
-        """Give up what lies before `offset`. Raises InvalidArgument beyond the end."""
+        """Delete the records before `offset`.
+
+        Raises InvalidArgument beyond the end.
+        """
 
         def call(client: KafkaAdminClient, milliseconds: int) -> None:
             client.delete_records({TopicPartition(*place): offset}, timeout_ms=milliseconds)
@@ -124,7 +136,7 @@ class KafkaAdmin:
             raise InvalidArgument(f"offset {offset} lies beyond the end of {place}") from None
 
     def partition_size(self, place: KafkaPartition) -> int:
-        """Bytes of a partition on the disk of its largest replica."""
+        """Return the bytes of a partition on the disk of its largest replica."""
 
         def call(client: KafkaAdminClient, _: int) -> int:
             sizes = [
@@ -141,9 +153,9 @@ class KafkaAdmin:
         return self._call(f"measuring {place}", call)
 
     def batches(self, place: KafkaPartition, offset: int) -> list[BatchInfo]:
-        """The batches from the one with `offset` on, about a megabyte of them; none at the end.
+        """Return the batches from the one with `offset` on, about a megabyte of them; an empty list at the end.
 
-        Raises OutOfRange, and LogCorrupted where a control batch fails its checksum.
+        Raises OffsetOutOfRange, LogCorrupted if a control batch fails its checksum.
         """
 
         async def fetch(client: KafkaAdminClient) -> list[BatchInfo]:
@@ -171,12 +183,12 @@ class KafkaAdmin:
             raise OffsetOutOfRange from None
 
     def groups(self) -> list[str]:
-        """Every consumer group of the brokers."""
+        """Return all consumer groups of the brokers."""
         listed: list[dict[str, Any]] = self._call("listing consumer groups", lambda client, _: client.list_groups())
         return [str(each["group_id"]) for each in listed]
 
     def committed_offset(self, group: str, place: KafkaPartition) -> int | None:
-        """A group's committed offset in a partition."""
+        """Return a group's committed offset in a partition."""
         partition = TopicPartition(*place)
         found = self._call(
             f"asking for consumer group {group}", lambda client, _: client.list_group_offsets({group: [partition]})
@@ -185,7 +197,10 @@ class KafkaAdmin:
         return None if position is None or position.offset < 0 else int(position.offset)
 
     def commit_offset(self, group: str, place: KafkaPartition, offset: int) -> None:
-        """Commit a group's offset in a partition. Raises ChannelNotFound."""
+        """Commit a group's offset in a partition.
+
+        Raises ChannelNotFound.
+        """
         position = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1)}
 
         def call(client: KafkaAdminClient, _: int) -> None:
@@ -199,7 +214,7 @@ class KafkaAdmin:
             raise ChannelNotFound(f"there is no {place}: create its channel first") from None
 
     def delete_group(self, group: str, place: KafkaPartition | None = None) -> None:
-        """Delete a group, or its offset in one partition; nothing where there is none."""
+        """Delete a group, or its offset in one partition. No effect if it does not exist."""
 
         def call(client: KafkaAdminClient, _: int) -> None:
             if place is not None:
@@ -215,18 +230,21 @@ class KafkaAdmin:
             pass
 
     def close(self) -> None:
-        """Give the connection back. Idempotent."""
+        """Close the connection. Idempotent."""
         with self._lock:
             self._closed = True
             self._drop()
 
     def _call(self, what: str, call: Callable[[KafkaAdminClient, int], _T]) -> _T:
-        """`call(client, milliseconds left)`, again while its failure is one that passes. Raises kafka-python's others."""
+        """Run `call(client, milliseconds left)` and retry transient failures.
+
+        Raises kafka-python's other errors.
+        """
         deadline = Deadline.after(self._settings.deadline)
         while True:
             left = deadline.remaining()
             if not self._lock.acquire(timeout=left):
-                raise LogUnavailable(f"{what} was not done within {self._settings.deadline:.0f} s: Kafka is busy")
+                raise LogUnavailable(f"{what} did not finish within {self._settings.deadline:.0f} s: Kafka is busy")
             try:
                 if self._closed:
                     raise LogUnavailable("this log service is closed: open it again")
@@ -239,10 +257,11 @@ class KafkaAdmin:
             except (errors.KafkaError, OSError, TimeoutError) as error:
                 if isinstance(error, errors.KafkaError) and not _passes(error):
                     raise
-                self._drop()  # a connection that failed may be half dead: a new one is surer
+                self._drop()  # a failed connection may be half open: use a new one
                 if deadline.remaining() <= _PAUSE:
                     raise LogUnavailable(
-                        f"{what} was not done within {self._settings.deadline:.0f} s, its effect is unknown: are the brokers"
+                        f"{what} did not finish within {self._settings.deadline:.0f} s, its effect is unknown: are"
+                        " the brokers"
                         f" at {self._settings.brokers} up? ({type(error).__name__}: {error})"
                     ) from error
             finally:
@@ -265,12 +284,15 @@ class KafkaAdmin:
         if client is not None:
             try:
                 client.close()
-            except Exception:  # it is of no use any more, whatever it says
+            except Exception:  # the client is discarded in any case
                 return
 
 
 def _partitions(client: KafkaAdminClient, topic: str) -> list[dict[str, Any]]:
-    """What the brokers say of the partitions of a topic. Raises the brokers' error."""
+    """Return the brokers' description of a topic's partitions.
+
+    Raises the brokers' error.
+    """
     described = client.describe_topics([topic])[0]
     error = errors.for_code(described["error_code"])
     if error is not errors.NoError:
@@ -288,7 +310,7 @@ def _batch(found: Any, place: KafkaPartition) -> BatchInfo:
 
 
 def _passes(error: errors.KafkaError) -> bool:
-    """Whether a failure is one of the moment: of the connection, or of brokers that move."""
+    """Whether a failure is transient: of the connection, or of brokers that move."""
     if isinstance(error, errors.UnknownTopicOrPartitionError):
-        return False  # kafka-python would wait for a topic to come into being
+        return False  # kafka-python would wait until the topic exists
     return bool(getattr(error, "retriable", False))

@@ -1,8 +1,8 @@
-"""The offsets of a Kafka partition that are no entries: the markers by which a broker says how a transaction ended.
+"""Offsets of a Kafka partition that are not entries: the markers by which a broker records how a transaction ended.
 
-Clients do not give them, so that a reader sees offsets that are missing. They are passed over only where the broker's own batches
-prove that nothing but markers stands there; what is missing otherwise (by compaction, or lost) is LOG_CORRUPTED, never a skip.
-What is proven is kept, what lies about the newest look, so that it is asked once.
+Clients do not return markers, so a reader sees missing offsets. It skips them only if the broker's own batches prove
+that nothing but markers is there; any other missing offset (compacted, or lost) is LOG_CORRUPTED, never skipped.
+Proven ranges near the newest lookups are cached.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from millrace.log.kafka.admin import BatchInfo
 
 _MOST: Final = 8192
-"""Ranges of markers that are kept; one that is not is asked for again."""
+"""Number of cached ranges; a range that is not cached is looked up again."""
 
 
 class OffsetOutOfRange(Exception):
-    """The brokers have nothing at this offset: it was truncated, lies beyond the end, or the topic is gone."""
+    """The brokers have nothing at this offset: it was truncated, is beyond the end, or the topic is gone."""
 
 
 class TransactionMarkers:
-    """What is known of one partition's markers. Thread-safe."""
+    """Known markers of one partition. Thread-safe."""
 
     def __init__(self, place: KafkaPartition, look: Callable[[int], Sequence[BatchInfo]]) -> None:
-        """`look` gives the batches from an offset on, some at least where there are any; it raises OutOfRange."""
+        """`look` returns the batches from an offset on, at least one if there is any; it raises OffsetOutOfRange."""
         self._place = place
         self._look = look
         self._lock = threading.Lock()
@@ -38,22 +38,22 @@ class TransactionMarkers:
         self._stops: list[int] = []
 
     def skip_known(self, offset: int) -> int:
-        """The first offset from `offset` on that is not known to be a marker."""
+        """Return the first offset from `offset` on that is not a known marker."""
         with self._lock:
             place = bisect_right(self._starts, offset) - 1
             return max(offset, self._stops[place]) if place >= 0 else offset
 
     def forget_beyond(self, end: int) -> None:
-        """Forget everything where the log ends before what is known of it: it was made again, or lost its tail."""
+        """Forget all markers if the log ends before the last known one: it was recreated, or lost its tail."""
         with self._lock:
             if self._stops and self._stops[-1] > end:
                 self._starts.clear()
                 self._stops.clear()
 
     def require_markers(self, start: int, stop: int) -> None:
-        """See to it that the offsets from `start` up to `stop` are markers.
+        """Check that the offsets from `start` up to `stop` are markers.
 
-        Raises LogCorrupted where one is not, OutOfRange where they were truncated, LogUnavailable.
+        Raises LogCorrupted if one is not, OffsetOutOfRange if they were truncated, LogUnavailable.
         """
         while (start := self.skip_known(start)) < stop:
             reached = start
@@ -63,8 +63,9 @@ class TransactionMarkers:
                     reached = batch.last + 1 if batch.first <= reached else reached
             if reached == start:
                 raise LogCorrupted(
-                    f"{self._place} has no record at offset {start}, and no transaction's marker: records up to {stop} are missing"
-                    " in its midst. Was the topic compacted? Restore it from a copy"
+                    f"{self._place} has neither a record nor a transaction marker at offset {start}: records up to"
+                    f" {stop} are missing"
+                    ". Was the topic compacted? Restore it from a copy"
                 )
             start = reached
 

@@ -1,12 +1,12 @@
-"""The reading side of one partition of a Kafka topic: consumers that are assigned a position, kept so that a sequential read goes on.
+"""The reading side of one partition of a Kafka topic: consumers with an assigned position, pooled for sequential reads.
 
-A consumer fetches ahead of what is read. A run that is read next from where an earlier one ended finds its consumer there; any
-other position gets a new one, which costs some milliseconds (one that is moved would first wait out the fetch that it has under
-way, half a second). Consumers join no group, and commit nothing.
+A consumer fetches ahead of its reader. A read that continues where an earlier one ended finds that consumer in the
+pool; any other position gets a new consumer, which costs some milliseconds (moving an existing one would first wait
+for its fetch in flight, half a second). Consumers join no group and commit nothing.
 
-Every record is read, whatever became of the transaction of its writer: what a position gives does not hang on a later commit, and no
-transaction that is left open holds a reader back. Where offsets are passed over, they are proven to be markers
-(millrace.log.kafka.markers) or it is an error.
+Every record is read, whatever the outcome of its writer's transaction: the entries at a position do not depend on a
+later commit, and an open transaction does not block a reader. Skipped offsets are proven to be markers
+(millrace.log.kafka.markers); otherwise reading fails.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES
 _log = logging.getLogger(__name__)
 
 _IDLE: Final = 2
-"""Consumers of one partition that are kept while nobody reads."""
+"""Idle consumers kept per partition."""
 _MOST: Final = 4096
-"""Messages that are taken from the client at once."""
+"""Messages taken from the client at once."""
 _LULL: Final = 0.5
-"""Seconds to wait for what the brokers have and this host has not yet, before a run is given as it is."""
+"""Seconds to wait for records that the brokers have and this host has not received, before a run is returned
+as it is.
+"""
 _POLL: Final = 0.1
 _FETCH_BYTES: Final = 50 << 20
 
 NOT_FOUND_CODES: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-"""Codes that say: there is no such partition."""
+"""Error codes for a partition that does not exist."""
 _MOVED: Final = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._NO_OFFSET)
 REFUSED_CODES: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -47,11 +49,11 @@ REFUSED_CODES: Final = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 )
-"""Codes that say: not for you; another attempt would hear the same."""
+"""Error codes for denied access; retries would fail as well."""
 
 
 class RecordRun(NamedTuple):
-    """Entries that follow each other, and the offset behind them; none where nothing but markers came."""
+    """Consecutive entries and the offset after them; no entries if only markers came."""
 
     offsets: Sequence[int]
     values: list[bytes]
@@ -60,7 +62,10 @@ class RecordRun(NamedTuple):
 
 
 def create_consumer(settings: KafkaSettings, **more: Any) -> Consumer:
-    """A consumer that joins no group; `more` goes over its properties. Raises InvalidSettings."""
+    """Create a consumer that joins no group; `more` overrides its properties.
+
+    Raises InvalidSettings.
+    """
     limit = max(settings.max_entry_bytes, BATCH_BYTES) + OVERHEAD_BYTES
     try:
         return Consumer(
@@ -72,12 +77,12 @@ def create_consumer(settings: KafkaSettings, **more: Any) -> Consumer:
                 "auto.offset.reset": "error",
                 "isolation.level": "read_uncommitted",
                 "check.crcs": True,
-                # Small answers: one is taken apart while the next is on its way. A larger batch comes whole all the same.
+                # Small answers: one is parsed while the next is in flight. A larger batch still comes whole.
                 "fetch.message.max.bytes": 1 << 20,
                 "fetch.max.bytes": _FETCH_BYTES,
                 "receive.message.max.bytes": _FETCH_BYTES + limit,
                 "queued.max.messages.kbytes": max(1, settings.prefetch_bytes >> 10),
-                # A reader that has fetched enough looks again soon, not in a second.
+                # A reader with a full queue fetches again soon, not after a second.
                 "fetch.queue.backoff.ms": 5,
                 "fetch.error.backoff.ms": 100,
                 **more,
@@ -96,18 +101,21 @@ class _Reader:
     ) -> None:
         self._place = place
         self._markers = markers
-        # Where the end is reached tells of what lies in front of it and is no record.
+        # The end-of-partition event reveals offsets before it that are no records.
         self._consumer = create_consumer(settings, **{"enable.partition.eof": True})
         self._consumer.assign([TopicPartition(*place, offset)])
         self.next = offset
         self._pending: list[Message] = []
         self._reached = offset
-        """Up to here the client has given what there is."""
+        """The client has delivered everything before this offset."""
         self._size = 256
-        """What an entry counts, about."""
+        """Approximate size of an entry."""
 
     def run(self, *, stop: int | None, max_bytes: int, seconds: float) -> RecordRun | None:
-        """What follows, up to `stop` and about `max_bytes`; None where nothing came within `seconds`. Raises OutOfRange."""
+        """Return the next entries, up to `stop` and about `max_bytes`; None if nothing came within `seconds`.
+
+        Raises OffsetOutOfRange.
+        """
         messages = self._pending
         self._pending = []
         if not messages and not self._fetch(messages, self.next, max_bytes, seconds):
@@ -120,7 +128,7 @@ class _Reader:
             if stop is not None and behind >= stop:
                 break
             if not self._fetch(taken, behind, max_bytes - size, 0.0):
-                # The client's own note of the end, which each fetch brings up to date.
+                # The client's cached high watermark, which each fetch updates.
                 high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), cached=True)[1]
                 if max(behind, self._reached) >= high or lull.expired():
                     break
@@ -130,7 +138,10 @@ class _Reader:
         return self._cut(messages, stop, max_bytes)
 
     def _cut(self, messages: list[Message], stop: int | None, max_bytes: int) -> RecordRun | None:
-        """What goes into a run, up to `stop`; None for nothing. Raises LogCorrupted where records are missing."""
+        """Return a run of `messages` up to `stop`; None if it would be empty.
+
+        Raises LogCorrupted if records are missing.
+        """
         first = self.next
         count = len(messages) if stop is None else bisect_left(messages, stop, key=_offset)
         ends = list(accumulate(len(message) + ENTRY_OVERHEAD_BYTES for message in messages[:count]))
@@ -146,7 +157,7 @@ class _Reader:
             return RecordRun((), [], [], behind)
         self.next = _offset(taken[-1]) + 1
         offsets: Sequence[int] = range(first, self.next)
-        # Offsets increase, so that the last one tells whether one before it is missing.
+        # Offsets increase, so the last one shows whether one before it is missing.
         if len(offsets) != count:
             offsets = list(map(_offset, taken))
             for before, found in pairwise([first - 1, *offsets]):
@@ -156,14 +167,15 @@ class _Reader:
         stamps = [stamp for _, stamp in map(Message.timestamp, taken)]
         values: list[bytes | None] = list(map(Message.value, taken))
         if None in values:
-            # A record of another's may have no value. It is an entry all the same, and no more one than empty bytes are.
+            # A record of another client may have no value. It is an entry, equal to empty bytes.
             values = [b"" if value is None else value for value in values]
         return RecordRun(offsets, values, stamps, self.next)  # type: ignore[arg-type]
 
     def _fetch(self, messages: list[Message], behind: int, max_bytes: int, seconds: float) -> bool:
-        """Add what the client has, waiting up to `seconds` for the first, or for the end to be reached beyond `behind`.
+        """Add the client's messages, waiting up to `seconds` for the first, or for the end to be reached beyond
+        `behind`.
 
-        Raises OutOfRange, InvalidSettings.
+        Raises OffsetOutOfRange, InvalidSettings.
         """
         wanted = max(1, min(_MOST, max_bytes // self._size + 1))
         good = self._sound(self._consumer.consume(wanted, 0.0))
@@ -176,7 +188,10 @@ class _Reader:
         return bool(good)
 
     def _sound(self, found: list[Message]) -> list[Message]:
-        """The records among what the client gave. Raises OutOfRange, InvalidSettings."""
+        """Return the records among the client's messages.
+
+        Raises OffsetOutOfRange, InvalidSettings.
+        """
         if not any(map(Message.error, found)):
             return found
         good = []
@@ -191,13 +206,13 @@ class _Reader:
         return good
 
     def _complain(self, error: KafkaError) -> None:
-        """Raise what an error of the client means; one that passes is left to the deadline."""
+        """Raise the error for a client error; transient errors are left to the deadline."""
         if error.code() in _MOVED or error.code() in NOT_FOUND_CODES:
             self.next = -1
             raise OffsetOutOfRange
         if error.code() in REFUSED_CODES:
             self.next = -1
-            raise InvalidSettings(f"the brokers refuse to have {self._place} read: {error.str()}")
+            raise InvalidSettings(f"the brokers deny reading {self._place}: {error.str()}")
         _log.info("reading %s: %s", self._place, error.str())
 
     def close(self) -> None:
@@ -213,7 +228,7 @@ def _weight(messages: list[Message]) -> int:
 
 
 class KafkaReaderPool:
-    """The consumers of one partition. Thread-safe: each read has one of its own while it lasts."""
+    """The consumers of one partition. Thread-safe: each read has its own."""
 
     def __init__(self, settings: KafkaSettings, place: KafkaPartition, markers: TransactionMarkers) -> None:
         self._settings = settings
@@ -225,7 +240,7 @@ class KafkaReaderPool:
 
     @contextmanager
     def at(self, offset: int) -> Iterator[_Reader]:
-        """A consumer that stands at `offset`, for one read."""
+        """Yield a consumer at `offset`, for one read."""
         reader = self._taken(offset)
         try:
             yield reader
@@ -235,12 +250,12 @@ class KafkaReaderPool:
         self._put_back(reader)
 
     def has_idle_at(self, offset: int) -> bool:
-        """Whether a consumer stands at `offset` already, perhaps with what follows at hand."""
+        """Whether an idle consumer is at `offset`, perhaps with prefetched records."""
         with self._lock:
             return any(reader.next == offset for reader in self._idle)
 
     def close(self) -> None:
-        """Release what rests; a read that is under way releases its own. Idempotent."""
+        """Close idle consumers; a running read closes its own. Idempotent."""
         with self._lock:
             self._closed = True
             resting, self._idle = self._idle, []
@@ -266,9 +281,9 @@ class KafkaReaderPool:
 
 
 def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: list[KafkaError]) -> None:
-    """Wait until the brokers answer, and take our login. `complaints` are what the consumer's error_cb was told.
+    """Wait until the brokers answer and accept the login. `complaints`: errors that the consumer's error_cb received.
 
-    Raises InvalidSettings where they refuse us, LogUnavailable at the deadline.
+    Raises InvalidSettings if they refuse the login, LogUnavailable at the deadline.
     """
     deadline = Deadline.after(settings.deadline)
     while True:
@@ -280,7 +295,8 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
             refused = next((each for each in complaints if each.code() in REFUSED_CODES), None)
             if refused is not None:
                 raise InvalidSettings(
-                    f"the brokers at {settings.brokers} refuse this client: {refused.str()}; look at MILLRACE_LOG_USERNAME,"
+                    f"the brokers at {settings.brokers} refuse this client: {refused.str()}; check"
+                    " MILLRACE_LOG_USERNAME,"
                     " MILLRACE_LOG_PASSWORD and the options of the log's URL"
                 ) from error
             if deadline.expired():
@@ -290,7 +306,10 @@ def wait_for_brokers(settings: KafkaSettings, consumer: Consumer, complaints: li
 
 
 def watermarks(consumer: Any, place: KafkaPartition, seconds: float) -> tuple[int, int]:
-    """The first offset of a partition and the one behind its last, by the brokers. Raises ChannelNotFound, LogUnavailable."""
+    """Return the first offset of a partition and the one after its last, from the brokers.
+
+    Raises ChannelNotFound, LogUnavailable.
+    """
     deadline = Deadline.after(seconds)
     while True:
         left = deadline.remaining(minimum=0.1)
@@ -302,18 +321,18 @@ def watermarks(consumer: Any, place: KafkaPartition, seconds: float) -> tuple[in
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
             if error.code() in REFUSED_CODES:
-                raise InvalidSettings(f"the brokers refuse to have {place} read: {error.str()}") from raised
+                raise InvalidSettings(f"the brokers deny reading {place}: {error.str()}") from raised
             if error.code() in NOT_FOUND_CODES and _gone(consumer, place, left):
-                raise ChannelNotFound(f"there is no {place}: create its channel first") from raised
+                raise ChannelNotFound(f"{place} does not exist: create its channel first") from raised
             reason = error.str()
         if not deadline.pause(_POLL):
             raise LogUnavailable(
-                f"where the log {place} stands was not answered within {seconds:.0f} s ({reason}): are the brokers up?"
+                f"no answer about the ends of {place} within {seconds:.0f} s ({reason}): are the brokers up?"
             )
 
 
 def _gone(consumer: Consumer, place: KafkaPartition, seconds: float) -> bool:
-    """Whether a partition is not there. A broker that just started knows no topics for a moment, and no brokers either."""
+    """Whether a partition does not exist. A broker that just started briefly knows neither topics nor brokers."""
     try:
         found = consumer.list_topics(place.topic, timeout=seconds)
     except KafkaException:

@@ -1,17 +1,20 @@
-"""Kafka as the log: one PChannel a topic of one partition, or a partition of one topic, on brokers of yours (docs/brokers.md).
+"""Kafka as the log: a PChannel is a topic with one partition, or a partition of one topic, on your brokers
+(docs/brokers.md).
 
-A LogId is (0, offset), an entry one record's value, its stamp the brokers' (LogAppendTime): any Kafka client reads and writes
-the same wire form. Appends, reads and looks at topics go through confluent-kafka, administration through kafka-python.
+A LogId is (0, offset); an entry is a record's value; its stamp is the broker's (LogAppendTime). Any Kafka client
+reads and writes the same wire form. Appends, reads and topic metadata go through confluent-kafka, administration
+through kafka-python.
 
-- Durable means acknowledged by all in-sync replicas (acks=all, idempotent). Kafka leaves the fsync to its operating system: what
-  a cluster acknowledged it may lose where all replicas lose power at once. Such a log ends early, and is LogRegressed
-  (millrace.node.ingest.planner), never silence.
-- Topics are made so that nothing goes which was not truncated (retention.ms=-1, retention.bytes=-1, cleanup.policy=delete), and
-  a topic that is not so is refused. Truncation is DeleteRecords: it moves the beginning at once, and the brokers free whole
-  segments later.
-- An entry is a record, of a committed transaction, an aborted one or none; a transaction's marker is none, and every reader passes
-  over it. Topics have one only where somebody else writes to them by transactions.
-- A consumer group's position is its committed offset, which brokers forget after offsets.retention.minutes without a move.
+- Durable means acknowledged by all in-sync replicas (acks=all, idempotent). Kafka leaves fsync to the operating
+  system: a cluster can lose acknowledged records if all replicas lose power at once. Such a log ends early and raises
+  LogRegressed (millrace.node.ingest.planner).
+- Topics are created so that only truncation removes records (retention.ms=-1, retention.bytes=-1,
+  cleanup.policy=delete); a topic with other settings is refused. Truncation is DeleteRecords: it moves the beginning
+  at once, and the brokers free whole segments later.
+- An entry is a record of a committed transaction, an aborted one, or none. A transaction marker is no entry, and
+  every reader skips it. Markers exist only if another client writes to the topic with transactions.
+- A consumer group's position is its committed offset, which brokers delete after offsets.retention.minutes without a
+  move.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from millrace.base.errors import (
     LogUnavailable,
     PositionTruncated,
 )
-from millrace.log.handle import LogHandle
+from millrace.log.handle import LogHandle, verify_by_reading
 from millrace.log.kafka.markers import OffsetOutOfRange, TransactionMarkers
 from millrace.log.kafka.reader import KafkaReaderPool, RecordRun, create_consumer, wait_for_brokers, watermarks
 from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaPartition, KafkaSettings
@@ -52,16 +55,18 @@ if TYPE_CHECKING:
     from millrace.message.log_entries import VerifyReport
 
 _POLL: Final = 0.05
-"""Seconds between two looks at something that comes without a call."""
+"""Seconds between two checks of a state that changes without a call."""
 _LOOK_UP_BYTES: Final = 4 << 20
 _SIZE_SECONDS: Final = 2.0
 _MARKERS: Final = 4
-"""Offsets at a log's end among which the newest entry is looked for: a transaction of brokers' clients ends with a marker."""
-"""How long a partition's size is taken as it was: a planner asks ten times a second where logs end, and not for that."""
+"""Offsets at a log's end that are searched for the newest entry: a transaction ends with a marker."""
+"""How long a partition's size is taken as it was: a planner asks ten times a second where logs end, and not for
+that.
+"""
 
 
 class _Partition:
-    """One PChannel's partition in this process: its producer, its consumers, and what is known of its beginning. Thread-safe."""
+    """One PChannel's partition in this process: its producer, its consumers, and its known beginning. Thread-safe."""
 
     def __init__(self, service: Kafka, pchannel: str) -> None:
         self.service = service
@@ -72,16 +77,19 @@ class _Partition:
         self._markers = TransactionMarkers(self.place, lambda offset: service.admin.batches(self.place, offset))
         self._readers = KafkaReaderPool(service.settings, self.place, self._markers)
         self._begin = 0
-        """The beginning as far as it is known here; it only grows."""
+        """The known beginning; it only grows."""
         self._size = (0, 0.0)
         self.max_entry_bytes = self._checked()
 
     def _checked(self) -> int:
-        """The largest entry that the topic takes. Raises ChannelNotFound, InvalidSettings where it would lose entries."""
+        """Return the largest entry that the topic accepts.
+
+        Raises ChannelNotFound, InvalidSettings if the topic could lose entries.
+        """
         try:
             found = self.service.configs(self.place)
         except ChannelNotFound:
-            self.ends()  # which knows a topic that is gone from a broker that just started; raises for the former
+            self.ends()  # distinguishes a missing topic, for which it raises, from a broker that just started
             found = self.service.configs(self.place)
         wanted = {name: value for name, value in self.settings.topic_configs().items() if name in _PROMISES}
         wrong = {name: found.get(name) for name, value in wanted.items() if found.get(name) != value}
@@ -89,12 +97,13 @@ class _Partition:
             raise InvalidSettings(
                 f"topic {self.place.topic} is not a log: it must have "
                 + ", ".join(f"{name}={wanted[name]} (it has {value})" for name, value in sorted(wrong.items()))
-                + "; set that with kafka-configs --alter"
+                + "; change it with kafka-configs --alter"
             )
         most = int(found["max.message.bytes"])
         if most < BATCH_BYTES + OVERHEAD_BYTES:
             raise InvalidSettings(
-                f"topic {self.place.topic} has max.message.bytes={most}: it must be at least {BATCH_BYTES + OVERHEAD_BYTES}"
+                f"topic {self.place.topic} has max.message.bytes={most}: it must be at least"
+                f" {BATCH_BYTES + OVERHEAD_BYTES}"
             )
         return min(self.settings.max_entry_bytes, most - OVERHEAD_BYTES)
 
@@ -104,7 +113,7 @@ class _Partition:
         except ChannelNotFound:
             return False
         except LogUnavailable:
-            pass  # not known to be gone
+            pass  # it may exist
         return True
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
@@ -115,13 +124,14 @@ class _Partition:
         else:
             plain = values
             if not all(map(bytes.__instancecheck__, plain)):
-                as_values(plain)  # says what is wrong
+                as_values(plain)  # raises with the reason
         if not plain:
             return []
         largest = max(map(len, plain))
         if largest > self.max_entry_bytes:
             raise EntryTooLarge(
-                f"an entry of {largest} bytes is larger than the log takes ({self.max_entry_bytes}): split the batch, or raise"
+                f"an entry of {largest} bytes exceeds the log's limit of {self.max_entry_bytes}: split the batch, or"
+                " raise"
                 " max_entry_bytes on every host and the topic's max.message.bytes"
             )
         offsets = self._writer.append(plain)
@@ -131,7 +141,7 @@ class _Partition:
         self._check_begin(position)
         if end is not None and position >= end:
             return _nothing(position)
-        # Ledgers behind 0 are never given: such a position lies beyond the end.
+        # The ledger is always 0: a position with a larger one is beyond the end.
         stop = None if end is None or end.ledger > 0 else end.entry
         offset = position.entry if position.ledger == 0 else (1 << 63) - 1
         waited_until = Deadline.after(timeout)
@@ -143,10 +153,10 @@ class _Partition:
             try:
                 run = self._run(offset, stop, max_bytes, waited_until, deadline)
             except OffsetOutOfRange:
-                # Truncated in this moment, or the topic was made again: the brokers' word on its ends decides.
+                # Truncated just now, or the topic was recreated: the ends that the brokers report decide.
                 if deadline.expired():
                     raise LogUnavailable(
-                        f"the log {self.pchannel} gives no position {position}, and cannot say why"
+                        f"the log {self.pchannel} returns nothing at {position}, although its ends include it: retry"
                     ) from None
                 continue
             if run is None:
@@ -156,7 +166,10 @@ class _Partition:
             offset = run.next  # markers alone: entries may follow
 
     def _records(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """What the topic holds from one offset up to another, as far as it goes. Raises what `read` raises."""
+        """Yield the topic's records from one offset up to another, as far as it goes.
+
+        Raises what `read` raises.
+        """
         while start < stop:
             found = self.read(LogId(0, start), end=LogId(0, stop), max_bytes=_LOOK_UP_BYTES, timeout=0.0)
             if not found.batch.num_rows:
@@ -167,7 +180,10 @@ class _Partition:
     def _run(
         self, offset: int, stop: int | None, max_bytes: int, waited_until: Deadline, deadline: Deadline
     ) -> RecordRun | None:
-        """The run at `offset`; None where there is nothing yet. Raises PositionTruncated, OutOfRange, LogUnavailable."""
+        """Return the run at `offset`; None if there is nothing yet.
+
+        Raises PositionTruncated, OffsetOutOfRange, LogUnavailable.
+        """
         if self._readers.has_idle_at(offset):
             with self._readers.at(offset) as reader:
                 run = reader.run(stop=stop, max_bytes=max_bytes, seconds=0.0)
@@ -184,13 +200,13 @@ class _Partition:
             run = reader.run(stop=stop, max_bytes=max_bytes, seconds=until.remaining())
         if run is None and offset < high:
             raise LogUnavailable(
-                f"the log {self.pchannel} gave no entries from {offset} on, though it has them, within"
+                f"the log {self.pchannel} returned no entries from {offset} on, although it has them, within"
                 f" {self.settings.deadline:.0f} s: are the brokers up?"
             )
         return run
 
     def ends(self) -> tuple[int, int]:
-        """The first offset and the one behind the last."""
+        """Return the first offset and the one after the last."""
         low, high = self.service.watermarks(self.place)
         self._begin = max(self._begin, low)
         self._markers.forget_beyond(high)
@@ -201,10 +217,10 @@ class _Partition:
         if position <= LogId(0, low):
             return 0
         if position > LogId(0, high):
-            raise InvalidArgument(f"{position} lies beyond the end of {self.pchannel}, 0:{high}")
+            raise InvalidArgument(f"{position} is beyond the end of {self.pchannel}, 0:{high}")
         self.service.admin.delete_records(self.place, position.entry)
         self._begin = max(self._begin, position.entry)
-        return 0  # whole segments go later, in the brokers' own time
+        return 0  # the brokers free whole segments later
 
     def end(self) -> LogId:
         return LogId(0, self.ends()[1])
@@ -226,13 +242,15 @@ class _Partition:
             age = self._newest_ms(first, last) - retention_ms
             target = max(target, self.service.offset_at(self.place, age, last)) if age > 0 else target
         if retention_bytes and described.bytes > retention_bytes and last > first:
-            # The brokers tell the whole size alone: entries count as of the same size.
+            # The brokers report only the total size: assume equal entries.
             above = (described.bytes - retention_bytes) / described.bytes
             target = max(target, first + int(above * (last - first)))
         return self.truncate(min(LogId(0, target), allowed))
 
     def _newest_ms(self, first: int, last: int) -> int:
-        """The stamp of the newest entry: log time, whatever this host's clock shows. 0 where there are only markers at the end."""
+        """Return the stamp of the newest entry: log time, independent of this host's clock. 0 if the end has only
+        markers.
+        """
         start = LogId(0, max(first, last - _MARKERS))
         found = self.read(start, end=LogId(0, last), max_bytes=1 << 20, timeout=self.service.settings.deadline)
         return int(pc.max(found.batch["physical_ms"]).as_py() or 0)
@@ -256,25 +274,28 @@ class KafkaLog(LogHandle[_Partition]):
     """A handle on one PChannel (the Log protocol). Closing it leaves other handles of the PChannel open."""
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
-        """See :meth:`millrace.log.protocol.Log.append`: after LogUnavailable a prefix of the values may be in the log."""
+        """See :meth:`millrace.log.protocol.Log.append`.
+
+        After LogUnavailable a prefix of the values may be in the log.
+        """
         return self._open().append(values)
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
     ) -> int:
-        """Truncate what is older or beyond the size, nothing from `allowed` on; by size about, as if all entries had one."""
+        """Truncate entries beyond age or size, nothing from `allowed` on. The size is approximate, as if all entries
+        were equal.
+        """
         return self._open().enforce_retention(
             allowed=allowed, retention_bytes=retention_bytes or 0, retention_ms=retention_ms or 0
         )
 
     def end(self) -> LogId:
-        """See :meth:`millrace.log.protocol.Log.end`: one question to the broker, where `describe` has two."""
+        """See :meth:`millrace.log.protocol.Log.end`: one request, where `describe` needs two."""
         return self._open().end()
 
     def verify(self) -> VerifyReport:
-        """Read everything; the client checks each batch's checksum, and this that no offset is missing."""
-        from millrace.log.verify_scan import verify_by_reading
-
+        """Read everything. The client verifies each batch's checksum, and this method that no offset is missing."""
         return verify_by_reading(self)
 
     def _open(self) -> _Partition:
@@ -287,7 +308,9 @@ class Kafka(Closeable):
     """The logs of one deployment on a Kafka cluster (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Raises LogUnavailable where no broker answers, InvalidSettings where the client or the brokers refuse."""
+        """Raises LogUnavailable if no broker answers, InvalidSettings if the client or the brokers refuse the
+        settings.
+        """
         self.settings = settings
         self._admin: KafkaAdmin | None = None
         self._lock = threading.Lock()
@@ -317,7 +340,10 @@ class Kafka(Closeable):
         self.admin.add_partitions(place.topic, self.settings.partitions)
 
     def open(self, pchannel: str) -> KafkaLog:
-        """A handle on an existing log. Raises ChannelNotFound, InvalidSettings (its topic would lose entries)."""
+        """Return a handle on an existing log.
+
+        Raises ChannelNotFound, InvalidSettings if its topic could lose entries.
+        """
         self.check_open()
         with self._lock:
             partition = self._partitions.get(pchannel)
@@ -332,7 +358,7 @@ class Kafka(Closeable):
         self.check_open()
         topics = partition_counts(self.settings, self._asking)
         names = {name for topic in topics if (name := self.settings.decode_name(topic)) is not None}
-        # One that is a partition by the settings is there, and nowhere else.
+        # A PChannel that the settings map to the shared topic has no topic of its own.
         names = {name for name in names if not self.settings.is_shared(self.settings.partition_of(name))}
         if self.settings.partitions and self.settings.prefix in topics:
             there = min(self.settings.partitions, topics[self.settings.prefix])
@@ -340,13 +366,17 @@ class Kafka(Closeable):
         return sorted(names)
 
     def drop(self, pchannel: str) -> None:
-        """See :meth:`millrace.log.protocol.LogService.drop`. Raises InvalidArgument for a partition of the shared topic."""
+        """See :meth:`millrace.log.protocol.LogService.drop`.
+
+        Raises InvalidArgument for a partition of the shared topic.
+        """
         self.check_open()
         place = self.settings.partition_of(pchannel)
         if self.settings.is_shared(place):
             self.watermarks(place)
             raise InvalidArgument(
-                f"{pchannel} is partition {place}, and Kafka removes no partition: truncate it, or delete the topic with all"
+                f"{pchannel} is partition {place}, and Kafka removes no partition: truncate it, or delete the topic"
+                " with all"
                 " its PChannels by Kafka's own tools"
             )
         with self._lock:
@@ -359,9 +389,10 @@ class Kafka(Closeable):
         self._wait_until_gone(place)
 
     def _wait_until_gone(self, place: KafkaPartition) -> None:
-        """Wait until its brokers have taken in that a partition is deleted, which the controller's answer does not wait for.
+        """Wait until the brokers know that a partition is deleted; the controller's answer does not wait for that.
 
-        Until then they would take and acknowledge appends to it. Raises LogUnavailable at the deadline.
+        Until then they would accept and acknowledge appends to it.
+        Raises LogUnavailable at the deadline.
         """
         until = Deadline.after(self.settings.deadline)
         while until.pause(_POLL):
@@ -410,7 +441,7 @@ class Kafka(Closeable):
 
     @property
     def admin(self) -> KafkaAdmin:
-        """The administration of topics and groups, made when it is first needed. Raises LogUnavailable once this is closed."""
+        """The administration client, created on first use. Raises LogUnavailable once the service is closed."""
         from millrace.log.kafka.admin import KafkaAdmin
 
         with self._lock:
@@ -419,29 +450,32 @@ class Kafka(Closeable):
                 self._admin = KafkaAdmin(self.settings)
             return self._admin
 
-    # --- for the partitions ---------------------------------------------------------------------------------------------------
+    # --- for the partitions -------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raises LogUnavailable once the service is closed."""
+        """Raise LogUnavailable if the service is closed."""
         if self._closed:
             raise LogUnavailable("this log service is closed: open it again")
 
     def configs(self, place: KafkaPartition) -> dict[str, str]:
-        """The settings of a partition's topic. Raises ChannelNotFound, InvalidSettings (it has other partitions than ours)."""
+        """Return the settings of a partition's topic.
+
+        Raises ChannelNotFound, InvalidSettings if it has other partitions than the settings say.
+        """
         self.check_open()
         return read_topic_configs(self.settings, self._asking, place)
 
     def watermarks(self, place: KafkaPartition) -> tuple[int, int]:
-        """The ends of a partition."""
+        """Return the ends of a partition."""
         self.check_open()
         return watermarks(self._asking, place, self.settings.deadline)
 
     def offset_at(self, place: KafkaPartition, milliseconds: int, end: int) -> int:
-        """The first offset with a stamp at or after a moment; `end` where there is none."""
+        """Return the first offset with a stamp at or after a time; `end` if there is none."""
         try:
             found = self._asking.offsets_for_times([TopicPartition(*place, milliseconds)], self.settings.deadline)[0]
         except KafkaException as error:
-            raise LogUnavailable(f"the age of {place} cannot be asked: {error.args[0].str()}") from error
+            raise LogUnavailable(f"cannot look up offsets of {place} by time: {error.args[0].str()}") from error
         return found.offset if found.offset >= 0 else end
 
     def _check_channel(self, pchannel: str) -> None:
@@ -449,7 +483,7 @@ class Kafka(Closeable):
         try:
             self.watermarks(self.settings.partition_of(pchannel))
         except ChannelNotFound:
-            raise ChannelNotFound(f"there is no channel {pchannel!r}: create it first") from None
+            raise ChannelNotFound(f"channel {pchannel!r} does not exist: create it first") from None
 
 
 def _nothing(position: LogId) -> LogEntries:
@@ -472,5 +506,5 @@ def _entries(run: RecordRun) -> LogEntries:
 
 
 def open_location(location: str, settings: Mapping[str, object]) -> Kafka:
-    """The registry's opener: ``host:port[,host:port...][/prefix]`` and the options of :class:`KafkaSettings`."""
+    """Open a log for the registry: ``host:port[,host:port...][/prefix]`` and the options of :class:`KafkaSettings`."""
     return Kafka(KafkaSettings.of(location, settings))

@@ -1,7 +1,7 @@
-"""Settings of the Kafka backend, validated before use; credentials, which come from the environment alone; names of topics.
+"""Settings of the Kafka backend, validated before use; credentials from the environment; names of topics.
 
-An option of the log's URL is a field of :class:`KafkaSettings` or, with a dot in its name, a property of the client
-(``security.protocol``, ``sasl.mechanism``, ``ssl.ca.location`` ...), in librdkafka's spelling, for both clients that are used.
+An option of the log's URL is a field of :class:`KafkaSettings` or, with a dot in its name, a client property
+(``security.protocol``, ``sasl.mechanism``, ``ssl.ca.location`` ...) in librdkafka's spelling, for both clients.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 BATCH_BYTES: Final = 1 << 20
-"""What one batch on the wire holds, unless a single entry is larger."""
+"""Size of one batch on the wire, unless a single entry is larger."""
 OVERHEAD_BYTES: Final = 64 << 10
-"""What Kafka's framing may add to a batch."""
+"""Bytes that Kafka's framing may add to a batch."""
 
 _LOCATION: Final = "kafka://host:port[,host:port...][/prefix]"
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -28,7 +28,7 @@ _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 _ESCAPED: Final = re.compile(r"_([0-9A-F]{2})")
 _TOPIC_BYTES: Final = 249
 _NUMBERED: Final = re.compile(r"dml_(0|[1-9]\d{0,8})")
-"""What the coordinator calls the PChannels of a deployment."""
+"""The coordinator's names of PChannels."""
 
 _CLIENT: Final[dict[str, str]] = {
     "security.protocol": "security_protocol",
@@ -49,11 +49,13 @@ _CLIENT: Final[dict[str, str]] = {
     "compression.level": "",
     "statistics.interval.ms": "",
 }
-"""Properties that a URL may set: librdkafka's name -> kafka-python's ("": it needs none). What promises hang on is not here."""
+"""Properties allowed in a URL: librdkafka's name -> kafka-python's ("": not needed). Properties that promises depend on
+are missing.
+"""
 
 
 class KafkaPartition(NamedTuple):
-    """Where the entries of one PChannel stand."""
+    """The partition of one PChannel."""
 
     topic: str
     partition: int = 0
@@ -64,7 +66,7 @@ class KafkaPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KafkaCredentials:
-    """Who we are to the brokers: MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD. Never in a URL, never shown."""
+    """The login: MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD. Never in a URL, never displayed."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -76,31 +78,35 @@ class KafkaCredentials:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """Where the log is, and how it is written and read. Sizes in bytes, times in seconds."""
+    """Location and options of the log. Sizes in bytes, times in seconds."""
 
     brokers: str
-    """``host:port[,host:port...]`` to begin with."""
+    """Bootstrap servers, ``host:port[,host:port...]``."""
     prefix: str = "millrace"
-    """Name of the deployment: its topics are ``<prefix>.<pchannel>``, its consumer groups ``<prefix>.<group>``."""
+    """Name of the deployment. Topics are ``<prefix>.<pchannel>``, consumer groups ``<prefix>.<group>``."""
     partitions: int = 0
-    """Of the one topic, named as the deployment, whose partition N is the PChannel dml_N; 0: each PChannel has a topic of its own."""
+    """Partitions of one shared topic, named as the deployment, whose partition N is PChannel dml_N. 0: a topic for each
+    PChannel.
+    """
     max_entry_bytes: int = DEFAULT_MAX_ENTRY_BYTES
     replication_factor: int = -1
-    """Of topics that are made; -1: what the brokers have as their default."""
+    """Of new topics; -1: the brokers' default."""
     min_insync_replicas: int = 0
-    """Of topics that are made; 0: what the brokers have as their default."""
+    """Of new topics; 0: the brokers' default."""
     fsync: bool = False
-    """Have the broker sync every append of topics that are made (flush.messages=1): slow, for one broker without replicas."""
+    """Make the broker sync every append of new topics (flush.messages=1): slow, for a single broker without
+    replicas.
+    """
     deadline: float = 30.0
-    """When a call fails, broken connections and a restarting broker included."""
+    """Timeout of a call, including reconnects and broker restarts."""
     attempts: int = 10
-    """How often a batch is sent, at the most, inside the deadline."""
+    """Maximum number of sends of a batch within the deadline."""
     queue_bytes: int = 64 << 20
-    """What may be on its way to the brokers from one log's appends; more of it waits."""
+    """Bytes of one log's appends that may be in flight; further appends wait."""
     prefetch_bytes: int = 16 << 20
-    """What one reader fetches ahead."""
+    """Bytes that one reader fetches ahead."""
     client: Mapping[str, str] = field(default_factory=dict)
-    """Properties of the client, by librdkafka's names."""
+    """Client properties, by librdkafka's names."""
 
     def __post_init__(self) -> None:
         if not all(_PLACE.fullmatch(place) for place in self.brokers.split(",")):
@@ -125,7 +131,10 @@ class KafkaSettings:
 
     @classmethod
     def of(cls, location: str, options: Mapping[str, object]) -> Self:
-        """Settings from a location and options by name. Raises InvalidSettings for unknown names and wrong values."""
+        """Return settings from a location and options by name.
+
+        Raises InvalidSettings for unknown names and invalid values.
+        """
         brokers, _, prefix = location.partition("/")
         known = {each.name: str(each.type) for each in fields(cls) if each.name not in ("brokers", "prefix", "client")}
         given: dict[str, Any] = {"prefix": prefix.rstrip("/")} if prefix.rstrip("/") else {}
@@ -136,7 +145,7 @@ class KafkaSettings:
             elif "." in name:
                 secret = any(word in name for word in ("password", "secret", "username", "key.pem", "jaas"))
                 raise InvalidSettings(
-                    f"kafka: {name} is no option of the URL"
+                    f"kafka: {name} is not an option of the URL"
                     + (
                         ": credentials are MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD"
                         if secret
@@ -152,31 +161,37 @@ class KafkaSettings:
         return cls(brokers=brokers, client=client, **given)
 
     def partition_of(self, pchannel: str) -> KafkaPartition:
-        """The partition of a PChannel. Raises InvalidArgument where the name is none or too long."""
+        """Return the partition of a PChannel.
+
+        Raises InvalidArgument if the name is invalid or too long.
+        """
         numbered = _NUMBERED.fullmatch(pchannel)
         if numbered is not None and int(numbered[1]) < self.partitions:
             return KafkaPartition(self.prefix, int(numbered[1]))
         return KafkaPartition(self.topic(pchannel))
 
     def is_shared(self, place: KafkaPartition) -> bool:
-        """Whether a place is a partition of the topic that PChannels have together."""
+        """Whether a partition belongs to the shared topic."""
         return place.topic == self.prefix
 
     def topic(self, pchannel: str) -> str:
-        """The topic that a PChannel has for itself. Raises InvalidArgument where the name is none or too long."""
+        """Return the topic of a PChannel that has its own.
+
+        Raises InvalidArgument if the name is invalid or too long.
+        """
         found = f"{self.prefix}.{_encoded(pchannel)}"
         if not pchannel or len(found) > _TOPIC_BYTES:
-            raise InvalidArgument(f"{pchannel!r} is no channel name: its topic's name would have more than 249 letters")
+            raise InvalidArgument(f"invalid channel name {pchannel!r}: its topic's name must have 1 to 249 characters")
         return found
 
     def group(self, group: str) -> str:
-        """Kafka's name of a consumer group."""
+        """Return Kafka's name of a consumer group."""
         if not group:
             raise InvalidArgument("a consumer group needs a name")
         return f"{self.prefix}.{_encoded(group)}"
 
     def decode_name(self, found: str) -> str | None:
-        """The PChannel of a topic, or the group of Kafka's; None where it is not one of this deployment's."""
+        """Return the PChannel of a topic, or the group of a Kafka group; None if it belongs to another deployment."""
         start = f"{self.prefix}."
         if not found.startswith(start):
             return None
@@ -188,7 +203,7 @@ class KafkaSettings:
         return name if name and _encoded(name) == rest else None
 
     def topic_configs(self) -> dict[str, str]:
-        """What a topic is made with: nothing is removed that was not truncated, and the broker gives the stamps."""
+        """Return the configuration of new topics: only truncation removes records, and the broker stamps them."""
         found = {
             "cleanup.policy": "delete",
             "retention.ms": "-1",
@@ -204,7 +219,7 @@ class KafkaSettings:
         return found
 
     def rdkafka(self) -> dict[str, Any]:
-        """What every confluent-kafka client of this log begins with."""
+        """Return the base configuration of confluent-kafka clients."""
         credentials = KafkaCredentials.of_environment()
         found: dict[str, Any] = {
             "bootstrap.servers": self.brokers,
@@ -212,20 +227,20 @@ class KafkaSettings:
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1000,
             "allow.auto.create.topics": False,
-            # What fails is raised, with its reason; the client would say so every second besides.
+            # Failures are raised with their reason; the client would also log them every second.
             "log_level": 2,
             **self.client,
         }
         if "SASL" in self.client.get("security.protocol", "").upper():
             if not credentials.username:
                 raise InvalidSettings(
-                    "this log asks for a login: set MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD in the environment"
+                    "this log requires a login: set MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD in the environment"
                 )
             found |= {"sasl.username": credentials.username, "sasl.password": credentials.password}
         return found
 
     def kafka_python(self) -> dict[str, Any]:
-        """The same for kafka-python's administration client."""
+        """Return the same for kafka-python's admin client."""
         credentials = KafkaCredentials.of_environment()
         found: dict[str, Any] = {"bootstrap_servers": self.brokers.split(","), "client_id": "millrace"}
         for name, value in self.client.items():
@@ -241,7 +256,9 @@ class KafkaSettings:
 
 
 def _encoded(name: str) -> str:
-    """Letters, digits and '-' as they are, every other byte of the UTF-8 as ``_XX``: Kafka takes '.' and '_' for one another."""
+    """Encode a name: letters, digits and '-' as they are, every other UTF-8 byte as ``_XX``. Kafka confuses
+    '.' and '_'.
+    """
     return "".join(chr(byte) if byte in _PLAIN else f"_{byte:02X}" for byte in name.encode("utf-8", "surrogatepass"))
 
 

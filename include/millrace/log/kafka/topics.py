@@ -1,6 +1,6 @@
-"""What a host that only appends or reads asks of a deployment's topics, through the client that it has anyway.
+"""Topic metadata for hosts that only append or read, through the client that they have open anyway.
 
-Every process that opens a log asks these. Importing kafka-python, which administers (:mod:`millrace.log.kafka.admin`), would cost
+Every process that opens a log needs these calls. Importing kafka-python (:mod:`millrace.log.kafka.admin`) would cost
 each of them a third of a second of CPU.
 """
 
@@ -20,11 +20,11 @@ from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 
 _PAUSE: Final = 0.05
 _ONE_ANSWER: Final = 5.0
-"""Seconds for one answer, of those until the deadline."""
+"""Timeout of one request in seconds, within the deadline."""
 
 
 def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | None = None) -> dict[str, int]:
-    """Of every topic of the brokers, or of one (nothing where it is not there), how many partitions it has.
+    """Return the number of partitions of every topic, or of one topic (empty if it does not exist).
 
     Raises LogUnavailable, InvalidSettings.
     """
@@ -32,7 +32,7 @@ def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | N
     while True:
         error: KafkaError | None = None
         try:
-            # Asked for one topic, the brokers may say that it is not there; asked for all, they leave it out.
+            # A request for one topic may report that it does not exist; a request for all omits it.
             asked = {} if topic is None else {"topic": topic}
             found = consumer.list_topics(timeout=_left(deadline), **asked)
             each = None if topic is None else found.topics.get(topic)
@@ -40,7 +40,7 @@ def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | N
                 error = each.error
                 if error.code() in NOT_FOUND_CODES and found.brokers:
                     return {}
-            elif found.brokers:  # one that just started may know of no other, and of no topic
+            elif found.brokers:  # a broker that just started may know neither others nor topics
                 return {name: len(topic_.partitions) for name, topic_ in found.topics.items() if topic_.error is None}
         except KafkaException as raised:
             error = raised.args[0]
@@ -48,7 +48,10 @@ def partition_counts(settings: KafkaSettings, consumer: Consumer, topic: str | N
 
 
 def read_topic_configs(settings: KafkaSettings, consumer: Consumer, place: KafkaPartition) -> dict[str, str]:
-    """The settings of a place's topic. Raises ChannelNotFound, InvalidSettings (others than we have partitions of it)."""
+    """Return the settings of a partition's topic.
+
+    Raises ChannelNotFound, InvalidSettings if its number of partitions is not as configured.
+    """
     found = partition_counts(settings, consumer, place.topic).get(place.topic, 0)
     if found == 0 or (settings.is_shared(place) and found <= place.partition):
         raise ChannelNotFound(f"there is no {place}: create its channel first")
@@ -81,12 +84,16 @@ def _left(deadline: Deadline) -> float:
 
 
 def _pause(settings: KafkaSettings, what: str, error: KafkaError | None, deadline: Deadline) -> None:
-    """Wait before the next attempt. Raises InvalidSettings where there need be none, LogUnavailable at the deadline."""
+    """Wait before the next attempt.
+
+    Raises InvalidSettings if a retry is useless, LogUnavailable at the deadline.
+    """
     words = "no answer" if error is None else error.str()
     if error is not None and error.code() in REFUSED_CODES:
         raise InvalidSettings(f"{what}: the brokers at {settings.brokers} refuse it: {words}")
     if deadline.remaining() <= _PAUSE:
         raise LogUnavailable(
-            f"{what} was not done within {settings.deadline:.0f} s: are the brokers at {settings.brokers} up? ({words})"
+            f"{what} did not finish within {settings.deadline:.0f} s: are the brokers at {settings.brokers} up?"
+            f" ({words})"
         )
     deadline.pause(jittered(_PAUSE))

@@ -1,13 +1,15 @@
 """The writing side of one partition of a Kafka topic: an idempotent producer, whose acknowledgements become log ids.
 
-- Values of one append stand next to each other in the producer's queue, so they do in the topic, unless another process
-  appends at the same moment.
-- The client sends again what was on its way when a connection broke, at most `attempts` times; the broker drops what it has, by
-  the producer's sequence. An append that is not acknowledged within the deadline fails, and what it leaves in the topic is a
-  prefix of its values: the producer is purged from the queue's end, before anything else can be sent through it, and replaced.
+- Values of one append are adjacent in the producer's queue, and so in the topic, unless another process appends at
+  the same time.
+- The client resends what was in flight when a connection broke, at most `attempts` times; the broker drops duplicates
+  by the producer's sequence. An append that is not acknowledged within the deadline fails and leaves a prefix of its
+  values in the topic: the producer is purged from the queue's end, before anything else can be sent through it, and
+  replaced.
 - The queue is bounded in bytes: more waits for room, within the deadline.
-- A report for each value costs more than sending it, so only some are asked for, the first and the last among them. Offsets follow
-  each other where nobody else wrote at that moment; where somebody did, the values in between are looked up in the topic.
+- A delivery report for each value costs more than sending it, so reports are requested only for some, including the
+  first and the last. Offsets are consecutive unless another client wrote at the same time; in that case the values in
+  between are looked up in the topic.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ _log = logging.getLogger(__name__)
 _QUEUED_MESSAGES: Final = 500_000
 _POLL: Final = 0.1
 _PIECE: Final = 1024
-"""Values that are queued with one call, at the most; between two calls there is a look at how their forerunners fared."""
+"""Values queued per call at most. Between two calls the reports of earlier values are checked."""
 _PIECE_BYTES: Final = 4 << 20
 _REPORT_BYTES: Final = 64 << 10
-"""Values of about so many bytes together have one report."""
+"""One report is requested per this many bytes of values."""
 _ROOM_PAUSE: Final = 0.02
 _REFUSED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -44,18 +46,18 @@ _REFUSED: Final = (
     KafkaError._AUTHENTICATION,
 )
 _FOLLOWS: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL)
-"""What reports say of values that fail because others did."""
+"""Codes of values that failed because others did."""
 _LAST_REPORTS: Final = 2.0
-"""Longest wait for the reports of a producer that is given up, in seconds: they come at once."""
+"""Longest wait in seconds for the reports of a discarded producer: they come at once."""
 
 
 class _Batch:
-    """The values of one append on their way."""
+    """The values of one append in flight."""
 
     __slots__ = ("asked", "bytes", "done", "errors", "offsets", "report")
 
     def __init__(self, values: Sequence[bytes], every: int, finished: Callable[[], None]) -> None:
-        """Reports are asked for of the first value, of the last, and of one about every so many bytes."""
+        """Request reports of the first value, the last, and one per `every` bytes."""
         sizes = np.fromiter(map(len, values), np.int64, len(values))
         ends = sizes.cumsum()
         self.bytes = int(ends[-1])
@@ -63,12 +65,14 @@ class _Batch:
         due[[0, -1]] = True
         self.asked: list[int] = np.flatnonzero(due).tolist()
         self.offsets: list[int | None] = []
-        """Where the values of which was asked went, in the order of the reports; not to be believed where there are errors."""
+        """Where the values of which was asked went, in the order of the reports; not to be believed where there
+        are errors.
+        """
         self.errors: list[KafkaError] = []
         self.done = False
 
         def report(error: KafkaError | None, message: Message) -> None:
-            # In whichever thread polls: as little as can be. The message is a copy of the value and goes at once.
+            # Runs in the polling thread, so it does little. The message is a copy of the value and is freed at once.
             offsets.append(message.offset())
             if error is not None:
                 errors.append(error)
@@ -80,7 +84,7 @@ class _Batch:
         self.report = report
 
     def records(self, start: int, values: Sequence[bytes]) -> list[dict[str, Any]]:
-        """What the client takes for `values`, the first of which is the append's value `start`."""
+        """Return the client's records for `values`; the first is value `start` of the append."""
         records: list[dict[str, Any]] = [{"value": value} for value in values]
         first, behind = bisect_left(self.asked, start), bisect_left(self.asked, start + len(values))
         for index in self.asked[first:behind]:
@@ -88,10 +92,10 @@ class _Batch:
         return records
 
     def places(self) -> list[int] | None:
-        """The offsets of the values of which was asked; None unless each was delivered, and that in their order."""
+        """Return the offsets of the reported values; None unless all were delivered, in order."""
         if self.errors or not self.done:
             return None
-        # Below 0 or without a value: the broker had the message already, and does not know its place any more.
+        # No valid offset: the broker had the message already and no longer knows its offset.
         offsets = [-1 if place is None else place for place in self.offsets]
         behind = zip(pairwise(self.asked), pairwise(offsets), strict=True)
         ordered = offsets[0] >= 0 and all(high - low >= last - first for (first, last), (low, high) in behind)
@@ -109,7 +113,7 @@ class KafkaWriter:
         exists: Callable[[], bool],
         read: Callable[[int, int], Iterable[tuple[int, bytes]]],
     ) -> None:
-        """`exists` tells, for certain, whether the partition is there; `read` gives its records from an offset up to another."""
+        """`exists` tells whether the partition certainly exists; `read` yields its records between two offsets."""
         self._exists = exists
         self._read = read
         self._settings = settings
@@ -117,7 +121,9 @@ class KafkaWriter:
         self._order = threading.Lock()
         """Held while an append's values are queued, and while a producer is given up."""
         self._polling = threading.Lock()
-        """Held by who serves the client: two at once would hand out the reports of one append in an order of their own."""
+        """Held by who serves the client: two at once would hand out the reports of one append in an order of their
+        own.
+        """
         self._changed = threading.Condition()
         self._producer: Producer | None = None
         self._doomed: Producer | None = None
@@ -128,10 +134,11 @@ class KafkaWriter:
         """Somebody else has written between values of ours: a report for each is cheaper than to look them up."""
 
     def append(self, values: Sequence[bytes]) -> Sequence[int]:
-        """Append `values` in order, one at least; their offsets, once the brokers have all of them.
+        """Append `values` in order, at least one; return their offsets when the brokers have all of them.
 
-        Raises LogUnavailable (a prefix may be in the log), EntryTooLarge (likewise; the topic takes less than the settings
-        say), ChannelNotFound, InvalidSettings (the brokers refuse us).
+        Raises LogUnavailable (a prefix may be in the log).
+        Raises EntryTooLarge (likewise: the topic accepts less than the settings say).
+        Raises ChannelNotFound, InvalidSettings (access denied).
         """
         deadline = Deadline.after(self._settings.deadline)
         batch = _Batch(values, 0 if self._beside else _REPORT_BYTES, self._notify)
@@ -150,7 +157,7 @@ class KafkaWriter:
         raise self._failure(producer, batch)
 
     def close(self) -> None:
-        """Append no more; what is on its way fails. Idempotent."""
+        """Stop appending; appends in flight fail. Idempotent."""
         self._doomed = self._producer
         with self._order:
             self._closed = True
@@ -162,7 +169,7 @@ class KafkaWriter:
         made: list[Producer] = []
 
         def failed(error: KafkaError) -> None:
-            # What fails need not be a value with a report, and those behind it get none before they are purged.
+            # A failed value may have no report, and later ones get none before they are purged.
             if error.fatal() and made:
                 self._fatal = made[0], error
                 self._doomed = made[0]
@@ -174,14 +181,14 @@ class KafkaWriter:
                     "error_cb": failed,
                     "acks": "all",
                     "enable.idempotence": True,
-                    # An error that would leave a hole in a batch stops the producer instead.
+                    # An error that would leave a gap in a batch stops the producer instead.
                     "enable.gapless.guarantee": True,
                     "message.send.max.retries": self._settings.attempts,
                     "retry.backoff.ms": 100,
                     "retry.backoff.max.ms": 1000,
                     # Our own deadline purges everything at once; the client's would time messages out one by one.
                     "message.timeout.ms": 0,
-                    # While one batch is on its way the next one fills, so that nothing has to wait for company.
+                    # While one batch is in flight the next one fills, so no value has to linger.
                     "linger.ms": 0,
                     "batch.size": BATCH_BYTES,
                     "message.max.bytes": limit,
@@ -196,18 +203,18 @@ class KafkaWriter:
         return producer
 
     def _queue(self, producer: Producer, values: Sequence[bytes], batch: _Batch, deadline: Deadline) -> bool:
-        """Give all values to the client, waiting for room; False where that fails half-way."""
+        """Queue all values, waiting for room; False if that fails."""
         piece = max(1, min(_PIECE, len(values) * _PIECE_BYTES // max(1, batch.bytes)))
         for start in range(0, len(values), piece):
             self._serve(producer, 0)
             if batch.errors:
-                return False  # nothing is to be sent behind what is missing
+                return False  # send nothing after a missing value
             waiting = batch.records(start, values[start : start + piece])
             while True:
                 taken = producer.produce_batch(self._place.topic, waiting, self._place.partition)
                 if taken == len(waiting):
                     break
-                # Where one finds no room, none behind it is taken; any other error is the producer's end, or leaves a hole.
+                # If one value finds no room, no later one is taken. Any other error ends the producer or leaves a gap.
                 waiting = waiting[taken:]
                 if any(each.pop("_error", None) != KafkaError._QUEUE_FULL for each in waiting):
                     return False
@@ -217,9 +224,9 @@ class KafkaWriter:
         return not self._stopped(producer)
 
     def _wait(self, producer: Producer, batch: _Batch, deadline: Deadline) -> bool:
-        """Wait for all acknowledgements; False at the deadline, and at the first error: nothing behind it is acknowledged.
+        """Wait for all acknowledgements; False at the deadline and at the first error.
 
-        One of those who wait serves the client for all.
+        One of the waiting threads polls the client for all.
         """
         while not batch.done:
             left = deadline.remaining(maximum=_POLL)
@@ -227,7 +234,7 @@ class KafkaWriter:
                 return batch.done
             if self._polling.acquire(blocking=False):
                 try:
-                    # Whoever serves does so until its own batch is done: handing over costs more than a poll.
+                    # The polling thread continues until its own batch is done: handing over costs more than a poll.
                     while self._waits(producer, batch, deadline):
                         self._poll(producer, left)
                 finally:
@@ -239,7 +246,7 @@ class KafkaWriter:
         return True
 
     def _serve(self, producer: Producer, seconds: float) -> None:
-        """Have the client hand out its reports, waiting for one; or wait for room beside somebody who has it do so."""
+        """Poll the client for reports, or wait for room while another thread polls."""
         if self._polling.acquire(blocking=False):
             try:
                 self._poll(producer, seconds)
@@ -250,13 +257,13 @@ class KafkaWriter:
             time.sleep(seconds)
 
     def _poll(self, producer: Producer, seconds: float) -> int:
-        """Have the client hand out its reports, waiting for one; how many there were, or -1: it has stopped for good.
+        """Poll the client; return the number of reports, or -1 if it has stopped permanently.
 
         The caller holds `_polling`.
         """
         try:
             return int(producer.poll(seconds))
-        except KafkaException:  # each value's own report says why, and is still to come
+        except KafkaException:  # each value's report, still to come, has the reason
             self._doomed = producer
             return -1
 
@@ -271,20 +278,23 @@ class KafkaWriter:
             self._changed.notify_all()
 
     def _give_up(self, producer: Producer) -> None:
-        """Send nothing more through a producer. The caller holds `_order`, so nothing is being queued."""
+        """Discard a producer. The caller holds `_order`, so nothing is being queued."""
         self._doomed = producer
         if self._producer is producer:
             self._producer = None
-        producer.purge()  # the queue first, then what is in flight: what the brokers got is a prefix
+        producer.purge()  # the queue first, then messages in flight, so that the brokers have a prefix
         until = Deadline.after(_LAST_REPORTS)
-        with self._polling:  # who has it stops serving a producer that is doomed
-            # What stopped it may be known before the reports of the values that are at fault.
+        with self._polling:  # a thread that holds it stops polling a discarded producer
+            # The error may be known before the reports of the failed values.
             while len(producer) and not until.expired():
                 self._poll(producer, _ROOM_PAUSE)
         self._notify()
 
     def _all_places(self, values: Sequence[bytes], asked: list[int], places: list[int]) -> Sequence[int]:
-        """The offset of each value, given those of some. Raises LogUnavailable where one cannot be looked up."""
+        """Return the offset of each value, given those of some.
+
+        Raises LogUnavailable if one cannot be looked up.
+        """
         if places[-1] - places[0] == len(values) - 1:
             return range(places[0], places[-1] + 1)
         self._beside = True
@@ -298,9 +308,10 @@ class KafkaWriter:
         return found
 
     def _looked_up(self, values: Sequence[bytes], start: int, stop: int) -> list[int]:
-        """The offsets of `values`, which the topic has in this order in a range of offsets, between records of others.
+        """Find the offsets of `values`, which the topic has in this order in a range of offsets, between records of
+        others.
 
-        Of several records with the same bytes the first ones are taken for ours.
+        Of several records with the same bytes, the first ones count.
         """
         found: list[int] = []
         try:
@@ -315,15 +326,17 @@ class KafkaWriter:
 
     def _places_lost(self, start: int, stop: int) -> LogUnavailable:
         return LogUnavailable(
-            f"an append to {self._place} is in the log, beside records of somebody else, and which of the offsets {start} to"
-            f" {stop - 1} are its own cannot be read back: ask the log by the producer's sequence"
+            f"an append to {self._place} is in the log, mixed with records of another client; which of the offsets"
+            f" {start} to"
+            f" {stop - 1} are its own cannot be determined: query the log by the producer's sequence"
         )
 
     def _failure(self, producer: Producer, batch: _Batch) -> MillraceError:
         error = next((each for each in batch.errors if each.code() not in _FOLLOWS), None)
         if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return EntryTooLarge(
-                f"topic {self._place.topic} takes no batch of this size: raise its max.message.bytes, or lower max_entry_bytes"
+                f"topic {self._place.topic} refuses a batch of this size: raise its max.message.bytes, or lower"
+                " max_entry_bytes"
             )
         unknown = error is not None and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
         if unknown and not self._exists():
@@ -335,10 +348,10 @@ class KafkaWriter:
         elif self._fatal is not None and self._fatal[0] is producer:
             reason = f"Kafka says: {self._fatal[1].str()}"
         elif batch.done and not batch.errors:
-            reason = "the brokers no longer know the place of what they have"
+            reason = "the brokers no longer know the offsets"
         else:
             reason = f"no answer within {self._settings.deadline:.0f} s"
         return LogUnavailable(
-            f"an append to {self._place} was not acknowledged ({reason}): of what was on its way a prefix may be in the"
-            " log; append it again, with the producer's sequence"
+            f"an append to {self._place} was not acknowledged ({reason}): a prefix of it may be in the"
+            " log; append it again with the producer's sequence"
         )

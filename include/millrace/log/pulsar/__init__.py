@@ -1,1 +1,3 @@
-"""Pulsar as the log: a PChannel is a topic of the deployment's namespace, read by positions, administered through the broker's REST API."""
+"""Pulsar as the log: a PChannel is a topic of the deployment's namespace, administered through the broker's
+REST API.
+"""

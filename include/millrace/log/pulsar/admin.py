@@ -1,7 +1,7 @@
-"""Pulsar's admin API, as far as the log needs it: topics, their properties and positions, the namespace's policies.
+"""The part of Pulsar's admin API that the log uses: topics, their properties and positions, the namespace's policies.
 
-Every call ends by a deadline, and is repeated until then while the brokers cannot be reached or are starting. Of a topic made or
-deleted, a repetition that finds it done takes that for the work of the attempt before, whose answer it did not get.
+Every call has a deadline and is retried until then while the brokers are unreachable or starting. A retry that finds
+a topic already created or deleted attributes that to the previous attempt, whose answer was lost.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PAUSE: Final = 0.1
 _REDIRECTS: Final = 5
 _OK: Final = range(200, 300)
 _ACCEPTED: Final = object()
-"""The answer of a call that failed in a way that its caller expects."""
+"""Result of a call that failed with a status that the caller expects."""
 
 
 class PulsarAdmin:
-    """Calls of the admin API for one namespace. Thread-safe."""
+    """Admin API calls for one namespace. Thread-safe."""
 
     def __init__(self, settings: PulsarSettings, credentials: PulsarCredentials) -> None:
         self._settings = settings
@@ -36,23 +36,27 @@ class PulsarAdmin:
         self._lock = threading.Lock()
         self._namespace = f"{quote(settings.tenant, safe='')}/{quote(settings.namespace, safe='')}"
 
-    # --- topics ----------------------------------------------------------------------------------------------------------
+    # --- topics -------------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of the namespace's topics, without tenant and namespace."""
+        """Return the names of the namespace's topics, without tenant and namespace."""
         found = self._call("GET", f"/persistent/{self._namespace}")
         return [str(name).rpartition("/")[2] for name in found]
 
     def create_topic(self, topic: str) -> bool:
-        """Make a topic; False where it exists."""
+        """Create a topic; False if it exists."""
         return self._call("PUT", self._topic(topic), accept=(409,), settles=True) is not _ACCEPTED
 
     def delete_topic(self, topic: str) -> bool:
-        """Delete a topic with its subscriptions, readers and writers notwithstanding; False where there is none."""
+        """Delete a topic with its subscriptions, even if readers and writers are connected; False if it does
+        not exist.
+        """
         return self._call("DELETE", f"{self._topic(topic)}?force=true", accept=(404,), settles=True) is not _ACCEPTED
 
     def ensure_subscription(self, topic: str, name: str) -> bool:
-        """A durable subscription from the topic's beginning on, made where it is missing; False where there is no topic."""
+        """Create a durable subscription at the topic's beginning if it is missing; False if the topic does
+        not exist.
+        """
         earliest = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
         path = f"{self._topic(topic)}/subscription/{quote(name, safe='')}"
         try:
@@ -64,60 +68,62 @@ class PulsarAdmin:
         return True
 
     def properties(self, topic: str) -> dict[str, str] | None:
-        """The topic's durable properties; None where there is no topic."""
+        """Return the topic's durable properties; None if the topic does not exist."""
         found = self._call("GET", f"{self._topic(topic)}/properties", accept=(404,))
         return None if found is _ACCEPTED else {str(key): str(value) for key, value in (found or {}).items()}
 
     def set_properties(self, topic: str, values: dict[str, str]) -> bool:
-        """Set some of the topic's properties, durably, the others stay; False where there is no topic."""
+        """Set some of the topic's properties, durably; False if the topic does not exist."""
         if self.properties(topic) is None:
-            return False  # Pulsar never answers this for a topic that it has not
+            return False  # Pulsar never answers this call for a missing topic
         return self._call("PUT", f"{self._topic(topic)}/properties", values, accept=(404,)) is not _ACCEPTED
 
     def remove_property(self, topic: str, key: str) -> None:
-        """Remove a property of a topic, if both are there."""
+        """Remove a property of a topic. No effect if either does not exist."""
         if key not in (self.properties(topic) or {}):
             return  # as above
         self._call("DELETE", f"{self._topic(topic)}/properties?{urlencode({'key': key})}", accept=(404,))
 
     def last_message_id(self, topic: str) -> dict[str, Any] | None:
-        """``ledgerId``, ``entryId`` (-1: none) and ``batchIndex`` (-1: no batch) of the last message; None without topic."""
+        """Return ``ledgerId``, ``entryId`` (-1: none) and ``batchIndex`` (-1: no batch) of the last message; None
+        without a topic.
+        """
         found = self._call("GET", f"{self._topic(topic)}/lastMessageId", accept=(404,))
         return None if found is _ACCEPTED else dict(found)
 
     def internal_stats(self, topic: str) -> dict[str, Any] | None:
-        """Ledgers, cursors and sizes of a topic; None where there is no topic."""
+        """Return ledgers, cursors and sizes of a topic; None if it does not exist."""
         found = self._call("GET", f"{self._topic(topic)}/internalStats", accept=(404,))
         return None if found is _ACCEPTED else dict(found)
 
     def reset_cursor(self, topic: str, subscription: str, ledger: int, entry: int) -> None:
-        """Move a subscription to an entry, which is then its first unread one."""
+        """Move a subscription to an entry, which becomes its first unread one."""
         path = f"{self._topic(topic)}/subscription/{quote(subscription, safe='')}/resetcursor"
         body = {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1, "batchIndex": -1, "isExcluded": False}
         self._call("POST", path, body)
 
     def trim(self, topic: str) -> None:
-        """Have the files deleted that no subscription needs any more."""
+        """Delete ledgers that no subscription needs."""
         self._call("POST", f"{self._topic(topic)}/trim")
 
-    # --- the namespace ---------------------------------------------------------------------------------------------------
+    # --- the namespace ------------------------------------------------------------------------------------------------
 
     def clusters(self) -> list[str]:
-        """The clusters of this Pulsar."""
+        """Return the clusters of this Pulsar instance."""
         return [str(name) for name in self._call("GET", "/clusters")]
 
     def create_tenant(self, clusters: list[str]) -> None:
-        """Make the tenant, if it is not there."""
+        """Create the tenant if it does not exist."""
         tenant = quote(self._settings.tenant, safe="")
         self._call("PUT", f"/tenants/{tenant}", {"allowedClusters": clusters}, accept=(409,))
 
     def policies(self) -> dict[str, Any] | None:
-        """The namespace's policies; None where there is no namespace (or no tenant)."""
+        """Return the namespace's policies; None if the namespace or the tenant does not exist."""
         found = self._call("GET", f"/namespaces/{self._namespace}", accept=(404,))
         return None if found is _ACCEPTED else dict(found)
 
     def create_namespace(self, policies: dict[str, Any]) -> bool:
-        """Make the namespace; False where it exists."""
+        """Create the namespace; False if it exists."""
         return self._call("PUT", f"/namespaces/{self._namespace}", policies, accept=(409,)) is not _ACCEPTED
 
     def namespace_call(self, method: str, what: str, body: Any = None) -> None:
@@ -131,7 +137,7 @@ class PulsarAdmin:
         for connection in idle:
             connection.close()
 
-    # --- the wire --------------------------------------------------------------------------------------------------------
+    # --- the wire -----------------------------------------------------------------------------------------------------
 
     def _topic(self, topic: str) -> str:
         return f"/persistent/{self._namespace}/{quote(topic, safe='')}"
@@ -139,7 +145,11 @@ class PulsarAdmin:
     def _call(
         self, method: str, path: str, body: Any = None, *, accept: tuple[int, ...] = (), settles: bool = False
     ) -> Any:
-        """The answer's JSON; `_ACCEPTED` for a status of `accept` (with `settles`, for the first attempt alone). Raises LogUnavailable, LogRefused, InvalidSettings."""
+        """Return the answer's JSON, or `_ACCEPTED` for a status in `accept` (with `settles`, only on the
+        first attempt).
+
+        Raises LogUnavailable, LogRefused, InvalidSettings.
+        """
         deadline = Deadline.after(self._settings.operation_timeout)
         data = b"" if body is None and method != "GET" else None if body is None else json.dumps(body).encode()
         uncertain = False
@@ -166,7 +176,7 @@ class PulsarAdmin:
                 raise LogUnavailable(failure)
 
     def _send(self, method: str, path: str, data: bytes | None, deadline: Deadline) -> tuple[int, bytes]:
-        """One request, along redirects to the broker that owns the topic."""
+        """Send one request, following redirects to the broker that owns the topic."""
         home = self._settings.admin_url
         target = f"{home}/admin/v2{path}"
         for _ in range(_REDIRECTS):

@@ -1,9 +1,9 @@
-"""One PChannel on Pulsar: a topic, its writer, its readers, and where it begins.
+"""One PChannel on Pulsar: a topic, its writer, its readers, and its beginning.
 
-The beginning stands twice with the topic, both durable: exactly, as the property ``begin``, and as the subscription
-``millrace``, whose unread tail no broker deletes. Truncation moves the property first, so that a crash in between keeps
-more than it must. The property ``first`` is the first entry that the log ever had: without it, nobody could tell a log that
-lost its first ledgers from a young one.
+Two durable records hold the beginning: the property ``begin``, exactly, and the subscription ``millrace``, whose
+unread tail no broker deletes. Truncation moves the property first, so a crash in between keeps more than necessary.
+The property ``first`` is the first entry that the log ever had: it distinguishes a log that lost its first ledgers
+from a young one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MEAN_WEIGHT: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What the brokers say of a topic: its beginning, and its ledgers with how many entries each holds, in order."""
+    """The brokers' description of a topic: its beginning, and its ledgers with their number of entries, in order."""
 
     begin: LogId
     first: LogId | None
@@ -50,7 +50,7 @@ class _Extent:
 
     @property
     def earliest(self) -> LogId:
-        """The earliest position that can be read: `begin`, unless the brokers lost what lies there."""
+        """The earliest readable position: `begin`, unless the brokers lost entries there."""
         oldest = LogId(next(iter(self.ledgers), 0), 0)
         if self.begin.ledger == 0:
             return self.begin if self.first is None or self.first >= oldest else oldest
@@ -79,10 +79,10 @@ class PulsarChannel:
         self._why_closed = ""
         self._cursors = PulsarReaderPool(lambda position: PulsarReader(client(), settings, topic, position, self))
 
-    # --- writing ---------------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def append(self, plain: list[bytes]) -> list[LogId]:
-        """Append values that :meth:`checked` gave, one at least. See :meth:`millrace.log.protocol.Log.append`."""
+        """Append values returned by :meth:`validated`, at least one. See :meth:`millrace.log.protocol.Log.append`."""
         found = self.writer().append(plain)
         if LostId in set(map(type, found)):
             found = [
@@ -97,7 +97,10 @@ class PulsarChannel:
         return ids
 
     def writer(self) -> PulsarWriter:
-        """The writer, made where there is none or the last one failed. Raises LogFenced where a newer one took over."""
+        """Return the writer; create one if there is none or the last one failed.
+
+        Raises LogFenced if a newer writer took over.
+        """
         with self._opening:
             writer = self._writer
             if writer is not None and writer.failed is None:
@@ -107,17 +110,18 @@ class PulsarChannel:
                 if isinstance(writer.failed, LogFenced):
                     raise writer.failed
                 writer.close()
-                # It failed, and by opening the topic again it would fence whoever came after it.
+                # Reopening the topic after a failure would fence a newer writer: check the epoch first.
                 if self._properties().get(_EPOCH, "") != self._epoch:
                     raise LogFenced(
-                        f"a newer writer took the log {self.pchannel!r} over while this one could not reach the brokers. "
+                        f"a newer writer took the log {self.pchannel!r} over while this one could not reach the"
+                        " brokers. "
                         "Only if this host is to write again, open the log again: that fences the other one"
                     )
                 self._writer = None
             return self._new_writer()
 
     def refresh_writer(self) -> None:
-        """After a newer writer fenced ours, let the next append take the log back: somebody opened it again here."""
+        """After a newer writer fenced this one, let the next append take over again: the log was reopened here."""
         with self._opening:
             if self._writer is not None and isinstance(self._writer.failed, LogFenced):
                 self._writer.close()
@@ -138,7 +142,7 @@ class PulsarChannel:
         return writer
 
     def _looked_up(self, place: LostId, value: bytes) -> LogId:
-        """The id of a message that the broker acknowledged without one."""
+        """Find the id of a message that the broker acknowledged without one."""
         skip, position = place.skip, place.after
         while True:
             run = self.read(position, max_bytes=1 << 20, timeout=0.0)
@@ -151,12 +155,16 @@ class PulsarChannel:
             skip -= run.batch.num_rows
             position = run.next
         raise LogUnavailable(
-            f"an append to {self.pchannel!r} is in the log, yet its id got lost and is not found behind {place.after}: ask "
+            f"an append to {self.pchannel!r} is in the log, yet its id got lost and is not found behind"
+            f" {place.after}: ask "
             "the log by the producer's sequence"
         )
 
     def validated(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[bytes]:
-        """The values of an append, once they are seen to be some. Raises InvalidArgument, EntryTooLarge."""
+        """Return the values of an append as a list.
+
+        Raises InvalidArgument, EntryTooLarge.
+        """
         if isinstance(values, pa.Array):
             if values.null_count:
                 raise InvalidArgument("a log entry cannot be null")
@@ -166,15 +174,19 @@ class PulsarChannel:
         largest = max(map(len, plain), default=0)
         if largest > self._settings.max_entry_bytes:
             raise EntryTooLarge(
-                f"an entry of {largest} bytes is larger than the log takes ({self._settings.max_entry_bytes}): split it, or "
+                f"an entry of {largest} bytes is larger than the log takes ({self._settings.max_entry_bytes}): split"
+                " it, or "
                 "raise pulsar.max_entry_bytes and the brokers' maxMessageSize"
             )
         return plain
 
-    # --- reading ---------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, position: LogId, *, end: LogId | None = None, max_bytes: int, timeout: float) -> LogEntries:
-        """See :meth:`millrace.log.protocol.Log.read`. Raises LogCorrupted where the brokers lost entries on the way."""
+        """See :meth:`millrace.log.protocol.Log.read`.
+
+        Raises LogCorrupted if the brokers lost entries in between.
+        """
         self.check_alive(position)
         if end is not None and position >= end:
             return LogEntries(_NOTHING, position)
@@ -188,27 +200,27 @@ class PulsarChannel:
         if rows:
             self._seen(run.batch.column("value").nbytes, rows)
         if cursor.queue * self.message_bytes() > 4 * self._settings.prefetch_bytes and cursor.queue > QUEUE_MESSAGES[0]:
-            cursor.close()  # messages are larger than they were: what it fetches ahead would be too much
+            cursor.close()  # messages have grown: its prefetch queue would be too large
         else:
             self._cursors.give_back(cursor)
         return run
 
     def check_alive(self, position: LogId | None) -> None:
-        """Raises LogUnavailable where the log is closed here, PositionTruncated where `position` was given up."""
+        """Raise LogUnavailable if the log is closed here, PositionTruncated if `position` was truncated."""
         if self._why_closed:
             raise LogUnavailable(self._why_closed)
         if position is not None and position < self._begin:
             raise self._truncated(position, self._begin)
 
     def check_start(self, position: LogId) -> None:
-        """As `check_alive`, by what the brokers say now."""
+        """As `check_alive`, by the brokers' current state."""
         earliest = self._extent(self._properties()).earliest
         self._moved(earliest)
         if position < earliest:
             raise self._truncated(position, earliest)
 
     def check_jump(self, behind: LogId, found: LogId) -> None:
-        """Raises where the log holds, or held, an entry between position `behind` and entry `found` of another ledger."""
+        """Raise if the log holds, or held, an entry between position `behind` and entry `found` of another ledger."""
         extent = self._extent(self._properties())
         ledgers, wanted = extent.ledgers, behind.entry >> BATCH_BITS
         if behind < extent.earliest:
@@ -217,22 +229,23 @@ class PulsarChannel:
         unread = ledgers.get(behind.ledger, 0) > wanted + (1 if behind.entry & BATCH_MASK else 0)
         if skipped or unread or found.entry:
             raise LogCorrupted(
-                f"the log {self.pchannel!r} goes on at {found} behind {behind}: the brokers lost entries in between, or they "
+                f"the log {self.pchannel!r} goes on at {found} behind {behind}: the brokers lost entries in between,"
+                " or they "
                 "are of Pulsar's transactions (docs/pulsar.md). Restore the ledger, or read from a later position"
             )
 
     def message_bytes(self) -> float:
-        """Mean size of a message here of late; a guess where none was seen."""
+        """Return the recent mean size of a message; a guess if none was seen."""
         return max(1.0, self._mean or _GUESSED_MESSAGE_BYTES)
 
     def _seen(self, size: int, messages: int) -> None:
         mean = size / messages
         self._mean = mean if not self._mean else self._mean + _MEAN_WEIGHT * (mean - self._mean)
 
-    # --- where it stands -------------------------------------------------------------------------------------------------
+    # --- where it stands ----------------------------------------------------------------------------------------------
 
     def truncate(self, position: LogId) -> int:
-        """See :meth:`millrace.log.protocol.Log.truncate`. Pulsar deletes whole ledgers, never the one that is written."""
+        """See :meth:`millrace.log.protocol.Log.truncate`. Pulsar deletes whole ledgers, never the current one."""
         with self._truncating:
             self.check_alive(None)
             extent = self._extent(self._properties())
@@ -249,14 +262,14 @@ class PulsarChannel:
             return max(0, extent.bytes - self._extent(self._properties()).bytes)
 
     def describe(self) -> LogDescription:
-        """See :meth:`millrace.log.protocol.Log.describe`. ``bytes`` is what the brokers hold, as far as they have deleted."""
+        """See :meth:`millrace.log.protocol.Log.describe`. ``bytes`` counts what the brokers still hold."""
         self.check_alive(None)
         extent = self._extent(self._properties())
         self._moved(extent.earliest)
         return LogDescription(begin=extent.earliest, end=self._end(extent), bytes=extent.bytes)
 
     def close(self, why: str) -> None:
-        """Release what this holds; calls from now on raise LogUnavailable with `why`. Idempotent."""
+        """Release all resources; later calls raise LogUnavailable with `why`. Idempotent."""
         self._why_closed = self._why_closed or why
         self._cursors.close()
         with self._opening:
@@ -264,7 +277,7 @@ class PulsarChannel:
                 self._writer.close()
 
     def _moved(self, begin: LogId) -> None:
-        """The beginning moved: idle cursors before it will not be asked for again."""
+        """Record a new beginning and close idle readers before it."""
         with self._lock:
             moved = begin > self._begin
             self._begin = max(begin, self._begin)
@@ -285,7 +298,7 @@ class PulsarChannel:
         if stats is None:
             raise self._missing()
         ledgers = {int(each["ledgerId"]): int(each["entries"]) for each in stats["ledgers"]}
-        if ledgers:  # the one that is written stands there with nothing
+        if ledgers:  # the current ledger is listed without entries
             ledgers[max(ledgers)] = int(stats["currentLedgerEntries"])
         return _Extent(
             begin=LogId.parse(properties[BEGIN]) if BEGIN in properties else EARLIEST,

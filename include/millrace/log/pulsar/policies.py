@@ -1,6 +1,7 @@
-"""The policies of a Pulsar namespace that a log needs, as Pulsar itself would otherwise delete what nobody has read yet.
+"""The policies of a Pulsar namespace that a log needs: by default Pulsar would delete unread entries.
 
-Made with the namespace, checked at every opening of the log, and set again where they differ, if the settings let us.
+They are set when the namespace is created, checked whenever the log is opened, and corrected if the settings allow
+it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ _NO_QUOTA: Final = {"limit": -1, "limitSize": -1, "limitTime": -1, "policy": "pr
 
 class _Policy(NamedTuple):
     name: str
-    """Its field in the namespace's policies."""
+    """Name of the field in the namespace's policies."""
     wanted: Any
     path: str
-    """How it is set for a namespace that exists."""
+    """Admin path to set it for an existing namespace."""
     method: str
     why: str
 
@@ -66,12 +67,16 @@ _QUOTAS: Final = ("destination_storage", "message_age")
 
 
 def ensure_namespace(admin: PulsarAdmin, settings: PulsarSettings) -> None:
-    """The namespace with the policies that a log needs. Raises InvalidSettings where it may not be made so."""
+    """Ensure that the namespace exists with the policies that a log needs.
+
+    Raises InvalidSettings if it may not be changed.
+    """
     found = admin.policies()
     if found is None:
         if not settings.manage_policies:
             raise InvalidSettings(
-                f"there is no namespace {settings.tenant}/{settings.namespace}: make it, or let pulsar.manage_policies be true"
+                f"namespace {settings.tenant}/{settings.namespace} does not exist: create it, or set"
+                " pulsar.manage_policies=true"
             )
         found = _made(admin)
     for policy in _POLICIES:
@@ -102,5 +107,6 @@ def _holds(found: Any, wanted: Any) -> bool:
 def _need(settings: PulsarSettings, name: str, wanted: Any, why: str) -> None:
     if not settings.manage_policies:
         raise InvalidSettings(
-            f"the namespace {settings.tenant}/{settings.namespace} is unfit for a log: {why}. Set its policy {name} to {wanted}"
+            f"namespace {settings.tenant}/{settings.namespace} is unsafe for a log: {why}. Set its policy {name}"
+            f" to {wanted}"
         )

@@ -1,8 +1,8 @@
-"""The reading side of one Pulsar topic: readers that go on where the last read of a position stopped, without a gap.
+"""The reading side of one Pulsar topic: readers that continue from the last position and detect gaps.
 
-A reader of Pulsar moves on silently where entries are missing. Here every message is held against the one before: the next
-index of the batch, or the next entry of the ledger. Where the ledger changes, or a reader does not start where it was asked
-to, :class:`Continuity` decides by the topic's ledgers whether something was skipped.
+A Pulsar reader silently skips missing entries. Here every message is compared with the previous one: it must have the
+next index of the batch, or the next entry of the ledger. At a change of ledger, or if a reader does not start where
+requested, :class:`Continuity` decides from the topic's ledgers whether something was skipped.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from millrace.rpc.append_pipeline import as_values
 
 _IDLE_READERS: Final = 8
 _SLICE: Final = 0.2
-"""How long a waiting reader sleeps before it looks whether truncation passed it, in seconds."""
+"""Seconds after which a waiting reader checks whether truncation has passed it."""
 _PAUSE: Final = 0.05
-"""Seconds between two questions to a broker that has given the reader up."""
+"""Seconds between two requests to a broker that has closed the reader."""
 QUEUE_MESSAGES: Final = (16, 1000)
-"""Fewest and most messages that a reader fetches ahead."""
+"""Minimum and maximum number of prefetched messages."""
 
 
 class Continuity(Protocol):
-    """What a reader asks of its log."""
+    """The questions that a reader asks its log."""
 
     def check_start(self, position: LogId) -> None:
-        """Raises PositionTruncated where `position` lies before the log's beginning, as the brokers have it now."""
+        """Raise PositionTruncated if `position` is before the log's current beginning."""
         ...
 
     def check_jump(self, behind: LogId, found: LogId) -> None:
-        """Raises where the log holds, or held, an entry between position `behind` and entry `found` of another ledger."""
+        """Raise if the log holds, or held, an entry between position `behind` and entry `found` of another ledger."""
         ...
 
     def check_alive(self, position: LogId) -> None:
-        """Raises LogUnavailable where the handle is closed, PositionTruncated where this process truncated beyond."""
+        """Raise LogUnavailable if the handle is closed, PositionTruncated if this process truncated past `position`."""
         ...
 
     def message_bytes(self) -> float:
-        """Mean size of a message, as far as it is known."""
+        """Return the mean size of a message, if known."""
         ...
 
 
 class PulsarReader:
-    """A reader with what it has fetched. Used by one thread at a time."""
+    """A reader with its prefetched messages. Used by one thread at a time."""
 
     def __init__(
         self, client: Any, settings: PulsarSettings, topic: str, position: LogId, continuity: Continuity
@@ -64,15 +64,15 @@ class PulsarReader:
         self._continuity = continuity
         self._timeout = settings.operation_timeout
         self.position = position
-        """What the next read of this cursor begins with."""
+        """Position of the next read."""
         self._held: Any = None
         continuity.check_start(position)
         self._ledger, self._entry = position
         self.queue = int(
             min(max(settings.prefetch_bytes / continuity.message_bytes(), QUEUE_MESSAGES[0]), QUEUE_MESSAGES[1])
         )
-        # Behind what was read last: a reader that begins with its first message takes the one that it read last for one
-        # that is to come when it has connected again (has_message_available), and drops it where it comes.
+        # Start after the previous entry: a reader that starts at its first message takes the last message read for one
+        # still to come after a reconnect (has_message_available), and drops it when it comes.
         before = position.entry - 1
         start = pulsar.MessageId.earliest
         if position.ledger:
@@ -81,10 +81,11 @@ class PulsarReader:
             self._reader = client.create_reader(settings.topic_url(topic), start, receiver_queue_size=self.queue)
         except pulsar.PulsarException as error:
             raise to_log_error(error, topic, "opening a reader") from error
-        self._next = self._reader._reader.read_next  # without the wrapper's message: a third of the cost a message
+        # without the wrapper's message object: a third of the cost per message
+        self._next = self._reader._reader.read_next
 
     def read(self, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
-        """Entries from :attr:`position` on; see :meth:`millrace.log.protocol.Log.read`."""
+        """Return entries from :attr:`position` on; see :meth:`millrace.log.protocol.Log.read`."""
         ledgers: list[int] = []
         entries: list[int] = []
         stamps: list[int] = []
@@ -106,11 +107,11 @@ class PulsarReader:
             given = message.message_id()
             ledger = given.ledger_id()
             entry = given.entry_id() << BATCH_BITS | max(0, given.batch_index())
-            # The next one of a batch, as nearly all are, costs two comparisons.
+            # The common case, the next message of a batch, costs two comparisons.
             if entry == self._entry and ledger == self._ledger:
                 self._entry = entry + 1
             elif not self._follows(LogId(ledger, entry)):
-                continue  # seen before: the client repeats some after it connected again
+                continue  # a duplicate: the client repeats some messages after a reconnect
             if end is not None and (ledger, entry) >= end:
                 self._hold(ledger, entry, message)
                 break
@@ -130,11 +131,14 @@ class PulsarReader:
         return LogEntries(pa.RecordBatch.from_arrays([*columns, as_values(values)], schema=ENTRY_SCHEMA), self.position)
 
     def _hold(self, ledger: int, entry: int, message: Any) -> None:
-        """Keep a message for the next run, as if it had not been seen."""
+        """Keep a message for the next read."""
         self._held, self._ledger, self._entry = message, ledger, entry
 
     def _follows(self, found: LogId) -> bool:
-        """Whether `found` is new, and what comes next. Raises where something was skipped."""
+        """Whether `found` is new and the next entry.
+
+        Raises if something was skipped.
+        """
         behind = LogId(self._ledger, self._entry)
         if found < behind:
             return False
@@ -144,15 +148,17 @@ class PulsarReader:
             if not (batch_end and behind.entry & BATCH_MASK):
                 if same_ledger:
                     raise LogCorrupted(
-                        f"{self._topic} goes on at {found} behind {behind}: the broker lost entries in between, or they "
-                        "are of Pulsar's transactions (docs/pulsar.md). Restore the ledger, or read from a later position"
+                        f"{self._topic} goes on at {found} behind {behind}: the broker lost entries in between, or"
+                        " they "
+                        "are of Pulsar's transactions (docs/pulsar.md). Restore the ledger, or read from a later"
+                        " position"
                     )
                 self._continuity.check_jump(behind, found)
         self._ledger, self._entry = found.ledger, found.entry + 1
         return True
 
     def _awaited(self, until: Deadline | None) -> Any:
-        """The next message; None where there is none now, nor comes one before `until` (None: does not wait)."""
+        """Return the next message; None if none comes before `until` (None: do not wait)."""
         try:
             while until is not None:
                 self._continuity.check_alive(self.position)
@@ -173,10 +179,14 @@ class PulsarReader:
                     continue
         except pulsar.PulsarException as error:
             raise to_log_error(error, self._topic, "a read") from error
-        raise LogUnavailable(f"the broker has more of {self._topic}, and sent none within {self._timeout:.0f} s")
+        raise LogUnavailable(
+            f"the broker has more entries of {self._topic}, but sent none within {self._timeout:.0f} s"
+        )
 
     def _has_more(self) -> bool:
-        """Whether the log goes on. Asks again while the broker has given the reader up, and it does not know that yet."""
+        """Whether the log has more entries. Retries while the broker has closed the reader and the client does not know
+        yet.
+        """
         deadline = Deadline.after(self._timeout)
         while True:
             try:
@@ -191,7 +201,7 @@ class PulsarReader:
         try:
             self._reader.close()
         except (pulsar.PulsarException, ValueError):
-            pass  # its connection is gone, or its client's shutdown was quicker
+            pass  # the connection is gone, or the client has shut down
 
 
 def _int64(values: list[int]) -> pa.Array:
@@ -200,7 +210,7 @@ def _int64(values: list[int]) -> pa.Array:
 
 
 class PulsarReaderPool:
-    """The idle cursors of a log, by position: a read that goes on where another stopped keeps what was fetched ahead."""
+    """The idle readers of a log, by position. A sequential read keeps its prefetched messages."""
 
     def __init__(self, opened: Callable[[LogId], PulsarReader]) -> None:
         self._opened = opened
@@ -209,7 +219,7 @@ class PulsarReaderPool:
         self._closed = False
 
     def take(self, position: LogId) -> PulsarReader:
-        """A cursor that stands at `position`, for this caller alone."""
+        """Return a reader at `position`, exclusively for this caller."""
         with self._lock:
             for key, cursor in reversed(self._idle.items()):
                 if cursor.position == position:
@@ -217,7 +227,7 @@ class PulsarReaderPool:
         return self._opened(position)
 
     def give_back(self, cursor: PulsarReader) -> None:
-        """Give a cursor back that goes on working."""
+        """Return a working reader to the pool."""
         with self._lock:
             if self._closed:
                 doomed: PulsarReader | None = cursor
@@ -228,14 +238,14 @@ class PulsarReaderPool:
             doomed.close()
 
     def close_before(self, position: LogId) -> None:
-        """Close the idle cursors that stand before `position`."""
+        """Close idle readers before `position`."""
         with self._lock:
             doomed = [self._idle.pop(key) for key, cursor in list(self._idle.items()) if cursor.position < position]
         for cursor in doomed:
             cursor.close()
 
     def close(self) -> None:
-        """Close all idle cursors, and those that are given back from now on."""
+        """Close idle readers, and those given back from now on."""
         with self._lock:
             self._closed = True
             doomed = list(self._idle.values())

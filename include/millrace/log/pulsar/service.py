@@ -1,14 +1,16 @@
-"""Pulsar as the log: one topic a PChannel in the deployment's namespace, with what log/protocol.py promises.
+"""Pulsar as the log: one topic per PChannel in the deployment's namespace, with the promises of log/protocol.py.
 
     open_service("pulsar://127.0.0.1:6650/millrace/wal/demo?admin=http://127.0.0.1:8080")
 
-- An entry is one Pulsar message; its id is (ledger, entry << 20 | index in the batch), its stamp Pulsar's publish time,
-  which is the writer's clock.
-- Who appends first holds the topic alone; a newer writer fences an older one (LogFenced). Reading takes nothing over.
-- The namespace's policies (made with it, checked at every opening) let no broker delete, evict or expire what was not
-  truncated, make no topic by accident, and drop what a client sends twice.
-- Where a log begins and where consumer groups stand are durable properties of its topic; a group holds nothing back.
-- A batch whose append failed ambiguously may be in the log up to any of its values, in order.
+- An entry is a Pulsar message. Its id is (ledger, entry << 20 | index in the batch); its stamp is Pulsar's publish
+  time, the writer's clock.
+- The first appender holds the topic exclusively; a newer writer fences an older one (LogFenced). Readers fence
+  nobody.
+- The namespace's policies (set at creation, checked at every opening) keep brokers from deleting, evicting or
+  expiring untruncated entries and from creating topics by accident, and make them drop duplicates.
+- The log's beginning and the positions of consumer groups are durable properties of its topic; a group retains
+  nothing.
+- After an ambiguous failure, a prefix of the batch's values may be in the log, in order.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ from millrace.log.handle import LogHandle
 from millrace.log.pulsar import policies as pulsar_policies
 from millrace.log.pulsar.admin import PulsarAdmin
 from millrace.log.pulsar.channel import SUBSCRIPTION, PulsarChannel
-from millrace.log.pulsar.names import groups_topic, pchannel_of_topic, topic_of
-from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings
+from millrace.log.pulsar.settings import PulsarCredentials, PulsarSettings, groups_topic, pchannel_of_topic, topic_of
 from millrace.message.ids import LogId
 
 _GROUP: Final = "group."
@@ -43,7 +44,10 @@ class PulsarLog(LogHandle[PulsarChannel]):
         self._fenced: LogFenced | None = None
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
-        """See :meth:`millrace.log.protocol.Log.append`. Also raises LogFenced: a newer writer took the log over."""
+        """See :meth:`millrace.log.protocol.Log.append`.
+
+        Also raises LogFenced: a newer writer took over the log.
+        """
         core = self._open()
         if self._fenced is not None:
             raise self._fenced
@@ -61,7 +65,10 @@ class PulsarService(Closeable):
     """The logs of one deployment on Pulsar (the LogService protocol). Thread-safe."""
 
     def __init__(self, settings: PulsarSettings, *, credentials: PulsarCredentials | None = None) -> None:
-        """Check the namespace, or make it. Raises InvalidSettings (refused, or unfit policies), LogUnavailable."""
+        """Check or create the namespace.
+
+        Raises InvalidSettings (refused, or unsafe policies), LogUnavailable.
+        """
         self._settings = settings
         self._credentials = credentials or PulsarCredentials()
         self._admin = PulsarAdmin(settings, self._credentials)
@@ -77,10 +84,13 @@ class PulsarService(Closeable):
             self._admin.close()
             raise
 
-    # --- logs ------------------------------------------------------------------------------------------------------------
+    # --- logs ---------------------------------------------------------------------------------------------------------
 
     def create(self, pchannel: str) -> None:
-        """Make an empty log; raises ChannelExists."""
+        """Create an empty log.
+
+        Raises ChannelExists.
+        """
         self._check_open()
         topic = topic_of(self._settings.prefix, pchannel)
         if not self._admin.create_topic(topic):
@@ -88,10 +98,13 @@ class PulsarService(Closeable):
         self._admin.ensure_subscription(topic, SUBSCRIPTION)
 
     def open(self, pchannel: str) -> PulsarLog:
-        """A handle on an existing log; lets a log write again that a newer writer fenced. Raises ChannelNotFound."""
+        """Return a handle on an existing log; let a log that was fenced write again.
+
+        Raises ChannelNotFound.
+        """
         self._check_open()
         topic = topic_of(self._settings.prefix, pchannel)
-        # Also finishes what a crash of `create` left half done.
+        # Also completes a `create` that crashed half-way.
         if self._admin.properties(topic) is None or not self._admin.ensure_subscription(topic, SUBSCRIPTION):
             self._forget(pchannel, f"the channel {pchannel!r} is gone")
             raise self._not_found(pchannel)
@@ -105,28 +118,34 @@ class PulsarService(Closeable):
         return PulsarLog(core)
 
     def names(self) -> list[str]:
-        """The PChannels of this deployment, sorted."""
+        """Return the deployment's PChannels, sorted."""
         self._check_open()
         found = (pchannel_of_topic(self._settings.prefix, topic) for topic in self._admin.topics())
         return sorted(name for name in found if name is not None)
 
     def drop(self, pchannel: str) -> None:
-        """Destroy a log with all its entries and its groups' positions; raises ChannelNotFound."""
+        """Drop a log with all its entries and its groups' positions.
+
+        Raises ChannelNotFound.
+        """
         self._check_open()
         self._forget(pchannel, f"the channel {pchannel!r} was dropped")
         if not self._admin.delete_topic(topic_of(self._settings.prefix, pchannel)):
             raise self._not_found(pchannel)
 
-    # --- consumer groups -------------------------------------------------------------------------------------------------
+    # --- consumer groups ----------------------------------------------------------------------------------------------
 
     def groups(self) -> list[str]:
-        """The consumer groups of this deployment, sorted."""
+        """Return the deployment's consumer groups, sorted."""
         self._check_open()
         found = self._admin.properties(groups_topic(self._settings.prefix)) or {}
         return sorted(unquote(key.removeprefix(_GROUP)) for key in found if key.startswith(_GROUP))
 
     def group_position(self, group: str, pchannel: str) -> LogId | None:
-        """Where a group stands in a log; None where it never moved there. Raises ChannelNotFound."""
+        """Return a group's position in a log; None if it never moved there.
+
+        Raises ChannelNotFound.
+        """
         self._check_open()
         found = self._admin.properties(topic_of(self._settings.prefix, pchannel))
         if found is None:
@@ -135,14 +154,17 @@ class PulsarService(Closeable):
         return None if text is None else LogId.parse(text)
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
-        """Move a group in a log, durably. Raises ChannelNotFound, InvalidArgument."""
+        """Move a group in a log, durably.
+
+        Raises ChannelNotFound, InvalidArgument.
+        """
         self._check_open()
         if not all(0 <= part < 1 << 63 for part in position):
-            raise InvalidArgument(f"{position} is no position of a log")
+            raise InvalidArgument(f"{position} is not a position of a log")
         topic, key = topic_of(self._settings.prefix, pchannel), _GROUP + quote(group, safe="")
         if group not in self._known_groups:
             if self._admin.properties(topic) is None:
-                raise self._not_found(pchannel)  # and no group comes to be
+                raise self._not_found(pchannel)  # before the group is registered
             registry = groups_topic(self._settings.prefix)
             with self._registering:
                 if not self._admin.set_properties(registry, {key: ""}):
@@ -153,14 +175,14 @@ class PulsarService(Closeable):
             raise self._not_found(pchannel)
 
     def drop_group(self, group: str) -> None:
-        """Forget a group and its positions in every log; nothing where there is none."""
+        """Remove a group and its positions in every log. No effect if it does not exist."""
         self._known_groups.discard(group)
         key = _GROUP + quote(group, safe="")
         topics = [topic_of(self._settings.prefix, pchannel) for pchannel in self.names()]
         for topic in [*topics, groups_topic(self._settings.prefix)]:
             self._admin.remove_property(topic, key)
 
-    # --- the service -----------------------------------------------------------------------------------------------------
+    # --- the service --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the service and its handles. Idempotent."""
@@ -176,7 +198,7 @@ class PulsarService(Closeable):
         self._admin.close()
 
     def _connected(self) -> Any:
-        """The client, made at the first need: administration alone does without."""
+        """Return the client, created on first use: administration does not need it."""
         with self._lock:
             self._check_open()
             if self._client is None:
@@ -195,7 +217,7 @@ class PulsarService(Closeable):
 
     def _not_found(self, pchannel: str) -> ChannelNotFound:
         return ChannelNotFound(
-            f"there is no channel {pchannel!r} in {self._settings.tenant}/{self._settings.namespace} "
+            f"channel {pchannel!r} does not exist in {self._settings.tenant}/{self._settings.namespace} "
             f"(prefix {self._settings.prefix!r}): create it first"
         )
 
@@ -216,11 +238,13 @@ def _client(settings: PulsarSettings, credentials: PulsarCredentials) -> Any:
         tls_certificate_file_path=settings.tls_certificate_file or None,
         tls_private_key_file_path=settings.tls_private_key_file or None,
         listener_name=settings.listener_name or None,
-        # A Python logger would be called from the client's threads while the interpreter ends.
+        # A Python logger would be called from the client's threads during interpreter shutdown.
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
 
 
 def open_location(location: str, settings: Mapping[str, object]) -> PulsarService:
-    """The registry's opener: ``host:port/tenant/namespace[/prefix]``; credentials from the environment alone."""
+    """Open a log for the registry: ``host:port/tenant/namespace[/prefix]``. Credentials come from the
+    environment only.
+    """
     return PulsarService(PulsarSettings.of(location, settings), credentials=PulsarCredentials.of_environment())

@@ -1,4 +1,9 @@
-"""Settings of the Pulsar backend, validated before use; credentials, which come from the environment alone."""
+"""Settings of the Pulsar backend, validated before use; credentials from the environment; names of topics.
+
+A PChannel is the topic ``<prefix>.<encoded name>`` in the deployment's namespace. Letters, digits, ``_`` and ``-``
+are kept, every other UTF-8 byte becomes ``.XX``. A name that ends like the topic of a partition (``...-partition-3``)
+would be mistaken for one, so its last hyphen is escaped as well.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ _TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False
 
 @dataclass(frozen=True, slots=True)
 class PulsarSettings:
-    """Where the log is, and how it is written and read. Sizes in bytes, times in seconds. The options of a log's URL."""
+    """Location and options of the log, the options of its URL. Sizes in bytes, times in seconds."""
 
     address: str
     """``host:port[,host:port...]`` of the brokers."""
@@ -28,29 +33,29 @@ class PulsarSettings:
     prefix: str = "millrace"
     """Name of the deployment: its topics are ``<prefix>.<pchannel>``."""
     admin: str = ""
-    """The admin API, ``http(s)://host:port``; empty: port 8080 (with TLS 8443) of the first broker."""
+    """URL of the admin API, ``http(s)://host:port``; empty: port 8080 (with TLS 8443) of the first broker."""
     tls: bool = False
     tls_trust_certs_file: str = ""
     tls_certificate_file: str = ""
     tls_private_key_file: str = ""
     tls_validate_hostname: bool = True
     listener_name: str = ""
-    """Which of the brokers' advertised listeners to use; empty: the plain one."""
+    """Advertised listener of the brokers to use; empty: the default one."""
     manage_policies: bool = True
-    """Make the namespace where it is missing and set the policies that keep the log; otherwise they are only checked."""
+    """Create a missing namespace and set the policies that a log needs; otherwise they are only checked."""
     max_entry_bytes: int = (5 << 20) - (64 << 10)
-    """Largest entry; the brokers' maxMessageSize (5 MiB as they come) must be 64 KiB larger."""
+    """Largest entry; the brokers' maxMessageSize (5 MiB by default) must be 64 KiB larger."""
     batch_bytes: int = 1 << 20
     batch_messages: int = 1000
-    """How much the client puts in one Pulsar entry."""
+    """Messages that the client puts into one Pulsar entry, at most."""
     pending_bytes: int = 64 << 20
-    """How much may be on its way to the broker, over all appends to one log."""
+    """Bytes in flight to the broker, over all appends to one log."""
     prefetch_bytes: int = 32 << 20
-    """How much one reader fetches ahead of its reads, about."""
+    """Approximate bytes that one reader fetches ahead."""
     send_timeout: float = 30.0
-    """When an append that was not acknowledged fails."""
+    """Timeout of an unacknowledged append."""
     operation_timeout: float = 30.0
-    """When any other call fails, broken connections and a restarting broker included."""
+    """Timeout of any other call, including reconnects and broker restarts."""
 
     def __post_init__(self) -> None:
         if not self.address or ("," in self.address and not all(self.address.split(","))):
@@ -72,24 +77,27 @@ class PulsarSettings:
 
     @property
     def service_url(self) -> str:
-        """What the client connects to."""
+        """URL that the client connects to."""
         return f"{'pulsar+ssl' if self.tls else 'pulsar'}://{self.address}"
 
     @property
     def admin_url(self) -> str:
-        """The root of the admin API."""
+        """Root URL of the admin API."""
         if self.admin:
             return self.admin.rstrip("/")
         host = self.address.split(",")[0].rpartition(":")[0] or self.address
         return f"https://{host}:8443" if self.tls else f"http://{host}:8080"
 
     def topic_url(self, topic: str) -> str:
-        """A topic's full name."""
+        """Return a topic's full name."""
         return f"persistent://{self.tenant}/{self.namespace}/{topic}"
 
     @classmethod
     def of(cls, location: str, options: Mapping[str, object]) -> Self:
-        """Settings from a location and options by name. Raises InvalidSettings for unknown names and wrong values."""
+        """Return settings from a location and options by name.
+
+        Raises InvalidSettings for unknown names and invalid values.
+        """
         address, *places = location.strip("/").split("/")
         if not 2 <= len(places) <= 3:
             raise InvalidSettings(f"the location of a Pulsar log is {_LOCATION}, not {location!r}")
@@ -114,7 +122,7 @@ def _parsed(name: str, value: object, kind: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class PulsarCredentials:
-    """Who we are to the brokers: a token, or a name and a password, or nobody. Never in a URL, never shown."""
+    """The login to the brokers: a token, a name and a password, or none. Never in a URL, never displayed."""
 
     token: str = field(default="", repr=False)
     username: str = ""
@@ -122,15 +130,49 @@ class PulsarCredentials:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """From MILLRACE_LOG_TOKEN, or MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD."""
+        """Read MILLRACE_LOG_TOKEN, or MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD."""
         names = ("MILLRACE_LOG_TOKEN", "MILLRACE_LOG_USERNAME", "MILLRACE_LOG_PASSWORD")
         return cls(*(os.environ.get(name, "") for name in names))
 
     def header(self) -> dict[str, str]:
-        """The header of an admin request."""
+        """Return the headers of an admin request."""
         if self.token:
             return {"Authorization": f"Bearer {self.token}"}
         if self.username:
             pair = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
             return {"Authorization": f"Basic {pair}"}
         return {}
+
+
+_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_PARTITION: Final = re.compile(r"-(?=partition-\d+$)|-(?=\d+$)")
+_ESCAPED: Final = re.compile(r"\.([0-9A-F]{2})")
+
+
+def topic_of(prefix: str, pchannel: str) -> str:
+    """Return the topic of a PChannel, without tenant and namespace."""
+    encoded = "".join(chr(byte) if byte in _PLAIN else f".{byte:02X}" for byte in pchannel.encode())
+    if re.search(r"-partition-\d+$", encoded):
+        encoded = _PARTITION.sub(".2D", encoded)
+    return f"{prefix}.{encoded}"
+
+
+def pchannel_of_topic(prefix: str, topic: str) -> str | None:
+    """Return the PChannel of a topic; None if it belongs to another deployment."""
+    start = f"{prefix}."
+    if not topic.startswith(start):
+        return None
+    encoded = topic[len(start) :]
+    try:
+        data = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), encoded).encode("latin-1")
+        name = data.decode()
+    except UnicodeError:
+        return None
+    return name if topic_of(prefix, name) == topic else None
+
+
+def groups_topic(prefix: str) -> str:
+    """Return the topic whose properties list the consumer groups. It is never a PChannel's: no prefix starts
+    with ``_``.
+    """
+    return f"_groups.{prefix}"

@@ -1,12 +1,12 @@
 """The writing side of one Pulsar topic: an exclusive producer, whose acknowledgements become log ids.
 
-- Exclusive with fencing: a newer writer of the topic, in whatever process, takes over at once, and this one then raises
-  LogFenced for ever. The broker keeps the epoch with the topic, so a restart changes nothing about it.
-- The client sends again by itself what was on its way when a connection broke; the broker drops what it has, by the
-  producer's name and sequence (deduplication is a policy of the namespace). A message that was dropped so is acknowledged
-  without an id; as nobody else writes, it is the next one in the log, and :class:`LostId` says behind which.
-- A batch that fails may be in the log up to any of its values, in order, and never with a hole: sending stops long before
-  the client could give up what it holds. What failed once sends no more; the log makes a new writer.
+- Exclusive with fencing: a newer writer of the topic, in any process, takes over at once, and this one then always
+  raises LogFenced. The broker stores the epoch with the topic, so it survives restarts.
+- The client resends what was in flight when a connection broke; the broker drops duplicates by the producer's name
+  and sequence (deduplication is a policy of the namespace). A dropped duplicate is acknowledged without an id. Since
+  nobody else writes, it is the next message in the log, and :class:`LostId` records after which position.
+- After a failed append, a prefix of its values may be in the log, without a gap: sending stops long before the client
+  could discard messages. A failed writer sends no more; the log creates a new one.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _GONE: Final = (_pulsar.Result.TopicNotFound, _pulsar.Result.TopicTerminated)
 
 
 def log_id_of(message_id: Any) -> LogId:
-    """The LogId of the client's message id (a message outside of a batch has the index 0)."""
+    """Return the LogId of a client's message id. A message outside of a batch has index 0."""
     return LogId(message_id.ledger_id(), message_id.entry_id() << BATCH_BITS | max(0, message_id.batch_index()))
 
 
 class LostId(NamedTuple):
-    """A message that is in the log, but whose id got lost: the one that comes `skip` entries after position `behind`."""
+    """A message in the log whose id was lost: the one `skip` entries after position `after`."""
 
     after: LogId
     skip: int
 
 
 class _Chunk:
-    """Messages that were given to the client together, and their acknowledgements in order."""
+    """Messages given to the client in one step, and their acknowledgements in order."""
 
     __slots__ = ("acks", "before", "callback", "done", "size", "started")
 
@@ -64,7 +64,7 @@ class _Chunk:
         acks = self.acks
 
         def callback(result: Any, message_id: Any) -> None:
-            # On the client's thread, once a message: as little as can be, and an exception would end the process.
+            # Runs on the client's thread for each message, so it does little; an exception would end the process.
             acks.append((result, message_id))
             if len(acks) == count:
                 released(self)
@@ -73,15 +73,18 @@ class _Chunk:
         self.callback = callback
 
     def failed(self) -> bool:
-        """Whether a message of it was refused or given up, once it is done."""
+        """Whether one of its messages was refused or discarded, once it is done."""
         return any(message_id.ledger_id() < 0 and result != _OK for result, message_id in self.acks)
 
 
 class PulsarWriter:
-    """An exclusive producer on one topic. Thread-safe; appends of several threads do not mix."""
+    """An exclusive producer on one topic. Thread-safe; appends of several threads do not interleave."""
 
     def __init__(self, client: Any, settings: PulsarSettings, topic: str) -> None:
-        """Take the topic over; :meth:`begin_at` comes before the first append. Raises ChannelNotFound, LogUnavailable, LogFenced (another one took it at the same time)."""
+        """Take over the topic. Call :meth:`begin_at` before the first append.
+
+        Raises ChannelNotFound, LogUnavailable, LogFenced (another writer took over at the same time).
+        """
         self._settings = settings
         self._topic = topic
         self._sending = threading.Lock()
@@ -93,7 +96,7 @@ class PulsarWriter:
         try:
             self._producer = client.create_producer(
                 settings.topic_url(topic),
-                # A name of its own: deduplication must never take the messages of two writers for each other's.
+                # A unique name: deduplication must never confuse the messages of two writers.
                 producer_name=f"millrace-{uuid.uuid4().hex}",
                 access_mode=_pulsar.ProducerAccessMode.ExclusiveWithFencing,
                 send_timeout_millis=int(settings.send_timeout * 1000),
@@ -106,16 +109,16 @@ class PulsarWriter:
             )
         except pulsar.PulsarException as error:
             raise to_log_error(error, topic, "opening a writer") from error
-        self._send: Any = self._producer._producer.send_async  # without the wrapper's checks: half the cost a message
+        self._send: Any = self._producer._producer.send_async  # without the wrapper's checks: half the cost per message
 
     def begin_at(self, end: LogId) -> None:
-        """Where the log ended when this writer took it over."""
+        """Set the end of the log at the takeover."""
         self._acknowledged = LostId(end, 0)
 
     def append(self, values: Sequence[bytes]) -> list[LogId | LostId]:
-        """Append `values` in order, next to each other; the id of each, once all are durable.
+        """Append `values` in order and adjacent; return the id of each when all are durable.
 
-        Raises what :attr:`failed` then holds: LogUnavailable (a prefix of the values may be in the log), LogFenced (likewise).
+        Raises the error in :attr:`failed`: LogUnavailable or LogFenced. A prefix of the values may be in the log.
         """
         with self._sending:
             if self.failed is not None:
@@ -123,11 +126,12 @@ class PulsarWriter:
             chunks = list(self._sent(values))
         if self.failed is None:
             try:
-                # Or the last batch waits for its delay. Not `flush_async`: it holds Python's lock while it takes the client's,
-                # which a thread that calls us back holds the other way round.
+                # Otherwise the last batch waits for its delay. Not `flush_async`: it takes the
+                # client's lock while it holds the
+                # GIL, and a thread in a callback takes them in the opposite order.
                 self._producer.flush()
             except pulsar.PulsarException:
-                pass  # the acknowledgements say what became of it
+                pass  # the acknowledgements have the result
         deadline = Deadline.after(self._settings.send_timeout + _MARGIN)
         ids: list[LogId | LostId] = []
         for chunk in chunks:
@@ -140,16 +144,16 @@ class PulsarWriter:
         return ids
 
     def _collect(self, chunk: _Chunk, ids: list[LogId | LostId]) -> None:
-        """The ids of a chunk's messages, up to the first that failed."""
+        """Add the ids of a chunk's messages, up to the first that failed."""
         ledger, entry, following, made = 0, 0, 0, tuple.__new__
         for result, message_id in chunk.acks:
             index = message_id.batch_index()
-            if index > 0 and index == following:  # the next one of the same batch, as nearly all are
+            if index > 0 and index == following:  # the common case: the next message of the same batch
                 entry, following = entry + 1, index + 1
                 ids.append(made(LogId, (ledger, entry)))
                 continue
             ledger = message_id.ledger_id()
-            # Without an id the next one of its batch has none either.
+            # If this message has no id, later ones of its batch have none either.
             following = index + 1 if ledger >= 0 else -1
             if ledger >= 0:
                 entry = message_id.entry_id() << BATCH_BITS | max(0, index)
@@ -167,23 +171,23 @@ class PulsarWriter:
                 ids.append(LostId(last.following(), 0))
 
     def close(self) -> None:
-        """Give the topic up. Idempotent."""
+        """Release the topic. Idempotent."""
         if self.failed is None:
             self.failed = LogUnavailable(f"the writer of {self._topic} is closed: open the log again")
         try:
             self._producer.close()
         except pulsar.PulsarException:
-            pass  # there is nothing left to release
+            pass  # nothing is left to release
 
     def _sent(self, values: Sequence[bytes]) -> Iterator[_Chunk]:
-        """Give the values to the client, chunk by chunk, while there is room; stops at a failure."""
+        """Send the values chunk by chunk while there is room; stop at a failure."""
         limit = self._settings.send_timeout / 2
         oldest: list[_Chunk] = []
         for first, last, size in _chunks(values, self._settings.pending_bytes // 4):
             while oldest and oldest[0].done.is_set():
                 if oldest.pop(0).failed():
                     return
-            # What the client holds longer than its timeout it gives up; nothing may be sent behind it then.
+            # The client discards messages after its timeout; nothing may be sent after a discarded one.
             late = bool(oldest) and time.monotonic() - oldest[0].started > limit
             if late and not oldest[0].done.wait(limit + _MARGIN):
                 self._fail(_pulsar.Result.Timeout)
@@ -212,7 +216,7 @@ class PulsarWriter:
             self._in_flight += size
 
     def _released(self, chunk: _Chunk) -> None:
-        """A chunk is acknowledged as a whole; chunks are so in the order in which they were sent."""
+        """Process a fully acknowledged chunk. Chunks are acknowledged in the order in which they were sent."""
         chunk.before = self._acknowledged
         for lost, (_, message_id) in enumerate(reversed(chunk.acks)):
             if message_id.ledger_id() >= 0:
@@ -230,7 +234,7 @@ class PulsarWriter:
 
 
 def _chunks(values: Sequence[bytes], most: int) -> Iterator[tuple[int, int, int]]:
-    """First, last (exclusive) and size of runs of about `most` bytes."""
+    """Yield first, last (exclusive) and size of slices of about `most` bytes."""
     first, size = 0, 0
     for place, value in enumerate(values):
         cost = len(value) + _MESSAGE_OVERHEAD
@@ -245,25 +249,27 @@ def _chunks(values: Sequence[bytes], most: int) -> Iterator[tuple[int, int, int]
 def _failure(result: Any, topic: str, doing: str) -> LogUnavailable | LogFenced | ChannelNotFound:
     if result in _FENCED:
         return LogFenced(
-            f"{doing} to {topic} was refused: a newer writer took the log over. Of what was on its way a prefix may be in "
-            "the log. Only if this host is to write again, open the log again: that fences the other one"
+            f"{doing} to {topic} was refused: a newer writer took over the log. A prefix of it may be in"
+            " the log. Only if this host is to write again, open the log again: that fences the other one"
         )
     if result in _GONE:
-        return ChannelNotFound(f"{doing} to {topic} failed ({result.name}): there is no such log any more")
+        return ChannelNotFound(f"{doing} to {topic} failed ({result.name}): the log no longer exists")
     return LogUnavailable(
-        f"{doing} to {topic} failed ({result.name}): of what was on its way a prefix may be in the log; append again, with "
-        "the producer's sequence"
+        f"{doing} to {topic} failed ({result.name}): a prefix of it may be in the log; append again with"
+        " the producer's sequence"
     )
 
 
 def to_log_error(
     error: BaseException, topic: str, doing: str
 ) -> LogUnavailable | LogFenced | ChannelNotFound | EntryTooLarge:
-    """The log's error for one of the client's."""
+    """Return the log's error for a client error."""
     if isinstance(error, pulsar.TopicNotFound):
-        return ChannelNotFound(f"{doing} of {topic} failed: there is no such log; create it first")
+        return ChannelNotFound(f"{doing} of {topic} failed: the log does not exist; create it first")
     if isinstance(error, pulsar.ProducerFenced | pulsar.ProducerBusy):
-        return LogFenced(f"{doing} of {topic} failed: another writer took the log over at the same time ({error})")
+        return LogFenced(f"{doing} of {topic} failed: another writer took over the log at the same time ({error})")
     if isinstance(error, pulsar.MessageTooBig):
-        return EntryTooLarge(f"{doing} of {topic}: the broker takes no entry of this size; see pulsar.max_entry_bytes")
+        return EntryTooLarge(
+            f"{doing} of {topic}: the broker refuses an entry of this size; see pulsar.max_entry_bytes"
+        )
     return LogUnavailable(f"{doing} of {topic} failed: {error}")

@@ -1,4 +1,6 @@
-"""RocksMQ, the embedded log: segment files are the truth (checksummed, stamped records, one sync an acknowledgement), RocksDB an index.
+"""RocksMQ, the embedded log. Segment files are the truth (checksummed, stamped records, one sync per acknowledgement);
+RocksDB is an index.
 
-Begin with `channel_log.py`; `service.py` is the API of chapter 4, `stamp_clock.py` gives entries their time.
+Start with `channel_log.py`. `service.py` has the API of reference document 002, chapter 4; `stamp_clock.py` stamps
+entries.
 """

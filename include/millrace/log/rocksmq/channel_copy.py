@@ -1,8 +1,8 @@
-"""Copying a channel of the embedded log while it takes appends: which bytes of which files, and whether the copy is whole.
+"""Copies a channel of the embedded log while it takes appends, and verifies the copy.
 
-Segment files are append-only up to where they are durable, so the bytes before an acknowledged entry's end never change; what
-truncation gives up is overwritten later, so nobody may truncate meanwhile (millrace.node.retention.removal_lock), and a copy is never a hard
-link. A copy begins and ends at entries of its own choice: it is a channel that was truncated there, and that ends there.
+Segment files are append-only up to their durable end, so the bytes before an acknowledged entry's end never change.
+Truncation recycles files, so nothing may be truncated during a copy (millrace.node.retention.removal), and a copy is
+never a hard link. A copy begins and ends at chosen entries: it is a channel that was truncated there and ends there.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ class FilePrefix:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What a copy consists of."""
+    """The contents of a copy."""
 
     manifest: ChannelManifest
-    """Of the copy."""
+    """Manifest of the copy."""
     files: tuple[FilePrefix, ...]
 
 
 def plan_copy(directory: Path, *, begin: int | None, end: int) -> CopyPlan:
-    """The copy of the channel in `directory` with the entries from `begin` (None: from its beginning) up to before `end`.
+    """Plan a copy of the channel in `directory` with the entries from `begin` (None: its beginning) up to before `end`.
 
-    Everything before `end` was acknowledged. Raises PositionTruncated, LogCorrupted.
+    All entries before `end` must be acknowledged.
+    Raises PositionTruncated, LogCorrupted.
     """
     manifest = ChannelManifest.load(directory)
     first = manifest.begin if begin is None else begin
     if first < manifest.begin:
         raise PositionTruncated(
-            f"the log of {manifest.channel} begins at 0:{manifest.begin}, behind 0:{first}: nothing may be truncated"
-            " while it is copied",
+            f"the log of {manifest.channel} begins at 0:{manifest.begin}, after 0:{first}: nothing may be truncated"
+            " during a copy",
             earliest=(0, manifest.begin),
         )
     found = _openings(manifest, directory)
@@ -73,13 +74,16 @@ def plan_copy(directory: Path, *, begin: int | None, end: int) -> CopyPlan:
 
 
 def write_copy_manifest(directory: Path, copy: CopyPlan) -> Path:
-    """Write the copy's manifest into its folder, durably; its path."""
+    """Write the copy's manifest into its folder, durably; return its path."""
     copy.manifest.store(directory, OsDisk())
     return directory / "manifest"
 
 
 def verify_copy(directory: Path, copy: CopyPlan) -> None:
-    """Read the copy in `directory` and check each record. Raises LogCorrupted."""
+    """Read the copy in `directory` and check each record.
+
+    Raises LogCorrupted.
+    """
     for part in copy.files:
         path = directory / part.path.name
         salt, reached = copy.manifest.salt(int(part.path.stem)), 0
@@ -91,8 +95,9 @@ def verify_copy(directory: Path, copy: CopyPlan) -> None:
             os.close(fd)
         if reached != part.bytes:
             raise LogCorrupted(
-                f"the copy of {part.path} has no valid record at offset {reached}: the file is damaged, or was given up while"
-                " it was copied"
+                f"the copy of {part.path} has no valid record at offset {reached}: the file is damaged, or was"
+                " recycled during"
+                " the copy"
             )
 
 
@@ -108,13 +113,13 @@ def _openings(manifest: ChannelManifest, directory: Path) -> list[tuple[int, Pat
         if opening is None:
             if number != max(files):
                 raise LogCorrupted(f"{files[number]}: its opening is broken, although what follows was acknowledged")
-            break  # it is being made: nothing in it is acknowledged yet
+            break  # it is being created: it has no acknowledged entry yet
         found.append((number, files[number], opening))
     return found
 
 
 def _end(manifest: ChannelManifest, number: int, path: Path, end: int) -> int:
-    """The offset behind the record that ends before entry `end`."""
+    """Return the offset after the record that ends before entry `end`."""
     reached, last = 0, -1
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -1,10 +1,10 @@
-"""One channel's log over its segment files: appends, reads of what is durable, truncation, retention, verification.
+"""One channel's log over its segment files: append, read, truncate, enforce retention, verify.
 
-Nothing is visible to readers, nor indexed, before it is synced. A batch is framed outside the lock; the leader of a group
-(millrace.log.rocksmq.group_commit) gives it its ids and its place. Ids are ``max(last + 1, now_ms << 18)`` and then consecutive,
-so they never go back, whatever the clock does; an entry's append stamp is ``id >> 18``.
+Entries are neither readable nor indexed before they are synced. A batch is framed outside of the lock; the leader of
+a group (millrace.log.rocksmq.group_commit) assigns ids and position. Ids are ``max(last + 1, now_ms << 18)`` and then
+consecutive, so they never decrease, whatever the clock does. An entry's append stamp is ``id >> 18``.
 
-A reader holds a segment pinned while it copies from it: truncation hands a file on only once nobody reads it any more.
+A reader pins a segment while it copies from it: truncation recycles a file only when nobody reads it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CURSORS: Final = 64
 
 
 class ChannelLog:
-    """The open log of one channel; one object a process. Thread-safe."""
+    """The open log of one channel; one object per process. Thread-safe."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class ChannelLog:
         id_allocator: IdAllocator | None = None,
         read_only_guard: Callable[[], None] | None = None,
     ) -> None:
-        """Recover the channel in `directory`; with `look`, which is called at each step, it is only read, and left as it is.
+        """Recover the channel in `directory`.
 
+        With `read_only_guard`, which is called at each step, the channel is only read and its files stay unchanged.
         Raises LogCorrupted, UnsupportedVersion.
         """
         manifest = ChannelManifest.load(directory)
@@ -91,7 +92,7 @@ class ChannelLog:
             self._lock, name=self._channel, group_bytes=settings.group_bytes, commit=self._commit_group
         )
         self._closed = False
-        self._fd = -1  # of the active segment, the last one; -1: none, the next append makes one
+        self._fd = -1  # of the active segment, the last one; -1: none, the next append creates one
         self._pending: list[RecordPointer] = []
         self._indexing = True
         self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
@@ -100,9 +101,9 @@ class ChannelLog:
     # Appending
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> range:
-        """Append `values` as one atomic batch; the entry numbers they got, once all are durable.
+        """Append `values` as one atomic batch; return their entry numbers when all are durable.
 
-        Raises EntryTooLarge and InvalidArgument (nothing is appended), LogUnavailable (the batch may be in the log).
+        Raises EntryTooLarge and InvalidArgument (nothing was appended), LogUnavailable (ambiguous).
         """
         if len(values) == 0:
             return range(0)
@@ -111,7 +112,10 @@ class ChannelLog:
         return range(base, base + framed.count)
 
     def _first_id(self, count: int) -> int:
-        """The first of `count` entry numbers. Raises NotNumbered."""
+        """Return the first of `count` entry numbers.
+
+        Raises IdsUnavailable.
+        """
         if self._ids is None:
             return max(self._last + 1, self._now_ms() << LOGICAL_BITS)
         try:
@@ -123,13 +127,13 @@ class ChannelLog:
             raise IdsUnavailable(f"the id allocator failed ({error})") from error
         if begin <= self._last or end - begin != count:
             raise IdsUnavailable(
-                f"the id allocator gave the numbers {begin} to {end} for {count} entries behind {self._last}: it must begin"
-                " above what the folder holds"
+                f"the id allocator returned {begin} to {end} for {count} entries after {self._last}: its ids must begin"
+                " above those in the folder"
             )
         return begin
 
     def _commit_group(self, group: list[PendingAppend]) -> None:
-        """Give the group its ids and its place, write and sync it, show it. The lock is free while the disk works."""
+        """Assign ids and position to the group, write, sync and publish it. The lock is free during disk I/O."""
         size = sum(append.framed.size for append in group)
         previous = self._segments[-1] if self._segments else None
         rolls = self._fd < 0 or previous is None or previous.end + size > self._settings.segment_bytes
@@ -195,7 +199,7 @@ class ChannelLog:
         self._next_number = segment.number + 1
 
     def _retire(self) -> None:
-        """The active segment takes no more: readers find its records through the pointer index from now on."""
+        """Close the active segment. Readers find its records through the pointer index from now on."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -219,7 +223,9 @@ class ChannelLog:
             self._flush_pointers()
 
     def _flush_pointers(self) -> None:
-        """Hand gathered pointers to RocksDB. If it takes no more, readers walk, and the next open rebuilds it."""
+        """Write collected pointers to RocksDB. If that fails, readers scan segments and the next open rebuilds the
+        index.
+        """
         pending, self._pending = self._pending, []
         if pending and self._indexing:
             try:
@@ -232,16 +238,19 @@ class ChannelLog:
     # Reading
 
     def read(self, position: LogId, *, end: LogId | None, max_bytes: int, timeout: float) -> LogEntries:
-        """See :meth:`millrace.log.protocol.Log.read`. Raises LogCorrupted where a stored record does not verify."""
+        """See :meth:`millrace.log.protocol.Log.read`.
+
+        Raises LogCorrupted if a stored record fails verification.
+        """
         limit = None if end is None else _entry(end)
         run = self._read_segment(_entry(position), limit, max_bytes, timeout)
         batches, size = [run.batch], run.bytes
-        # A short run at a file's end (each restart begins a file) is filled up from the next: that copies little.
+        # A short run at a file's end (each restart begins a file) is extended from the next file: that copies little.
         while batches[0].num_rows and size < max_bytes // 4 and run.following <= self._last:
             try:
                 more = self._read_segment(run.following, limit, max_bytes - size, 0.0)
             except (LogCorrupted, PositionTruncated, LogUnavailable):
-                break  # whoever asks for it is told
+                break  # the read that starts there reports it
             if not more.batch.num_rows or size + more.bytes > max_bytes:
                 break
             run = more
@@ -251,7 +260,7 @@ class ChannelLog:
         return LogEntries(batch, LogId(0, run.following))
 
     def _read_segment(self, start: int, limit: int | None, max_bytes: int, timeout: float) -> SegmentRun:
-        """What `read` promises, but never across the end of a file."""
+        """Read as `read`, but not across the end of a file."""
         deadline = Deadline.after(timeout)
         with self._lock:
             self._check_readable(start)
@@ -281,7 +290,7 @@ class ChannelLog:
         finally:
             with self._lock:
                 self._unpin(segment)
-        if run.offset is not None:  # a tailing reader finds the next record there, even one that is not written yet
+        if run.offset is not None:  # a tailing reader continues there, even before the next record is written
             with self._lock:
                 self._cursors[run.following] = (segment, run.offset)
                 if len(self._cursors) > _CURSORS:
@@ -297,7 +306,9 @@ class ChannelLog:
             )
 
     def _stop(self, segment: Segment, limit: int | None) -> int:
-        """Where reading ends at the latest: the durable end, or the first indexed record of the active segment >= `limit`."""
+        """Return the latest offset to read to: the durable end, or the first indexed record of the active segment >=
+        `limit`.
+        """
         if limit is not None:
             at = bisect_left(segment.bases, limit)
             if at < len(segment.bases):
@@ -305,7 +316,9 @@ class ChannelLog:
         return segment.end
 
     def _place(self, segment: Segment, entry: int) -> tuple[int | None, int]:
-        """The offset of the record of `entry` where a reader just came from there; else one to walk from (-1: unknown)."""
+        """Return the offset of the record of `entry` if a reader just stopped there; otherwise one to scan from (-1:
+        unknown).
+        """
         cursor = self._cursors.pop(entry, None)
         if cursor is not None and cursor[0] is segment:
             return cursor[1], 0
@@ -313,7 +326,7 @@ class ChannelLog:
         return None, segment.offsets[at] if at >= 0 else -1
 
     def _locate(self, fd: int, segment: Segment, entry: int, hint: int) -> int:
-        """Offset of the record that holds the first entry >= `entry`."""
+        """Return the offset of the record that holds the first entry >= `entry`."""
         if hint < 0:
             hint = self._pointer(segment, entry)
         reached = hint
@@ -328,7 +341,7 @@ class ChannelLog:
     def _pointer(self, segment: Segment, entry: int) -> int:
         try:
             pointer = self._index.at_or_before(self._channel, entry)
-        except Exception:  # an index that fails costs a longer walk, never an answer
+        except Exception:  # a failing index costs a longer scan, never a result
             return 0
         return pointer.offset if pointer is not None and pointer.salt == segment.salt else 0
 
@@ -337,10 +350,13 @@ class ChannelLog:
         if segment.dropped and not segment.pins:
             self._files.recycle(segment.number)
 
-    # Giving up, checking, closing
+    # Truncation, verification, closing
 
     def truncate(self, position: LogId) -> int:
-        """Give up everything before `position`; bytes of the files that went. Raises InvalidArgument beyond the end."""
+        """Discard everything before `position`; return the bytes of freed files.
+
+        Raises InvalidArgument beyond the end.
+        """
         entry = _entry(position)
         with self._truncating:
             with self._lock:
@@ -351,10 +367,11 @@ class ChannelLog:
                     return 0
                 kept = bisect_left(self._segments, entry, key=lambda candidate: candidate.last)
                 if kept == len(self._segments) and self._fd >= 0:
-                    kept -= 1  # the active segment stays; it is given up once it is closed
+                    kept -= 1  # the active segment stays until it is closed
                 first = self._segments[kept].number if kept < len(self._segments) else self._next_number
                 manifest = replace(self._manifest, begin=entry, floor=self._last, first_segment=first)
-            # The beginning is durable before any file behind it goes: a crash in between leaves files too many, not too few.
+            # The new beginning must be durable before any file goes: a crash in between then leaves extra
+            # files, not too few.
             with unavailable_on_failure(f"truncating {self._channel!r}"):
                 manifest.store(self._directory, self._disk)
             with self._lock:
@@ -373,16 +390,17 @@ class ChannelLog:
     def _mirror_begin(self, begin: int, drop_below: int) -> None:
         try:
             self._index.set_begin(self._channel, begin, drop_below=drop_below)
-        except Exception:  # the manifest has it; pointers of files that are gone count for nothing
+        except Exception:  # the manifest has it; pointers into removed files are ignored
             with self._lock:
                 self._indexing = False
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
     ) -> int:
-        """Give up whole files above the retention, never past `allowed` (what the checkpoint needs no more); bytes freed.
+        """Discard whole files beyond the retention, never past `allowed` (the checkpoint's position); return the bytes
+        freed.
 
-        `retention_bytes` and `retention_ms` stand in for the settings of these names.
+        `retention_bytes` and `retention_ms` override the settings of these names.
         """
         settings = self._settings
         most = settings.retention_bytes if retention_bytes is None else retention_bytes
@@ -408,7 +426,7 @@ class ChannelLog:
             return LogDescription(LogId(0, self._manifest.begin), LogId(0, self._last + 1), kept)
 
     def verify(self) -> VerifyReport:
-        """Read everything and check each checksum."""
+        """Read everything and verify each checksum."""
         records = entries = size = 0
         first_bad: LogId | None = None
         detail = "every checksum holds"
@@ -442,7 +460,10 @@ class ChannelLog:
                     self._unpin(segment)
 
     def reopen(self) -> None:
-        """Take appends again after a failed write: what was never acknowledged is cut. Raises LogUnavailable."""
+        """Accept appends again after a failed write. Unacknowledged bytes are cut.
+
+        Raises LogUnavailable.
+        """
         with self._lock:
             self._check_open()
             if self._commit.failure is None:
@@ -457,7 +478,7 @@ class ChannelLog:
             self._commit.resume()
 
     def close(self) -> None:
-        """Finish the append under way, wake readers, trim the active file. Idempotent."""
+        """Finish the append in progress, wake readers, trim the active file. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -489,5 +510,5 @@ def _opened(path: Path) -> Iterator[int]:
 def _entry(position: LogId) -> int:
     ledger, entry = position
     if ledger != 0 or not 0 <= entry < 1 << 63:
-        raise InvalidArgument(f"{ledger}:{entry} is no position of this log: its ledger is 0")
+        raise InvalidArgument(f"{ledger}:{entry} is not a position of this log: its ledger is 0")
     return entry

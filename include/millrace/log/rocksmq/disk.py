@@ -1,7 +1,8 @@
-"""The few calls by which the log touches its medium: a seam, so that tests can make a write or a sync fail.
+"""The system calls by which the log uses its medium, as an interface, so that tests can make a write or a sync fail.
 
-Promises of :class:`Disk`: `write` has handed over every byte when it returns; `sync` returns only when the file's data is
-on the medium; `sync_directory` the same for names. Each raises OSError otherwise, and the caller must then assume nothing.
+Promises of :class:`Disk`: `write` has written every byte when it returns; `sync` returns only when the file's data is
+on the medium; `sync_directory` the same for names. Each raises OSError otherwise, and the caller must then assume
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MAX_VECTORS: Final = 1024
 
 
 class Buffer(Protocol):
-    """Anything that exposes contiguous bytes."""
+    """An object that exposes contiguous bytes."""
 
     def __len__(self) -> int: ...
 
@@ -28,7 +29,7 @@ class Buffer(Protocol):
 
 @contextmanager
 def unavailable_on_failure(doing: str) -> Iterator[None]:
-    """Turn an error of the file system into LogUnavailable."""
+    """Convert a file system error to LogUnavailable."""
     try:
         yield
     except OSError as error:
@@ -36,22 +37,22 @@ def unavailable_on_failure(doing: str) -> Iterator[None]:
 
 
 class Disk(Protocol):
-    """What the log needs of a file system."""
+    """The file system operations that the log needs."""
 
     def write(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
-        """Write `buffers`, back to back, at `offset`."""
+        """Write `buffers` contiguously at `offset`."""
         ...
 
     def sync(self, fd: int) -> None:
-        """fdatasync: the data, and what is needed to find it again."""
+        """Sync the data, and the metadata needed to read it back (fdatasync)."""
         ...
 
     def allocate(self, fd: int, size: int) -> None:
-        """Reserve `size` bytes, so that a full disk shows before an append and not in it."""
+        """Reserve `size` bytes, so that a full disk shows before an append and not during it."""
         ...
 
     def sync_directory(self, path: Path) -> None:
-        """Make the creations, renames and removals in `path` durable."""
+        """Make creations, renames and removals in `path` durable."""
         ...
 
 

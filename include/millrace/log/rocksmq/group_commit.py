@@ -1,8 +1,9 @@
 """Group commit: appends of several threads become one write and one sync.
 
-Whoever finds nobody writing becomes the leader, takes what has gathered and commits it; the others wait for their batch,
-and one of them leads the next group. Alone, an append waits for nobody. An error that leaves the medium in an unknown
-state stops the log for appends (fail-stop) until it is reopened: a failed sync is never retried as if it were fine.
+A thread that finds no leader becomes the leader, takes the queued appends and commits them. The others wait for their
+batch, and one of them leads the next group. A single append never waits for others. An error that leaves the medium
+in an unknown state stops appends (fail-stop) until the log is reopened: a failed sync is never retried as if it had
+succeeded.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from millrace.log.rocksmq.record import FramedBatch
 
 
 class DiskFull(OSError):
-    """The disk is full, and nothing was written: the log stays as it was."""
+    """The disk is full. Nothing was written, and the log is unchanged."""
 
 
 class IdsUnavailable(Exception):
-    """There are no ids for a group, and nothing was written: the log stays as it was."""
+    """No ids are available for a group. Nothing was written, and the log is unchanged."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """A framed batch on its way; ``base`` is its first id once it is ``done`` without an ``error``."""
+    """A framed batch in the queue. ``base`` is its first id once it is ``done`` without an ``error``."""
 
     framed: FramedBatch
     base: int = -1
@@ -36,8 +37,8 @@ class PendingAppend:
 class GroupCommit:
     """The queue of one log's appends.
 
-    `commit(group)` is called with `lock` held by the leader, may free it in between, and returns once every append of the
-    group is durable and published; it raises otherwise.
+    `commit(group)` is called by the leader with `lock` held and may release it temporarily. It returns when every
+    append of the group is durable and published, and raises otherwise.
     """
 
     def __init__(
@@ -55,11 +56,14 @@ class GroupCommit:
 
     @property
     def failure(self) -> BaseException | None:
-        """What stopped the log."""
+        """The error that stopped the log."""
         return self._failure
 
     def append(self, framed: FramedBatch) -> int:
-        """Commit a batch; its first id, once it is durable. Raises LogUnavailable."""
+        """Commit a batch; return its first id when it is durable.
+
+        Raises LogUnavailable.
+        """
         mine = PendingAppend(framed)
         with self._lock:
             self._check()
@@ -74,11 +78,11 @@ class GroupCommit:
         return mine.base
 
     def resume(self) -> None:
-        """Take appends again after a failure was repaired. Called with the lock held."""
+        """Accept appends again after a repaired failure. Called with the lock held."""
         self._failure = None
 
     def close(self) -> None:
-        """Refuse appends from now on and wait for the one under way. Called with the lock held."""
+        """Refuse new appends and wait for the one in progress. Called with the lock held."""
         self._closed = True
         while self._leading:
             self._written.wait()

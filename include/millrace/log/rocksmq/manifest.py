@@ -1,8 +1,8 @@
-"""What must survive besides the segment files, small and synced: a channel's manifest and a group's positions.
+"""Small synced files beside the segments: a channel's manifest and consumer groups' positions.
 
-The manifest (one file a channel, replaced atomically) holds where the channel begins and the floor of its ids; it is
-durable before any file behind it is recycled. A group's position (one file a group and channel) has two slots that are
-written in turn, so that a torn write leaves the former position. RocksDB mirrors both and owns neither.
+The manifest (one file per channel, replaced atomically) holds where the channel begins and the floor of its ids. It
+is durable before any earlier file is recycled. A group's position (one file per group and channel) has two slots,
+written alternately, so that a torn write leaves the previous position. RocksDB mirrors both and owns neither.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ _MAX_NAME_BYTES: Final = 80
 
 
 def encode_file_name(name: str) -> str:
-    """A channel's or group's name as a file name. Raises InvalidArgument where it is none."""
+    """Return a channel's or group's name as a file name.
+
+    Raises InvalidArgument for an invalid name.
+    """
     encoded = name.encode("utf-8", "replace")
     if not name or "/" in name or "\0" in name or len(encoded) > _MAX_NAME_BYTES:
         raise InvalidArgument(
             f"{name!r} is no channel or group name: 1 to {_MAX_NAME_BYTES} bytes of UTF-8 without '/'"
         )
-    # "~" stands before every name, so that "." and ".." are names like others.
+    # The prefix "~" makes "." and ".." ordinary names.
     return "~" + quote(name, safe="")
 
 
@@ -42,7 +45,9 @@ def decode_file_name(file: str) -> str:
 
 
 def write_checksummed(path: Path, text: bytes, disk: Disk, *, durable: bool = True) -> None:
-    """Replace a small file by one line and its checksum, whole; unless `durable` only for as long as the machine runs."""
+    """Replace a small file atomically with one line and its checksum; unless `durable`, it need not survive a power
+    loss.
+    """
     draft = path.with_name(f"{path.name}.new")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
@@ -57,7 +62,10 @@ def write_checksummed(path: Path, text: bytes, disk: Disk, *, durable: bool = Tr
 
 
 def read_checksummed(path: Path) -> bytes:
-    """The line that :func:`write_checksummed` wrote. Raises FileNotFoundError, LogCorrupted."""
+    """Return the line that :func:`write_checksummed` wrote.
+
+    Raises FileNotFoundError, LogCorrupted.
+    """
     text, _, crc = path.read_bytes().partition(b"\n")
     if crc.strip() != b"%08x" % crc32c(text):
         raise LogCorrupted(f"{path} fails its checksum: restore it")
@@ -66,11 +74,11 @@ def read_checksummed(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ChannelManifest:
-    """A channel's fixed facts and its beginning.
+    """A channel's constants and its beginning.
 
-    ``incarnation`` tells a channel from a former one of the same name; ``begin`` is the first id that can be read (0:
-    never truncated); ``floor`` the last id that was given when this was written (-1: none); ``first_segment`` the
-    number of the oldest segment file that is kept.
+    ``incarnation`` distinguishes a channel from a former one of the same name. ``begin`` is the first readable id (0:
+    never truncated). ``floor`` is the last id allocated when the manifest was written (-1: none). ``first_segment``
+    is the number of the oldest retained segment file.
     """
 
     channel: str
@@ -80,11 +88,13 @@ class ChannelManifest:
     first_segment: int
 
     def salt(self, segment: int) -> int:
-        """The salt of a segment's records."""
+        """Return the salt of a segment's records."""
         return (self.incarnation << 32) | segment
 
     def store(self, directory: Path, disk: Disk) -> None:
-        """Replace the manifest in `directory`, durably; on a full disk in the room that :func:`keep_reserve` kept."""
+        """Replace the manifest in `directory`, durably. On a full disk it uses the room that :func:`keep_reserve`
+        reserved.
+        """
         try:
             self._store(directory, disk)
         except OSError as error:
@@ -98,7 +108,10 @@ class ChannelManifest:
 
     @classmethod
     def load(cls, directory: Path) -> ChannelManifest:
-        """The manifest in `directory`. Raises FileNotFoundError, LogCorrupted, UnsupportedVersion."""
+        """Read the manifest in `directory`.
+
+        Raises FileNotFoundError, LogCorrupted, UnsupportedVersion.
+        """
         fields = json.loads(read_checksummed(directory / "manifest"))
         version = fields.pop("version")
         if version != _VERSION:
@@ -112,7 +125,7 @@ _RESERVE_BYTES: Final = 16 << 10
 
 
 def keep_reserve(directory: Path) -> None:
-    """Set a little room aside, so that a full disk can still be truncated; where there is none now, nothing happens."""
+    """Reserve a little disk space, so that a log on a full disk can still be truncated. No effect if there is none."""
     path = directory / _RESERVE
     if path.exists():
         return
@@ -124,7 +137,7 @@ def keep_reserve(directory: Path) -> None:
 
 
 def _give_up_reserve(directory: Path) -> bool:
-    """Whether there was a reserve; its room is free now."""
+    """Free the reserve; return whether there was one."""
     try:
         (directory / _RESERVE).unlink()
     except FileNotFoundError:
@@ -137,7 +150,7 @@ _SLOT_STRIDE: Final = 512
 
 
 class PositionFile:
-    """A consumer group's position in one channel: one write and one fdatasync a change."""
+    """A consumer group's position in one channel: one write and one fdatasync per change."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
@@ -146,7 +159,7 @@ class PositionFile:
 
     @property
     def position(self) -> int | None:
-        """The id it stands at; None where it never was set."""
+        """The current id; None if it was never set."""
         return self._position
 
     def store(self, position: int) -> None:

@@ -1,14 +1,14 @@
-"""The pointer index: one RocksDB a data folder, with chapter 4's keys.
+"""The pointer index: one RocksDB per data folder, with chapter 4's keys.
 
-    <channel>/<20-digit id>            one key a record (batch): salt, offset, bytes and count of the record
+    <channel>/<20-digit id>            one key per record (batch): salt, offset, bytes and count of the record
     <channel>/begin_id                 mirrors the manifest
-    <channel>/end_id                   how far the pointers go, and the channel's incarnation
+    <channel>/end_id                   end of the indexed ids, and the channel's incarnation
     <group>/<channel>/current_id       mirrors the group's position file
 
-It holds no truth: nothing here is synced, all of it is rebuilt from segment files and manifests. What it holds it holds in
-log order (RocksDB recovers a prefix of its writes), and a pointer is put only after its record was synced: so ``end_id``
-is a proof of what was acknowledged. Ids are zero-padded, so that keys sort as ids do. RocksDB's LOCK keeps the data
-folder to one process.
+The index holds no truth: nothing in it is synced, and all of it is rebuilt from segment files and manifests. Its
+contents are in log order (RocksDB recovers a prefix of its writes), and a pointer is written only after its record
+was synced. So ``end_id`` proves what was acknowledged. Ids are zero-padded, so that keys sort as ids do. RocksDB's
+LOCK limits the data folder to one process.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _T = TypeVar("_T")
 
 
 class IndexDamaged(Exception):
-    """What RocksDB says when a block does not verify, which it looks at only when it is read."""
+    """RocksDB found a block that fails verification, which it checks only when it reads the block."""
 
 
 class RecordPointer(NamedTuple):
-    """Where a record stands."""
+    """Location of a record."""
 
     base: int
     salt: int
@@ -54,28 +54,33 @@ class PointerIndex:
     """The RocksDB of one data folder. Thread-safe."""
 
     def __init__(self, path: Path, *, lock_wait: float = 5.0) -> None:
-        """Open or make it. A lock that a killed process still holds is waited for; raises LogBusy after `lock_wait` s."""
+        """Open or create the index. Waits up to `lock_wait` seconds for the lock, which a killed process may
+        still hold.
+
+        Raises LogBusy.
+        """
         self._path = path
         self._db = _open(path, lock_wait)
 
     def close(self) -> None:
-        """Close it. What it could not write is no loss, so that it says so in the process's log and raises nothing."""
+        """Close the index. A failed write is logged only, since the index can be rebuilt."""
         try:
             self._db.close()
         except Exception as error:
-            _log.warning("the pointer index at %s did not close cleanly; it is made anew: %s", self._path, error)
+            _log.warning("the pointer index at %s did not close cleanly and will be rebuilt: %s", self._path, error)
 
     def recreate(self) -> None:
-        """Make it anew, empty: for an opening that met damage in it. Channels that are open already walk where a pointer is
-        missing, until they are opened again."""
-        _log.warning("the pointer index at %s is damaged: it is made anew from the segment files", self._path)
+        """Recreate the index, empty, after an open found damage. Open channels scan segments until they are
+        reopened.
+        """
+        _log.warning("the pointer index at %s is damaged: rebuilding it from the segment files", self._path)
         with suppress(Exception):
             self._db.close()
         shutil.rmtree(self._path, ignore_errors=True)
         self._db = _open(self._path, 0.0)
 
     def put(self, channel: str, incarnation: int, pointers: Iterable[RecordPointer], end: int) -> None:
-        """Add `pointers`, and that all records with ids below `end` are indexed."""
+        """Add `pointers`, and record that all ids below `end` are indexed."""
         batch = WriteBatch(raw_mode=True)
         prefix = channel.encode() + b"/"
         for base, salt, offset, size, entries in pointers:
@@ -84,7 +89,10 @@ class PointerIndex:
         self._db.write(batch)
 
     def end(self, channel: str, incarnation: int) -> int:
-        """How far the pointers go (an id); 0 where nothing is known of this incarnation of the channel. Raises IndexDamaged."""
+        """Return the end of the indexed ids; 0 if this incarnation of the channel is unknown.
+
+        Raises IndexDamaged.
+        """
         value = self._read(lambda: self._db.get(channel.encode() + b"/end_id"))
         if value is None or len(value) != _END.size:
             return 0
@@ -92,14 +100,17 @@ class PointerIndex:
         return int(end) if of == incarnation else 0
 
     def at_or_before(self, channel: str, entry: int) -> RecordPointer | None:
-        """The last pointer with a base <= `entry`. Raises IndexDamaged."""
+        """Return the last pointer with a base <= `entry`.
+
+        Raises IndexDamaged.
+        """
         return self._read(lambda: self._at_or_before(channel, entry))
 
     def _read(self, look: Callable[[], _T]) -> _T:
         try:
             return look()
         except Exception as error:
-            raise IndexDamaged(f"the pointer index at {self._path} does not read: {error}") from error
+            raise IndexDamaged(f"cannot read the pointer index at {self._path}: {error}") from error
 
     def _at_or_before(self, channel: str, entry: int) -> RecordPointer | None:
         prefix = channel.encode() + b"/"
@@ -110,20 +121,20 @@ class PointerIndex:
             if not key.startswith(prefix):
                 return None
             digits, value = key[len(prefix) :], cursor.value()
-            # A group of the channel's name has longer keys under the same prefix: step over them.
+            # A group with the channel's name has longer keys under the same prefix: skip them.
             if len(digits) == _DIGITS and digits.isdigit() and len(value) == _POINTER.size:
                 return RecordPointer(int(digits), *_POINTER.unpack(value))
             cursor.prev()
         return None
 
     def set_begin(self, channel: str, begin: int, *, drop_below: int) -> None:
-        """Mirror a truncation and forget the pointers with ids below `drop_below`."""
+        """Mirror a truncation, and remove the pointers with ids below `drop_below`."""
         prefix = channel.encode() + b"/"
         self._drop_pointers(channel, 0, drop_below)
         self._db.put(prefix + b"begin_id", b"%020d" % begin)
 
     def drop_channel(self, channel: str) -> None:
-        """Forget everything of a channel but groups' positions."""
+        """Remove everything of a channel except group positions."""
         self._drop_pointers(channel, 0, (1 << 64) - 1)
         for name in (b"begin_id", b"end_id"):
             self._db.delete(channel.encode() + b"/" + name)
@@ -137,7 +148,7 @@ class PointerIndex:
             else:
                 self._db.put(key, b"%020d" % entry)
         except Exception as error:  # the position file has it
-            _log.warning("the pointer index at %s takes no positions: %s", self._path, error)
+            _log.warning("the pointer index at %s cannot store a position: %s", self._path, error)
 
     def _drop_pointers(self, channel: str, start: int, stop: int) -> None:
         prefix = channel.encode() + b"/"
@@ -153,7 +164,7 @@ class PointerIndex:
 
 
 class ReadOnlyPointerIndex(PointerIndex):
-    """The index as it lies there, for who looks: nothing is written, and one that does not open knows nothing."""
+    """The index as it is on disk, for reading only. If it does not open, it is treated as empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -162,7 +173,7 @@ class ReadOnlyPointerIndex(PointerIndex):
             try:
                 self._db = Rdict(str(path), options=Options(raw_mode=True), access_type=AccessType.read_only(False))
             except Exception as error:
-                _log.info("the pointer index at %s does not open: %s", path, error)
+                _log.info("cannot open the pointer index at %s: %s", path, error)
 
     def close(self) -> None:
         if self._db is not None:
@@ -207,7 +218,7 @@ def _open(path: Path, lock_wait: float) -> Any:
                         f"another process holds the log at {path.parent}: use it through its server"
                     ) from error
             elif rebuilt or text.startswith("IO error: No space"):
-                raise LogUnavailable(f"the pointer index at {path} does not open: {text}") from error
-            else:  # damaged: it holds no truth, so it is made anew from the segment files
+                raise LogUnavailable(f"cannot open the pointer index at {path}: {text}") from error
+            else:  # damaged: it holds no truth and is rebuilt from the segment files
                 shutil.rmtree(path, ignore_errors=True)
                 rebuilt = True

@@ -1,8 +1,9 @@
-"""The embedded log to look at where no server has it: files are read as they are, and nothing is made, cut or moved.
+"""Read-only access to the embedded log while no server has it. Files are read as they are; nothing is created, cut or
+moved.
 
-Who looks holds the folder against whoever would open it to write (RocksDB's lock, shared with others who look) and gives way at its
-next step once a server wants it: LogUnavailable, ask again, through that server. A torn write at the end, which opening would cut,
-is passed over. The pointer index is read too: it proves what was acknowledged.
+A reader holds RocksDB's lock in shared mode, which keeps writers out. It yields at its next step when a server wants
+the folder: it raises LogUnavailable, and the caller retries through that server. A torn write at the end, which a
+normal open would cut, is skipped. The pointer index is read too, since it proves what was acknowledged.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from millrace.message.log_entries import VerifyReport
 from millrace.rpc.discovery import LOCK_FILE
 
 _SHARED: Final = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-_GONE: Final = "a log server has these files, or this look at them was closed: ask again, and the server will answer"
+_GONE: Final = "a log server has these files now, or this reader was closed: ask again, and the server will answer"
 
 
 def _refuse() -> NoReturn:
-    raise LogUnavailable("this log was opened to look at it: write through its server")
+    raise LogUnavailable("this log is open for reading only: write through its server")
 
 
 class ReadOnlyLog(LogHandle[ChannelLog]):
-    """A handle on one channel that reads and writes nothing."""
+    """A read-only handle on one channel."""
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> NoReturn:
         _refuse()
@@ -47,15 +48,18 @@ class ReadOnlyLog(LogHandle[ChannelLog]):
         _refuse()
 
     def verify(self) -> VerifyReport:
-        """Scan every checksum of the channel."""
+        """Verify every checksum of the channel."""
         return self._open().verify()
 
 
 class ReadOnlyRocksMQ(Closeable):
-    """The logs of one data folder (the LogService protocol), for reading alone. Thread-safe."""
+    """The logs of one data folder (the LogService protocol), read-only. Thread-safe."""
 
     def __init__(self, folder: Path, *, server_folder: Path) -> None:
-        """`server_folder` is the one whose server would have it. Raises LogBusy where a process has it."""
+        """`server_folder`: the folder whose server would have the log.
+
+        Raises LogBusy if a process has it.
+        """
         self._path = folder
         self._server_lock = server_folder / LOCK_FILE
         self._lock = threading.Lock()
@@ -67,17 +71,20 @@ class ReadOnlyRocksMQ(Closeable):
             self._descriptor = os.open(folder / "index" / "LOCK", os.O_RDONLY)
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _SHARED)
         except FileNotFoundError:
-            pass  # nobody ever wrote here
+            pass  # the log was never written
         except OSError as error:
             self.close()
-            raise LogBusy(f"another process has the log at {folder}: ask its server") from error
+            raise LogBusy(f"another process has the log at {folder}: use its server") from error
 
     def names(self) -> list[str]:
         """See :meth:`millrace.log.protocol.LogService.names`."""
         return self._listed(self._path / "channels")
 
     def open(self, pchannel: str) -> ReadOnlyLog:
-        """A handle on an existing log. Raises ChannelNotFound, LogCorrupted."""
+        """Return a handle on an existing log.
+
+        Raises ChannelNotFound, LogCorrupted.
+        """
         self._give_way()
         directory = self._directory(pchannel)
         with self._lock:
@@ -141,11 +148,11 @@ class ReadOnlyRocksMQ(Closeable):
     def _directory(self, pchannel: str) -> Path:
         directory = self._path / "channels" / encode_file_name(pchannel)
         if not directory.is_dir():
-            raise ChannelNotFound(f"there is no channel {pchannel!r}: create it first")
+            raise ChannelNotFound(f"channel {pchannel!r} does not exist: create it first")
         return directory
 
     def _give_way(self) -> None:
-        """Raises LogUnavailable once a server holds its own lock, and waits for ours, which it has from then on."""
+        """Raise LogUnavailable, and release the lock, once a server waits for it."""
         if self._gone:
             raise LogUnavailable(_GONE)
         try:

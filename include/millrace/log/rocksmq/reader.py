@@ -1,7 +1,7 @@
-"""From bytes of a segment file to a run of entries: one read, checksums verified, values in one buffer.
+"""Reads a run of entries from a segment file: one read, verified checksums, all values in one buffer.
 
-A run of one record is handed out without a copy: the Arrow array's data is the buffer that was read into. Several records
-are moved together over their headers, since an Arrow array has no gaps. No entry costs Python of its own.
+A run of one record is returned without a copy: the Arrow array uses the buffer that was read into. Several records
+are moved over their headers, since an Arrow array has no gaps. No Python code runs per entry.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, ENTRY_SCHEMA
 
 _SLACK: Final = 64 << 10
 _MOVE_FROM: Final = 16 << 10
-"""Mean size of a record's values from which they are moved in place; smaller ones are joined into new memory."""
+"""Mean size of a record's values from which they are moved in place; smaller ones are copied into new memory."""
 
 
 class SegmentRun(NamedTuple):
-    """Entries of one segment, the id behind the last one, the offset of its record's successor (None: cut inside), and what
-    they count where a read is bounded (millrace.log.protocol.weight)."""
+    """Entries of one segment.
+
+    `following`: the id after the last entry. `offset`: offset of the next record (None: the run ends inside a
+    record). `bytes`: size as a bounded read counts it (millrace.log.protocol.weight).
+    """
 
     batch: pa.RecordBatch
     following: int
@@ -40,12 +43,12 @@ class _Placed(NamedTuple):
 
 
 def empty_batch() -> pa.RecordBatch:
-    """A run of no entries."""
+    """Return a run without entries."""
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ENTRY_SCHEMA], schema=ENTRY_SCHEMA)
 
 
 def entry_batch(ids: np.ndarray[Any, np.dtype[np.int64]], values: pa.LargeBinaryArray) -> pa.RecordBatch:
-    """Entries (ENTRY_SCHEMA) from their numbers and values."""
+    """Return entries (ENTRY_SCHEMA) from their numbers and values."""
     return pa.RecordBatch.from_arrays(
         [pa.array(np.zeros(len(ids), dtype=np.int64)), pa.array(ids), pa.array(ids >> LOGICAL_BITS), values],
         schema=ENTRY_SCHEMA,
@@ -53,7 +56,9 @@ def entry_batch(ids: np.ndarray[Any, np.dtype[np.int64]], values: pa.LargeBinary
 
 
 class SegmentRange(NamedTuple):
-    """Where to read: a segment file (its name is for errors), its salt, from a record's offset to an offset behind one."""
+    """A range of a segment file (its name is for errors) with its salt: from a record's offset to an offset after a
+    record.
+    """
 
     name: str
     salt: int
@@ -62,9 +67,10 @@ class SegmentRange(NamedTuple):
 
 
 def read_run(fd: int, place: SegmentRange, *, position: int, limit: int | None, max_bytes: int) -> SegmentRun:
-    """Entries from `position` on (which stands in the first record of `place`, or before it), below `limit`.
+    """Read entries from `position` on, which is in the first record of `place` or before it, below `limit`.
 
-    At most about `max_bytes`, but at least one entry. Raises LogCorrupted where a record is not whole.
+    Reads about `max_bytes`, but at least one entry.
+    Raises LogCorrupted if a record is incomplete.
     """
     name, salt, offset, end = place
     buffer = _load(fd, offset, min(end - offset, max(max_bytes, 0) + _SLACK))
@@ -137,7 +143,7 @@ def _assemble(
     stop = total
     if limit is not None and limit <= last.last:
         stop = total - (last.last + 1 - max(limit, last.base))
-    if len(records) == 1:  # a record larger than asked for is cut between entries, behind one at least
+    if len(records) == 1:  # a record larger than requested is cut between entries, after at least one
         stop = min(stop, stop_within_bytes(offsets, first, max_bytes))
     ids = ids[first:stop]
     values = pa.LargeBinaryArray.from_buffers(
@@ -151,7 +157,9 @@ def _assemble(
 
 
 def stop_within_bytes(offsets: np.ndarray[Any, np.dtype[np.int64]], first: int, max_bytes: int) -> int:
-    """Behind which entry a read from entry `first` on ends, for entries that begin at `offsets`; behind one at least."""
+    """Return the index after which a read from entry `first` ends, for entries that begin at `offsets`. At least one is
+    read.
+    """
     counted = offsets + ENTRY_OVERHEAD_BYTES * np.arange(len(offsets))
     return max(int(np.searchsorted(counted, int(counted[first]) + max_bytes, side="right")) - 1, first + 1)
 
@@ -161,7 +169,7 @@ def _weight(header: RecordHeader) -> int:
 
 
 def _values(buffer: pa.Buffer, records: list[_Placed]) -> tuple[np.ndarray[Any, np.dtype[np.uint32]], pa.Buffer]:
-    """Lengths of all entries, and their values back to back."""
+    """Return the lengths of all entries, and their values in one buffer."""
     if len(records) == 1:
         at, header = records[0]
         start = at + HEADER_BYTES
@@ -175,7 +183,7 @@ def _values(buffer: pa.Buffer, records: list[_Placed]) -> tuple[np.ndarray[Any, 
     bodies = [(at + HEADER_BYTES + LENGTH_BYTES * h.entries, h.body) for at, h in records]
     if sum(body for _, body in bodies) < _MOVE_FROM * len(bodies):
         return lengths, pa.py_buffer(b"".join([view[start : start + body] for start, body in bodies]))
-    # The buffer is ours and nobody has seen it yet: close the gaps where it lies.
+    # The buffer is not shared yet: close the gaps in place.
     to = bodies[0][0]
     target = to
     for start, body in bodies:

@@ -1,7 +1,7 @@
-"""The newest durable batches of a channel, as they were appended: who follows the log closely reads these.
+"""The newest durable batches of a channel, in memory as they were appended, for readers that follow the log closely.
 
-They are in memory for the append's own sake, were framed and synced a moment ago, and need neither a read nor another checksum.
-What was not appended as an Arrow array is not kept; a reader behind the kept ones reads the files.
+They were framed and synced a moment ago, so they need neither a read nor another checksum. Batches that were not
+appended as Arrow arrays are not cached; a reader before the cached ones reads the files.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from millrace.log.rocksmq.reader import SegmentRun, empty_batch, entry_batch, st
 from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, weight
 
 _OVERHEAD: Final = 4 << 10
-"""What a batch counts beside its values: the objects that hold a small one are not free."""
+"""Bytes that a batch counts in addition to its values, for its Python objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentBatch:
-    """One append: entries `base` to `last`, with nothing between them and the entry `behind`."""
+    """One append: entries `base` to `last`. No entry lies between entry `behind` and `base`."""
 
     behind: int
     base: int
     last: int
     values: pa.LargeBinaryArray
     bytes: int
-    """As a read counts them: of the values, and ENTRY_BYTES for each entry."""
+    """Size as a read counts it: the values, and ENTRY_BYTES for each entry."""
 
 
 class RecentBatches:
-    """Whole batches without a gap between them, about `max_bytes` of them. Not thread-safe: the channel's lock is held."""
+    """Contiguous batches, about `max_bytes` of them. Not thread-safe: the channel's lock must be held."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -44,7 +44,9 @@ class RecentBatches:
         self._held = 0
 
     def add(self, *, behind: int, base: int, values: pa.LargeBinaryArray | None, bytes: int) -> None:
-        """Keep the batch that was just made durable; `behind` is the last entry before it. None: there is none to keep."""
+        """Cache the batch that was just made durable; `behind` is the entry before it. With None, the cache
+        is cleared.
+        """
         if values is None:
             self._batches.clear()
             self._held = 0
@@ -56,7 +58,7 @@ class RecentBatches:
             self._held -= self._batches.popleft().bytes + _OVERHEAD
 
     def run_batches(self, start: int, limit: int | None, max_bytes: int) -> list[RecentBatch]:
-        """The batches of a run from `start` on, at least one; empty where `start` is not among what is kept."""
+        """Return the batches of a run from `start` on, at least one; an empty list if `start` is not cached."""
         batches = self._batches
         if not batches or not batches[0].behind < start <= batches[-1].last:
             return []
@@ -71,9 +73,10 @@ class RecentBatches:
 
 
 def run_from_batches(batches: Sequence[RecentBatch], *, start: int, limit: int | None, max_bytes: int) -> SegmentRun:
-    """The run from `start` on, below `limit`: what :func:`millrace.log.rocksmq.reader.read_run` gives for these entries.
+    """Return the run from `start` on, below `limit`, as :func:`millrace.log.rocksmq.reader.read_run` does for these
+    entries.
 
-    A single batch is handed out without a copy.
+    A single batch is returned without a copy.
     """
     ids = np.concatenate([np.arange(batch.base, batch.last + 1, dtype=np.int64) for batch in batches])
     first = int(np.searchsorted(ids, start))
@@ -82,7 +85,7 @@ def run_from_batches(batches: Sequence[RecentBatch], *, start: int, limit: int |
         return SegmentRun(empty_batch(), max(start, limit or 0), None, 0)
     values = batches[0].values if len(batches) == 1 else pa.concat_arrays([batch.values for batch in batches])
     offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
-    if len(batches) == 1:  # larger than asked for: cut between entries, behind one at least
+    if len(batches) == 1:  # larger than requested: cut between entries, after at least one
         stop = min(stop, stop_within_bytes(offsets, first, max_bytes))
     batch = entry_batch(ids[first:stop], values.slice(first, stop - first))
     return SegmentRun(batch, int(ids[stop - 1]) + 1, None, weight(batch))

@@ -1,21 +1,21 @@
-"""The record of a segment file: one atomic batch of entries behind a checksummed, stamped header.
+"""The record of a segment file: one atomic batch of entries after a checksummed, stamped header.
 
     header (48 bytes, little-endian)
-      u32  crc32c of the rest of the header, seeded with the record's offset in its file (a copy elsewhere is no record)
+      u32  crc32c of the rest of the header, seeded with the record's offset in its file (a moved copy is no record)
       4s   magic "RMQ1"
-      u64  salt: the channel's incarnation and the segment's number, so that what a recycled file still holds of its
-           former life is never taken for live
+      u64  salt: the channel's incarnation and the segment's number, so that old records in a recycled file are never
+           taken for valid ones
       u64  base: id of the first entry; the others follow consecutively
-      u64  durable: how far this file was known to be synced before this record was written. It proves, should a record
-           before that offset be found broken, that the break is damage and not a torn tail
-      u64  body: bytes of all values together
-      u32  count of entries; 0 marks the record that opens a segment (its body is JSON, see millrace.log.rocksmq.segment)
+      u64  durable: how far this file was synced before this record was written. If a record before that offset is
+           broken, this proves that it is damage and not a torn tail
+      u64  body: bytes of all values
+      u32  count of entries; 0 marks a segment's header (its body is JSON, see millrace.log.rocksmq.segment)
       u32  crc32c of lengths and values
     u32 length of each entry
-    values, back to back
+    values, contiguous
 
-The header is checked on its own, so that no length is believed before its checksum. Entries cost no Python each beyond
-``len`` and ``join``; an Arrow array's data buffer goes to the file as it is.
+The header has its own checksum, so that no length is used before it is verified. Entries cost no Python code except
+``len`` and ``join``; an Arrow array's data buffer is written to the file directly.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _SEED_MASK: Final = 0xFFFFFFFF
 
 _MAX_COUNT: Final = (1 << 32) - 1
 _JOIN_BELOW: Final = 4096
-"""Mean value size from which values are written as vectors of their own: joining them would cost a copy."""
+"""Mean value size from which values are written as separate vectors: joining them would cost a copy."""
 _MAX_VECTORS: Final = 256
 
 
 class RecordHeader(NamedTuple):
-    """A record's header, checked."""
+    """A verified record header."""
 
     salt: int
     base: int
@@ -64,13 +64,13 @@ class RecordHeader(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Id of the last entry (of an opening: base - 1)."""
+        """Id of the last entry (of a segment header: base - 1)."""
         return self.base + self.entries - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FramedBatch:
-    """A batch made ready outside any lock: only its place and id are missing."""
+    """A batch prepared outside of any lock: only its offset and ids are missing."""
 
     parts: tuple[Buffer, ...]
     count: int
@@ -78,21 +78,21 @@ class FramedBatch:
     payload_crc: int
     size: int
     values: pa.LargeBinaryArray | None = None
-    """The batch itself, where it came as Arrow holds it."""
+    """The batch itself, if it was an Arrow array."""
 
     def header(self, *, salt: int, base: int, durable: int, offset: int) -> bytes:
-        """The header of this batch as a record at `offset`."""
+        """Return the header of this batch as a record at `offset`."""
         rest = _UNCHECKED.pack(MAGIC, salt, base, durable, self.body, self.count, self.payload_crc)
         return crc32c(rest, offset & _SEED_MASK).to_bytes(4, "little") + rest
 
 
 def header_pattern(salt: int) -> bytes:
-    """The bytes that every header of this salt has at its offset 4: what a search for records looks for."""
+    """Return the bytes at offset 4 of every header with this salt, for a search for records."""
     return MAGIC + salt.to_bytes(8, "little")
 
 
 def parse_header(data: Buffer, at: int, *, salt: int, offset: int) -> RecordHeader | None:
-    """The header at `at` of `data`, which stands at `offset` of its file; None where there is no live one."""
+    """Parse the header at `at` of `data`, which is at `offset` of its file; None if it is not valid."""
     if len(data) - at < HEADER_BYTES:
         return None
     crc, magic, found, base, durable, body, count, payload_crc = _HEADER.unpack_from(data, at)
@@ -106,12 +106,15 @@ def parse_header(data: Buffer, at: int, *, salt: int, offset: int) -> RecordHead
 
 
 def frame_segment_header(body: bytes) -> FramedBatch:
-    """The record that opens a segment."""
+    """Frame the record that opens a segment."""
     return FramedBatch((body,), 0, len(body), crc32c(body), HEADER_BYTES + len(body))
 
 
 def frame_batch(values: Sequence[bytes] | pa.LargeBinaryArray, *, max_entry_bytes: int) -> FramedBatch:
-    """Frame `values` (at least one). Raises EntryTooLarge; InvalidArgument for nulls and for what is not bytes."""
+    """Frame `values`, at least one.
+
+    Raises EntryTooLarge, InvalidArgument for nulls and for values that are not bytes.
+    """
     if isinstance(values, pa.LargeBinaryArray):
         return _frame_array(values, max_entry_bytes)
     if isinstance(values, bytes | bytearray | memoryview | str):
@@ -158,7 +161,7 @@ def _framed(parts: tuple[Buffer, ...], count: int, body: int, values: pa.LargeBi
 def _check_lengths(count: int, longest: int, max_entry_bytes: int) -> None:
     if longest > max_entry_bytes:
         raise EntryTooLarge(
-            f"an entry of {longest} bytes is above the log's limit of {max_entry_bytes}: split the batch"
+            f"an entry of {longest} bytes exceeds the log's limit of {max_entry_bytes}: split the batch"
         )
     if count > _MAX_COUNT:
-        raise EntryTooLarge(f"a batch frames at most {_MAX_COUNT} entries, not {count}")
+        raise EntryTooLarge(f"a batch holds at most {_MAX_COUNT} entries, not {count}")

@@ -1,13 +1,13 @@
-"""Opening a channel's directory after whatever happened: what was acknowledged stands, a torn tail is cut, damage is named.
+"""Opens a channel's directory after a crash: keeps what was acknowledged, cuts a torn tail, reports damage.
 
-Only the last segment is walked, from the last record that the pointer index knows; where a closed segment ends is written
-in the opening of the one behind it. At the first record that is not whole the log is cut, unless something proves that the
-broken region was acknowledged: a later record whose ``durable`` lies behind it, a pointer in the index, a later segment.
-Then it is LogCorrupted, and nothing is touched.
+Only the last segment is scanned, from the last record in the pointer index; the end of a closed segment is recorded
+in the header of the next one. The log is cut at the first incomplete record, unless something proves that the broken
+region was acknowledged: a later record whose ``durable`` lies beyond it, a pointer in the index, or a later segment.
+In that case LogCorrupted is raised, and nothing is changed.
 
-The tail that no later record proves is written once more before it is synced: after a failed fsync the page cache can call
-clean what the medium never took. Then the file is cut at its end, and appends go on in a new segment with a salt of its
-own, so that no stale record behind the cut can come back to life.
+The tail that no later record proves is rewritten before it is synced: after a failed fsync, the page cache can mark
+as clean what the medium never received. Then the file is cut at its end, and appends continue in a new segment with a
+new salt, so that no stale record after the cut can become valid again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ _LAST_ID: Final = (1 << 63) - 1
 def recover(
     manifest: ChannelManifest, files: SegmentFiles, index: PointerIndex, disk: Disk, *, repair: bool = True
 ) -> list[Segment]:
-    """The channel's segments, all closed, whole and durable, in order; without `settle` no file is changed. Raises LogCorrupted."""
+    """Return the channel's segments, all closed, complete and durable, in order; without `repair` no file is changed.
+
+    Raises LogCorrupted.
+    """
     channel = manifest.channel
     numbers = files.numbers()
     for number in [number for number in numbers if repair and number < manifest.first_segment]:
-        files.recycle(number)  # a truncation was interrupted behind its manifest
+        files.recycle(number)  # a truncation was interrupted after its manifest
     numbers = [number for number in numbers if number >= manifest.first_segment]
     _check_present(manifest, numbers, files)
     openings: dict[int, SegmentHeader] = {}
@@ -49,7 +52,7 @@ def recover(
         if opening is not None:
             openings[number] = opening
         elif number != numbers[-1] or _acknowledged(manifest, number, files, index):
-            raise LogCorrupted(f"{files.path(number)}: its opening is broken, although what follows was acknowledged")
+            raise LogCorrupted(f"{files.path(number)}: its header is broken, although later entries were acknowledged")
         elif repair:
             files.remove(number)
     numbers = [number for number in numbers if number in openings]
@@ -69,7 +72,7 @@ def recover(
 
 
 def rebuild_index(manifest: ChannelManifest, segments: list[Segment], index: PointerIndex) -> None:
-    """Add the pointers that the index lacks. A record that does not read is left to whoever reads it."""
+    """Add missing pointers to the index. An unreadable record is left to its readers."""
     known = index.end(manifest.channel, manifest.incarnation)
     if not known:
         index.drop_channel(manifest.channel)
@@ -124,7 +127,7 @@ def _closed(
 ) -> Segment:
     path = files.path(number)
     if following.previous_segment != number or path.stat().st_size < following.previous_end:
-        raise LogCorrupted(f"{path} is shorter than the segment behind it says: restore it")
+        raise LogCorrupted(f"{path} is shorter than the next segment says: restore it")
     return Segment(number, manifest.salt(number), path, opening.first, following.previous_last, following.previous_end)
 
 
@@ -149,9 +152,10 @@ def _tail(
             end, last, durable = offset + header.size, header.last, header.durable
         if end < acknowledged or find_durable_end(fd, salt, end) > end:
             raise LogCorrupted(
-                f"{path}: the record at offset {end} is broken, although what follows was acknowledged: restore the file"
+                f"{path}: the record at offset {end} is broken, although later entries were acknowledged: restore the"
+                " file"
             )
-        if last < 0:  # not one whole batch: the file's first write was torn, and never acknowledged
+        if last < 0:  # no complete batch: the file's first write was torn and never acknowledged
             if disk is not None:
                 files.remove(number)
             return None

@@ -1,11 +1,11 @@
-"""Segment files: naming, making, recycling, and walking their records.
+"""Segment files: naming, creation, recycling, and scanning of their records.
 
-A segment's first record is its opening: count 0, the base of the first batch, and a JSON body that names the channel and
-says where the segment before it ended. So a closed segment needs no footer (nothing is written after the last
-acknowledged byte), and damage at its end cannot pass for its end.
+A segment's first record is its header: count 0, the base of the first batch, and a JSON body with the channel's name
+and the end of the previous segment. So a closed segment needs no footer (nothing is written after the last
+acknowledged byte), and damage at its end cannot be mistaken for its end.
 
-Files have a fixed size and are preallocated; those that truncation gives up are kept as spares and renamed when a new
-segment is needed: overwriting a file whose pages were touched before is several times faster than growing one.
+Files have a fixed size and are preallocated. Files freed by truncation are kept as spares and renamed when a new
+segment is needed: overwriting a file with cached pages is several times faster than growing one.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SUFFIX: Final = ".log"
 _SPARE: Final = "spare-"
 _IS_SEGMENT: Final = re.compile(r"\d{20}\.log", re.ASCII)
 _IS_SPARE: Final = re.compile(r"spare-\d{1,18}", re.ASCII)
-"""Other names in a channel's folder are not the log's: nobody reads them, and nobody removes them."""
+"""Files with other names in a channel's folder are neither read nor removed."""
 _WINDOW: Final = 256 << 10
 _SEARCH_WINDOW: Final = 4 << 20
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment's first record says."""
+    """Contents of a segment's first record."""
 
     first: int
     previous_segment: int
@@ -54,7 +54,7 @@ class SegmentHeader(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One segment file of a channel, as far as its records are durable."""
+    """One segment file of a channel, up to its durable end."""
 
     number: int
     salt: int
@@ -70,7 +70,7 @@ class Segment:
 
 
 def segment_header_record(channel: str, previous: Segment | None) -> FramedBatch:
-    """The opening of the segment behind `previous`."""
+    """Return the header record of the segment after `previous`."""
     body = {
         "channel": channel,
         "previous_segment": previous.number if previous else 0,
@@ -81,7 +81,7 @@ def segment_header_record(channel: str, previous: Segment | None) -> FramedBatch
 
 
 def read_segment_header(fd: int, salt: int, channel: str) -> SegmentHeader | None:
-    """The opening of a segment file; None where none of this salt stands whole at its start."""
+    """Read the header of a segment file; None if it has no complete one with this salt."""
     data = os.pread(fd, 4096, 0)
     header = parse_header(data, 0, salt=salt, offset=0)
     if header is None or header.entries or header.size > len(data):
@@ -91,16 +91,16 @@ def read_segment_header(fd: int, salt: int, channel: str) -> SegmentHeader | Non
         return None
     fields = json.loads(body)
     if fields["channel"] != channel:
-        raise LogCorrupted(f"a segment file of channel {fields['channel']!r} stands among those of {channel!r}")
+        raise LogCorrupted(f"a segment file of channel {fields['channel']!r} is in the folder of {channel!r}")
     return SegmentHeader(
         header.base, fields["previous_segment"], fields["previous_end"], fields["previous_last"], header.size
     )
 
 
 def walk_records(fd: int, salt: int, offset: int, end: int, *, payloads: bool) -> Iterator[tuple[int, RecordHeader]]:
-    """Records from `offset` on as (offset, header), up to the first that is not whole before `end`.
+    """Yield records from `offset` on as (offset, header), up to the first incomplete one before `end`.
 
-    With `payloads` the checksums of lengths and values are verified too, and the walk stops at one that fails.
+    With `payloads`, the checksums of lengths and values are verified too, and the scan stops at the first mismatch.
     """
     window, start = b"", offset
     while True:
@@ -130,7 +130,7 @@ def _payload_holds(fd: int, header: RecordHeader, offset: int, window: bytes, at
 
 
 def find_durable_end(fd: int, salt: int, offset: int) -> int:
-    """The largest ``durable`` that any header of this salt at or behind `offset` states; 0 where there is none."""
+    """Return the largest ``durable`` of any header with this salt at or after `offset`; 0 if there is none."""
     wanted = header_pattern(salt)
     size = os.fstat(fd).st_size
     proven = 0
@@ -149,12 +149,12 @@ def find_durable_end(fd: int, salt: int, offset: int) -> int:
 
 
 class SegmentFiles:
-    """The segment files in one channel's directory, and its spares."""
+    """The segment files and spares in one channel's directory."""
 
     def __init__(
         self, directory: Path, disk: Disk, *, segment_bytes: int, spare_files: int, repair: bool = True
     ) -> None:
-        """Without `settle` no file is changed."""
+        """Without `repair` no file is changed."""
         self._directory = directory
         self._disk = disk
         self._segment_bytes = segment_bytes
@@ -167,20 +167,21 @@ class SegmentFiles:
 
     @staticmethod
     def list_files(directory: Path) -> dict[int, Path]:
-        """The segment files that exist in a channel's directory, by number."""
+        """Return the segment files of a channel's directory, by number."""
         return {int(path.stem): path for path in directory.iterdir() if _IS_SEGMENT.fullmatch(path.name)}
 
     def numbers(self) -> list[int]:
-        """Numbers of the segment files that exist, in order."""
+        """Return the numbers of existing segment files, in order."""
         return sorted(self.list_files(self._directory))
 
     def path(self, number: int) -> Path:
         return self._directory / f"{number:020d}{_SUFFIX}"
 
     def create(self, number: int, size: int) -> int:
-        """The descriptor of a preallocated file for segment `number` (at least `size` bytes), durable by name.
+        """Create a preallocated file of at least `size` bytes for segment `number`; return its descriptor. Its name is
+        durable.
 
-        Raises OSError; nothing is left behind then but perhaps a spare.
+        Raises OSError. Nothing but perhaps a spare is left behind then.
         """
         size = max(size, self._segment_bytes)
         path = self.path(number)
@@ -208,7 +209,7 @@ class SegmentFiles:
         return fd
 
     def truncate(self, number: int, end: int) -> None:
-        """Make a segment file end at `end`, durably: what stood behind it is gone for good."""
+        """Cut a segment file at `end`, durably."""
         fd = os.open(self.path(number), os.O_RDWR)
         try:
             if os.fstat(fd).st_size > end:
@@ -223,10 +224,10 @@ class SegmentFiles:
         self._disk.sync_directory(self._directory)
 
     def recycle(self, number: int) -> None:
-        """Give a segment file up: it becomes a spare, or goes where there are enough of them or its size is another."""
+        """Free a segment file: keep it as a spare, or remove it if there are enough spares or its size differs."""
         path = self.path(number)
         with self._lock:
-            if not path.exists():  # the channel was dropped while somebody read it
+            if not path.exists():  # the channel was dropped while it was read
                 return
             if len(self._spares) < self._spare_files and path.stat().st_size == self._segment_bytes:
                 spare = self._directory / f"{_SPARE}{self._next_spare}"

@@ -1,14 +1,14 @@
 """RocksMQ: the embedded log, with the API of chapter 4 (A.4) in Python names.
 
-    <path>/index/                     RocksDB: keys -> pointers, unsynced, rebuilt from the files when behind or lost
+    <path>/index/                     RocksDB: keys -> pointers, unsynced, rebuilt from the files if lost
     <path>/channels/~<channel>/       manifest, segment files, spares
-    <path>/groups/~<group>/~<channel> a group's position, one synced write a change
-    <path>/clock.json                 what the stamps' clock believes, for the next process (millrace.log.rocksmq.stamp_clock)
+    <path>/groups/~<group>/~<channel> a group's position, one synced write per change
+    <path>/clock.json                 state of the stamp clock, for the next process (millrace.log.rocksmq.stamp_clock)
 
-One process at a time holds a data folder (RocksDB's LOCK); others use it through its server. A consumer group's position is
-moved by :meth:`RocksMQ.consume` before it returns, durably, so a consumer that dies with messages in hand gets them again
-only by :meth:`RocksMQ.seek`, as in chapter 4. What RocksMQ has as defects upstream is settled here: acknowledged means
-synced, ids sort at every width, truncation frees whole files at once, and a truncated position is an error.
+One process at a time holds a data folder (RocksDB's LOCK); others use it through its server. :meth:`RocksMQ.consume`
+moves a consumer group durably before it returns, so a crashed consumer gets the messages in its hands again only by
+:meth:`RocksMQ.seek`, as in chapter 4. Known defects of RocksMQ are fixed here: acknowledged means synced, ids sort at
+every width, truncation frees whole files at once, and reading a truncated position is an error.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class RocksMQLog(LogHandle[ChannelLog]):
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
     ) -> int:
-        """Give up whole files above the retention, but nothing from `allowed` on; returns the bytes freed.
+        """Discard whole files beyond the retention, nothing from `allowed` on; return the bytes freed.
 
-        `retention_bytes` and `retention_ms` stand in for the settings of these names.
+        `retention_bytes` and `retention_ms` override the settings of these names.
         """
         return self._open().enforce_retention(
             allowed=allowed, retention_bytes=retention_bytes, retention_ms=retention_ms
         )
 
     def verify(self) -> VerifyReport:
-        """Scan every checksum of the channel."""
+        """Verify every checksum of the channel."""
         return self._open().verify()
 
 
 class RocksMQ(Closeable):
-    """The logs of one data folder (the LogService protocol, and chapter 4's API). Thread-safe."""
+    """The logs of one data folder (the LogService protocol and chapter 4's API). Thread-safe."""
 
     def __init__(
         self,
@@ -86,10 +86,11 @@ class RocksMQ(Closeable):
         clock: StampClock | None = None,
         id_allocator: IdAllocator | None = None,
     ) -> None:
-        """Open the data folder `path`, or make it; `id_allocator` numbers the entries of all channels, instead of each its own.
+        """Open or create the data folder `path`.
 
-        Stamps come from `clock` (default: the host's, judged), or as they are from `now_ms`. Raises LogBusy where another
-        process has it.
+        `id_allocator` numbers the entries of all channels; by default each channel numbers its own.
+        Stamps come from `clock` (default: the host's, guarded against leaps), or unchecked from `now_ms`.
+        Raises LogBusy if another process has the folder.
         """
         self._settings = settings or RocksMQSettings()
         self._disk = disk or OsDisk()
@@ -120,13 +121,16 @@ class RocksMQ(Closeable):
 
     @property
     def clock(self) -> StampClock | None:
-        """The clock that stamps come from; None where they come as they are."""
+        """The clock that stamps entries; None if they come from `now_ms`."""
         return self._clock
 
     # The LogService protocol
 
     def create(self, pchannel: str) -> None:
-        """Make an empty log; raises ChannelExists."""
+        """Create an empty log.
+
+        Raises ChannelExists.
+        """
         with self._lock:
             self._check_open()
             directory = self._channels / encode_file_name(pchannel)
@@ -141,18 +145,24 @@ class RocksMQ(Closeable):
             self._disk.sync_directory(self._channels)
 
     def open(self, pchannel: str) -> RocksMQLog:
-        """A handle on an existing log; reopens one that a failed write stopped. Raises ChannelNotFound, LogCorrupted."""
+        """Return a handle on an existing log; reopen one that a failed write stopped.
+
+        Raises ChannelNotFound, LogCorrupted.
+        """
         core = self._core(pchannel)
         core.reopen()
         return RocksMQLog(core)
 
     def names(self) -> list[str]:
-        """The channels, sorted."""
+        """Return the channels, sorted."""
         self._check_open()
         return sorted(decode_file_name(entry.name) for entry in self._channels.iterdir() if entry.name.startswith("~"))
 
     def drop(self, pchannel: str) -> None:
-        """Destroy a log with all its entries and its groups' positions; raises ChannelNotFound."""
+        """Drop a log with all its entries and its groups' positions.
+
+        Raises ChannelNotFound.
+        """
         with self._lock:
             self._check_open()
             directory = self._directory(pchannel)
@@ -168,7 +178,7 @@ class RocksMQ(Closeable):
             shutil.rmtree(doomed)
 
     def groups(self) -> list[str]:
-        """See :meth:`millrace.log.protocol.LogService.groups`; those of chapter 4's API are the same."""
+        """See :meth:`millrace.log.protocol.LogService.groups`. Groups of chapter 4's API are the same."""
         self._check_open()
         return self.consumer_groups()
 
@@ -185,7 +195,7 @@ class RocksMQ(Closeable):
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
         """See :meth:`millrace.log.protocol.LogService.move_group`."""
         if position.ledger or not 0 <= position.entry < 1 << 63:
-            raise InvalidArgument(f"{position} is no position of this log: its ledger is 0")
+            raise InvalidArgument(f"{position} is not a position of this log: its ledger is 0")
         with self._lock:
             self._check_open()
             self._directory(pchannel)
@@ -215,15 +225,18 @@ class RocksMQ(Closeable):
     # Chapter 4
 
     def create_channel(self, channel: str) -> None:
-        """As `create`."""
+        """Same as `create`."""
         self.create(channel)
 
     def destroy_channel(self, channel: str) -> None:
-        """As `drop`."""
+        """Same as `drop`."""
         self.drop(channel)
 
     def create_consumer_group(self, group: str) -> None:
-        """Make a consumer group; raises ChannelExists."""
+        """Create a consumer group.
+
+        Raises ChannelExists.
+        """
         with self._lock:
             self._check_open()
             try:
@@ -233,7 +246,10 @@ class RocksMQ(Closeable):
             self._disk.sync_directory(self._groups)
 
     def destroy_consumer_group(self, group: str) -> None:
-        """Forget a consumer group and its positions; raises ChannelNotFound."""
+        """Remove a consumer group and its positions.
+
+        Raises ChannelNotFound.
+        """
         with self._lock:
             self._check_open()
             directory = self._group(group)
@@ -243,17 +259,17 @@ class RocksMQ(Closeable):
             self._disk.sync_directory(self._groups)
 
     def consumer_groups(self) -> list[str]:
-        """The consumer groups, sorted."""
+        """Return the consumer groups, sorted."""
         return sorted(decode_file_name(entry.name) for entry in self._groups.iterdir() if entry.name.startswith("~"))
 
     def produce(self, channel: str, messages: Sequence[bytes]) -> list[int]:
-        """Append `messages` as one atomic batch; their ids, once they are durable."""
+        """Append `messages` as one atomic batch; return their ids when they are durable."""
         return list(self._core(channel).append(messages))
 
     def consume(self, group: str, channel: str, n: int) -> list[ConsumerMessage]:
-        """Up to `n` messages from the group's position on, which moves behind them, durably, before this returns.
+        """Return up to `n` messages from the group's position on, and move it after them, durably, before this returns.
 
-        Raises PositionTruncated where the position was truncated: seek to its ``earliest``.
+        Raises PositionTruncated if the position was truncated: seek to its ``earliest``.
         """
         if n < 0:
             raise InvalidArgument(f"cannot consume {n} messages")
@@ -272,24 +288,24 @@ class RocksMQ(Closeable):
             return messages
 
     def seek(self, group: str, channel: str, message_id: int) -> None:
-        """Move the group's position, durably: the next message consumed is the first with an id >= `message_id`."""
+        """Move the group's position, durably. The next message consumed is the first with an id >= `message_id`."""
         with self._lock:
             self._directory(channel)
             self._group(group)
             if not 0 <= message_id < 1 << 63:
-                raise InvalidArgument(f"{message_id} is no message id")
+                raise InvalidArgument(f"{message_id} is not a message id")
             self._move(group, channel, message_id)
 
     def begin_id(self, channel: str) -> int:
-        """The earliest id that can be read (0: never truncated)."""
+        """Return the earliest readable id (0: never truncated)."""
         return self._core(channel).describe().begin.entry
 
     def end_id(self, channel: str) -> int:
-        """The id behind the last message's (0: there never was one)."""
+        """Return the id after the last message (0: there never was one)."""
         return self._core(channel).describe().end.entry
 
     def current_id(self, group: str, channel: str) -> int:
-        """The group's position in a channel; 0, the beginning, where it never consumed from it nor sought."""
+        """Return the group's position in a channel; 0 if it never consumed or sought there."""
         with self._lock:
             return self._position(group, channel).position or 0
 
@@ -344,13 +360,13 @@ class RocksMQ(Closeable):
     def _directory(self, channel: str) -> Path:
         directory = self._channels / encode_file_name(channel)
         if not directory.is_dir():
-            raise ChannelNotFound(f"there is no channel {channel!r} in {self._path}: create it first")
+            raise ChannelNotFound(f"channel {channel!r} does not exist in {self._path}: create it first")
         return directory
 
     def _group(self, group: str) -> Path:
         directory = self._groups / encode_file_name(group)
         if not directory.is_dir():
-            raise ChannelNotFound(f"there is no consumer group {group!r} in {self._path}: create it first")
+            raise ChannelNotFound(f"consumer group {group!r} does not exist in {self._path}: create it first")
         return directory
 
     def _check_open(self) -> None:
@@ -358,7 +374,9 @@ class RocksMQ(Closeable):
             raise LogUnavailable(f"the log at {self._path} is closed: open it again")
 
     def _finish_drops(self) -> None:
-        """What a crash interrupted: channels half made were never there, channels half dropped are gone. The rest is not ours."""
+        """Clean up after a crash: remove channels that were half created or half dropped. Other files are
+        left alone.
+        """
         for entry in self._channels.iterdir():
             if entry.name.startswith(_DROP + "~"):
                 self._index.drop_channel(decode_file_name(entry.name.removeprefix(_DROP)))
@@ -368,5 +386,5 @@ class RocksMQ(Closeable):
 
 
 def open_location(location: str, settings: Mapping[str, object]) -> RocksMQ:
-    """The registry's opener: `location` is the data folder, `settings` those of :class:`RocksMQSettings`."""
+    """Open a log for the registry. `location` is the data folder, `settings` are those of :class:`RocksMQSettings`."""
     return RocksMQ(location, settings=RocksMQSettings.of(settings))

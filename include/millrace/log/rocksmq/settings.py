@@ -13,26 +13,29 @@ from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class RocksMQSettings:
-    """Sizes in bytes, times in seconds (``retention_ms`` in milliseconds). Every host of one data folder uses the same."""
+    """Sizes in bytes, times in seconds (``retention_ms`` in milliseconds). Every host of one data folder uses the same
+    settings.
+    """
 
     segment_bytes: int = 64 << 20
-    """Size of a segment file, preallocated."""
+    """Size of a preallocated segment file."""
     spare_files: int = 8
-    """How many files that truncation gave up each channel keeps for reuse."""
+    """Files freed by truncation that each channel keeps for reuse."""
     max_entry_bytes: int = DEFAULT_MAX_ENTRY_BYTES
     group_bytes: int = 8 << 20
-    """How much a group commit collects before it goes to the disk (one batch is never divided)."""
+    """Bytes that a group commit collects before it writes. A batch is never split."""
     recent_bytes: int = 32 << 20
-    """What is kept in memory of a channel's newest entries, for who follows it closely: as much as a pipelined producer has in
-    flight. 0: nothing."""
+    """Bytes of a channel's newest entries kept in memory, for readers that follow closely: about what a pipelined
+    producer has in flight. 0: none.
+    """
     lock_wait: float = 5.0
     """How long opening waits for the lock of a process that was just killed."""
     retention_bytes: int = 0
-    """Keep at most about this much of a channel, as far as the checkpoint allows; 0: no limit."""
+    """Size limit of a channel, as far as the checkpoint allows; 0: no limit."""
     retention_ms: int = 0
-    """Keep entries for about this long, as far as the checkpoint allows; 0: no limit."""
+    """Age limit of entries, as far as the checkpoint allows; 0: no limit."""
     clock_leap: float = MAX_LEAP_SECONDS
-    """Seconds that the wall clock may leap ahead, by the steady clock, and is believed; 0: however far."""
+    """Largest leap ahead of the wall clock, relative to the steady clock, that is accepted; 0: any."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,7 +49,10 @@ class RocksMQSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Self:
-        """Settings from a mapping of their names. Raises InvalidSettings for unknown names and wrong values."""
+        """Return settings from a mapping by name.
+
+        Raises InvalidSettings for unknown names and invalid values.
+        """
         known = {field.name: field.type for field in fields(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:

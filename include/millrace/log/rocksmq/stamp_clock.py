@@ -1,13 +1,17 @@
-"""The clock that the embedded log stamps by: the host's wall clock, judged by its steady clock (CLOCK_BOOTTIME, which nobody sets).
+"""The clock that stamps the embedded log: the host's wall clock, checked against its steady clock
+(CLOCK_BOOTTIME, which
+cannot be set).
 
-A leap ahead of more than a bound between two looks, beyond what the steady clock counted meanwhile, is not believed: stamps go
-on by the steady clock until the wall clock is back within the bound, or an operator accepts the new time. An idle day is no
-leap, nor is a suspended one. Stamps never go back. Where they are ahead of the wall clock all the same (a leap that was
-believed, a clock that was set back), they go on at half speed until it has caught up, so that leases and idle seals end.
+The wall clock may leap ahead of the steady clock by at most a bound between two readings. A larger leap is held:
+stamps follow the steady clock until the wall clock is back within the bound, or an operator accepts the new time.
+Idle or suspended time is not a leap. Stamps never decrease. If they are ahead of the wall clock (after an accepted
+leap, or a clock set back), they advance at half speed until it has caught up, so that leases and idle seals still
+expire.
 
-What is believed is kept beside the log for the next process, by the id of the machine's boot. Where that is lost, and after
-another boot, the wall clock is believed, though no stamp comes before one that the log holds; but a leap that was held when
-the machine went down is held on. Only the stamper judges: the chain takes stamps as they are, and a broker's are the broker's.
+The clock's state is stored beside the log for the next process, with the id of the machine's boot. If the state is
+lost, or after another boot, the wall clock is accepted, but no stamp is older than one in the log; a leap that was
+held at shutdown stays held. Only this clock judges time: the chain takes stamps as they are, and a broker's stamps
+are the broker's.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from millrace.rpc.clock import ClockView
 
 MAX_LEAP_SECONDS: Final = 300.0
 PERSIST_SECONDS: Final = 5.0
-"""How often what is believed is kept, at the most; the begin and the end of a held leap are kept at once."""
+"""Longest time between two writes of the state; the begin and the end of a held leap are written at once."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _VERSION: Final = 1
@@ -41,12 +45,12 @@ _log = logging.getLogger(__name__)
 
 
 def boottime_ns() -> int:
-    """Nanoseconds since the machine's boot, those in which it was suspended included."""
+    """Return nanoseconds since the machine's boot, including suspended time."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """Which boot of which machine this is; "" where that cannot be known."""
+    """Return the id of the current boot; "" if unknown."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -55,7 +59,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What one process leaves to the next: its last look, in nanoseconds."""
+    """The state that one process leaves to the next: its last reading, in nanoseconds."""
 
     boot_id: str
     steady: int
@@ -68,7 +72,7 @@ class _Kept:
 class StampClock:
     """Gives stamps, which never decrease. Thread-safe.
 
-    `path` is the file that it keeps; `leap_seconds` the bound (0: every leap is believed).
+    `path`: the state file. `max_leap_seconds`: the bound (0: accept every leap).
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class StampClock:
         self._lock = threading.Lock()
         self._keeping = threading.Lock()
         self._keep_at = 0
-        # The last look, and what it came to: the steady clock's and the wall clock's word, and the stamp.
+        # The last reading: steady clock, wall clock, and the resulting stamp.
         self._now, self._shown = steady(), wall()
         self._given = 0
         self._offset = self._shown - self._now  # what is believed, less the steady clock
@@ -107,12 +111,12 @@ class StampClock:
             self._offset, self._since = kept.believed - kept.steady, kept.steady
             return
         if kept.held_since is not None and kept.wall <= self._shown:
-            # The wall clock was not set back since: how far it went on counts, how far it had leapt does not.
+            # The wall clock was not set back since: its advance counts, its earlier leap does not.
             self._offset -= kept.wall - kept.believed
         self._believe_stamp()
 
     def now_ms(self) -> int:
-        """The stamp of this moment, in Unix milliseconds."""
+        """Return the current stamp in Unix milliseconds."""
         with self._lock:
             stamp = self._look()
             due = self._now >= self._keep_at
@@ -121,37 +125,39 @@ class StampClock:
         return stamp // _MS
 
     def observe(self, stamp_ms: int) -> None:
-        """The log holds this stamp: none before it is given any more."""
+        """Record that the log holds this stamp: no earlier one is given from now on."""
         with self._lock:
             if stamp_ms * _MS > self._look():
                 self._base, self._since = stamp_ms * _MS, self._now
                 self._believe_stamp()
 
     def _believe_stamp(self) -> None:
-        """What is believed is never behind a stamp: where a wall clock that was set back comes right again, it is no leap."""
+        """Keep the accepted time at or after the last stamp, so that a wall clock that recovers from being set back is
+        no leap.
+        """
         self._offset = max(self._offset, self._base - self._now)
 
     def accept(self) -> ClockView:
-        """Believe the wall clock as it is now, however far it leapt."""
+        """Accept the wall clock as it is now, however far it leapt."""
         with self._lock:
             self._offset = max(self._offset, self._wall() - self._steady())
         return self.view()
 
     def view(self) -> ClockView:
-        """What it shows now."""
+        """Return the clock's current state."""
         self.now_ms()
         with self._lock:
             held = None if self._held_since is None else self._held_since // _MS
             return ClockView(self._shown // _MS, self._given // _MS, held, self._leap_seconds)
 
     def close(self) -> None:
-        """Keep what is believed now. Idempotent."""
+        """Store the state. Idempotent."""
         with self._lock:
             self._look()
         self._keep()
 
     def _look(self) -> int:
-        """Judge the wall clock; the stamp of this moment in nanoseconds. Called with the lock held."""
+        """Read and judge the wall clock; return the stamp in nanoseconds. Called with the lock held."""
         self._now, self._shown = now, shown = self._steady(), self._wall()
         line = now + self._offset
         held = shown - line > self._leap
@@ -166,54 +172,54 @@ class StampClock:
         return stamp
 
     def _turn(self, held: bool, stamp: int) -> None:
-        """A leap begins to be held, or is not any more."""
+        """Begin or end holding a leap."""
         self._held_since = stamp if held else None
         self._turned, self._keep_at = True, 0
         if held:
             _log.warning(
-                "the wall clock leapt %.0f s ahead: not believed, stamps go on by the steady clock"
+                "the wall clock leapt %.0f s ahead: ignoring it, stamps follow the steady clock"
                 " (docs/operating.md, When the clock is wrong)",
                 (self._shown - stamp) / _SECOND,
             )
         else:
             _log.warning(
-                "the wall clock is believed again; stamps are %.1f s ahead of it", (stamp - self._shown) / _SECOND
+                "the wall clock is accepted again; stamps are %.1f s ahead of it", (stamp - self._shown) / _SECOND
             )
 
-    # --- what is kept ---------------------------------------------------------------------------------------------------
+    # --- what is kept -------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Replace the file by the last look; one that cannot be written now is tried again when it is due."""
+        """Replace the state file. A failed write is retried when the next one is due."""
         if not self._keeping.acquire(blocking=False):
-            return  # another thread is at it
+            return  # another thread writes it
         try:
             with self._lock:
                 self._keep_at = self._now + round(PERSIST_SECONDS * _SECOND)
                 believed = self._now + self._offset
                 kept = _Kept(self._boot, self._now, self._shown, believed, self._given, self._held_since)
-                # Of what no machine's end must undo: a leap that is held, and that it is not any more.
+                # Begin and end of a held leap must survive a power loss.
                 durable, self._turned = self._turned or self._held_since is not None, False
             text = json.dumps({"version": _VERSION, **asdict(kept)}, sort_keys=True).encode()
             write_checksummed(self._path, text, OsDisk(), durable=durable)
             hit("clock.kept")
         except OSError as error:
             self._turned = True
-            _log.warning("what the clock believes cannot be kept in %s: %s", self._path, error)
+            _log.warning("cannot store the clock's state in %s: %s", self._path, error)
         finally:
             self._keeping.release()
 
     def _load(self) -> _Kept | None:
-        """What was kept; None where there is nothing, or nothing that this build can read."""
+        """Read the state file; None if there is none, or if this build cannot read it."""
         try:
             fields = json.loads(read_checksummed(self._path))
             if (version := fields.pop("version")) != _VERSION:
                 _log.warning(
-                    "%s has version %s, which this build does not know: the wall clock is believed", self._path, version
+                    "%s has version %s, which this build cannot read: accepting the wall clock", self._path, version
                 )
                 return None
             return _Kept(**fields)
         except FileNotFoundError:
             return None
         except (OSError, LogCorrupted, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("%s does not read (%s): the wall clock is believed", self._path, error)
+            _log.warning("cannot read %s (%s): accepting the wall clock", self._path, error)
             return None

@@ -1,9 +1,9 @@
-"""The server's side of an append stream: batches come in, acknowledgements go out in the same order.
+"""The server's side of an append stream: batches in, acknowledgements out in the same order.
 
-A stream is plain or pipelined. On a plain one the client waits for each acknowledgement, so one thread reads, appends and
-answers, with no handover in between. On a pipelined one a second thread reads ahead, and whatever has arrived while the log
-was busy is appended together, in order: one acknowledgement of the disk then covers many appends of one client, as the log's
-own group commit covers several clients.
+A stream is plain or pipelined. On a plain stream the client waits for each acknowledgement, so one thread reads,
+appends and answers. On a pipelined stream a second thread reads ahead, and the batches that arrived while the log was
+busy are merged into one append, in order. One disk sync then covers many appends of one client, as the log's group
+commit covers several clients.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from millrace.message.ids import LogId
 from millrace.rpc.wire import VALUE_SCHEMA, NotAccepted, ack_to_bytes, failure_to_bytes, is_valid_batch
 
 MERGE_BYTES: Final = 4 << 20
-"""Appends of one stream are merged up to this many bytes: beyond, a copy costs more than the disk's acknowledgement."""
+"""Appends of one stream are merged up to this size; beyond it a copy costs more than a disk sync."""
 READ_AHEAD_BYTES: Final = 64 << 20
-"""What the server holds of one stream before it stops reading from it."""
+"""Bytes buffered per stream before the server stops reading from it."""
 
 _log = logging.getLogger(__name__)
 
 
 class AppendBatch(Protocol):
-    """Appends one atomic batch; its ids. Raises NotTaken: the server is stopping."""
+    """Appends one atomic batch; returns its ids. Raises NotTaken if the server is stopping."""
 
     def __call__(self, values: pa.LargeBinaryArray, *, alone: bool = True) -> Sequence[LogId]:
-        """Without `alone` it is several appends made one; where it is refused, each follows by itself."""
+        """With `alone` False the batch is several merged appends. If it is refused, each is appended separately."""
         ...
 
 
@@ -45,10 +45,10 @@ def serve_appends(
     pipelined: bool,
     cancelled: Callable[[], bool],
 ) -> None:
-    """Serve one stream until its client ends it or goes away.
+    """Serve one stream until its client ends it or disconnects.
 
-    Once `cancelled`, nothing more is appended: the client has given up what it has no answer for and may go on elsewhere, so
-    that a late append would come behind its successors.
+    Nothing is appended once `cancelled` returns True: the client has given up its unanswered appends and may continue
+    elsewhere, so that a late append would follow its successors.
     """
     if not pipelined:
         while (batch := _next(reader)) is not None and not cancelled():
@@ -63,20 +63,21 @@ def serve_appends(
                 writer.write_metadata(pa.py_buffer(answer))
     finally:
         inbox.abandon()
-        ahead.join()  # ends with the stream: a write fails only where reads fail too, and the reader must not outlive this call
+        # ends with the stream: a failed write means failed reads too; the reader must not outlive this call
+        ahead.join()
 
 
 def _next(reader: flight.MetadataRecordBatchReader) -> pa.RecordBatch | None:
-    """The next append of the stream, None at its end. Waits as long as the client keeps the stream open."""
+    """Return the next append of the stream, None at its end. Waits while the client keeps the stream open."""
     try:
         batch = reader.read_chunk().data
     except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
-        return None  # ended, or the client went away: what it has no answer for is ambiguous to it, as it should be
+        return None  # ended or disconnected: unanswered appends are ambiguous to the client, as documented
     if batch is None:
         return pa.RecordBatch.from_arrays([pa.nulls(0, pa.large_binary())], schema=VALUE_SCHEMA)
     return (
         batch if is_valid_batch(batch) else pa.RecordBatch.from_arrays([], names=[])
-    )  # is refused as what it is: no append
+    )  # refused later as not an append
 
 
 def _values(batch: pa.RecordBatch) -> pa.LargeBinaryArray:
@@ -95,7 +96,7 @@ def _answer(work: Callable[[], bytes]) -> bytes:
     except (MillraceError, NotAccepted) as error:
         return failure_to_bytes(error)
     except Exception as error:
-        _log.exception("an append failed inside")
+        _log.exception("an append failed unexpectedly")
         return failure_to_bytes(error)
 
 
@@ -104,7 +105,7 @@ def _appended(append: AppendBatch, batch: pa.RecordBatch) -> bytes:
 
 
 def _merged(append: AppendBatch, batches: list[pa.RecordBatch]) -> list[bytes]:
-    """The answers to several appends, made as one where that works. Never appends one of them twice."""
+    """Append several batches as one if possible; return their answers. No batch is appended twice."""
     if len(batches) == 1:
         return [_appended(append, batches[0])]
     try:
@@ -115,10 +116,10 @@ def _merged(append: AppendBatch, batches: list[pa.RecordBatch]) -> list[bytes]:
     except (LogUnavailable, NotAccepted) as error:
         return [failure_to_bytes(error)] * len(batches)
     except MillraceError:
-        # One of them is at fault (too large, malformed), and nothing was appended: each gets its own answer.
+        # One batch is invalid (too large, malformed), and nothing was appended: answer each separately.
         return [_appended(append, batch) for batch in batches]
     except Exception as error:
-        _log.exception("an append failed inside")
+        _log.exception("an append failed unexpectedly")
         return [failure_to_bytes(error)] * len(batches)
     answers, start = [], 0
     for part in values:
@@ -128,7 +129,7 @@ def _merged(append: AppendBatch, batches: list[pa.RecordBatch]) -> list[bytes]:
 
 
 class _Inbox:
-    """Batches between the thread that reads a stream and the one that appends them; bounded in bytes."""
+    """Batches between the reading and the appending thread; bounded in bytes."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -137,7 +138,7 @@ class _Inbox:
         self._ended = False
 
     def put(self, batch: pa.RecordBatch) -> bool:
-        """Add a batch, waiting for room; False where nobody takes any more."""
+        """Add a batch, waiting for room; False if nobody reads any more."""
         with self._changed:
             while self._bytes > READ_AHEAD_BYTES and not self._ended:
                 self._changed.wait(1.0)
@@ -147,7 +148,7 @@ class _Inbox:
             return not self._ended
 
     def take(self) -> list[pa.RecordBatch]:
-        """What has arrived, up to MERGE_BYTES but at least one; empty once the stream ended and all is taken."""
+        """Return the batches that have arrived, up to MERGE_BYTES but at least one; empty at the end of the stream."""
         with self._changed:
             while not self._batches and not self._ended:
                 self._changed.wait(1.0)
@@ -162,13 +163,13 @@ class _Inbox:
             return taken
 
     def end(self) -> None:
-        """No batch follows."""
+        """Mark the end of the stream."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Nobody takes any more: let the reading thread go."""
+        """Discard all batches and release the reading thread."""
         with self._changed:
             self._ended = True
             self._batches.clear()

@@ -1,4 +1,4 @@
-"""Who calls the log's server: asked of the token before a call begins, and known to the call from then on."""
+"""Authentication of the log server's callers: a token is checked before each call, and the caller is attached to it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from millrace.base.errors import TokenFileRefused
 from millrace.rpc.wire import AUTHORIZATION
 
 MIDDLEWARE_KEY: Final = "token"
-"""The middleware's key."""
+"""Key of the middleware."""
 _BEARER: Final = b"Bearer "
 
 
 class CallerMiddleware(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no type information
-    """Who makes the call that it stands before."""
+    """The caller of one call."""
 
     def __init__(self, caller: Caller) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class CallerMiddleware(flight.ServerMiddleware):  # type: ignore[misc]  # pyarro
 
 
 class TokenAuthentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no type information
-    """Lets a call begin only with a token: one of the machine's own, which may do everything, or one of the file's."""
+    """Requires a token for each call: one of the machine's own, which may do everything, or one of the token file."""
 
     def __init__(self, tokens: Sequence[str], file: TokenFile | None) -> None:
         super().__init__()
@@ -40,15 +40,17 @@ class TokenAuthentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         value = given[0] if isinstance(given[0], bytes) else str(given[0]).encode()
         token = value.removeprefix(_BEARER)
         if token != value:
-            # Each one is compared, whichever it is, so that the time says nothing.
+            # All tokens are compared, so that the time reveals nothing.
             if sum(hmac.compare_digest(token, own) for own in self._own):
                 return self._machine
             try:
                 caller = None if self._file is None else self._file.authenticate(token.decode(errors="replace"))
             except TokenFileRefused:
                 raise flight.FlightUnauthenticatedError(
-                    "the server refuses its file of tokens, which is damaged or open to others: its server.log says more"
+                    "the server refuses its token file, which is damaged or readable by others: see its server.log"
                 ) from None
             if caller is not None:
                 return CallerMiddleware(caller)
-        raise flight.FlightUnauthenticatedError("the token is not this server's, or was revoked, or ran out")
+        raise flight.FlightUnauthenticatedError(
+            "the token is not valid for this server, or was revoked, or has expired"
+        )

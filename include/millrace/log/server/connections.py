@@ -1,16 +1,16 @@
-"""The connections of a log server: how many there are, how long one may stay unknown, and how much it may send until then.
+"""Limits on a log server's connections: their number, and the time and bytes allowed before authentication.
 
-Flight's server reads the whole request of a call before it asks for the token, of any size, and takes any number of connections;
-neither can be set from Python. So a thread looks at the server's sockets from beside, every few milliseconds for unknown ones, and asks
-the kernel how much came. What goes too far is shut down, as if the client had gone away:
+Flight's server reads a whole request of any size before it checks the token, and accepts any number of connections;
+neither can be configured from Python. So a thread inspects the server's sockets every few milliseconds and asks the
+kernel how many bytes arrived. It shuts connections that exceed a limit, as if the client had disconnected:
 
-- a connection that no call with a token has come over within `unauthenticated_seconds`, or that sent `unauthenticated_bytes` without;
-- one over which a token came that was revoked or ran out since: within SWEEP_SECONDS of the server's knowing it;
-- where there are more than `connections`: the oldest unknown one, else the one that was silent longest, for at least `idle_seconds`,
-  else the new one. Clients connect again by themselves, so that a connection that rests costs its client nothing but that.
+- a connection without an authenticated call within `unauthenticated_seconds`, or with more than
+  `unauthenticated_bytes`;
+- a connection whose token was revoked or has expired, within SWEEP_SECONDS after the server knows;
+- beyond `connections`: the oldest unauthenticated one; else the one silent for longest, if for `idle_seconds`; else
+  the new one. Clients reconnect by themselves, so closing an idle connection costs its client only that.
 
-What arrives between two looks is held until the next: some MiB, more where the machine has no time for this thread. Dead peers are
-noticed by TCP's keep-alive.
+Data that arrives between two checks is buffered: some MiB, more on a busy machine. TCP keep-alive detects dead peers.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from millrace.access.grants import Caller
 _log = logging.getLogger(__name__)
 
 _LOOK: Final = 0.005
-"""Between two looks for a new connection (the next free descriptor) and at unknown ones, in seconds."""
+"""Seconds between two checks for a new connection (the next free descriptor) and of unauthenticated ones."""
 _REST_LOOK: Final = 0.02
-"""The same while the server rests: every look wakes this thread, and 200 wakes a second are 2 % of a core."""
+"""The same while the server is idle: each check wakes this thread, and 200 wakes a second are 2 % of a core."""
 _RESTS_AFTER: Final = 1.0
-"""Seconds without a new or unknown connection after which the server rests."""
+"""Seconds without a new or unauthenticated connection after which the server counts as idle."""
 SWEEP_SECONDS: Final = 0.25
-"""Between two looks at all descriptors."""
+"""Seconds between two checks of all descriptors."""
 _KEEP_ALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 _TCP_INFO_BYTES: Final = 136
 _LAST_RECEIVED: Final = struct.Struct("@I")
 _LAST_RECEIVED_AT: Final = 52
 _RECEIVED: Final = struct.Struct("@Q")
 _RECEIVED_AT: Final = 128
-"""Of Linux' struct tcp_info: milliseconds since data came last, and bytes received so far."""
+"""Fields of Linux' struct tcp_info: milliseconds since the last data, and bytes received."""
 
 Peer = tuple[str, int]
 _NOBODY: Final[tuple[float, frozenset[Caller]]] = (0.0, frozenset())
@@ -54,11 +54,11 @@ _NOBODY: Final[tuple[float, frozenset[Caller]]] = (0.0, frozenset())
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a server takes of connections and streams."""
+    """Limits on connections and streams."""
 
     connections: int = 512
     streams: int = 256
-    """Streams of appends that are open at once; each holds up to three threads."""
+    """Append streams open at once; each uses up to three threads."""
     unauthenticated_bytes: int = 1 << 20
     unauthenticated_seconds: float = 10.0
     idle_seconds: float = 300.0
@@ -72,7 +72,7 @@ class _Connection:
 
 
 class ConnectionGuard:
-    """Watches what is connected to `port` of this process, from :meth:`start` to :meth:`close`."""
+    """Watches the connections to `port` of this process, from :meth:`start` to :meth:`close`."""
 
     def __init__(self, port: int, limits: ConnectionLimits) -> None:
         self._port = port
@@ -86,21 +86,21 @@ class ConnectionGuard:
         self._closed = threading.Event()
         self._used = time.monotonic()
         self.refused = 0
-        """Connections that were shut down here."""
+        """Number of connections shut here."""
         self._thread = threading.Thread(target=self._watch, name="log-server-connections", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def welcome(self, peer: str, caller: Caller) -> None:
-        """A call with the token of `caller` came from `peer`, as Flight names it."""
+        """Record an authenticated call of `caller` from `peer`, as Flight names it."""
         name, alone = _peer(peer), frozenset((caller,))
         with self._welcoming:
             _, before = self._welcome.get(name, (0.0, alone))
             self._welcome[name] = time.monotonic(), before if caller in before else before | alone
 
     def make_room(self) -> None:
-        """Somebody found no stream free: shut the connection that has been silent longest, if any has been for `idle_seconds`."""
+        """Request a free stream: shut the connection that has been silent longest, if it was for `idle_seconds`."""
         self._room_wanted.set()
 
     def __len__(self) -> int:
@@ -112,16 +112,16 @@ class ConnectionGuard:
         return 0.0 if self._open else time.monotonic() - self._used
 
     def close(self) -> None:
-        """Stop watching. The connections stay."""
+        """Stop watching. Connections stay open."""
         self._closed.set()
         self._thread.join(5.0)
 
     def shut_all(self) -> None:
-        """Shut what is still connected, behind :meth:`close`: streams that clients hold open end."""
+        """Shut remaining connections after :meth:`close`, so that streams held open by clients end."""
         for descriptor in list(self._open):
             self._shut_descriptor(descriptor, "the server has stopped")
 
-    # --- the watching thread ----------------------------------------------------------------------------------------------------
+    # --- the watching thread ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         free, swept, busy = -1, 0.0, time.monotonic()
@@ -143,11 +143,11 @@ class ConnectionGuard:
                     self._room_wanted.clear()
                     self._shut_idlest()
             except Exception:
-                # Whatever it was, the server goes on, and so does its guard.
-                _log.exception("looking after the connections failed")
+                # The server continues, and its guard must as well.
+                _log.exception("the check of connections failed")
 
     def _scan(self, now: float) -> None:
-        """Find the connections that are new."""
+        """Find new connections."""
         present = set()
         for name in os.listdir("/proc/self/fd"):
             descriptor = int(name)
@@ -174,7 +174,7 @@ class ConnectionGuard:
             del self._other[gone]
 
     def _is_ours(self, found: socket.socket) -> bool:
-        """Whether a socket is a connection to our port."""
+        """Whether a socket is a connection to this server's port."""
         if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
             return False
         listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -190,7 +190,7 @@ class ConnectionGuard:
             self._shut_one()
 
     def _judge(self, descriptor: int, now: float) -> None:
-        """Let an unknown connection go on, know it from now on, or shut it."""
+        """Mark an unauthenticated connection as authenticated, or shut it if it exceeds a limit."""
         connection = self._open[descriptor]
         if connection.peer in self._welcome:
             self._unknown.discard(descriptor)
@@ -204,7 +204,7 @@ class ConnectionGuard:
                 self._shut(found, descriptor, f"more than {self._limits.unauthenticated_bytes} bytes without a token")
 
     def _sweep(self, now: float) -> None:
-        """Look at all descriptors, and let go of what is no more."""
+        """Check all descriptors, and forget closed connections."""
         self._scan(now)
         for descriptor, connection in list(self._open.items()):
             try:
@@ -215,7 +215,7 @@ class ConnectionGuard:
                 self._forget(descriptor)
             elif not all(caller.is_valid() for caller in self._welcome.get(connection.peer, _NOBODY)[1]):
                 self._shut_descriptor(descriptor, "its token was revoked or ran out")
-        # A call may be ahead of our finding its connection.
+        # A call can be authenticated before its connection is found here.
         there = {each.peer for each in self._open.values()}
         for peer, (since, _) in list(self._welcome.items()):
             if peer not in there and now - since > self._limits.unauthenticated_seconds:
@@ -235,7 +235,7 @@ class ConnectionGuard:
             self._shut_descriptor(oldest, "too many connections")
 
     def _shut_idlest(self) -> bool:
-        """Shut the connection that has been silent longest, where one has been for long enough."""
+        """Shut the connection that has been silent longest, if for long enough."""
         silent = []
         for descriptor, connection in self._open.items():
             with _socket(descriptor, connection.inode) as found:
@@ -257,14 +257,14 @@ class ConnectionGuard:
     def _shut(self, found: socket.socket, descriptor: int, reason: str) -> None:
         peer = self._open[descriptor].peer
         self.refused += 1
-        _log.warning("the connection from %s:%d is shut: %s", *peer, reason)
+        _log.warning("shut the connection from %s:%d: %s", *peer, reason)
         self._forget(descriptor)
         with suppress(OSError):  # gone already
             found.shutdown(socket.SHUT_RDWR)
 
 
 def _next_free() -> int:
-    """The lowest descriptor that is free: another one than before where something was opened."""
+    """Return the lowest free descriptor. It changes when a descriptor was opened."""
     try:
         free = os.dup(0)
     except OSError:
@@ -275,7 +275,9 @@ def _next_free() -> int:
 
 @contextmanager
 def _socket(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """Flight's socket `descriptor` under a number of our own for the body alone; None where it is another one by now, or none."""
+    """Yield Flight's socket `descriptor` under a duplicate descriptor; None if it is closed or is another one
+    by now.
+    """
     try:
         own = os.dup(descriptor)
     except OSError:
@@ -283,8 +285,9 @@ def _socket(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
         return
     status = os.fstat(own)
     if not stat.S_ISSOCK(status.st_mode):
-        # The number went to a file since it was looked at. Ours stays open: to close one descriptor of a file drops all locks
-        # that this process has on it (POSIX), SQLite's on the catalog's file and RocksDB's on the index among them.
+        # The descriptor now belongs to a file. The duplicate must stay open: closing any descriptor of a file
+        # drops all locks
+        # that this process has on it (POSIX), including SQLite's on the catalog and RocksDB's on the index.
         yield None
         return
     try:
@@ -303,7 +306,7 @@ def _info(found: socket.socket, what: struct.Struct, offset: int) -> int:
     try:
         value: int = what.unpack_from(found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES), offset)[0]
     except (OSError, struct.error):
-        return 0  # closed meanwhile
+        return 0  # closed concurrently
     return value
 
 

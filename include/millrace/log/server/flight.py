@@ -1,5 +1,6 @@
-"""The Flight service of the log's server: calls in, the log's methods out. Its process is millrace.log.server.main's matter,
-which also says what crosses the wire.
+"""The Flight service of the log server: maps calls to methods of the log.
+
+Its process and the wire protocol are described in millrace.log.server.main.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class RetainingLog(Protocol):
-    """A log with retention and checksums of its own, as the embedded one is."""
+    """A log with its own retention and checksums, as the embedded one."""
 
     def enforce_retention(self, *, allowed: LogId) -> int: ...
 
@@ -59,10 +60,10 @@ class RetainingLog(Protocol):
 
 
 class Extension(Protocol):
-    """Something else that lives in the server's process, next to the log (the append host, for one).
+    """A component hosted in the server's process, next to the log (the append host, for example).
 
-    Its methods run in threads of the server and may raise any MillraceError, which reaches the client as such. The caller of
-    each has been let in by the table of calls; what the table leaves to the extension it judges by that caller.
+    Its methods run in server threads and may raise any MillraceError, which reaches the client typed. The table of
+    calls has admitted the caller; permissions that the table leaves to the extension are its own to check.
     """
 
     name: str
@@ -76,7 +77,8 @@ class Extension(Protocol):
     ) -> None:
         """Serve a stream whose command is a JSON object with `"extension": name`.
 
-        The reader has read_chunk; the writer begin, write_batch and write_metadata, the last two for one request's answer each.
+        The reader has read_chunk. The writer has begin, write_batch and write_metadata; each of the last two answers
+        one request.
         """
         ...
 
@@ -85,32 +87,32 @@ class Extension(Protocol):
         ...
 
     def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
-        """Answer an action of type `name/...`; one bytes object a result."""
+        """Answer an action of type `name/...`; one bytes object per result."""
         ...
 
     def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
-        """Entries are about to be appended past the extension; raising a MillraceError refuses them whole.
+        """Check entries that are about to be appended directly. A MillraceError refuses them all.
 
-        Without `alone` they are several appends: those are refused once more, each by itself.
+        Without `alone` they are several merged appends; if refused, each is checked again separately.
         """
         ...
 
     def truncated(self, pchannel: str, freed: int) -> None:
-        """A caller had a PChannel's log give up so many bytes."""
+        """A caller truncated a PChannel's log; `freed` bytes were freed."""
         ...
 
     def denied(self, call: str) -> None:
-        """A call of the table was refused to somebody, for want of a role or of a token that is still good."""
+        """A call was denied, for a missing role or an invalid token."""
         ...
 
     def close(self) -> None:
-        """Stop. The log is still open, and takes no more appends from streams; called once."""
+        """Stop. Called once, while the log is still open but accepts no more appends from streams."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """What reads may hold: threads that wait for entries, seconds of one wait, and bytes of one message on the wire."""
+    """Limits of reads: threads that wait for entries, seconds of one wait, and bytes of one message on the wire."""
 
     waiting: int = 128
     max_wait: float = 10.0
@@ -122,7 +124,7 @@ WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type information
-    """Serves `service`. Listens from construction on; :meth:`close` ends it."""
+    """Serves `service`. It listens from construction until :meth:`close`."""
 
     def __init__(
         self,
@@ -158,21 +160,22 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         )
         self.connections = ConnectionGuard(self.port, bounds)
         self.connections.start()
-        # Who looks it up is on this host, and cannot connect to "every address".
+        # Clients that look it up are on this host, and cannot connect to a wildcard address.
         self.address = f"{scheme}://{'127.0.0.1' if host in WILDCARD_HOSTS else host}:{self.port}"
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds in which nobody used the server: it had no connection and no work.
+        """Seconds without a connection or work.
 
-        A client that rests keeps its connection and so its server: appends in flight never meet a server that ends by itself.
+        An idle client keeps its connection and thereby its server, so an append never meets a server that stops by
+        itself.
         """
         return min(self.gate.idle_seconds, self.connections.unused_seconds)
 
     def close(self, *, timeout: float = 10.0) -> None:
-        """Take no more work, finish what is under way (at most `timeout` seconds), close extensions, logs and service."""
+        """Refuse new work, finish running work (at most `timeout` seconds), close extensions, logs and service."""
         if not self.gate.close(timeout=timeout):
-            _log.warning("work is still under way after %.0f s; closing the log under it", timeout)
+            _log.warning("work is still running after %.0f s; closing the log anyway", timeout)
         for extension in self._extensions.values():
             extension.close()
         with self._opening:
@@ -181,10 +184,10 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             log.close()
         self._service.close()
         self.connections.close()
-        # Ends the listener. It waits for streams that clients hold open, hence not in this thread.
+        # Stops the listener, in a thread of its own: it waits for streams that clients hold open.
         threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True).start()
 
-    # --- Flight's methods -----------------------------------------------------------------------------------------------
+    # --- Flight's methods ---------------------------------------------------------------------------------------------
 
     def do_exchange(
         self,
@@ -216,12 +219,15 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """One stream is served inside. Raises ServerFull."""
+        """Serve one stream inside this context.
+
+        Raises ServerFull.
+        """
         if not self._streams.acquire(blocking=False):
             self.connections.make_room()
             raise ServerFull(
-                f"the log's server has {self._streams_taken} streams of appends open and takes no more (setting log_streams): "
-                "close producers that rest, or try again"
+                f"the log server has {self._streams_taken} append streams open, its limit (setting log_streams): "
+                "close idle producers, or retry"
             )
         try:
             yield
@@ -246,7 +252,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             name, slash, _ = action.type.partition("/")
             extension = self._extension(name) if slash else None
             need = self._calls.get(action.type)
-            # What is no JSON is let through where no need looks into it: an extension's bodies are its own.
+            # An extension's body need not be JSON unless the call's permission depends on it.
             request = from_json(action.body.to_pybytes()) if extension is None or (need and need.argument) else {}
             self._require(caller, action.type, request)
             if extension is not None:
@@ -254,17 +260,20 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                     return extension.do_action(action, caller)
             act = getattr(self, f"_act_{name}", None)
             if act is None:
-                raise InvalidArgument(f"the log server knows no action {name!r}")
+                raise InvalidArgument(f"unknown action {name!r} of the log server")
             return [to_json(act(request))]
 
     def _require(self, caller: Caller, call: str, request: dict[str, Any]) -> None:
-        """Let a call in. Raises what millrace.access.permissions.authorize raises."""
+        """Admit a call.
+
+        Raises what millrace.access.calls.require raises.
+        """
         with self._counted(call):
             authorize(caller, call, request, calls=self._calls)
 
     @contextmanager
     def _counted(self, call: str) -> Iterator[None]:
-        """Tell the extensions where a call of the table is denied inside."""
+        """Report denied calls to the extensions."""
         try:
             yield
         except PermissionDenied:
@@ -273,12 +282,12 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             raise
 
     def _welcomed(self, context: flight.ServerCallContext) -> Caller:
-        """Who calls: its connection is known from now on, for as long as that one's token is good."""
+        """Return the caller, and mark its connection as authenticated while its token is valid."""
         caller: Caller = context.get_middleware(MIDDLEWARE_KEY).caller
         self.connections.welcome(context.peer(), caller)
         return caller
 
-    # --- appends and reads ----------------------------------------------------------------------------------------------
+    # --- appends and reads --------------------------------------------------------------------------------------------
 
     def _append(
         self, caller: Caller, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool = True
@@ -291,7 +300,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             try:
                 return log.append(values)
             except LogUnavailable:
-                # The log may have stopped itself after a failed write; opening it again lets it recover for the next append.
+                # The log may have stopped after a failed write; reopening lets it recover before the next append.
                 with self._opening:
                     self._logs.pop(pchannel, None)
                 raise
@@ -306,7 +315,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         with self.gate.admit():
             first = log.read(position, end=end, max_bytes=min(max_bytes, self._limits.chunk_bytes))
         busy = False
-        # A range that ends where it stands is empty for ever: nothing is to be waited for.
+        # An empty range never gets entries: do not wait.
         if not first.batch.num_rows and timeout > 0 and (end is None or first.next < end):
             first, busy = self._wait(context, log, position, end, max_bytes, timeout)
         return flight.GeneratorStream(ENTRY_SCHEMA, self._pieces(log, first, end, max_bytes, busy))
@@ -314,19 +323,19 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _pieces(
         self, log: Log, entries: LogEntries, end: LogId | None, max_bytes: int, busy: bool
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """A read in pieces, so that the log reads the next while the client takes this one."""
+        """Yield a read in chunks, so that the log reads the next one while the client processes this one."""
         piece = self._limits.chunk_bytes
         while True:
             yield entries.batch, to_json({"next": entries.next, "busy": busy})
             size = weight(entries.batch)
             max_bytes -= size
             if size < piece // 2 or max_bytes < piece // 2:
-                return  # the log's end, or about enough
+                return  # the end of the log, or enough
             try:
                 with self.gate.admit():
                     entries = log.read(entries.next, end=end, max_bytes=min(max_bytes, piece))
             except (MillraceError, NotAccepted):
-                return  # what came so far is right; the next read begins at this error and reports it
+                return  # the entries so far are valid; the next read starts at this error and reports it
             if not entries.batch.num_rows or weight(entries.batch) > 2 * piece:
                 return
 
@@ -339,7 +348,10 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         max_bytes: int,
         timeout: float,
     ) -> tuple[LogEntries, bool]:
-        """Wait for entries in slices, so that a client that left and a server that stops free the thread; and whether it could."""
+        """Wait for entries in slices, so that a disconnected client or a stopping server frees the thread.
+
+        Returns the entries, and whether no thread was free to wait.
+        """
         deadline = Deadline.after(min(timeout, self._limits.max_wait))
         size = min(max_bytes, self._limits.chunk_bytes)
         can_wait = self._waiting.acquire(blocking=False)
@@ -373,7 +385,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             raise InvalidArgument(f"this log server has no extension {name!r}: start it with --extension")
         return extension
 
-    # --- actions --------------------------------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------------------------------
 
     def _act_create(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
@@ -451,7 +463,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _keeper(self, request: dict[str, Any]) -> RetainingLog:
         log = self._open(_name(request, "pchannel"))
         if not isinstance(log, RetainingLog):
-            raise InvalidArgument("this log has no retention or checksums of its own")
+            raise InvalidArgument("this log has no retention or checksums of its own: its broker manages them")
         return log
 
     def _act_clock(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -472,7 +484,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
 @contextmanager
 def _typed() -> Iterator[None]:
-    """Send what the body raises so that the client gets it back typed."""
+    """Convert errors of the body so that the client raises them typed."""
     try:
         yield
     except flight.FlightError:
@@ -482,7 +494,7 @@ def _typed() -> Iterator[None]:
     except MillraceError as error:
         raise flight_error(error) from None
     except Exception as error:
-        _log.exception("a call failed inside")
+        _log.exception("a call failed unexpectedly")
         raise flight_error(error) from None
 
 

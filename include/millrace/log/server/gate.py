@@ -1,4 +1,4 @@
-"""What work is under way in a log server: counted, refused once it stops, and timed where there is none."""
+"""Tracks the work of a log server: counts it, refuses new work while stopping, and measures idle time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from millrace.rpc.wire import NotAccepted
 
 
 class Gate:
-    """Counts the work under way, refuses more once closed, and knows how long there was none.
+    """Counts running work, refuses more once closed, and knows how long the server has been idle.
 
-    Work of extensions counts while it lasts, but is neither refused nor waited for here: they end it themselves.
+    Work of extensions counts towards activity only: it is neither refused nor waited for here, since extensions end
+    it themselves.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,10 @@ class Gate:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Do one piece of work inside. Raises NotTaken once the gate is closed."""
+        """Run one piece of work.
+
+        Raises NotTaken once the gate is closed.
+        """
         with self._changed:
             if self._closed:
                 raise NotAccepted
@@ -43,14 +47,14 @@ class Gate:
                 self._changed.notify_all()
 
     def track(self, change: int) -> None:
-        """So many pieces of work of extensions began (or, below 0, ended)."""
+        """Record that work of extensions began (`change` > 0) or ended (< 0)."""
         with self._changed:
             self._elsewhere += change
             self._quiet_since = time.monotonic()
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
-        """One piece of an extension's work is done inside."""
+        """Run one piece of an extension's work."""
         self.track(1)
         try:
             yield
@@ -68,14 +72,14 @@ class Gate:
             return 0.0 if self._active or self._elsewhere else time.monotonic() - self._quiet_since
 
     def close(self, *, timeout: float) -> bool:
-        """Refuse further work and wait for what is under way; False where that took longer than `timeout` seconds."""
+        """Refuse new work and wait for running work; False if that takes longer than `timeout` seconds."""
         with self._changed:
             self._closed = True
             return self._changed.wait_for(lambda: self._active == 0, timeout)
 
 
 class TrackedStream:
-    """An extension's stream, as its reader and as its writer: a request counts as work until it is answered."""
+    """Reader and writer of an extension's stream. A request counts as work until it is answered."""
 
     def __init__(
         self, gate: Gate, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter
@@ -108,7 +112,7 @@ class TrackedStream:
         self._note(-1)
 
     def finish(self) -> None:
-        """The stream is over: what it never answered is no work any more."""
+        """End the stream: unanswered requests no longer count as work."""
         self._note(-self._open)
 
     def _note(self, change: int) -> None:

@@ -1,23 +1,26 @@
-"""The log's server: one process owns a folder's log, or stands before a broker's, and serves it to all others over Arrow Flight.
+"""The log server: one process that owns a folder's log, or fronts a broker's, and serves it over Arrow Flight.
 
     python -m millrace.log.server.main --data <folder> [--backend kafka://host:9092/prefix]
 
-Clients find it through `server.json` (millrace.rpc.discovery) and normally start it themselves (millrace.rpc.remote_log).
-What crosses the wire:
+Clients find it through `server.json` (millrace.rpc.discovery) and normally start it themselves
+(millrace.rpc.remote_log). The wire protocol:
 
-- DoExchange, command `{"append": <pchannel>, "pipelined": <bool>}`: each record batch in is one append, each metadata
-  message out its acknowledgement, in order (server_streams, millrace.rpc.wire).
-- DoGet, ticket `{"pchannel", "position", "end", "max_bytes", "timeout"}`: entries (ENTRY_SCHEMA); the metadata of the last
-  batch is `{"next": position}`. One call waits at most ReadLimits.max_wait; the client asks again.
-- Actions create, drop, describe, truncate (`{"pchannel", ...}`), names, groups, group_position, move_group, drop_group
-  (`{"group", ...}`), clock, accept_clock, ping, shutdown: a JSON object in, one out.
-- A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that one.
+- DoExchange, command `{"append": <pchannel>, "pipelined": <bool>}`: each record batch is one append, each metadata
+  message its acknowledgement, in order (append_stream, millrace.rpc.wire).
+- DoGet, ticket `{"pchannel", "position", "end", "max_bytes", "timeout"}`: entries (ENTRY_SCHEMA); the metadata of the
+  last batch is `{"next": position}`. One call waits at most ReadLimits.max_wait; the client repeats it.
+- Actions create, drop, describe, truncate (`{"pchannel", ...}`), names, groups, group_position, move_group,
+  drop_group (`{"group", ...}`), clock, accept_clock, ping, shutdown: a JSON object in, one out.
+- A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that
+  extension.
 
-Every call carries the token of `server.json`, or the one of MILLRACE_SERVER_TOKEN, which may do everything, or one of the data
-folder's file of tokens (millrace.access.token_file), which may do what millrace.access.permissions says; any other is refused before
-anything of it is looked at. Flight has read the request by then: a connection over which no token came may send no more than 1 MiB
-(server_connections, which limits connections and streams too). SIGTERM, SIGINT and
-`shutdown` stop it cleanly: new appends are answered "not taken", those in flight finish, the log is closed, `server.json` goes.
+Every call carries a token: that of `server.json` or of MILLRACE_SERVER_TOKEN, which may do everything, or one of the
+data folder's token file (millrace.access.token_file), which may do what millrace.access.calls says. Any other call is
+refused unread. Flight has received the request by then, so an unauthenticated connection may send no more than 1 MiB
+(millrace.log.server.connections, which also limits connections and streams).
+
+SIGTERM, SIGINT and `shutdown` stop it cleanly: it answers new appends "not taken", finishes appends in flight, closes
+the log, and removes `server.json`.
 """
 
 from __future__ import annotations
@@ -60,16 +63,18 @@ from millrace.runtime.process_setup import stop_on_signals
 
 _LEAST_TOKEN: Final = 16
 OUTPUT_BYTES: Final = 16 << 20
-"""At which size `server.log` is put aside as `server.log.1`."""
+"""Size at which `server.log` is rotated to `server.log.1`."""
 
 _log = logging.getLogger(__name__)
 
 
 def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> None:
-    """Serve the log of `folder` (or of the launch's backend) until SIGTERM, SIGINT, a shutdown call or the idle timeout.
+    """Serve the log of `folder` (or of the launch's backend) until SIGTERM, SIGINT, a shutdown call or the
+    idle timeout.
 
-    Call it from the main thread. Raises LogBusy where another server still holds the folder after `lock_timeout` seconds,
-    what keeps the log from opening, InvalidSettings, UnsafeDataFolder.
+    Call it from the main thread.
+    Raises LogBusy if another server still holds the folder after `lock_timeout` seconds.
+    Raises InvalidSettings, UnsafeDataFolder, and errors of opening the log.
     """
     stop = stop_on_signals()
     extensions = [_imported(path) for path in launch.extensions]
@@ -109,19 +114,22 @@ def serve(folder: Path, launch: ServerLaunch, *, lock_timeout: float = 10.0) -> 
                 _bound_output(folder / OUTPUT_FILE)
                 published = _republish(folder, record) or published
                 if launch.idle_timeout is not None and server.idle_seconds > launch.idle_timeout:
-                    _log.info("nobody used it for %.1f s", launch.idle_timeout)
+                    _log.info("stopping: idle for %.1f s", launch.idle_timeout)
                     break
                 stop.wait(0.2)
         finally:
             server.close()
-            remove_record(folder, record)  # before it is let go: a record that nobody holds is a copy's
+            remove_record(folder, record)  # before the lock is released: a record without a lock belongs to a copy
             if published is not None:
                 published.close()
             _log.info("stopped")
 
 
 def shared_token() -> list[str]:
-    """The token for clients on other hosts, from the environment, if there is one. Raises InvalidSettings for a weak one."""
+    """Return the token for clients on other hosts from the environment, if it is set.
+
+    Raises InvalidSettings for a weak one.
+    """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and len(token) < _LEAST_TOKEN:
         raise InvalidSettings(
@@ -131,7 +139,10 @@ def shared_token() -> list[str]:
 
 
 def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
-    """Certificate chain and key of the launch. Raises InvalidSettings."""
+    """Return certificate chain and key of the launch.
+
+    Raises InvalidSettings.
+    """
     if launch.tls is None:
         return None
     chain, key, _ = launch.tls
@@ -142,24 +153,24 @@ def _certificates(launch: ServerLaunch) -> tuple[bytes, bytes] | None:
 
 
 def _republish(folder: Path, record: ServerRecord) -> LockedFile | None:
-    """Write `server.json` again if somebody removed it: a server that nobody finds would hold the folder for ever."""
+    """Write `server.json` again if it was removed: a server that no client finds would hold the folder for ever."""
     if not (folder / RECORD_FILE).exists():
         try:
             published = write_record(folder, record)
-            _log.warning("%s was removed while the server runs: written again", folder / RECORD_FILE)
+            _log.warning("%s was removed while the server runs: writing it again", folder / RECORD_FILE)
             return published
         except OSError:
-            pass  # a full disk: it is looked at again
+            pass  # a full disk: retried later
     return None
 
 
 def _bound_output(output: Path) -> None:
-    """Keep the file that this process prints into small, where its starter gave it one."""
+    """Rotate the file of this process's output, if its starter set one."""
     try:
         if os.path.samestat(os.fstat(2), output.stat()):
             rotate_log(output, OUTPUT_BYTES)
     except OSError:
-        pass  # none, or none that can be cut now (a full disk): it is looked at again
+        pass  # no such file, or a full disk: retried later
 
 
 def _limits(launch: ServerLaunch) -> ConnectionLimits:
@@ -172,30 +183,30 @@ def _imported(path: str) -> Callable[[LogService, Path], Extension]:
     try:
         found: Callable[[LogService, Path], Extension] = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidSettings(f"{path!r} is no extension; write module:function ({error})") from error
+        raise InvalidSettings(f"{path!r} is not an extension: use module:function ({error})") from error
     return found
 
 
 def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
-    """The command line, whose options are those that ServerLaunch.arguments writes."""
+    """Parse the command line; its options are those that ServerLaunch.arguments writes."""
     parser = argparse.ArgumentParser(
         prog="python -m millrace.log.server.main", description="Serve a folder's log to other processes."
     )
     add = parser.add_argument
-    add("--data", type=Path, required=True, metavar="FOLDER", help="where the log and server.json lie")
+    add("--data", type=Path, required=True, metavar="FOLDER", help="folder of the log and server.json")
     add("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     add("--port", type=int, default=0, help="port to bind (default: a free one)")
-    add("--idle-timeout", type=float, metavar="SECONDS", help="stop after so long without a client (default: never)")
+    add("--idle-timeout", type=float, metavar="SECONDS", help="stop after this time without a client (default: never)")
     add("--tls-cert", metavar="FILE", help="certificate chain (PEM): serve with TLS")
-    add("--tls-key", metavar="FILE", help="its key (PEM)")
-    add("--tls-name", default="localhost", help="the name in the certificate (default: %(default)s)")
+    add("--tls-key", metavar="FILE", help="key of the certificate (PEM)")
+    add("--tls-name", default="localhost", help="name in the certificate (default: %(default)s)")
     add(
         "--backend", default="", metavar="URL", help="serve this broker's log (default: the embedded one in the folder)"
     )
-    add("--connections", type=int, metavar="N", help="connections that it takes")
-    add("--streams", type=int, metavar="N", help="streams of appends that it takes")
+    add("--connections", type=int, metavar="N", help="maximum number of connections")
+    add("--streams", type=int, metavar="N", help="maximum number of append streams")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the backend")
-    add("--extension", action="append", default=[], metavar="MODULE:FUNCTION", help="what else to host")
+    add("--extension", action="append", default=[], metavar="MODULE:FUNCTION", help="extension to host")
     options = parser.parse_args(arguments)
     settings = []
     for item in options.set:
@@ -204,7 +215,7 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
             parser.error(f"--set {item}: write NAME=VALUE")
         settings.append((name, value))
     if (options.tls_cert is None) != (options.tls_key is None):
-        parser.error("--tls-cert and --tls-key belong together")
+        parser.error("--tls-cert and --tls-key must be given together")
     launch = ServerLaunch(
         host=options.host,
         port=options.port,
@@ -220,7 +231,7 @@ def _launch(arguments: Sequence[str] | None) -> tuple[Path, ServerLaunch]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve as the command line says. A failure to start is one line that the starter turns back into the typed error."""
+    """Serve as the command line says. A failed start prints one line, which the starter turns into the typed error."""
     restrict_umask()
     folder, launch = _launch(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
@@ -236,5 +247,5 @@ if __name__ == "__main__":
     code = main()
     logging.shutdown()
     sys.stderr.flush()
-    # Clients may hold streams open, whose threads would keep the interpreter; the log is closed, nothing is left to wait for.
+    # Threads of streams that clients hold open would block a normal exit. The log is closed, so exit at once.
     os._exit(code)

@@ -25,7 +25,7 @@ from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.consumer_positions import read_group_positions
 from millrace.coord.coordinator_db import detach_from_shared
 from millrace.log.generations.generation_file import FILE, GenerationFile, Generations, span_of
-from millrace.log.generations.positions import backend_position
+from millrace.log.generations.log import backend_position
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq.channel_copy import plan_copy, verify_copy, write_copy_manifest
 from millrace.log.rocksmq.manifest import encode_file_name
