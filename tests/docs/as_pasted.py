@@ -112,6 +112,10 @@ class Shell:
                 return printed
             printed.append(line)
 
+    def said(self) -> list[str]:
+        """What a block that was started has printed so far."""
+        return [self.lines.get() for _ in range(self.lines.qsize())]
+
     def close(self) -> None:
         """End the shell and everything that it started."""
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
@@ -211,7 +215,11 @@ def run(page: str, *, seconds: float = 300.0, install: bool = False, verbose: bo
         }
         environment.pop("MILLRACE_DATA", None)
         with shells(folder, environment) as terminals:
-            _blocks(text, folder, terminals, seconds, install=install, verbose=verbose)
+            try:
+                _blocks(text, folder, terminals, seconds, install=install, verbose=verbose)
+            except PageFailed as failed:
+                others = [f"--- terminal {number}\n{_end(each.said())}" for number, each in enumerate(terminals[1:], 2)]
+                raise PageFailed("\n".join([str(failed), *others])) from None
 
 
 def _blocks(text: str, folder: Path, terminals: list[Shell], seconds: float, *, install: bool, verbose: bool) -> None:
