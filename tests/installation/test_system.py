@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.base.bounded_output import rotate_log
 from millrace.base.errors import DeadlineExceeded
+from millrace.base.files import rotate_log
 from millrace.base.process import ProcessInfo, all_processes, find_process
 from millrace.base.settings import Settings
 from millrace.installation import system

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from millrace.base.data_folder import unknown_entries
-from millrace.base.digests import sha256_file
 from millrace.base.errors import BackupBusy, BackupRefused, InvalidArgument
+from millrace.base.files import sha256_file
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.deployment_id import DEPLOYMENT_FILE as DEPLOYMENT
 from millrace.operations.backup.deployment_id import ensure_deployment_id

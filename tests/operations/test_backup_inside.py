@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.base.digests import sha256_file
 from millrace.base.errors import BackupDamaged, BackupRefused
+from millrace.base.files import sha256_file
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, StoredFile, list_backups
 from millrace.operations.backup.restore import restore_backup

@@ -1,4 +1,5 @@
-"""What every room may use: the error family, settings, metrics, failpoints, small files replaced whole, pauses, scratch folders.
+"""Foundations for every room: errors, settings, metrics, failpoints, durable files, locks, back-off, scratch folders.
 
-Nothing here knows what Millrace is for. Who needs a helper looks here first; what only one room needs stays in that room.
+Nothing here knows what Millrace is for. Look here before you write a helper; keep code that only one room needs in that
+room.
 """

@@ -1,4 +1,4 @@
-"""The pause before another attempt: never the same twice, so that those who failed together do not come back together."""
+"""Add jitter to retry delays, so that clients that failed at the same time do not retry at the same time."""
 
 from __future__ import annotations
 
@@ -9,5 +9,8 @@ JITTER: Final = 0.5
 
 
 def jittered(seconds: float) -> float:
-    """At least `seconds` (a server may have asked for them), and up to half as long again."""
+    """Return a random delay between `seconds` and 1.5 times that.
+
+    The result is never below `seconds`: a server may have asked for that delay.
+    """
     return seconds * random.uniform(1.0, 1.0 + JITTER)

@@ -1,4 +1,4 @@
-"""What is closed at the end of its ``with`` (or ``async with``) block, said once."""
+"""Base classes for objects that are closed at the end of a ``with`` or ``async with`` block."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """Makes a class with `close` a context manager of itself."""
+    """Make a class with `close` its own context manager."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Release what this holds."""
+        """Release the resources of this object."""
 
     def __enter__(self) -> Self:
         return self
@@ -26,13 +26,13 @@ class Closeable(ABC):
 
 
 class AsyncCloseable(ABC):
-    """Makes a class with an awaitable `close` an asynchronous context manager of itself."""
+    """Make a class with an awaitable `close` its own asynchronous context manager."""
 
     __slots__ = ()
 
     @abstractmethod
     async def close(self) -> None:
-        """Release what this holds."""
+        """Release the resources of this object."""
 
     async def __aenter__(self) -> Self:
         return self

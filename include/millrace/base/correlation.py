@@ -1,6 +1,6 @@
-"""What belongs to one request: an id that its answer, the lines of the log and the lines of the history bear.
+"""Tag an answer, log lines and history entries with the id of the request they belong to.
 
-Who asks may give one (``X-Request-ID``), so that his own log's lines are found by it, too.
+A client may supply the id (``X-Request-ID``) to find its request in both logs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("request", default="")
-"""Of the request that is being answered here; "" outside of any."""
+"""The id of the request that this context answers; empty outside a request."""
 _TAKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def accept_request_id(given: str) -> str:
-    """`given` where it can be one, else a new one."""
+    """Return `given` if it is a valid request id, else a new id."""
     return given if _TAKEN.fullmatch(given) else uuid.uuid4().hex[:16]

@@ -1,4 +1,4 @@
-"""How long somebody waits: one moment for all the steps of a wait, so that none of them starts the clock anew."""
+"""Bound a wait by one point in time that all its steps share, so that no step restarts the clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment of a clock, in its seconds. A simulation gives the clock, and the sleep that moves it."""
+    """A point in time on a clock, in seconds. A simulation supplies its own clock and sleep."""
 
     at: float
     clock: Callable[[], float] = time.monotonic
@@ -33,36 +33,44 @@ class Deadline:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> Self:
-        """`seconds` from now; 0 or less is over at once."""
+        """Return the deadline `seconds` from now; 0 or less has already expired."""
         return cls(clock() + seconds, clock, sleep)
 
     @classmethod
     def never(cls) -> Self:
-        """A wait without an end."""
+        """Return a deadline that never expires."""
         return cls(math.inf)
 
     def extended(self, seconds: float) -> Self:
-        """The same wait with `seconds` more: for who answers to somebody that keeps this one."""
+        """Return this deadline plus `seconds`, for a step that has to outlast its caller's wait."""
         return type(self)(self.at + seconds, self.clock, self.sleep)
 
     def expired(self) -> bool:
-        """Whether it has come."""
+        """Return whether the deadline has passed."""
         return self.clock() >= self.at
 
     def remaining(self, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
-        """Seconds until it comes, 0 once it has; never below `least` (a call that must be tried) nor above `most`."""
+        """Return the seconds left, 0 once expired, clamped to `minimum` (for a call that must be tried) and
+        `maximum`.
+        """
         left = self.at - self.clock()
         if left > maximum:
             left = maximum
         return left if left > minimum else minimum
 
     def wait(self, waiter: Waiter, *, maximum: float = math.inf) -> bool:
-        """Wait on a condition or an event until it is told, for `most` seconds at a time; what its own wait says."""
+        """Wait on a condition or an event until it is notified, for at most `maximum` seconds.
+
+        Returns what the waiter's own `wait` returns.
+        """
         left = self.remaining(maximum=maximum)
         return waiter.wait(None if left == math.inf else left)
 
     def pause(self, seconds: float) -> bool:
-        """Sleep `seconds` between two looks, less where it comes before; False, and no sleep, once it has come."""
+        """Sleep `seconds`, or less if the deadline comes first.
+
+        Returns False without sleeping if the deadline has passed.
+        """
         left = self.at - self.clock()
         if left <= 0:
             return False
@@ -71,7 +79,10 @@ class Deadline:
 
 
 def poll_until(look: Callable[[], _T], deadline: Deadline, *, interval: float) -> _T:
-    """Look every `every` seconds until something is seen: the first true answer, or the one at the deadline, which is not."""
+    """Call `look` every `interval` seconds until it returns a true value or the deadline passes.
+
+    Returns the last value, which is false after a timeout.
+    """
     while not (found := look()) and deadline.pause(interval):
         pass
     return found

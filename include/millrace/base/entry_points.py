@@ -1,4 +1,4 @@
-"""What other packages register with Millrace: objects by entry point (``[project.entry-points."<group>"]``)."""
+"""Load objects that other packages register by entry point (``[project.entry-points."<group>"]``)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 def load_entry_points(group: str, kind: type[T]) -> list[T]:
-    """The objects that installed packages register in `group`.
+    """Return the objects that installed packages register in `group`.
 
-    Looks through the installed packages' metadata (some ten milliseconds), so ask where nothing nearer is found. Raises
-    InvalidSettings that names the entry point where one does not load, or is no `kind`.
+    This reads the metadata of all installed packages (tens of milliseconds), so try built-in objects first.
+    Raises InvalidSettings, with the entry point's name, if one does not load or is not a `kind`.
     """
-    from importlib.metadata import entry_points  # takes as long as the rest of a command that needs none
+    from importlib.metadata import entry_points  # slow to import, and most commands need no entry points
 
     found = []
     for point in entry_points(group=group):
@@ -26,6 +26,6 @@ def load_entry_points(group: str, kind: type[T]) -> list[T]:
                 f"the entry point {point.name} = {point.value} ({group}) does not load: {error}"
             ) from error
         if not isinstance(loaded, kind):
-            raise InvalidSettings(f"the entry point {point.name} = {point.value} ({group}) is no {kind.__name__}")
+            raise InvalidSettings(f"the entry point {point.name} = {point.value} ({group}) is not a {kind.__name__}")
         found.append(loaded)
     return found

@@ -1,7 +1,7 @@
-"""The one exception family of Millrace.
+"""The exception family of Millrace.
 
-Every error carries a stable ``code``, whether a retry of the same call can help (``retriable``), and a message that tells
-its reader what to do. Retry code asks ``error.retriable`` and lists no types.
+Every error has a stable ``code``, says whether retrying the same call can help (``retriable``), and has a message that
+tells the reader what to do. Retry code asks ``error.retriable`` and lists no types.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class MillraceError(Exception):
-    """Root of the family; never raised itself. An error's code is its class's name unless the class says another."""
+    """The base class; never raised itself. The code is the class name unless the class sets one."""
 
     code: ClassVar[str] = "MILLRACE"
     retriable: ClassVar[bool] = False
@@ -22,7 +22,7 @@ class MillraceError(Exception):
             cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Errors cross processes whole, whatever their constructors ask for."""
+        """Pickle the error with all its attributes, whatever arguments its constructor takes."""
         return _again, (type(self), self.args, self.__dict__)
 
 
@@ -34,19 +34,21 @@ def _again(kind: type[MillraceError], args: tuple[object, ...], facts: dict[str,
 
 
 class InvalidArgument(MillraceError):
-    """A caller passed a value that can never be right."""
+    """A caller passed a value that is never valid."""
 
 
 class Closed(MillraceError):
-    """A call to a producer, an appender or a consumer that was closed: make another."""
+    """The producer, appender or consumer is closed: open another."""
 
 
 class CheckViolated(InvalidArgument):
-    """Rows make a check of their collection false, or say another value than a computed field has: nothing of the call was sent."""
+    """Rows violate a check of their collection, or contradict a computed field: nothing of the call was sent."""
 
 
 class NotSupportedRemotely(MillraceError):
-    """The server is of an older build and cannot do this: update it, or do it with a client of the data folder, on its host."""
+    """The server runs an older build without this feature: update it, or use a client of the data folder on its
+    host.
+    """
 
 
 class InvalidSettings(MillraceError):
@@ -54,65 +56,75 @@ class InvalidSettings(MillraceError):
 
 
 class FileRefused(MillraceError):
-    """The operating system refuses a file or folder: a right is missing, the disk is full or read-only, a name is too long."""
+    """The operating system denied access to a file or folder: no permission, a full or read-only disk, or a name that
+    is too long.
+    """
 
     @classmethod
     def from_os_error(cls, error: OSError) -> FileRefused:
-        """The same in a sentence."""
+        """Describe `error` in one sentence."""
         named = [repr(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
         return cls(
-            f"{' and '.join(named) or 'a file'}: {error.strerror}; look at its name, its owner and mode, and the free space"
+            f"{' and '.join(named) or 'a file'}: {error.strerror}; check its name, owner and mode, and the free space"
         )
 
 
 class UnsafeDataFolder(MillraceError):
-    """Others than its owner can write to the data folder: nothing is started on it; the message says the chmod that closes it."""
+    """Users other than the owner can write to the data folder. Nothing starts on it; the message gives the chmod to
+    run.
+    """
 
 
 class PermissionDenied(MillraceError):
-    """The caller's token lacks a role that the call needs, or holds no more; nothing was done. The message says which role on what."""
+    """The caller's token has no role that the call needs, or is no longer valid: nothing was done. The message names
+    the role and resource.
+    """
 
 
 class TokenFileRefused(MillraceError):
-    """The file of tokens is damaged, or others than its owner may read it or write to it: nobody gets in by it."""
+    """The token file is damaged, or users other than its owner can read or write it: no token is accepted."""
 
 
 class Malformed(MillraceError):
-    """Bytes that are not a value of the wire form (docs/wire-form.md), or a body that is not of its type."""
+    """Bytes are not a value of the wire form (docs/wire-form.md), or a body does not have the shape of its type."""
 
 
 class StateDamaged(Malformed):
-    """A PChannel's state row is not as it was committed, or its file is gone: run the operation recovery, which makes it anew."""
+    """A PChannel's state row is not what was committed, or its file is missing: run the operation recovery, which
+    rebuilds it.
+    """
 
 
 class UnsupportedVersion(MillraceError):
-    """A wire form, chain or state of a version that this build does not know: run the build that wrote it, or a newer one."""
+    """A wire form, chain or state has a version that this build does not know: run the build that wrote it, or a newer
+    one.
+    """
 
 
 class UnsupportedMessageType(MillraceError):
-    """A number of the chapter-4 enumeration without behaviour in Millrace, or no number of it at all."""
+    """A message type of the chapter-4 enumeration that Millrace does not implement, or an unknown number."""
 
 
 class LogError(MillraceError):
-    """Root of what a log backend raises."""
+    """The base class of errors from log backends."""
 
     code = "LOG"
 
 
 class ChannelNotFound(LogError):
-    """No such PChannel in this log: create it first."""
+    """The log has no such PChannel: create it first."""
 
 
 class ChannelExists(LogError):
-    """A PChannel (or consumer group) of this name exists already."""
+    """A PChannel (or consumer group) with this name already exists."""
 
 
 class EntryTooLarge(LogError):
-    """An entry is larger than the log takes: split the batch, or raise the limit on every host."""
+    """An entry exceeds the log's size limit: split the batch, or raise the limit on every host."""
 
 
 class PositionTruncated(LogError):
-    """Retention has removed the position that was asked for. ``earliest`` is the first position that can be read."""
+    """Retention has removed the requested position. ``earliest`` is the first readable position."""
 
     def __init__(self, message: str, *, earliest: tuple[int, int]) -> None:
         super().__init__(message)
@@ -120,11 +132,15 @@ class PositionTruncated(LogError):
 
 
 class LogRegressed(LogError):
-    """The log ends before a committed position, or its last committed entry has other bytes: it lost data it acknowledged."""
+    """The log ends before a committed position, or its last committed entry has different bytes: it lost acknowledged
+    data.
+    """
 
 
 class LogCorrupted(LogError):
-    """A stored record fails its checksum although later records were acknowledged: restore the file, do not cut it."""
+    """A stored record fails its checksum although later records were acknowledged: restore the file, do not truncate
+    it.
+    """
 
 
 class LogUnavailable(LogError):
@@ -134,7 +150,7 @@ class LogUnavailable(LogError):
 
 
 class ServerFull(LogError):
-    """The log's server has as many streams of appends open as it takes; nothing of this one was read. Try again."""
+    """The log's server has reached its limit of open append streams and read nothing from this one. Try again."""
 
     retriable = True
 
@@ -146,15 +162,19 @@ class LogBusy(LogError):
 
 
 class DataFolderCopied(LogError):
-    """The data folder is a copy of one that is in use: it names processes of the original. The message says what to do with it."""
+    """The data folder is a copy of one that is in use: it names processes of the original. The message says how to
+    separate the two.
+    """
 
 
 class LogFenced(LogError):
-    """A newer writer took this log over: this handle appends nothing any more, though it still reads. The newer one goes on."""
+    """A newer writer took over this log: this handle can read but no longer append. The newer writer continues."""
 
 
 class LogRefused(LogError):
-    """The brokers refused an administrative call of the log; ``status`` is their HTTP status, the message holds their reason."""
+    """The brokers rejected an administrative call of the log. ``status`` is their HTTP status; the message has their
+    reason.
+    """
 
     def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
@@ -162,7 +182,7 @@ class LogRefused(LogError):
 
 
 class AppendRejected(MillraceError):
-    """The chain judged a message and rejected it; ``reason`` is a name of :class:`millrace.wal.reasons.Reason`."""
+    """The chain rejected a message; ``reason`` is a name of :class:`millrace.wal.reasons.Reason`."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -170,73 +190,82 @@ class AppendRejected(MillraceError):
 
 
 class AppendDenied(AppendRejected, PermissionDenied):
-    """The producer's token does not allow these messages: the server took none of their entry."""
+    """The producer's token does not allow these messages: the server accepted none of their entry."""
 
     def __init__(self, message: str, *, reason: str = "PERMISSION_DENIED") -> None:
         super().__init__(message, reason=reason)
 
 
 class ProducerFenced(AppendRejected):
-    """A newer producer of this id took over: this one appends nothing any more. Close it; the newer one goes on."""
+    """A newer producer with this id took over: this one can no longer append. Close it; the newer one continues."""
 
     def __init__(self, message: str, *, reason: str = "PRODUCER_FENCED") -> None:
         super().__init__(message, reason=reason)
 
 
 class AppendUnresolved(LogUnavailable):
-    """The log could not be asked what became of an append: it is in the log once, or not at all. Do not send its rows again:
-    the producer holds them and repeats them, with the sequences they have, before its next append, or on ``settle()``."""
+    """The result of an append is unknown: its entry is in the log once, or not at all. Do not send its rows again:
+    the producer keeps them and repeats them with the same sequences before its next append, or on ``settle()``.
+    """
 
     retriable = False
 
 
 class BufferFull(MillraceError):
-    """A producer's buffer held as much as it may until the deadline: nothing of this append was taken. Append again later."""
+    """A producer's buffer stayed full until the deadline: nothing of this append was accepted. Append again later."""
 
     retriable = True
 
 
 class SpoolFull(MillraceError):
-    """The log cannot be reached and the spool holds as much as it may: nothing of this append was taken. Wait, or enlarge it."""
+    """The log cannot be reached and the spool is full: nothing of this append was accepted. Wait, or enlarge the
+    spool.
+    """
 
     retriable = True
 
 
 class SpoolBusy(MillraceError):
-    """Another process holds this spool: one spool belongs to one producer at a time."""
+    """Another process holds this spool: a spool belongs to one producer at a time."""
 
 
 class SpoolCorrupted(MillraceError):
-    """A whole record of the spool fails its checksum: it was damaged on the disk. Keep the folder, and look what is in it."""
+    """A complete record of the spool fails its checksum: the disk damaged it. Keep the folder and examine it."""
 
 
 class TransactionLost(AppendRejected):
-    """A transaction ended before its commit (its lease or lifetime ran out, or DDL or a flush came): nothing of it is visible.
-    Begin a new one with the same rows."""
+    """A transaction ended before its commit (its lease or lifetime expired, or DDL or a flush ended it): none of it is
+    visible.
+    Begin a new one with the same rows.
+    """
 
 
 class GroupBusy(MillraceError):
-    """Another consumer of this group reads this channel: a group has one consumer a channel at a time."""
+    """Another consumer of this group reads this channel: a group has one consumer per channel."""
 
 
 class PositionsBusy(MillraceError):
-    """Another process holds the file of consumers' positions for longer than a caller waits; nothing was done. Try again."""
+    """Another process held the file of consumer positions longer than the caller waits; nothing was done. Try again."""
 
     retriable = True
 
 
 class MetaUnavailable(MillraceError):
-    """The meta store cannot be reached now, or is too busy: nothing was done. Try again."""
+    """The meta store cannot be reached, or is too busy: nothing was done. Try again."""
 
     retriable = True
 
 
 class MetaAmbiguous(MillraceError):
-    """The meta store's answer was lost: the commit stands, or does not. Read what it was to change, then decide."""
+    """The meta store's answer was lost: the commit took effect or did not. Read what it should have changed, then
+    decide.
+    """
 
 
 class RevisionCompacted(MillraceError):
-    """A revision of the meta store that is kept no more: list anew and go on from there. ``earliest`` can still be read."""
+    """A revision of the meta store was compacted away: list again and continue from there. ``earliest`` can still be
+    read.
+    """
 
     def __init__(self, message: str, *, earliest: int) -> None:
         super().__init__(message)
@@ -244,25 +273,25 @@ class RevisionCompacted(MillraceError):
 
 
 class LeaseNotFound(MillraceError):
-    """A lease that has ended: its keys are gone. Take a new one, and what it stood for anew."""
+    """A lease has expired and its keys are gone. Acquire a new one, and whatever it protected."""
 
 
 class NotLeader(MillraceError):
-    """This coordinator does not lead, or does no more: nothing was done. Ask the one that leads."""
+    """This coordinator is not the leader: nothing was done. Ask the leader."""
 
     retriable = True
 
 
 class SessionEnded(MillraceError):
-    """A node's session is over: it owns nothing until it has registered anew and is assigned something."""
+    """A node's session has ended: it owns nothing until it registers again and receives assignments."""
 
 
 class NodeNotFound(MillraceError):
-    """No node of that name is in the cluster; the message names those there are."""
+    """The cluster has no node with this name; the message lists the nodes."""
 
 
 class NodeUnreachable(MillraceError):
-    """A node did not answer: what it was asked for may have been done. Ask again."""
+    """A node did not answer: the request may have taken effect. Ask again."""
 
     retriable = True
 
@@ -274,43 +303,48 @@ class OrderPending(MillraceError):
 
 
 class OrderIgnored(MillraceError):
-    """A node was told of a newer term of this role: an older order has no effect there."""
+    """A node has received a newer term of this role: an older order has no effect on it."""
 
 
 class AssignmentStale(MillraceError):
-    """The node does not hold this role of the PChannel in this term: find out who does, and go on there."""
+    """The node does not hold this role of the PChannel in this term: look up the owner and continue there."""
 
     retriable = True
 
 
 class ChannelParked(MillraceError):
-    """An entry of this PChannel cannot be processed; the PChannel waits for a person, the others go on."""
+    """An entry of this PChannel cannot be processed. The PChannel waits for an operator; the others continue."""
 
 
 class TombstoneRefused(MillraceError):
-    """No tombstone may stand in the place of that entry, or not with those words; the message says why. Nothing was changed."""
+    """That entry cannot be replaced by a tombstone, or the author or reason is invalid; the message says why. Nothing
+    was changed.
+    """
 
 
 class CommitFenced(MillraceError):
-    """Another committer moved the PChannel since this range was planned: drop the files, plan anew."""
+    """Another committer moved the PChannel after this range was planned: drop the files and plan again."""
 
     retriable = True
 
 
 class TableUnavailable(MillraceError):
-    """A table cannot be written or read now, for want of room or storage. A commit that was tried may stand."""
+    """A table cannot be read or written now: its storage is full or unreachable. An attempted commit may have taken
+    effect.
+    """
 
     retriable = True
 
 
 class TableNotFound(MillraceError):
-    """There is no such table (yet): the streaming node makes ``wal``, the flusher the others."""
+    """The table does not exist (yet): the streaming node creates ``wal``, the flusher the others."""
 
 
 class TableDamaged(MillraceError, OSError):
-    """A file of a table is missing or does not read: the operation recovery makes it anew, from the log or the WAL.
+    """A file of a table is missing or unreadable: the operation recovery rebuilds it from the log or the WAL.
 
-    `missing`: it is not there. Where a reader has held an old version of the table for long, VACUUM may have taken it.
+    `missing` is True if the file does not exist. If a reader held an old table version for long, VACUUM may have
+    removed it.
     """
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
@@ -319,56 +353,61 @@ class TableDamaged(MillraceError, OSError):
 
 
 class WalGap(MillraceError):
-    """The chain of previous ticks in the WAL is broken: rows of a range are missing."""
+    """The sequence of previous ticks in the WAL is broken: rows of a range are missing."""
 
 
 class StagedFileDamaged(MillraceError):
-    """A staged file that an Import names is missing, altered, or is not what the message says; the message names it, and
-    says what to do."""
+    """A staged file of an Import is missing, changed, or not what the message describes. The message names the file and
+    says what to do.
+    """
 
 
 class TickNotReached(MillraceError):
-    """A read at a time tick that not every channel of the collection has confirmed yet."""
+    """A read at a time tick that some channel of the collection has not confirmed yet."""
 
     retriable = True
 
 
 class TickTooOld(MillraceError):
-    """A read before the oldest state that can still be rebuilt; the message names that tick."""
+    """A read before the oldest state that can be rebuilt; the message names that tick."""
 
 
 class CollectionNotFound(MillraceError):
-    """No collection of this name or id."""
+    """No collection has this name or id."""
 
 
 class CollectionExists(MillraceError):
-    """A collection of this name exists with another definition."""
+    """A collection with this name exists with another definition."""
 
 
 class SchemaChanged(MillraceError):
-    """A reader with a fixed schema has come to rows of a newer one: begin it again, with that one, from where it stands."""
+    """A reader with a fixed schema reached rows of a newer schema: start it again with that schema, from its
+    position.
+    """
 
     retriable = True
 
 
 class CatalogBusy(MillraceError):
-    """Another process holds the catalog's file for longer than a caller waits; nothing was done. Try again."""
+    """Another process held the catalog's file longer than the caller waits; nothing was done. Try again."""
 
     retriable = True
 
 
 class CatalogDiverged(MillraceError):
-    """The chain has another definition of a collection than the catalog, in a way that the catalog cannot follow."""
+    """The chain has another definition of a collection than the catalog, and the catalog cannot follow it."""
 
 
 class DeadlineExceeded(MillraceError):
-    """A bounded wait ran out. The effect of the call is unknown unless the message says otherwise."""
+    """A bounded wait timed out. The effect of the call is unknown unless the message says otherwise."""
 
     retriable = True
 
 
 class RateLimited(MillraceError):
-    """The host takes no more row changes now, or not so many; nothing was appended. Try again in ``retry_after`` seconds."""
+    """The host accepts no more row changes now, or fewer; nothing was appended. Try again in ``retry_after``
+    seconds.
+    """
 
     retriable = True
 
@@ -378,34 +417,37 @@ class RateLimited(MillraceError):
 
 
 class ChangesRefused(MillraceError):
-    """A stream that takes inserts alone met a delete or a retraction: read all changes, or say that they are left out."""
+    """A stream of inserts only received a delete or a retraction: read all changes, or declare that they are
+    skipped.
+    """
 
 
 class StreamBusy(MillraceError):
-    """Another process runs this stream, or writes from the folder of its sink: end it first."""
+    """Another process runs this stream, or writes from its sink's folder: stop it first."""
 
     retriable = True
 
 
 class StreamNotFound(MillraceError):
-    """No stream of this name is declared: `millrace streams list` shows those there are."""
+    """No stream with this name is declared: `millrace streams list` shows the declared ones."""
 
 
 class InvalidStream(MillraceError):
-    """A stream's declaration cannot run as it stands; the message names each field and what is wrong with it."""
+    """A stream's declaration is invalid; the message names each field and its problem."""
 
 
 class StreamClosed(Closed):
-    """A message stream that was closed, before the call or while it waited: make another."""
+    """The message stream was closed before the call or during its wait: open another."""
 
 
 class PackTooLarge(MillraceError):
-    """A time-tick stream holds more than it may while it waits for ticks: have ticks sent more often, or raise
-    ``max_pack_bytes``; the stream's positions are where they were."""
+    """A time-tick stream exceeds its memory limit while it waits for ticks: have ticks sent more often, or raise
+    ``max_pack_bytes``. The stream's positions are unchanged.
+    """
 
 
 class MessagesRefused(MillraceError):
-    """A pack came with messages that cannot be delivered, late or malformed; ``pack`` has them, and the good ones."""
+    """A pack contains messages that cannot be delivered: late or malformed. ``pack`` has them and the valid ones."""
 
     def __init__(self, message: str, *, pack: object) -> None:
         super().__init__(message)
@@ -413,11 +455,11 @@ class MessagesRefused(MillraceError):
 
 
 class InvalidSuite(MillraceError):
-    """A users' expectation suite that cannot be used: the message names the file, the expectation and what is wrong."""
+    """A user's expectation suite is invalid; the message names the file, the expectation and the problem."""
 
 
 class QualityBlocked(MillraceError):
-    """A critical expectation stands failed, so that nothing is removed; ``blocks`` are the ids to mend or to release."""
+    """A critical expectation has failed, so nothing is removed. ``blocks`` are the ids to fix or to release."""
 
     def __init__(self, message: str, *, blocks: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -425,11 +467,11 @@ class QualityBlocked(MillraceError):
 
 
 class RunNotFound(MillraceError):
-    """No run of an operation with this id: it was never started, or its folder was cleaned away."""
+    """No run of an operation has this id: it was never started, or its folder was removed."""
 
 
 class AirflowUnavailable(MillraceError):
-    """Airflow's API cannot be reached, or answered with an error; ``status`` is the HTTP status where it answered."""
+    """Airflow's API cannot be reached, or answered with an error; ``status`` is the HTTP status if it answered."""
 
     retriable = True
 
@@ -439,29 +481,31 @@ class AirflowUnavailable(MillraceError):
 
 
 class RepairImpossible(MillraceError):
-    """What is damaged cannot be computed again from what is left; the message says what to restore."""
+    """The damaged data cannot be rebuilt from what is left; the message says what to restore."""
 
 
 class BackupBusy(MillraceError):
-    """Another backup is being made, or what a backup needs to stand still is being given up right now: try again."""
+    """Another backup is running, or data that a backup needs is being removed now: try again."""
 
     retriable = True
 
 
 class BackupNotFound(MillraceError):
-    """There is no whole backup here: one without a manifest was never finished."""
+    """There is no complete backup here: one without a manifest was never finished."""
 
 
 class BackupDamaged(MillraceError):
-    """A backup lacks a file, has one with other bytes than when it was made, or names what lies outside: restore another backup."""
+    """A backup lacks a file, has one with changed bytes, or names a path outside of it: restore another backup."""
 
 
 class BackupRefused(MillraceError):
-    """What is asked for would not give a consistent deployment; nothing was done, and the message says what is possible."""
+    """The request would not give a consistent deployment. Nothing was done; the message says what is possible."""
 
 
 class PipelineInvalid(MillraceError):
-    """A pipeline's declaration is wrong; nothing was made of it. ``problems`` has the field, what it takes, and the kind of each fault."""
+    """A pipeline's declaration is invalid; nothing was created. ``problems`` lists the field, the allowed values and
+    the kind of each error.
+    """
 
     def __init__(self, message: str, *, problems: list[dict[str, str]]) -> None:
         super().__init__(message)
@@ -469,7 +513,9 @@ class PipelineInvalid(MillraceError):
 
 
 class SinkBusy(MillraceError):
-    """A pipeline's sink takes no more now, or does not answer; what it took may be sent again. Try again in ``retry_after`` seconds."""
+    """A pipeline's sink accepts no more now, or does not answer; accepted documents may be sent again. Try again in
+    ``retry_after`` seconds.
+    """
 
     retriable = True
 
@@ -479,38 +525,40 @@ class SinkBusy(MillraceError):
 
 
 class SinkRefused(MillraceError):
-    """A pipeline's sink is not there, or refuses the pipeline as a whole (rights, a missing index): mend it; the message says what."""
+    """A pipeline's sink does not exist, or rejects the pipeline as a whole (permissions, a missing index): fix it as
+    the message says.
+    """
 
 
 class MemoryExceeded(MillraceError):
-    """A pipeline's worker takes more memory than its resources allow: it ended behind a range, and is started again, later and later."""
+    """A pipeline's worker exceeds its memory limit: it stopped after a range, and restarts with increasing delays."""
 
 
 class PipelineNotFound(MillraceError):
-    """No pipeline of this id, or none that the caller may know of."""
+    """No pipeline has this id, or the caller may not see it."""
 
 
 class PipelineExists(MillraceError):
-    """There is a pipeline of this id already: change that one, or take another id."""
+    """A pipeline with this id already exists: change that one, or choose another id."""
 
 
 class PipelineConflict(MillraceError):
-    """Somebody else changed the pipeline meanwhile: read it again (its version), then decide. Nothing was done."""
+    """Another user changed the pipeline meanwhile: read its current version, then decide. Nothing was done."""
 
 
 class PipelineBusy(MillraceError):
-    """Not in the state that the pipeline is in; nothing was done, and the message says which state it takes."""
+    """The pipeline is not in a state that allows this. Nothing was done; the message names the required state."""
 
 
 class ServiceUnavailable(MillraceError):
-    """No pipeline service answers where one was looked for, or not in time: start one, or name another address."""
+    """No pipeline service answers at the address, or not in time: start one, or give another address."""
 
     retriable = True
 
 
 class QuotaExceeded(MillraceError):
-    """An account's pipelines would take more than its quota allows: nothing was made. Ask whoever runs the deployment."""
+    """An account's pipelines would exceed its quota: nothing was created. Ask the operator of the deployment."""
 
 
 class SecretUnreadable(MillraceError):
-    """No key of today decrypts a pipeline's secret: bring the key back that encrypted it, or give the secret anew."""
+    """No current key decrypts a pipeline's secret: restore the key that encrypted it, or set the secret again."""

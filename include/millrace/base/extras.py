@@ -1,6 +1,6 @@
-"""Libraries that the package alone does not bring, and the extra of it that does: what is said where one is not installed.
+"""Map optional libraries to the extra that installs each of them, and report a missing one.
 
-pyproject.toml has the extras; a test holds every import of the package against them.
+pyproject.toml defines the extras; a test compares them with the package's imports.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "streams": ("sqlglot",),
     "yaml": ("yaml",),
 }
-"""By extra the modules that it is for; of an extra that takes another one in, its own alone."""
+"""Modules by the extra that installs them; an extra that includes another lists only its own."""
 
 
 def missing_extra_error(error: ModuleNotFoundError) -> InvalidSettings | None:
-    """What to say of a library that an import lacks; None where no extra brings it."""
+    """Return the error to raise for a failed import; None if no extra installs the module."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return None if extra is None else _told(module, extra)
+    return None if extra is None else _not_installed(module, extra)
 
 
 def require_extras(*extras: str) -> None:
-    """Before a program is started that imports what `extras` bring. Raises InvalidSettings where a module of one is missing."""
+    """Check that the modules of `extras` are installed, before a program that imports them is started.
+
+    Raises InvalidSettings if one is missing.
+    """
     for extra in extras:
         for module in EXTRAS[extra]:
             if find_spec(module) is None:
-                raise _told(module, extra)
+                raise _not_installed(module, extra)
 
 
-def _told(module: str, extra: str) -> InvalidSettings:
+def _not_installed(module: str, extra: str) -> InvalidSettings:
     return InvalidSettings(f"{module} is not installed: pip install 'millrace[{extra}]'")

@@ -1,38 +1,47 @@
-"""Named places where a crash test stops a process; they cost one dictionary look-up while nothing is armed.
+"""Failpoints: named places in the code where a crash test kills or suspends the process.
 
-Armed only from outside, by ``MILLRACE_TEST_FAILPOINTS=<name>[@<n>][~][,...]``: the n-th time (default: the first) the process
-comes by that place it dies as kill -9 would have it, without cleaning up; with ``~`` it is suspended there, until somebody wakes
-it. Nothing here can be armed by code, so that a
-running deployment has no second way to behave.
+A failpoint costs one dictionary look-up while nothing is armed. Only ``MILLRACE_TEST_FAILPOINTS=<name>[@<n>][~][,...]``
+arms them: on the n-th visit (default: the first) the process dies as by kill -9, without clean-up; with ``~`` it is
+suspended until it receives SIGCONT. Code cannot arm a failpoint, so a running deployment has no second behaviour.
 
-Places: ``truncation.before`` and ``truncation.after`` (around the removal of what the checkpoints have passed),
-``compaction.merged`` (the merged file is on disk, nothing is committed), ``range.written`` (Parquet files are on disk, the task has not answered), ``commit.checked`` (the fence was
-checked, nothing is committed), ``commit.done`` (the Delta commit stands, Spark's commit log does not know it yet),
-``checkpoint.written`` (a Delta checkpoint stands, the log before older ones is not cleaned up),
-``trim.removed`` (one more entry of the Delta log is gone), ``recovery.written`` (what replaces damaged files is on disk,
-nothing is committed), ``restore.recorded`` and ``restore.inserted`` (a restore has begun; one more part of it is in),
-``backup.*`` (millrace.operations.backup: ``pinned``, ``log``, ``copied``, ``written``, behind its steps; ``dropped``, an old one is gone),
-``restore_backup.copied`` (all is copied, nothing has its name yet),
-``clock.kept`` (what the stamps' clock believes is kept, the append that looked at it is not),
-``spool.sent`` and ``spool.settled`` (around the note that a spooled entry was sent),
-``produce.sent`` and ``produce.kept`` (around the note that a batch of a load was sent),
-``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks: behind the steps of a sink),
-``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker: behind the sink, behind
-the error topic, before and behind the commit of positions), ``redrive.written`` (a batch of the error topic is in the sink, not noted),
-``saga.<plan|make|undo>.<step>`` and the same with ``.done`` (millrace.pipelines.deploy.runner: before and behind the effect of a pipeline's step),
-``pipelines.taken`` (pipelines of the data folder are in the database that the settings name now, and in the folder too),
-``import.noted`` and ``import.appended`` (around the Imports of one VChannel),
-``backfill.written`` (a slice of a derived table is committed, not recorded),
-``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed`` (millrace.coord.switch_log: behind
-its steps),
-``tombstone.proposed``, ``tombstone.fenced``, ``tombstone.placed`` (millrace.node.append.tombstones: behind its steps),
-``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.broadcast.broadcaster: nothing is kept yet; a broadcast is
-kept; a message is appended, not acknowledged; all are, and the catalog is as it was),
-``catalog.shared`` (millrace.coord.shared_catalog: a change stands in the meta store, and not in the coordinator's file),
-``keyed.written`` and ``keyed.committed`` (a shard's files of a keyed stream's batch are on disk; the batch is committed),
-``into.operated`` and ``into.answered`` (a stream's operator has committed, no sink has its answers; one has them, the late rows' has not),
-``compact.*`` (millrace.operations.compaction: ``written``, a file that replaces others is on disk; ``base``, behind
-the raising of the base tick; ``replaced``, ``folded``, ``segments``, behind that commit).
+Names, and the state at each:
+
+- ``truncation.before``, ``truncation.after``: around the removal of log entries that the checkpoints have passed.
+- ``compaction.merged``: the merged file is on disk; nothing is committed.
+- ``range.written``: the Parquet files are on disk; the task has not answered.
+- ``commit.checked``: the fence was checked; nothing is committed.
+- ``commit.done``: the Delta commit exists; Spark's commit log does not have it yet.
+- ``checkpoint.written``: a Delta checkpoint exists; older log entries are not cleaned up.
+- ``trim.removed``: one more entry of the Delta log is removed.
+- ``recovery.written``: the replacements of damaged files are on disk; nothing is committed.
+- ``restore.recorded``, ``restore.inserted``: a restore has begun; one more part of it is in.
+- ``backup.*`` (millrace.operations.backup): after the steps ``pinned``, ``log``, ``copied``, ``written``; ``dropped``:
+  an old backup is removed.
+- ``restore_backup.copied``: all files are copied; none has its final name.
+- ``clock.kept``: the stamp clock's belief is saved; the append that read it is not.
+- ``spool.sent``, ``spool.settled``: around the record that a spooled entry was sent.
+- ``produce.sent``, ``produce.kept``: around the record that a batch of a load was sent.
+- ``sink.journaled``, ``sink.renumbered``, ``sink.sent``, ``sink.done`` (millrace.streams.sinks): after the steps of a
+  sink.
+- ``pipeline.written``, ``pipeline.failures``, ``pipeline.commit``, ``pipeline.committed`` (millrace.pipelines.worker):
+  after the sink, after the error topic, before and after the commit of positions.
+- ``redrive.written``: a batch of the error topic is in the sink, but not recorded.
+- ``saga.<plan|make|undo>.<step>`` (millrace.pipelines.deploy.runner): before a step's effect; with ``.done``, after it.
+- ``pipelines.taken``: the data folder's pipelines are in the configured database, and still in the folder.
+- ``import.noted``, ``import.appended``: around the Imports of one VChannel.
+- ``backfill.written``: a slice of a derived table is committed, but not recorded.
+- ``switch.created``, ``switch.listed``, ``switch.appended``, ``switch.passed``, ``switch.closed``
+  (millrace.coord.switch_log): after its steps.
+- ``tombstone.proposed``, ``tombstone.fenced``, ``tombstone.placed`` (millrace.node.append.tombstones): after its steps.
+- ``ddl.planned``, ``ddl.kept``, ``ddl.sent``, ``ddl.acknowledged`` (millrace.coord.broadcast.broadcaster): nothing is
+  stored; the broadcast is stored; a message is appended but not acknowledged; all are acknowledged and the catalog is
+  unchanged.
+- ``catalog.shared`` (millrace.coord.shared_catalog): a change is in the meta store, but not in the coordinator's file.
+- ``keyed.written``, ``keyed.committed``: a shard's files of a keyed stream's batch are on disk; the batch is committed.
+- ``into.operated``, ``into.answered``: a stream's operator has committed and no sink has its output; one sink has it,
+  the late rows' sink does not.
+- ``compact.*`` (millrace.operations.compaction): ``written``, a replacement file is on disk; ``base``, after the base
+  tick is raised; ``replaced``, ``folded``, ``segments``, after that commit.
 """
 
 from __future__ import annotations
@@ -48,12 +57,15 @@ SUSPENDS: Final = "~"
 
 
 def parse(text: str) -> dict[str, int]:
-    """``name[@n],...`` as {name: n}, without the ``~``. Raises InvalidSettings where n is no positive integer."""
+    """Parse ``name[@n],...`` into {name: n}, without the ``~``.
+
+    Raises InvalidSettings if n is not a positive integer.
+    """
     armed: dict[str, int] = {}
     for item in filter(None, text.split(",")):
         name, _, count = item.removesuffix(SUSPENDS).partition("@")
         if not name or (count and not (count.isascii() and count.isdigit() and int(count) > 0)):
-            raise InvalidSettings(f"{VARIABLE}: {item!r} is no <name>[@<n>][{SUSPENDS}]")
+            raise InvalidSettings(f"{VARIABLE}: {item!r} is not <name>[@<n>][{SUSPENDS}]")
         armed[name] = int(count or 1)
     return armed
 
@@ -66,7 +78,7 @@ _suspends: Final = frozenset(
 
 
 def hit(name: str) -> None:
-    """Come by the place `name`; does not return where that is the armed visit, or late."""
+    """Pass the failpoint `name`. Does not return if this visit is armed, or returns late."""
     if name not in _armed:
         return
     _armed[name] -= 1

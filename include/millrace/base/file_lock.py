@@ -1,7 +1,8 @@
-"""Locks that prove something about the process that holds them: that it is alone at work, or that a file speaks of it.
+"""File locks that prove which process is at work, and that a file speaks for a running process.
 
-A process id in a file proves nothing: `cp -a` of a data folder copies it while the process lives on. The kernel's lock on an open
-file is not copied. So what a process says of itself (:class:`LockedFile`) counts only while it holds that very file.
+A process id in a file proves nothing: `cp -a` of a data folder copies the file while the process lives on. The kernel's
+lock on an open file is not copied. So a file about a process (:class:`LockedFile`) counts only while that process holds
+its lock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _POLL: Final = 0.01
 
 @contextmanager
 def exclusive_lock(path: Path, *, deadline: Deadline, busy: MillraceError | None = None) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the kernel releases it with the process. Raises `busy` (LogBusy) at `deadline`."""
+    """Hold an exclusive lock on `path`; the kernel releases it when the process ends.
+
+    Raises `busy` (default: LogBusy) if the lock is not free by `deadline`.
+    """
     with path.open("ab") as file:
         while True:
             try:
@@ -34,20 +38,20 @@ def exclusive_lock(path: Path, *, deadline: Deadline, busy: MillraceError | None
                 break
             except BlockingIOError:
                 if not deadline.pause(_POLL):
-                    raise busy or LogBusy(f"another process holds {path}: it is at work there, try again") from None
+                    raise busy or LogBusy(f"another process holds {path}: try again when it is done") from None
         yield
 
 
 class LockedFile:
-    """A file of JSON that a process publishes about itself and holds locked until it closes it or ends, however it ends."""
+    """A JSON file in which a process describes itself; it stays locked until `close` or the end of the process."""
 
     def __init__(self, path: Path, value: Any) -> None:
-        """Replace `path`, whole, readable by its owner alone. Raises OSError."""
+        """Replace `path` atomically, readable by its owner only. Raises OSError."""
         self.path = path
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # before the name is there: no reader sees it without its lock
+            fcntl.flock(file, fcntl.LOCK_EX)  # before the rename: no reader may see the file unlocked
             os.write(file, json.dumps(value).encode() + b"\n")
             draft.replace(path)
         except BaseException:
@@ -59,12 +63,15 @@ class LockedFile:
 
 
 def read_locked_file(path: Path) -> tuple[bytes, bool]:
-    """The bytes of a :class:`LockedFile` and whether a process holds it. Raises OSError where there is no such file."""
+    """Return the bytes of a :class:`LockedFile` and whether a process holds its lock.
+
+    Raises OSError if the file does not exist.
+    """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(file, os.fstat(file).st_size)
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two readers are not in each other's way
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two readers do not block each other
         except BlockingIOError:
             return data, True
         return data, False
@@ -73,7 +80,7 @@ def read_locked_file(path: Path) -> tuple[bytes, bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock file `path` (:func:`exclusive_lock`) now."""
+    """Return whether a process holds the lock file `path` (:func:`exclusive_lock`)."""
     try:
         return read_locked_file(path)[1]
     except OSError:
@@ -81,16 +88,18 @@ def is_locked(path: Path) -> bool:
 
 
 PROCESSES: Final = "processes"
-"""The folder, in a data folder's ``run``, of the processes that report there."""
+"""The folder, in a data folder's ``run``, that registers reporting processes."""
 
 
 class ProcessRegistration:
-    """This process as one that writes reports (heartbeats, progress) below the folder `run`, while the object lives."""
+    """Register this process as a writer of reports (heartbeats, progress) in the folder `run`, while the object
+    lives.
+    """
 
     def __init__(self, run: Path) -> None:
         folder = run / PROCESSES
         make_folder(folder)
-        for path in folder.iterdir():  # what killed processes left behind
+        for path in folder.iterdir():  # files of killed processes
             if (pid := path.name.partition(".")[0]).isdigit() and find_process(int(pid)) is None:
                 path.unlink(missing_ok=True)
         me = current_process()
@@ -99,7 +108,10 @@ class ProcessRegistration:
 
 
 def is_report_live(run: Path, pid: int, at: float) -> bool:
-    """Whether the process lives that wrote a report below `run` at `at` (wall clock) under `pid`; of a copied folder it does not."""
+    """Return whether the process still runs that wrote a report in `run` under `pid` at wall-clock time `at`.
+
+    Always False in a copy of the folder.
+    """
     if not is_writer_alive(pid, at):
         return False
     for path in (run / PROCESSES).glob(f"{pid}.*"):

@@ -1,9 +1,14 @@
-"""Files and folders made durable; small files replaced whole: a reader sees the old one or the new one, and a crash leaves one of the two."""
+"""Make files and folders durable, and replace small files atomically.
+
+A reader sees the old file or the new one. A crash leaves one of the two.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +16,10 @@ from typing import Any
 
 
 def sync(file: Path | int) -> None:
-    """Make a file's bytes, or a folder's entries, durable; of a path, or of an open descriptor."""
+    """Make a file's bytes, or a folder's entries, durable.
+
+    `file` is a path or an open descriptor.
+    """
     if isinstance(file, int):
         os.fsync(file)
         return
@@ -23,12 +31,15 @@ def sync(file: Path | int) -> None:
 
 
 def sync_data(file: int) -> None:
-    """Make the bytes of an open file durable, and of its metadata what it takes to find them again."""
+    """Make an open file's bytes durable, with the metadata needed to read them back."""
     os.fdatasync(file)
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make `folder`, durable up to the first parent that was there: each new level is an entry of the level above. `mode` is its own."""
+    """Create `folder` with `mode`, durably, with any missing parents.
+
+    Each new folder is an entry of its parent, so every parent up to the first existing one is synced.
+    """
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -37,15 +48,17 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def replace_file(path: Path, data: bytes | str, *, synced: bool = False) -> None:
-    """Make `data` the content of `path`, which its owner alone can read; text as UTF-8. Makes the parents that are missing.
+    """Replace the content of `path` with `data`; only its owner can read it.
 
-    `synced`: it stands after a power loss too, as soon as this returns. Writers beside each other each write a whole file, and the
-    last one stands. Raises OSError, with the old file as it was.
+    Text is encoded as UTF-8. Missing parents are created.
+    `synced` makes the new content survive a power loss once this returns.
+    Concurrent writers each write a whole file; the last one wins.
+    Raises OSError and leaves the old file unchanged.
     """
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     try:
-        draft.unlink(missing_ok=True)  # of a process that had this id and was killed
+        draft.unlink(missing_ok=True)  # left by a killed process with this id
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             if synced:
@@ -61,5 +74,21 @@ def replace_file(path: Path, data: bytes | str, *, synced: bool = False) -> None
 
 
 def replace_json(path: Path, value: Any, *, synced: bool = False) -> None:
-    """The same with `value` as one line of JSON."""
+    """Replace the content of `path` with `value` as one line of JSON; see :func:`replace_file`."""
     replace_file(path, json.dumps(value) + "\n", synced=synced)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file as 64 lower-case hexadecimal digits; memory use is constant."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def rotate_log(log: Path, most: int) -> None:
+    """Copy a log larger than `most` bytes to ``<name>.1`` and truncate it.
+
+    The writer must append; it continues at the new end.
+    """
+    if log.stat().st_size > most:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)

@@ -1,4 +1,4 @@
-"""One turn a name: callers of the same name come one by one, callers of others beside them."""
+"""A reentrant lock for each key: callers with the same key take turns, others run concurrently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Turn:
 
 
 class KeyedLock:
-    """Thread-safe. Who has a turn may take it once more. What it remembers are the names that somebody calls for now."""
+    """A reentrant lock for each name. Thread-safe. Holds only the names that are in use."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -23,7 +23,10 @@ class KeyedLock:
 
     @contextmanager
     def acquire(self, name: str, *, blocking: bool = True) -> Iterator[bool]:
-        """The turn of `name` inside; without `wait`, False where another has it."""
+        """Hold the lock of `name` inside the block.
+
+        Yields False if `blocking` is False and another thread holds it.
+        """
         with self._changed:
             turn = self._turns.setdefault(name, _Turn())
             turn.callers += 1
@@ -41,7 +44,7 @@ class KeyedLock:
                     self._changed.notify_all()
 
     def wait_idle(self) -> None:
-        """Return when nobody has a turn or waits for one."""
+        """Wait until no thread holds a lock or waits for one."""
         with self._changed:
             while self._turns:
                 self._changed.wait()

@@ -1,13 +1,14 @@
-"""Which log backends there are and what each can do: the one place that knows them by name.
+"""Log backends by name, with what each can do; no other module knows them by name.
 
-A backend is declared, not imported: `opener` names a function of :mod:`millrace.log.registry`, which imports it when a log is
-opened. Those of Millrace stand below. A package of yours registers its own by an entry point:
+A backend is declared, not imported: `opener` names a function of type :data:`millrace.log.registry.Opener`, which the
+registry imports when it opens a log. The built-in backends are listed below. Another package registers its own by an
+entry point:
 
     [project.entry-points."millrace.log_backends"]
     mylog = "my_package.declaration:BACKEND"        # a LogBackend, in a module that imports little
 
-From then on the setting `log` takes ``mylog://…`` as it takes the others. Nothing else asks for a backend's name; who has to
-know what a log can do asks for its declaration (:func:`backend_of`). tests/conformance holds each to what it declares.
+The setting `log` then accepts ``mylog://…``. Code that needs to know what a log can do asks for its declaration
+(:func:`backend_of`), never for its name. tests/conformance checks each backend against its declaration.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ GROUP: Final = "millrace.log_backends"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBackend:
-    """A backend by its URL's scheme."""
+    """The declaration of a backend, by the scheme of its URL."""
 
     scheme: str
     opener: str
-    """``module:function``, an :data:`millrace.log.registry.BackendOpener`."""
+    """``module:function``, an :data:`millrace.log.registry.Opener`."""
     form: str
-    """What its URL looks like, in words."""
+    """The form of its URL, for error messages."""
     local: bool = False
-    """It lies in files of this host that one process alone may open: everybody else asks the log's server."""
+    """Whether its files are on this host and only one process may open them; other processes use the log's server."""
     looker: str = ""
-    """Of a local one: ``module:function``, a :data:`millrace.log.registry.ReadOnlyOpener`."""
+    """For a local backend, ``module:function``, a :data:`millrace.log.registry.ReadOnlyOpener`."""
     fences: bool = False
-    """Of two writers at once the log lets one append; without it the chain's terms alone decide between them."""
+    """Whether the log lets only one of two concurrent writers append; otherwise the chain's terms decide."""
     retains: bool = False
-    """It gives up what was truncated at once and says how much, and has a retention of its own by size and age."""
+    """Whether it frees truncated entries at once, reports the bytes, and applies its own retention by size and age."""
 
 
 EMBEDDED: Final = "rocksmq"
-"""The backend of a deployment that names none, and as a log's whole URL: the log in the deployment's own folder."""
+"""The default backend; as a whole URL, the log in the deployment's own folder."""
 
 BUILT_IN: Final = (
     LogBackend(
@@ -65,28 +66,34 @@ BUILT_IN: Final = (
 
 
 def find_backend(url: str) -> LogBackend | None:
-    """The backend of a log's URL, or of a bare scheme ("": the embedded one); None where there is no such."""
+    """Return the backend of a log's URL or scheme ("" is the embedded one); None if it is unknown."""
     scheme = url.partition("://")[0] or EMBEDDED
     built_in = next((each for each in BUILT_IN if each.scheme == scheme), None)
     return built_in or next((each for each in load_entry_points(GROUP, LogBackend) if each.scheme == scheme), None)
 
 
 def backend_of(url: str) -> LogBackend:
-    """As :func:`find_backend`. Raises InvalidSettings that names those there are."""
+    """Return the backend of a log's URL or scheme.
+
+    Raises InvalidSettings, listing the known backends, if it is unknown.
+    """
     found = find_backend(url)
     if found is None:
         known = sorted(each.scheme for each in (*BUILT_IN, *load_entry_points(GROUP, LogBackend)))
-        raise InvalidSettings(f"no log backend {url.partition('://')[0]!r}; known are {', '.join(known)}")
+        raise InvalidSettings(f"unknown log backend {url.partition('://')[0]!r}; the known ones are {', '.join(known)}")
     return found
 
 
 def is_in_data_folder(url: str) -> bool:
-    """Whether a log's URL is that of the log in the deployment's own folder: no place, and a backend that needs none."""
+    """Return whether `url` names the log in the deployment's own folder: a local backend without a location."""
     return "://" not in url and backend_of(url).local
 
 
 def check_log_url(url: str, where: str) -> None:
-    """Raises InvalidSettings where the setting `log` cannot be `url`: a local log lies in the data folder, any other has a URL."""
+    """Check a value of the setting `log`: a local backend's name, or the URL of another backend.
+
+    Raises InvalidSettings otherwise.
+    """
     found = find_backend(url) if url else None
     if found is None or not (url == found.scheme if found.local else re.fullmatch(r"[^:]+://\S+", url)):
         forms = [each.form for each in (*BUILT_IN, *load_entry_points(GROUP, LogBackend))]

@@ -1,8 +1,9 @@
-"""Every metric of Millrace, named in one place: the write, read and sync families, under Milvus' names where it has them.
+"""All metrics of Millrace, defined in one place: the write, read and sync families, with Milvus's names where it has
+them.
 
-A :class:`Metrics` belongs to one process and is handed to what reports; nothing registers globally. Durations are seconds,
-sizes bytes, time ticks hybrid timestamps (``tick >> 18`` are Unix milliseconds; the gauges ``*_lag_seconds`` say how far
-behind that is). Sources of names: Milvus' pkg/metrics/streaming_service_metrics.go.
+A :class:`Metrics` belongs to one process and is passed to the code that reports; nothing registers globally. Durations
+are in seconds, sizes in bytes, time ticks are hybrid timestamps (``tick >> 18`` is Unix milliseconds; the gauges
+``*_lag_seconds`` give the lag). Names come from Milvus's pkg/metrics/streaming_service_metrics.go.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from prometheus_client.exposition import generate_latest, write_to_textfile
 NAMESPACE: Final = "millrace"
 
 FAST: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Buckets of what takes from a fifth of a millisecond to seconds."""
+"""Buckets, in seconds, for operations of 0.2 ms to seconds."""
 SLOW: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Buckets of commits, syncs and lags."""
+"""Buckets, in seconds, for commits, syncs and lags."""
 SIZES: Final = (256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -41,99 +42,113 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
         "histogram", "Payload bytes of an appended message.", ("pchannel",), SIZES
     ),
     "wal_append_message_total": MetricFamily(
-        "counter", "Messages appended, by how it ended.", ("pchannel", "type", "status")
+        "counter", "Appended messages, by result.", ("pchannel", "type", "status")
     ),
-    "wal_append_message_duration_seconds": MetricFamily("histogram", "From append to its result.", ("pchannel",)),
-    "wal_append_retry_total": MetricFamily("counter", "Attempts of an append after its first.", ("pchannel",)),
+    "wal_append_message_duration_seconds": MetricFamily(
+        "histogram", "Time from an append to its result.", ("pchannel",)
+    ),
+    "wal_append_retry_total": MetricFamily("counter", "Retries of appends.", ("pchannel",)),
     "wal_impls_append_message_duration_seconds": MetricFamily(
-        "histogram", "Of an append, the log's part.", ("pchannel",)
+        "histogram", "The log's share of an append's duration.", ("pchannel",)
     ),
-    "wal_impls_append_bytes_total": MetricFamily("counter", "Bytes of entries the log acknowledged.", ("pchannel",)),
+    "wal_impls_append_bytes_total": MetricFamily(
+        "counter", "Bytes of entries that the log acknowledged.", ("pchannel",)
+    ),
     "wal_interceptor_duration_seconds": MetricFamily(
-        "histogram", "An interceptor's work on one run of messages.", ("pchannel", "interceptor")
+        "histogram", "Time of an interceptor for one run of messages.", ("pchannel", "interceptor")
     ),
-    "wal_rejected_message_total": MetricFamily("counter", "Messages the chain rejected.", ("pchannel", "reason")),
-    "wal_last_allocated_time_tick": MetricFamily("gauge", "The last time tick that was given.", ("pchannel",)),
+    "wal_rejected_message_total": MetricFamily("counter", "Messages that the chain rejected.", ("pchannel", "reason")),
+    "wal_last_allocated_time_tick": MetricFamily("gauge", "The last allocated time tick.", ("pchannel",)),
     "wal_last_confirmed_time_tick": MetricFamily(
-        "gauge", "What becomes visible later began behind it: the oldest open transaction holds it back.", ("pchannel",)
+        "gauge", "The last confirmed time tick; the oldest open transaction holds it back.", ("pchannel",)
     ),
-    "wal_committed_time_tick": MetricFamily("gauge", "Everything up to here is in the wal table.", ("pchannel",)),
+    "wal_committed_time_tick": MetricFamily(
+        "gauge", "The time tick up to which the wal table is complete.", ("pchannel",)
+    ),
     "wal_time_tick_delay_seconds": MetricFamily(
-        "histogram", "From the log's stamp of an entry to its decision; one value a run of the chain.", ("pchannel",)
+        "histogram", "Time from an entry's log timestamp to its decision; one value per chain run.", ("pchannel",)
     ),
     "wal_mvcc_update_total": MetricFamily(
-        "counter", "Moves of the tick up to which reads are confirmed.", ("pchannel",)
+        "counter", "Advances of the tick up to which reads are confirmed.", ("pchannel",)
     ),
     "wal_unconfirmed_messages": MetricFamily(
-        "gauge", "Messages that were appended through this host and are not judged yet.", ("pchannel",)
+        "gauge", "Messages appended through this host and not decided yet.", ("pchannel",)
     ),
     "wal_sync_time_tick_total": MetricFamily(
-        "counter", "Time ticks appended to the log, by why.", ("pchannel", "reason")
+        "counter", "Time ticks appended to the log, by reason.", ("pchannel", "reason")
     ),
-    "wal_inflight_txn": MetricFamily("gauge", "Transactions that are open.", ("pchannel",)),
+    "wal_inflight_txn": MetricFamily("gauge", "Open transactions.", ("pchannel",)),
     "wal_txn_duration_seconds": MetricFamily(
-        "histogram", "From begin to end, in log time.", ("pchannel", "state"), SLOW
+        "histogram", "Time from begin to end of a transaction, in log time.", ("pchannel", "state"), SLOW
     ),
     "wal_growing_segment_rows_total": MetricFamily("gauge", "Rows in growing segments.", ("pchannel",)),
     "wal_growing_segment_bytes": MetricFamily("gauge", "Payload bytes in growing segments.", ("pchannel",)),
     "wal_segment_assign_flushed_segment_total": MetricFamily(
         "counter", "Segments flushed, by seal policy.", ("pchannel", "policy")
     ),
-    "wal_commit_duration_seconds": MetricFamily("histogram", "One commit to the wal table.", ("pchannel",), SLOW),
-    "wal_commit_part_duration_seconds": MetricFamily(
-        "histogram", "Parts of a micro-batch: read, decode, chain, write, commit.", ("part",)
+    "wal_commit_duration_seconds": MetricFamily(
+        "histogram", "Duration of a commit to the wal table.", ("pchannel",), SLOW
     ),
-    "wal_commit_conflict_total": MetricFamily("counter", "Commits that had to be tried again.", ()),
-    "wal_commit_fenced_total": MetricFamily("counter", "Ranges dropped for another committer's.", ("pchannel",)),
+    "wal_commit_part_duration_seconds": MetricFamily(
+        "histogram", "Duration of a micro-batch's parts: read, decode, chain, write, commit.", ("part",)
+    ),
+    "wal_commit_conflict_total": MetricFamily("counter", "Commits retried after a conflict.", ()),
+    "wal_commit_fenced_total": MetricFamily(
+        "counter", "Ranges dropped because another committer was first.", ("pchannel",)
+    ),
     "wal_committed_bytes_total": MetricFamily("counter", "Bytes of Parquet committed to the wal table.", ("pchannel",)),
     "wal_committed_rows_total": MetricFamily("counter", "Rows committed to the wal table.", ("pchannel", "kind")),
     "wal_lag_seconds": MetricFamily("gauge", "Age of the oldest log entry not in the wal table.", ("pchannel",)),
-    "log_stored_bytes": MetricFamily("gauge", "Bytes of entries that the log holds.", ("pchannel",)),
+    "log_stored_bytes": MetricFamily("gauge", "Bytes of entries in the log.", ("pchannel",)),
     "log_refused_entries_total": MetricFamily(
-        "counter", "Entries of appends that the log's server refused for their framing.", ("pchannel",)
+        "counter", "Entries that the log's server rejected for invalid framing.", ("pchannel",)
     ),
     "log_clock_ahead_seconds": MetricFamily(
-        "gauge", "Stamps of the embedded log less the wall clock; below 0 while a leap of it is not believed.", ()
+        "gauge", "Embedded log's timestamps minus the wall clock; negative while a forward jump is not followed.", ()
     ),
-    "log_clock_held": MetricFamily("gauge", "1 while a leap ahead of the wall clock is not believed.", ()),
-    "log_time_ahead_seconds": MetricFamily("gauge", "How far log time is ahead of the wall clock.", ("pchannel",)),
+    "log_clock_held": MetricFamily("gauge", "1 while a forward jump of the wall clock is not followed.", ()),
+    "log_time_ahead_seconds": MetricFamily("gauge", "Log time minus the wall clock.", ("pchannel",)),
     "log_denied_calls_total": MetricFamily(
-        "counter", "Calls and appends that their token does not allow, by call (docs/access.md).", ("call",)
+        "counter", "Calls and appends denied by their token, by call (docs/access.md).", ("call",)
     ),
-    "wal_parked": MetricFamily("gauge", "1 where an entry that cannot be processed holds the PChannel.", ("pchannel",)),
-    "health_findings": MetricFamily("gauge", "What is not as it should be now, by kind.", ("severity", "kind")),
-    "wal_rate_limit_state": MetricFamily("gauge", "1 for the mode that flow control is in.", ("mode",)),
-    "wal_rate_limit_bytes_per_second": MetricFamily("gauge", "Rate that appends are held to; -1 where none binds.", ()),
-    "wal_rate_limit_reading": MetricFamily("gauge", "What flow control decides by.", ("watermark",)),
-    "wal_rate_limit_delayed": MetricFamily("gauge", "Appends that flow control let wait since the host started.", ()),
-    "wal_rate_limit_refused": MetricFamily("gauge", "Appends that flow control refused since the host started.", ()),
+    "wal_parked": MetricFamily(
+        "gauge", "1 if an entry that cannot be processed has parked the PChannel.", ("pchannel",)
+    ),
+    "health_findings": MetricFamily("gauge", "Current problems, by kind.", ("severity", "kind")),
+    "wal_rate_limit_state": MetricFamily("gauge", "1 for the current mode of flow control.", ("mode",)),
+    "wal_rate_limit_bytes_per_second": MetricFamily("gauge", "Rate limit of appends; -1 without a limit.", ()),
+    "wal_rate_limit_reading": MetricFamily("gauge", "Values that flow control decides by.", ("watermark",)),
+    "wal_rate_limit_delayed": MetricFamily("gauge", "Appends delayed by flow control since the host started.", ()),
+    "wal_rate_limit_refused": MetricFamily("gauge", "Appends rejected by flow control since the host started.", ()),
     # Clients: producers with a spool, consumers.
     "producer_spool_bytes": MetricFamily("gauge", "Bytes in a producer's spool.", ()),
-    "producer_spool_entries": MetricFamily("gauge", "Entries in a producer's spool that the log has not taken.", ()),
+    "producer_spool_entries": MetricFamily(
+        "gauge", "Entries in a producer's spool that the log has not acknowledged.", ()
+    ),
     "producer_spool_oldest_seconds": MetricFamily("gauge", "Age of the oldest entry in a producer's spool.", ()),
-    "producer_spool_refused_total": MetricFamily("counter", "Appends refused because the spool was full.", ()),
+    "producer_spool_refused_total": MetricFamily("counter", "Appends rejected because the spool was full.", ()),
     "consumer_lag_seconds": MetricFamily(
-        "gauge", "Age of the newest unit that a consumer delivered.", ("group", "pchannel")
+        "gauge", "Age of the newest unit delivered by a consumer.", ("group", "pchannel")
     ),
     "consumer_unacknowledged": MetricFamily("gauge", "Units delivered and not acknowledged.", ("group", "pchannel")),
     "consumer_delivery_delay_seconds": MetricFamily(
-        "histogram", "From the log's stamp of a unit to its delivery.", ("group", "pchannel"), SLOW
+        "histogram", "Time from a unit's log timestamp to its delivery.", ("group", "pchannel"), SLOW
     ),
     "consumer_backlog_messages": MetricFamily(
-        "gauge", "Messages in the wal table behind a group's position.", ("group", "pchannel")
+        "gauge", "Messages in the wal table after a group's position.", ("group", "pchannel")
     ),
     # Read: scanners and reads at a time tick.
-    "wal_scanner_total": MetricFamily("gauge", "Scanners that are open.", ("pchannel",)),
+    "wal_scanner_total": MetricFamily("gauge", "Open scanners.", ("pchannel",)),
     "wal_scan_delay_seconds": MetricFamily(
-        "histogram", "Age of the newest message when a scan delivers it; one value a delivery.", ("pchannel",), SLOW
+        "histogram", "Age of the newest message at delivery by a scan; one value per delivery.", ("pchannel",), SLOW
     ),
     "wal_scan_message_total": MetricFamily("counter", "Messages delivered by scanners.", ("pchannel", "type")),
     "wal_scan_message_bytes_total": MetricFamily("counter", "Payload bytes delivered by scanners.", ("pchannel",)),
-    "wal_scan_pass_message_total": MetricFamily("counter", "Messages a scanner's filters left out.", ("pchannel",)),
+    "wal_scan_pass_message_total": MetricFamily("counter", "Messages excluded by a scanner's filters.", ("pchannel",)),
     "wal_scan_time_tick_violation_message_total": MetricFamily(
-        "counter", "Messages out of time-tick order; any is a defect.", ("pchannel",)
+        "counter", "Messages out of time-tick order; a non-zero value is a defect.", ("pchannel",)
     ),
-    "wal_scanner_txn_buf_bytes": MetricFamily("gauge", "Bytes of transactions that scanners assemble.", ("pchannel",)),
+    "wal_scanner_txn_buf_bytes": MetricFamily("gauge", "Bytes of transactions buffered by scanners.", ("pchannel",)),
     "stream_rows_total": MetricFamily(
         "counter",
         "Rows of a declared stream: in, out (to its sink), rejected (dead letters), late (dropped).",
@@ -141,75 +156,75 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     ),
     "stream_batches_total": MetricFamily("counter", "Micro-batches of a declared stream.", ("stream",)),
     "stream_lag_seconds": MetricFamily(
-        "gauge", "How far a declared stream is behind the wal table, in log time.", ("stream",)
+        "gauge", "Lag of a declared stream behind the wal table, in log time.", ("stream",)
     ),
     "stream_watermark_seconds": MetricFamily(
         "gauge", "The watermark of a declared stream, in Unix seconds.", ("stream",)
     ),
-    "stream_state_rows": MetricFamily(
-        "gauge", "Rows that the operators of a declared stream keep as state.", ("stream",)
-    ),
-    "stream_state_bytes": MetricFamily("gauge", "Memory that this state takes.", ("stream",)),
-    "stream_running": MetricFamily(
-        "gauge", "Whether a declared stream runs (1), by the files that all of them leave.", ("stream",)
-    ),
+    "stream_state_rows": MetricFamily("gauge", "Rows in the state of a declared stream's operators.", ("stream",)),
+    "stream_state_bytes": MetricFamily("gauge", "Bytes of that state in memory.", ("stream",)),
+    "stream_running": MetricFamily("gauge", "1 if a declared stream is running, according to its files.", ("stream",)),
     "stream_operated_total": MetricFamily(
         "counter",
-        "Rows that the operator of a declared stream was given: taken + late + rejected are all. Beside that: partly_late, corrected, evicted.",
+        "Rows given to a declared stream's operator: taken, late or rejected; also partly_late, corrected, evicted.",
         ("stream", "outcome"),
     ),
-    "read_duration_seconds": MetricFamily("histogram", "A client's read at a time tick, its wait included.", (), SLOW),
+    "read_duration_seconds": MetricFamily(
+        "histogram", "Duration of a client's read at a time tick, including its wait.", (), SLOW
+    ),
     # Sync: flusher, checkpoints, recovery.
-    "flusher_time_tick": MetricFamily("gauge", "Everything up to here is in its collection.", ("vchannel",)),
-    "flusher_lag_seconds": MetricFamily("gauge", "How far the flusher is behind the wal.", ("vchannel",)),
+    "flusher_time_tick": MetricFamily("gauge", "The time tick up to which the collection is complete.", ("vchannel",)),
+    "flusher_lag_seconds": MetricFamily("gauge", "Lag of the flusher behind the wal table.", ("vchannel",)),
     "flusher_rows_total": MetricFamily("counter", "Rows written to collections.", ("vchannel",)),
-    "flusher_commit_duration_seconds": MetricFamily("histogram", "One commit of the flusher.", ("table",), SLOW),
+    "flusher_commit_duration_seconds": MetricFamily(
+        "histogram", "Duration of a commit of the flusher.", ("table",), SLOW
+    ),
     "recovery_persisted_time_tick": MetricFamily("gauge", "The time tick of the last checkpoint.", ("pchannel",)),
-    "recovery_duration_seconds": MetricFamily("histogram", "From start to the end of the replay.", ("pchannel",), SLOW),
+    "recovery_duration_seconds": MetricFamily(
+        "histogram", "Time from the start to the end of the replay.", ("pchannel",), SLOW
+    ),
     "recovery_replayed_message_total": MetricFamily("counter", "Messages replayed after a checkpoint.", ("pchannel",)),
-    "truncated_bytes_total": MetricFamily("counter", "Log bytes given up behind the checkpoints.", ("pchannel",)),
+    "truncated_bytes_total": MetricFamily("counter", "Log bytes truncated up to the checkpoints.", ("pchannel",)),
     # Pipelines: topics -> transform -> sink.
     "pipeline_records_total": MetricFamily(
-        "counter", "Records of a pipeline, by what became of them.", ("pipeline", "task", "outcome")
+        "counter", "Records of a pipeline, by outcome.", ("pipeline", "task", "outcome")
     ),
-    "pipeline_lag_records": MetricFamily("gauge", "Records behind a task's position.", ("pipeline", "task")),
+    "pipeline_lag_records": MetricFamily("gauge", "Records after a task's position.", ("pipeline", "task")),
     "pipeline_latency_seconds": MetricFamily(
-        "histogram", "From a record's timestamp to its acknowledgement by the sink.", ("pipeline", "task"), SLOW
+        "histogram", "Time from a record's timestamp to its acknowledgement by the sink.", ("pipeline", "task"), SLOW
     ),
     "pipeline_bulks_total": MetricFamily("counter", "Bulk requests to a pipeline's sink.", ("pipeline", "task")),
-    "pipeline_retries_total": MetricFamily(
-        "counter", "Documents that were sent to the sink again.", ("pipeline", "task")
-    ),
+    "pipeline_retries_total": MetricFamily("counter", "Documents sent to the sink again.", ("pipeline", "task")),
     "pipeline_failures_total": MetricFamily(
-        "counter", "Ranges of a task that failed, by error.", ("pipeline", "task", "code")
+        "counter", "Failed ranges of a task, by error.", ("pipeline", "task", "code")
     ),
     "pipeline_cpu_seconds_total": MetricFamily("counter", "CPU time of a pipeline's worker.", ("pipeline",)),
     "pipeline_memory_bytes": MetricFamily("gauge", "Memory of a pipeline's worker.", ("pipeline",)),
     "pipeline_task_cpu_seconds_total": MetricFamily(
-        "counter", "CPU time of a task's ranges, its bulks with them.", ("pipeline", "task")
+        "counter", "CPU time of a task's ranges, including bulk requests.", ("pipeline", "task")
     ),
     "pipeline_task_range_bytes": MetricFamily(
-        "gauge", "Bytes of records that a task's newest range held in memory.", ("pipeline", "task")
+        "gauge", "Bytes of records held in memory by a task's newest range.", ("pipeline", "task")
     ),
-    "pipeline_failed_tasks": MetricFamily("gauge", "Tasks that stand failed, until they are recovered.", ("pipeline",)),
-    "pipeline_running": MetricFamily(
-        "gauge", "1 for each pipeline that is to run and has a worker, 0 where it has none.", ("pipeline",)
-    ),
+    "pipeline_failed_tasks": MetricFamily("gauge", "Failed tasks that are not recovered yet.", ("pipeline",)),
+    "pipeline_running": MetricFamily("gauge", "1 if a pipeline that should run has a worker, else 0.", ("pipeline",)),
     # What is where.
-    "pchannel_info": MetricFamily("gauge", "1 for each PChannel this process serves.", ("pchannel", "term", "role")),
+    "pchannel_info": MetricFamily(
+        "gauge", "1 for each PChannel that this process serves.", ("pchannel", "term", "role")
+    ),
     "vchannel_total": MetricFamily("gauge", "VChannels on the PChannel.", ("pchannel",)),
 }
 """Families by name, without the namespace."""
 
 METRICS_SUFFIX: Final = ".prom"
-"""Of the file beside a job's heartbeat in which it leaves its metrics."""
+"""The suffix of the file next to a job's heartbeat that holds its metrics."""
 
 NAMES: Final = tuple(f"{NAMESPACE}_{name}" for name in FAMILIES)
-"""Every family's full name, as dashboards and docs/operating.md use it."""
+"""The full name of every family, as dashboards and docs/operating.md use it."""
 
 
 class Metrics:
-    """The metrics of one process. Each family of :data:`FAMILIES` is an attribute of its name."""
+    """The metrics of one process. Each family of :data:`FAMILIES` is an attribute with its name."""
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
         self.registry: Final = CollectorRegistry() if registry is None else registry
@@ -308,15 +323,18 @@ class Metrics:
         self.vchannel_total = gauge("vchannel_total")
 
     def render(self) -> bytes:
-        """All values now, in the Prometheus text format."""
+        """Return all current values in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def write_textfile(self, path: Path) -> None:
-        """Write :meth:`render` to a file, replaced whole."""
+        """Write :meth:`render` to a file, atomically."""
         write_to_textfile(str(path), self.registry)
 
     def serve(self, port: int, *, host: str = "127.0.0.1") -> MetricsServer:
-        """Serve :meth:`render` on `port` (0 takes a free one) from a thread of its own. Raises OSError where it is taken."""
+        """Serve :meth:`render` on `port` (0 picks a free one) from a background thread.
+
+        Raises OSError if the port is taken.
+        """
         server, thread = start_http_server(port, addr=host, registry=self.registry)
         return MetricsServer(server, thread)
 
@@ -339,7 +357,7 @@ class Metrics:
 
 
 def observe_many(histogram: Histogram, values: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> None:
-    """As ``histogram.observe`` of each value, at the cost of one: for what comes by the thousand."""
+    """Observe all `values` at about the cost of one, for values that come by the thousand."""
     bounds: Any = histogram._upper_bounds
     for place, count in enumerate(np.bincount(np.searchsorted(bounds, values), minlength=len(bounds)).tolist()):
         if count:
@@ -356,7 +374,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port that it listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:

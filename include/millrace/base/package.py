@@ -1,4 +1,4 @@
-"""Which Millrace this is and where it lies, for processes that are started with the same code. The face (`millrace`) is for users."""
+"""The version and location of this package, for processes that run the same code; users import `millrace`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who a process is: its id and the moment at which the kernel started it. An id alone is given out again.
+"""Identify a process by its id and start time; the kernel reuses ids alone.
 
-Reads /proc: Linux. Imports nothing but the standard library: the keeper of an installation stays small.
+Reads /proc (Linux) and imports only the standard library, so that the supervisor of an installation stays small.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessInfo(NamedTuple):
-    """A living process as it was seen. `started` counts clock ticks since boot: with the id it names one process for good."""
+    """A running process. `start_ticks` counts clock ticks since boot; with the id it identifies the process for
+    good.
+    """
 
     pid: int
     start_ticks: int
@@ -24,34 +26,38 @@ class ProcessInfo(NamedTuple):
 
     @property
     def seconds_since_boot(self) -> float:
-        """When it started, in seconds since boot."""
+        """The start time, in seconds since boot."""
         return self.start_ticks / _TICKS
 
     @property
     def start(self) -> str:
-        """When it started, in words that name this boot: for records that outlive it."""
+        """The start time with the boot's id, as text, for records that outlive the process."""
         return f"{(PROC / 'sys/kernel/random/boot_id').read_text().strip()}:{self.start_ticks}"
 
     def alive(self) -> bool:
-        """Whether that very process still runs; a zombie does not."""
+        """Return whether this very process still runs; a zombie does not."""
         found = find_process(self.pid)
         return found is not None and found.start_ticks == self.start_ticks
 
     def started_before(self, at: float) -> bool:
-        """Whether it began before the wall clock said `at`: whoever wrote then under this id is this very process."""
+        """Return whether it started before wall-clock time `at`.
+
+        If so, whatever was written then under this id is this process's.
+        """
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.seconds_since_boot) <= at
 
 
 def find_process(pid: int) -> ProcessInfo | None:
-    """The process with this id; None where there is none, or a zombie.
+    """Return the process with this id; None if there is none or it is a zombie.
 
-    One whose first thread has ended is shown as a zombie while others still end: it has its locks and connections until they have.
+    A process whose first thread has ended looks like a zombie while other threads still run. It counts as running: it
+    holds its locks and connections until they end.
     """
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The command stands in parentheses and may hold any character, parentheses too.
+    # The command is in parentheses and may itself contain parentheses.
     fields = text[text.rindex(")") + 2 :].split()
     if fields[0] in "ZX" and int(fields[17]) <= 1:
         return None
@@ -59,20 +65,23 @@ def find_process(pid: int) -> ProcessInfo | None:
 
 
 def current_process() -> ProcessInfo:
-    """The process that asks."""
+    """Return the calling process."""
     me = find_process(os.getpid())
-    assert me is not None, "it lives"
+    assert me is not None, "the calling process exists"
     return me
 
 
 def all_processes() -> dict[int, ProcessInfo]:
-    """Every living process of this machine, by id."""
+    """Return every running process of this machine, by id."""
     found = (find_process(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
     return {each.pid: each for each in found if each is not None}
 
 
 def has_open_files(pid: int) -> bool:
-    """Whether a process has files open, or is another user's. The kernel closes the files of one that ends before its id is gone."""
+    """Return whether a process has open files or belongs to another user.
+
+    The kernel closes the files of a process before it frees its id.
+    """
     try:
         return any(True for _ in (PROC / str(pid) / "fd").iterdir())
     except PermissionError:
@@ -82,12 +91,12 @@ def has_open_files(pid: int) -> bool:
 
 
 def is_alive(pid: int, start: str | None) -> bool:
-    """Whether the process that was `pid` at `start` (:attr:`ProcessInfo.start`) still runs."""
+    """Return whether the process that was `pid` at `start` (:attr:`ProcessInfo.start`) still runs."""
     found = find_process(pid)
     return found is not None and found.start == start
 
 
 def is_writer_alive(pid: int, at: float) -> bool:
-    """Whether the process lives that wrote at `at` (wall clock) under `pid`."""
+    """Return whether the process that wrote under `pid` at wall-clock time `at` still runs."""
     found = find_process(pid)
     return found is not None and found.started_before(at)

@@ -1,7 +1,8 @@
-"""A folder that a process works in and removes in the end; what one that was killed left goes when the next one is made.
+"""Scratch folders: a process removes its own when done, and the next process removes those of killed processes.
 
-Its maker holds a lock on it, which the kernel releases with the process, whatever its id is elsewhere or was before: a folder whose
-lock is free has nobody any more. Each sweep removes at the most `MOST_SWEPT`, the oldest, and what cannot be removed stays.
+The creator holds a lock on its folder, which the kernel releases when the process ends, whatever happens to process
+ids. A folder whose lock is free is abandoned. Each sweep removes at most `MOST_SWEPT` folders, oldest first; a folder
+that cannot be removed stays.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ _TRIES: Final = 5
 
 
 class ScratchFolder:
-    """A new folder of this process; one that it moves elsewhere stays."""
+    """A new folder of this process. A folder that the process moves elsewhere is kept."""
 
     def __init__(self, path: Path, *, pattern: str) -> None:
-        """Make `path`, with the parents it lacks; first remove those beside it whose names match `like` and that nobody holds."""
-        assert re.fullmatch(pattern, path.name), "else nobody would sweep it"
+        """Create `path` and missing parents, after removing abandoned siblings whose names match `pattern`.
+
+        Raises OSError (EBUSY) if other processes keep sweeping it.
+        """
+        assert re.fullmatch(pattern, path.name), "otherwise no sweep would remove it"
         self.path = path
         sweep(path.parent, pattern=pattern)
         for _ in range(_TRIES):
@@ -33,11 +37,11 @@ class ScratchFolder:
             if held is not None:
                 self._descriptor = held
                 return
-            shutil.rmtree(path, ignore_errors=True)  # swept before it was ours
-        raise OSError(errno.EBUSY, "swept by others over and over: try again", str(path))
+            shutil.rmtree(path, ignore_errors=True)  # another process swept it before we locked it
+        raise OSError(errno.EBUSY, "other processes keep removing it: try again", str(path))
 
     def discard(self) -> None:
-        """Remove it, unless it was moved. Idempotent."""
+        """Remove the folder unless it was moved. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
@@ -45,7 +49,10 @@ class ScratchFolder:
 
 
 def sweep(parent: Path, *, pattern: str) -> int:
-    """Remove the folders in `parent` whose names match `like` and that no process holds; how many."""
+    """Remove abandoned folders in `parent` whose names match `pattern`.
+
+    Returns the number of removed folders.
+    """
     found: list[tuple[float, Path]] = []
     with suppress(FileNotFoundError), os.scandir(parent) as entries:
         for entry in entries:
@@ -63,7 +70,7 @@ def sweep(parent: Path, *, pattern: str) -> int:
 
 
 def _held(path: Path) -> int | None:
-    """The descriptor of a folder that is ours from now on; None where another process holds it, or it is gone."""
+    """Lock a folder and return its descriptor; None if another process holds it or it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

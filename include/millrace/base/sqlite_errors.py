@@ -1,4 +1,4 @@
-"""SQLite files that several processes write in turn: who waits for another one's transaction for too long gets an error that says so."""
+"""Translate SQLite's busy errors for files that several processes write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HELD: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 @contextmanager
 def translate_busy(refusal: Callable[[sqlite3.OperationalError], MillraceError]) -> Iterator[None]:
-    """Inside, what another process keeps from this one is what `refusal` makes of SQLite's error; any other one goes through."""
+    """Raise `refusal(error)` instead of SQLite's busy or locked error inside the block; other errors pass through."""
     try:
         yield
     except sqlite3.OperationalError as error:

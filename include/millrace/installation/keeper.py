@@ -25,9 +25,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final
 
-from millrace.base.bounded_output import rotate_log
 from millrace.base.deadline import Deadline
 from millrace.base.file_lock import LockedFile, read_locked_file
+from millrace.base.files import rotate_log
 from millrace.base.process import ProcessInfo, all_processes, current_process, find_process
 from millrace.installation.processes import POLL_SECONDS, kill_all, send_signal, terminate, wait_for_exit
 

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from millrace.base.errors import MetaAmbiguous, MetaUnavailable
+from millrace.base.errors import MetaAmbiguous, MetaUnavailable, UnsupportedVersion
 from millrace.meta.tables import STATE
-from millrace.meta.upgrading import upgrade
 
 BUSY_SECONDS: Final = 10.0
 """How long a writer waits for another process's transaction, and for any answer of a server."""
@@ -91,6 +90,34 @@ def mariadb_engine(url: str, username: str, password: str, *, lock_table: sa.Tab
 
     sa.event.listen(engine, "begin", take_the_row)
     return engine
+
+
+def upgrade(
+    db: sa.Connection,
+    *,
+    migrations: str = "millrace.meta:migrations",
+    version_table: str = "meta_version",
+    whose: str = "the meta store's",
+) -> None:
+    """Run the migrations that the database lacks, in the transaction that `db` is in. Raises UnsupportedVersion for tables
+    of a newer build. Another room's tables in the same database have `migrations` and a `version_table` of their own."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from alembic.util.exc import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", migrations)
+    config.attributes["connection"] = db
+    steps = ScriptDirectory.from_config(config)
+    found = MigrationContext.configure(db, opts={"version_table": version_table}).get_current_revision()
+    if found == steps.get_current_head():
+        return
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise UnsupportedVersion(f"{whose} tables are of version {found}: use the build that made them") from error
 
 
 def upgrade_exclusively(db: sa.Connection, upgrade: Callable[[sa.Connection], None] = upgrade) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millrace.base.deadline import Deadline
-from millrace.base.digests import sha256_file
 from millrace.base.errors import DeadlineExceeded, InvalidSettings, MillraceError
 from millrace.base.file_lock import exclusive_lock
+from millrace.base.files import sha256_file
 from millrace.runtime.java import find_java
 
 _PORTION: Final = 32

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.message.batch import integer_array, string_array
-from millrace.message.columns import MessageColumns
+from millrace.message.columns import MessageColumns, integer_array, string_array
 from millrace.message.header import NUMERIC_FIELDS
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType

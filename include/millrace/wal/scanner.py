@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import InvalidArgument, WalGap
-from millrace.message.batch import string_array
+from millrace.message.columns import string_array
 from millrace.message.header import NUMERIC_FIELDS
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage

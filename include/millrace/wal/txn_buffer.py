@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import WalGap
-from millrace.message.batch import string_array
+from millrace.message.columns import string_array
 from millrace.message.types import DML, MessageType
 
 VISIBLE_TICK: Final = "visible_tick"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument
-from millrace.message.batch import MESSAGE_SCHEMA
+from millrace.message.columns import MESSAGE_SCHEMA
 from millrace.message.model import MutableMessage
 from millrace.message.wire.crc import combine_crc32c
 from millrace.message.wire.decode import decode_entries, entry_crc

@@ -1,4 +1,4 @@
-"""Predicates put to Arrow's columns: exactly, and as far as the bounds of files can tell."""
+"""Compile predicates to Arrow expressions: exact ones, and weaker ones for pruning by file statistics."""
 
 from __future__ import annotations
 
@@ -43,13 +43,16 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 _ZONED: Final = re.compile(r"(Z|:.*[+-]\d{2}(:?\d{2})?(?P<seconds>:\d{2})?)$", re.IGNORECASE)
 _DECIMAL_DIGITS: Final = 38
-"""Of a decimal128, to which Arrow widens both sides of a comparison."""
+"""Digits of a decimal128, to which Arrow widens both sides of a comparison."""
 _WHOLE: Final = pa.decimal128(20, 0)
-"""Holds all whole numbers."""
+"""A type that holds every int64 and uint64."""
 
 
 def filter_table(table: pa.Table, predicate: str | pc.Expression) -> pa.Table:
-    """The rows of `table` that the predicate hits. Raises InvalidArgument for one that is none, or fits no column."""
+    """Return the rows of `table` that match the predicate.
+
+    Raises InvalidArgument if `predicate` is not a predicate, or does not fit the columns.
+    """
     expression = parse_predicate(predicate, table.schema) if isinstance(predicate, str) else predicate
     try:
         return table.filter(expression)
@@ -58,25 +61,32 @@ def filter_table(table: pa.Table, predicate: str | pc.Expression) -> pa.Table:
 
 
 def parse_predicate(text: str, schema: pa.Schema) -> pc.Expression:
-    """The expression that `text` stands for, over the columns of `schema`. Raises InvalidArgument that says what is wrong."""
+    """Parse `text` into an expression over the columns of `schema`.
+
+    Raises InvalidArgument with the problem.
+    """
     return compile_condition(parse_condition(text), schema)
 
 
 def compile_condition(found: Condition, schema: pa.Schema) -> pc.Expression:
-    """`found` over the columns of `schema`. Raises InvalidArgument for a column that is not there, or of another type."""
+    """Compile `found` into an expression over the columns of `schema`.
+
+    Raises InvalidArgument if a column is missing or has another type.
+    """
     try:
         made = _Compiler(schema).truth(found)
-        schema.empty_table().filter(made)  # what Arrow refuses of it is the predicate's fault, and not that of a file
+        schema.empty_table().filter(made)  # an error here is the predicate's, not a file's
         return made
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"the predicate does not fit the columns: {error}") from None
 
 
 def pruning_expression(found: Condition, schema: pa.Schema) -> pc.Expression | None:
-    """What holds of every row that `found` hits, and may be put to the bounds of files; None where nothing can be said.
+    """Return a condition that holds for every row matching `found`, for use with file statistics; None if there is
+    none.
 
-    Bounds leave NaN out. A row of NaN is hit by what denies a comparison, where the bounds say that nothing is; so what denies
-    one of floats is left out here.
+    Statistics ignore NaN. A NaN row matches a negated comparison although the statistics say that no row can, so
+    negated comparisons of floats are left out.
     """
     weak = _coarse(found, _Compiler(schema))
     return None if weak is None else _Compiler(schema, denied=False).truth(weak)
@@ -97,7 +107,7 @@ def _coarse(found: Condition, compiler: _Compiler) -> Condition | None:
 
 class _Compiler:
     def __init__(self, schema: pa.Schema, *, denied: bool = True) -> None:
-        """Without `denied` an unknown may be false: nothing turns it over."""
+        """Create a compiler. With `denied` False, unknown may become false: nothing negates the result."""
         self._schema = schema
         self._denied = denied
 
@@ -116,18 +126,18 @@ class _Compiler:
                 return self._value(subject, None).is_null()
             case Like(subject, pattern):
                 if not _is_text(self._type(subject)):
-                    raise InvalidArgument(f"LIKE is for text, and {'.'.join(subject.path)!r} is none")
+                    raise InvalidArgument(f"LIKE needs text, and {'.'.join(subject.path)!r} is not text")
                 return like(self._value(subject, None), pattern)
             case In(subject, values):
                 kind = self._kind(subject)
                 given = [each.as_py() for each in _members(values, kind)]
                 if 0.0 in given and pa.types.is_floating(kind):
-                    given += [-0.0, 0.0]  # they are equal, and Arrow looks one up for the other in vain
+                    given += [-0.0, 0.0]  # equal as numbers, but Arrow's isin tells them apart
                 wanted = pa.array(given, kind)
                 value = self._value(subject, kind)
                 if not self._denied:
                     return value.isin(wanted)
-                # Arrow says of a null that it is none of them; here, as in SQL, it is unknown.
+                # isin(null) is false in Arrow; here, as in SQL, it is unknown.
                 return pc.if_else(value.is_valid(), value.isin(wanted), pa.scalar(None, pa.bool_()))
             case Compare(op, left, right):
                 kind = self._kind(left) or self._kind(right)
@@ -139,11 +149,11 @@ class _Compiler:
             case Literal(bool() as value):
                 return pc.scalar(value)
             case ColumnRef(path):
-                raise InvalidArgument(f"the column {'.'.join(path)!r} is no condition by itself: it is not boolean")
-        raise InvalidArgument(f"{found.value!r} is no condition; {SYNTAX_HELP}")
+                raise InvalidArgument(f"the column {'.'.join(path)!r} is not a condition by itself: it is not boolean")
+        raise InvalidArgument(f"{found.value!r} is not a condition; {SYNTAX_HELP}")
 
     def _joined(self, join: Callable[[Any, Any], Any], parts: tuple[Condition, ...]) -> pc.Expression:
-        # Halves, not one behind the other: what Arrow walks by recursion stays shallow.
+        # A balanced tree: Arrow recurses over it, and a chain would be too deep.
         if len(parts) == 1:
             return self.truth(parts[0])
         middle = len(parts) // 2
@@ -154,7 +164,9 @@ class _Compiler:
     def _alike(
         self, left: ColumnRef | Literal, right: ColumnRef | Literal, kind: pa.DataType | None
     ) -> tuple[pc.Expression, pc.Expression]:
-        """Both sides, decimals with more digits together than Arrow compares by itself in a wider type."""
+        """Return both sides; decimals that need more digits than Arrow's comparison supports are cast to a wider
+        type.
+        """
         sides = self._value(left, kind), self._value(right, kind)
         one, other = (
             literal_scalar(each, kind).type if isinstance(each, Literal) else self._type(each) for each in (left, right)
@@ -182,7 +194,9 @@ class _Compiler:
 
 
 def like(values: Any, pattern: str) -> Any:
-    """Whether texts (a column, or an expression) match a pattern of LIKE. Arrow's own match_like errs about backslashes (26.0)."""
+    """Match texts (a column or an expression) against a LIKE pattern. Arrow's match_like mishandles backslashes
+    (26.0).
+    """
     found = like_text(pattern)
     if found is None:
         return pc.match_substring_regex(values, rf"\A(?s:{like_regex(pattern)})\z")
@@ -197,20 +211,22 @@ def like(values: Any, pattern: str) -> Any:
 
 
 def column_type(column: ColumnRef, schema: pa.Schema) -> pa.DataType:
-    """The type of a column, or of the field inside of it. Raises InvalidArgument where there is none."""
+    """Return the type of a column or of a field inside it. Raises InvalidArgument if it does not exist."""
     name, *inner = column.path
     if name not in schema.names:
-        raise InvalidArgument(f"no column {name!r}; there are {', '.join(schema.names)}")
+        raise InvalidArgument(f"no column {name!r}; the columns are {', '.join(schema.names)}")
     kind = schema.field(name).type
     for each in inner:
         if not pa.types.is_struct(kind) or kind.get_field_index(each) < 0:
-            raise InvalidArgument(f"{'.'.join(column.path)!r}: there is no field {each!r} in it")
+            raise InvalidArgument(f"{'.'.join(column.path)!r}: it has no field {each!r}")
         kind = kind.field(each).type
     return kind
 
 
 def _members(values: tuple[Literal, ...], kind: pa.DataType) -> Iterator[pa.Scalar]:
-    """The literals of a list as values of a column's type; a number with more digits than a decimal has is none of its values."""
+    """Yield literals of a list as values of a column's type; a number with too many digits for the type matches
+    none.
+    """
     for each in values:
         found = literal_scalar(each, kind)
         try:
@@ -220,20 +236,25 @@ def _members(values: tuple[Literal, ...], kind: pa.DataType) -> Iterator[pa.Scal
 
 
 def literal_scalar(literal: Literal, kind: pa.DataType | None) -> pa.Scalar:
-    """A literal as a value to compare a column of `kind` with. Raises what Arrow raises where it is none."""
+    """Convert a literal to a scalar comparable with a column of `kind`.
+
+    Raises InvalidArgument, or Arrow's own error, if it has no such value.
+    """
     value = literal.value
     if isinstance(value, str) and kind is not None and not _is_text(kind):
         zoned = _ZONED.search(value)
         if pa.types.is_timestamp(kind) and zoned is not None and zoned["seconds"]:
-            value = datetime.fromisoformat(value).astimezone(UTC).isoformat()  # Arrow reads no offset with seconds
+            value = (
+                datetime.fromisoformat(value).astimezone(UTC).isoformat()
+            )  # Arrow does not parse offsets with seconds
         if pa.types.is_integer(kind) and not value.removeprefix("-").isdecimal():
-            raise InvalidArgument(f"{value!r:.40} is no whole number in digits")  # Arrow reads 0x10 as 16
+            raise InvalidArgument(f"{value!r:.40} is not a whole number in digits")  # Arrow reads 0x10 as 16
         if pa.types.is_timestamp(kind) and kind.tz is not None and zoned is None:
-            raise InvalidArgument(f"{value!r:.40} has no time zone, which the column has: write 2026-11-25T10:00:00Z")
+            raise InvalidArgument(f"{value!r:.40} has no time zone but the column does: write 2026-11-25T10:00:00Z")
         return pa.scalar(value).cast(kind)
     if isinstance(value, int | Decimal) and kind is not None and pa.types.is_temporal(kind):
         raise InvalidArgument(
-            f"{value} is no date and no moment: write one as text, '2026-11-25' or '2026-11-25T10:00:00Z'"
+            f"{value} is not a date or timestamp: write one as text, '2026-11-25' or '2026-11-25T10:00:00Z'"
         )
     if isinstance(value, Decimal):
         if kind is not None and pa.types.is_decimal(kind):

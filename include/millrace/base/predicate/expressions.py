@@ -1,10 +1,10 @@
-"""Values and conditions of a schema, as text: predicates in which values may be computed.
+"""Parse the values and conditions of a schema: predicates whose operands may be computed.
 
     qty * price                       round(net * 0.19, 2)          coalesce(nick, name, '?')
     CASE WHEN qty < 0 THEN 0 ELSE qty END          cast(at AS date)          first || ' ' || last
 
-Beside what :mod:`millrace.base.predicate.language` has: ``+ - * / %``, ``||``, a sign, functions by name (which there are,
-:mod:`millrace.message.expression.tree` says), ``CASE WHEN … THEN … ELSE … END``, ``CAST(… AS …)`` and ``NULL`` as a value.
+Adds to :mod:`millrace.base.predicate.language`: ``+ - * / %``, ``||``, a sign, functions by name (listed in
+:mod:`millrace.message.expression.tree`), ``CASE WHEN … THEN … ELSE … END``, ``CAST(… AS …)`` and ``NULL`` as a value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ PRODUCT: Final = {"*": "*", "/": "/", "%": "%"}
 
 
 def parse_scalar_expression(text: str) -> Any:
-    """The value or condition that `text` stands for. Raises InvalidArgument that says what is wrong, and where."""
+    """Parse `text` as a value or condition.
+
+    Raises InvalidArgument with the problem and its position.
+    """
     return _ValueParser(text).parse()
 
 
@@ -80,7 +83,7 @@ class _ValueParser(Parser):
         while not self._take(")"):
             found.append(self._some())
             if not self._take(",") and self._now.word != ")":
-                raise self._wrong("a comma or ) is expected")
+                raise self._wrong("expected a comma or )")
         return tuple(found)
 
     def _case(self) -> FunctionCall:
@@ -88,29 +91,29 @@ class _ValueParser(Parser):
         while self._take("when"):
             found.append(self._some())
             if not self._take("then"):
-                raise self._wrong("THEN is expected")
+                raise self._wrong("expected THEN")
             found.append(self._some())
         if not found:
-            raise self._wrong("WHEN is expected")
+            raise self._wrong("expected WHEN")
         found.append(self._some() if self._take("else") else FunctionCall("null"))
         if not self._take("end"):
-            raise self._wrong("WHEN, ELSE or END is expected")
+            raise self._wrong("expected WHEN, ELSE or END")
         return FunctionCall("case", tuple(found))
 
     def _cast(self) -> FunctionCall:
         found = self._some()
         if not self._take("as") or self._now.kind != "name":
-            raise self._wrong("AS and a type are expected")
+            raise self._wrong("expected AS and a type")
         kind = self._now.text.lower()
         self._at += 1
         if self._take("("):
             parts = []
             while not self._take(")"):
                 if self._now.kind != "number" and self._now.word != ",":
-                    raise self._wrong("a type is expected")
+                    raise self._wrong("expected a type")
                 parts.append(self._now.text)
                 self._at += 1
             kind += f"({''.join(parts)})"
         if not self._take(")"):
-            raise self._wrong(") is expected")
+            raise self._wrong("expected )")
         return FunctionCall("cast", (found,), kind)

@@ -1,15 +1,18 @@
-"""Predicates over a collection's rows, as text: a small language that can do nothing but compare, as SQL or Python write it.
+r"""Parse predicates over a collection's rows: a small language of comparisons, written as in SQL or Python.
 
     origin = 'JFK' AND (delay > 60 OR cancelled) AND tail IS NOT NULL AND carrier IN ('AA', 'UA')
     origin == "JFK" and 10 < delay <= 60 and tail is not None
 
-Columns by name (a field of a struct by its path, ``address.city``; any other name in backticks); literals: numbers, TRUE, FALSE,
-strings as SQL writes them (``'it''s'``: a backslash is a character) or as Python does (``"it's"``, ``"a\\tb"``); ``= == != <> <
-<= > >=``, chained too, ``BETWEEN``, ``LIKE`` (``%``, ``_``; a backslash before either makes it plain, or the character of
-``ESCAPE '!'``), ``IN`` a list of literals, ``IS NULL`` or ``is None``, ``AND``, ``OR``, ``NOT``, a boolean
-column by itself. Words are known in any case. Dates and timestamps are compared with ISO 8601 text (``DATE '...'`` too). A
-comparison with a null is unknown, and a row of which the whole is unknown is not hit; NaN equals nothing, and is no less and no
-greater than anything.
+- Columns are named directly, struct fields by path (``address.city``), any other name in backticks.
+- Literals are numbers, TRUE, FALSE, and strings as in SQL (``'it''s'``: a backslash is a character) or as in Python
+  (``"it's"``, ``"a\\tb"``).
+- Comparisons are ``= == != <> < <= > >=``, also chained, ``BETWEEN``, ``IN`` with a list of literals, ``IS NULL`` or
+  ``is None``, and ``LIKE`` (``%``, ``_``; escape them with a backslash, or the character of ``ESCAPE '!'``).
+- ``AND``, ``OR``, ``NOT`` combine them; a boolean column is a condition by itself. Keywords are case-insensitive.
+- Dates and timestamps are compared with ISO 8601 text (also ``DATE '...'``).
+
+A comparison with null is unknown, and a row for which the whole predicate is unknown does not match. NaN is unequal to
+everything, and neither less nor greater than anything.
 """
 
 from __future__ import annotations
@@ -25,36 +28,41 @@ from millrace.base.errors import InvalidArgument
 
 MAX_LENGTH: Final = 10_000
 MAX_DEPTH: Final = 100
-SYNTAX_HELP: Final = "a predicate has columns, literals, comparisons, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT, such as city = 'Oslo' AND age >= 18"
+SYNTAX_HELP: Final = (
+    "a predicate has columns, literals, comparisons, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT,"
+    " such as city = 'Oslo' AND age >= 18"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnRef:
-    """A column, or a field inside of it; as a condition, one that is true."""
+    """A column, or a field inside it. As a condition, a column that is true."""
 
     path: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A value as it was written; numbers with a point or an exponent are Decimals."""
+    """A literal value. A number with a point or an exponent is a Decimal."""
 
     value: bool | int | Decimal | str | bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A value made of others; conditions over rows that are read have none (:mod:`millrace.base.predicate.expressions` reads them)."""
+    """A computed value. Only schema expressions have these (:mod:`millrace.base.predicate.expressions`), not read
+    predicates.
+    """
 
     name: str
     args: tuple[Any, ...] = ()
     kind: str = ""
-    """Of a cast the type's text."""
+    """The target type of a cast, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`left` `op` `right`; `op` is one of ``= != < <= > >=``."""
+    """`left` `op` `right`, with `op` one of ``= != < <= > >=``."""
 
     op: str
     left: ColumnRef | Literal
@@ -63,7 +71,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """`subject` is one of `values`."""
+    """`subject` equals one of `values`."""
 
     subject: ColumnRef | Literal
     values: tuple[Literal, ...]
@@ -71,8 +79,10 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """`subject` matches `pattern`: ``%`` is any text, ``_`` any character; a backslash stands before a plain ``%``, ``_`` or
-    backslash, and nowhere else."""
+    """`subject` matches `pattern`.
+
+    ``%`` is any text and ``_`` any character. A backslash escapes ``%``, ``_`` or a backslash, and occurs nowhere else.
+    """
 
     subject: ColumnRef
     pattern: str
@@ -94,14 +104,14 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """Every one of `parts` is true."""
+    """All of `parts` are true."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """One of `parts` is true."""
+    """At least one of `parts` is true."""
 
     parts: tuple[Condition, ...]
 
@@ -111,17 +121,20 @@ Operand: TypeAlias = ColumnRef | Literal
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition that `text` stands for. Raises InvalidArgument that says what is wrong, and where."""
+    """Parse `text` as a condition.
+
+    Raises InvalidArgument with the problem and its position.
+    """
     return Parser(text).parse()
 
 
 def column_names(found: Condition) -> set[str]:
-    """The columns that `found` names."""
+    """Return the columns that `found` uses."""
     return {each.path[0] for each in leaves(found) if isinstance(each, ColumnRef)}
 
 
 def conjuncts(found: Condition) -> Iterator[Condition]:
-    """Conditions that all hold where `found` does, and together say the same."""
+    """Split `found` into conditions whose conjunction is equivalent to it."""
     if isinstance(found, And):
         for part in found.parts:
             yield from conjuncts(part)
@@ -130,7 +143,7 @@ def conjuncts(found: Condition) -> Iterator[Condition]:
 
 
 def rename_columns(found: Any, names: Mapping[str, str]) -> Any:
-    """`found` with columns under the names that `names` has for them."""
+    """Return `found` with columns renamed by `names`."""
     match found:
         case ColumnRef((name, *inner)):
             return ColumnRef((names.get(name, name), *inner))
@@ -150,7 +163,7 @@ def rename_columns(found: Any, names: Mapping[str, str]) -> Any:
 
 
 def leaves(found: Any) -> Iterator[ColumnRef | Literal]:
-    """The columns and literals of `found`."""
+    """Yield the columns and literals of `found`."""
     match found:
         case ColumnRef() | Literal():
             yield found
@@ -180,8 +193,8 @@ _ESCAPE: Final = re.compile(
     r"|N\{(?P<name>[^}]+)\}|(?P<one>.))",
     re.DOTALL,
 )
-_ESCAPED: Final[dict[str, str]] = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": "", "'": "'",
-                                   '"': '"', "\\": "\\"}  # fmt: skip
+_ESCAPED: Final[dict[str, str]] = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
+                                   "\n": "", "'": "'", '"': '"', "\\": "\\"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +209,7 @@ class _Token:
 
 
 class Parser:
-    """Recursive descent over the tokens of one text; a subclass may know more values."""
+    """A recursive-descent parser of one text. A subclass may accept more values."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_LENGTH:
@@ -209,10 +222,10 @@ class Parser:
     def parse(self) -> Condition:
         try:
             found = self._some()
-        except RecursionError:  # in signs, in CASE and in arguments, which count no depth
+        except RecursionError:  # signs, CASE and arguments do not count towards the depth
             raise self._wrong("it nests too deep") from None
         if self._now.kind != "end":
-            raise self._wrong(f"{self._now.text!r} is not expected there")
+            raise self._wrong(f"{self._now.text!r} is unexpected")
         return found
 
     def _split(self) -> Iterator[_Token]:
@@ -221,8 +234,8 @@ class Parser:
             found = _TOKEN.match(self._text, place)
             if found is None:
                 if self._text[place] in "'\"":
-                    raise self._wrong("the text has no end; a quote inside '...' is written twice", place)
-                raise self._wrong(f"{self._text[place]!r} begins nothing that is known", place)
+                    raise self._wrong("the text is not terminated; write a quote inside '...' twice", place)
+                raise self._wrong(f"{self._text[place]!r} is not part of a predicate", place)
             if found.lastgroup != "space":
                 yield _Token(found.lastgroup or "", found[0], place)
             place = found.end()
@@ -234,10 +247,10 @@ class Parser:
 
     def _wrong(self, words: str, place: int | None = None) -> InvalidArgument:
         where = (self._now.place if place is None else place) + 1
-        return InvalidArgument(f"{self._text[:200]!r} is no predicate: character {where}: {words}; {SYNTAX_HELP}")
+        return InvalidArgument(f"{self._text[:200]!r} is not a predicate: character {where}: {words}; {SYNTAX_HELP}")
 
     def _take(self, *words: str) -> bool:
-        """Go on behind these words, or marks, where they are next."""
+        """Consume these keywords or symbols if they come next."""
         if [each.word for each in self._tokens[self._at : self._at + len(words)]] != list(words):
             return False
         self._at += len(words)
@@ -276,7 +289,7 @@ class Parser:
         if self._take("is"):
             denied = self._take("not")
             if not (self._take("null") or self._take("none")):
-                raise self._wrong("IS asks for NULL alone")
+                raise self._wrong("IS must be followed by NULL")
             return _denied(IsNull(self._operand(left)), denied)
         denied = self._take("not")
         if self._take("in"):
@@ -284,36 +297,36 @@ class Parser:
         if self._take("between"):
             low = self._operand(self._value())
             if not self._take("and"):
-                raise self._wrong("BETWEEN takes two values with AND between them")
+                raise self._wrong("BETWEEN needs two values joined by AND")
             high = self._operand(self._value())
             subject = self._operand(left)
             return _denied(And((Compare(">=", subject, low), Compare("<=", subject, high))), denied)
         if self._take("like"):
             return _denied(self._like(left), denied)
         if denied:
-            raise self._wrong("behind NOT comes IN, BETWEEN or LIKE here")
+            raise self._wrong("NOT must be followed by IN, BETWEEN or LIKE here")
         return left
 
     def _value(self) -> Any:
-        """What may be compared: here a column or a literal, or a condition in parentheses."""
+        """Parse an operand: here a column or a literal, or a condition in parentheses."""
         return self._primary()
 
     def _like(self, left: Condition) -> Condition:
         pattern, subject = self._pattern(), self._operand(left)
         if not isinstance(subject, ColumnRef):
-            raise self._wrong("LIKE takes a column and a pattern in quotes")
+            raise self._wrong("LIKE needs a column and a pattern in quotes")
         return Like(subject, pattern)
 
     def _pattern(self) -> str:
-        """A pattern of LIKE, whose escape is a backslash whatever it was written with."""
+        """Parse a LIKE pattern and normalise its escape to a backslash."""
         token, pattern = self._now, self._primary()
         if not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
-            raise self._wrong("LIKE takes a pattern in quotes", token.place)
+            raise self._wrong("LIKE needs a pattern in quotes", token.place)
         escape = "\\"
         if self._take("escape"):
             given = self._primary()
             if not isinstance(given, Literal) or not isinstance(given.value, str) or len(given.value) > 1:
-                raise self._wrong("ESCAPE takes one character in quotes, or none: ''")
+                raise self._wrong("ESCAPE needs one character in quotes, or none: ''")
             escape = given.value
         try:
             return "".join(
@@ -325,22 +338,22 @@ class Parser:
 
     def _operand(self, found: Condition) -> ColumnRef | Literal:
         if not isinstance(found, ColumnRef | Literal):
-            raise self._wrong("a comparison is between columns and literals")
+            raise self._wrong("a comparison needs columns and literals as operands")
         return found
 
     def _list(self) -> tuple[Literal, ...]:
         end = _ENDS.get(self._now.word)
         if end is None:
-            raise self._wrong("IN takes a list in parentheses")
+            raise self._wrong("IN needs a list in parentheses")
         self._at += 1
         values: list[Literal] = []
         while not self._take(end):
             value = self._primary()
             if not isinstance(value, Literal):
-                raise self._wrong("IN takes literals alone")
+                raise self._wrong("a list of IN has literals only")
             values.append(value)
             if not self._take(",") and self._now.word != end:
-                raise self._wrong(f"a comma or {end} is expected")
+                raise self._wrong(f"expected a comma or {end}")
         return tuple(values)
 
     def _primary(self) -> Condition:
@@ -350,12 +363,12 @@ class Parser:
             case "mark", "(":
                 found = self._some()
                 if not self._take(")"):
-                    raise self._wrong(") is expected")
+                    raise self._wrong("expected )")
                 return found
             case "mark", "-" | "+":
                 number = self._primary()
                 if not isinstance(number, Literal) or isinstance(number.value, bool | str | bytes):
-                    raise self._wrong("a sign stands before a number", token.place)
+                    raise self._wrong("a sign must be followed by a number", token.place)
                 if token.text == "+":
                     return number
                 # A minus rounds a Decimal to the 28 digits of Python's context.
@@ -377,15 +390,15 @@ class Parser:
                 path = [_name(token.text)]
                 while self._take("."):
                     if self._now.kind != "name":
-                        raise self._wrong("a field's name is expected")
+                        raise self._wrong("expected a field's name")
                     path.append(_name(self._now.text))
                     self._at += 1
                 return ColumnRef(tuple(path))
         self._at -= 1
-        raise self._wrong("a column or a literal is expected")
+        raise self._wrong("expected a column or a literal")
 
     def _unquoted(self, token: _Token) -> str:
-        """A text without its quotes: by SQL's rule in single quotes, by Python's in double ones."""
+        """Return a text without its quotes: by SQL's rule in single quotes, by Python's in double quotes."""
         if token.text[0] == "'":
             return token.text[1:-1].replace("''", "'")
         return _ESCAPE.sub(lambda found: self._escaped(found, token), token.text[1:-1])
@@ -395,10 +408,10 @@ class Parser:
         try:
             return text.encode("latin-1")
         except UnicodeEncodeError:
-            raise self._wrong("bytes are written in characters of one byte, or as \\xhh", token.place) from None
+            raise self._wrong("write bytes as one-byte characters or as \\xhh", token.place) from None
 
     def _escaped(self, found: re.Match[str], token: _Token, *, octets: bool = False) -> str:
-        """What Python makes of a backslash and what follows it; one that means nothing stays as it is."""
+        """Return the character of a Python escape sequence; an unknown one is unchanged."""
         kind, value = found.lastgroup, found[found.lastgroup or 0]
         try:
             if kind in ("octal", "hex"):
@@ -412,14 +425,14 @@ class Parser:
         except (KeyError, ValueError, OverflowError):
             pass
         if kind != "one" or value == "x" or (value in "uUN" and not octets):
-            raise self._wrong(f"{found[0]!r} is no character; a backslash before it is written twice", token.place)
+            raise self._wrong(f"{found[0]!r} is not a valid escape; write a backslash twice", token.place)
         return _ESCAPED.get(value, found[0])
 
 
 def like_pieces(pattern: str, escape: str = "\\") -> Iterator[tuple[str, bool]]:
-    """The characters of a pattern of LIKE, and whether each is a wildcard: ``%`` or ``_`` that no `escape` stands before.
+    """Yield the characters of a LIKE pattern, each with whether it is a wildcard (an unescaped ``%`` or ``_``).
 
-    Raises ValueError for a pattern that ends in an escape.
+    Raises ValueError if the pattern ends in an escape.
     """
     characters = iter(pattern)
     for each in characters:
@@ -428,12 +441,15 @@ def like_pieces(pattern: str, escape: str = "\\") -> Iterator[tuple[str, bool]]:
             continue
         plain = next(characters, None)
         if plain is None:
-            raise ValueError(f"the pattern ends in its escape {escape}, which stands before a character")
+            raise ValueError(f"the pattern ends in its escape {escape}, which must precede a character")
         yield plain, False
 
 
 def like_text(pattern: str) -> tuple[str, bool, bool] | None:
-    """Of a pattern that is plain text with ``%`` at most before and after it the text, and where there are ``%``; else None."""
+    """Split a LIKE pattern that has ``%`` only at its start or end.
+
+    Returns (text, starts with %, ends with %); None for any other pattern.
+    """
     pieces = list(like_pieces(pattern))
     wild = [place for place, (_, wild) in enumerate(pieces) if wild]
     begins = next((place for place, (each, wild) in enumerate(pieces) if not (wild and each == "%")), len(pieces))
@@ -447,7 +463,10 @@ def like_text(pattern: str) -> tuple[str, bool, bool] | None:
 
 
 def like_regex(pattern: str) -> str:
-    """A pattern of LIKE as a regular expression of RE2, Python or Java that is to match a whole text, with dots for any character."""
+    """Translate a LIKE pattern into a regular expression of RE2, Python or Java.
+
+    The expression must match a whole text, with dots matching any character.
+    """
     found: list[str] = []
     for each, wild in like_pieces(pattern):
         part = (".*" if each == "%" else ".") if wild else re.escape(each) if each != "\0" else r"\x00"

@@ -1,18 +1,20 @@
-"""Settings: read once at the edge, checked there, and handed inward as one frozen value.
+"""Settings: read and checked once at the edge, then passed inward as one frozen value.
 
-Precedence: defaults < the ``[millrace]`` table of a file (TOML, or an INI file such as airflow.cfg) < ``MILLRACE_*`` in
-the environment. A name that is not known, or a value that is not allowed, is InvalidSettings and says which and why;
-nothing is guessed and nothing is read later from anywhere else. What the chain decides by is not here: it enters the log
-as a message (docs/chain.md).
+Precedence: defaults < the ``[millrace]`` table of a file (TOML, or INI such as airflow.cfg) < ``MILLRACE_*`` in the
+environment. An unknown name or an invalid value raises InvalidSettings with the name and the reason. Nothing is
+guessed, and nothing is read elsewhere later. The settings that the chain decides by are not here: they enter the log as
+messages (docs/chain.md).
 """
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,7 +22,6 @@ from typing import Any, Final, Self
 from millrace.base.data_folder import check_data_folder
 from millrace.base.errors import InvalidSettings
 from millrace.base.log_backends import EMBEDDED
-from millrace.base.settings.file import read_settings_file
 from millrace.base.settings.value import SettingSpec, check, parse, setting
 
 PREFIX: Final = "MILLRACE_"
@@ -42,12 +43,16 @@ RESERVED: Final = frozenset(
         "MILLRACE_PIPELINE_KEYS",
     }
 )
-"""Not settings: the settings file to read, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the
-installation that a process belongs to, where the pipeline service is, and secrets, which no file and no listing has: the tokens that read the metrics and that
-reach the log, what logs in to its brokers, and the keys that pipelines' secrets are encrypted with."""
+"""``MILLRACE_*`` variables that are not settings.
+
+They name the settings file, the checkout (airflow.cfg finds its folders by it), a launched job's folder, the
+installation that a process belongs to and the pipeline service. The others are secrets, which no file and no listing
+shows: the tokens for metrics and for the log, the logins of brokers and of the meta store, and the keys that encrypt
+pipelines' secrets.
+"""
 
 TEST_PREFIX: Final = "MILLRACE_TEST_"
-"""Names that tests and the benchmark keep for themselves; never settings."""
+"""The prefix of variables for tests and the benchmark; never settings."""
 
 _TABLES: Final = re.compile(r"|(?:/|[a-z][a-z0-9+.-]*://).*[^/]")
 _SPARK_MASTER: Final = re.compile(r"|(spark|k8s)://\S+|yarn")
@@ -60,7 +65,7 @@ _NODE: Final = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def _user_folders(env: Mapping[str, str]) -> dict[str, Path]:
-    """Where data and cache go by default; a relative XDG value is ignored, as the XDG specification asks."""
+    """Return the default data and cache folders. A relative XDG value is ignored, as the XDG specification asks."""
     home = Path(env.get("HOME") or Path.home())
     data, cache = Path(env.get("XDG_DATA_HOME", "")), Path(env.get("XDG_CACHE_HOME", ""))
     return {
@@ -71,161 +76,163 @@ def _user_folders(env: Mapping[str, str]) -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting of Millrace. Sizes are bytes, times are seconds. Derived places are properties."""
+    """All settings of Millrace. Sizes are bytes, times are seconds. Derived paths are properties."""
 
-    data_dir: Path = setting(None, "Where log, tables and checkpoints live.", env="MILLRACE_DATA")
+    data_dir: Path = setting(None, "The data folder: log, tables and checkpoints.", env="MILLRACE_DATA")
     tables: str = setting(
         "",
-        "Where the tables lie, if not in the data folder: a folder, or the URI of a store.",
+        "Location of the tables: a folder or an object-store URI; empty: the data folder.",
         pattern=_TABLES,
-        allowed="nothing, an absolute path or a URI, without a / at its end",
+        allowed="empty, or an absolute path or URI without a trailing /",
     )
-    cache_dir: Path = setting(None, "What can be fetched again (Spark's jars).", env="MILLRACE_CACHE")
+    cache_dir: Path = setting(None, "The cache: files that can be fetched again (Spark's jars).", env="MILLRACE_CACHE")
 
     log: str = setting(
         EMBEDDED,
         "The ingress log: embedded, or on brokers (docs/brokers.md).",
     )
-    log_host: str = setting("127.0.0.1", "Address that the servers of this host bind.")
-    log_port: int = setting(0, "Port of the embedded log's server; 0 takes a free one.", low=0, high=65535)
+    log_host: str = setting("127.0.0.1", "Address that this host's servers bind to.")
+    log_port: int = setting(0, "Port of the embedded log's server; 0: any free port.", low=0, high=65535)
     log_idle_seconds: float = setting(
         300.0,
-        "Time without a client after which the log's server ends, if it serves this host at a free port; 0: never.",
+        "Idle time after which the log's server stops, if it serves only this host on a free port; 0: never.",
         low=0,
         high=31_536_000,
     )
     log_tls_cert: str = setting("", "Certificate chain (PEM) of the log's server; empty: no TLS.")
     log_tls_key: str = setting("", "Key (PEM) of that certificate.")
-    log_tls_name: str = setting("localhost", "A name in that certificate, which clients on this host look for.")
-    log_connections: int = setting(512, "Connections that the log's server takes.", low=8, high=65536)
-    log_streams: int = setting(256, "Streams of appends that the log's server serves at once.", low=4, high=65536)
+    log_tls_name: str = setting("localhost", "A name in that certificate, which clients on this host verify.")
+    log_connections: int = setting(512, "Maximum connections of the log's server.", low=8, high=65536)
+    log_streams: int = setting(256, "Maximum concurrent append streams of the log's server.", low=4, high=65536)
     log_file_bytes: int = setting(
         64 << 20, "Size of one file of the embedded log.", low=1 << 20, high=4 << 30, is_bytes=True
     )
     log_retention_bytes: int = setting(
         0,
-        "What the embedded log keeps of a PChannel that the tables hold durably; 0 keeps all of it.",
+        "Log bytes of a PChannel to keep after the tables hold them durably; 0: all.",
         low=0,
         high=1 << 50,
         is_bytes=True,
     )
     log_retention_seconds: float = setting(
         0.0,
-        "Time that the embedded log keeps what the tables hold durably; 0 keeps all of it.",
+        "Time to keep log entries after the tables hold them durably; 0: for ever.",
         low=0,
         high=3_153_600_000,
     )
     log_clock_leap: float = setting(
         300.0,
-        "How far the wall clock may leap ahead and be believed by the embedded log; 0: however far.",
+        "Largest forward jump of the wall clock that the embedded log follows; 0: no limit.",
         low=0,
         high=31_536_000,
     )
-    pchannels: int = setting(2, "PChannels that a new deployment gets.", low=1, high=1024)
-    max_entry_bytes: int = setting(
-        16 << 20, "Largest log entry that is taken.", low=1 << 10, high=1 << 30, is_bytes=True
-    )
+    pchannels: int = setting(2, "PChannels of a new deployment.", low=1, high=1024)
+    max_entry_bytes: int = setting(16 << 20, "Maximum size of a log entry.", low=1 << 10, high=1 << 30, is_bytes=True)
 
-    append_attempts: int = setting(3, "Attempts of one append before its error is the caller's.", low=1, high=1000)
-    append_retry_delay: float = setting(1.0, "Pause between two attempts of an append.", low=0, high=3600)
-    append_deadline: float = setting(30.0, "Longest wait for an append's result.", low=0.001, high=86400)
+    append_attempts: int = setting(3, "Attempts of an append before its error is raised.", low=1, high=1000)
+    append_retry_delay: float = setting(1.0, "Delay between two attempts of an append.", low=0, high=3600)
+    append_deadline: float = setting(30.0, "Timeout for an append's result.", low=0.001, high=86400)
 
     max_bytes_per_trigger: int = setting(
-        256 << 20, "Log bytes that one micro-batch takes from a PChannel.", low=1 << 10, high=16 << 30, is_bytes=True
+        256 << 20, "Maximum log bytes of a PChannel in one micro-batch.", low=1 << 10, high=16 << 30, is_bytes=True
     )
     trigger_interval: float = setting(
-        0.0, "Least time between two micro-batches of the streaming node; 0 runs on.", low=0, high=86400
+        0.0, "Minimum time between micro-batches of the streaming node; 0: no delay.", low=0, high=86400
     )
     flush_interval: float = setting(
         2.0,
-        "Least time between two micro-batches of the flusher; reads see the WAL's tail meanwhile.",
+        "Minimum time between micro-batches of the flusher; reads add the WAL's tail meanwhile.",
         low=0,
         high=86400,
     )
-    tick_interval: float = setting(10.0, "Pause after which an idle PChannel gets a time tick.", low=0.01, high=3600)
+    tick_interval: float = setting(10.0, "Idle time after which a PChannel gets a time tick.", low=0.01, high=3600)
 
-    start_deadline: float = setting(120.0, "Longest wait for a process of ours to come up.", low=1, high=86400)
-    stop_deadline: float = setting(30.0, "Longest wait for a clean stop before a kill.", low=0.1, high=86400)
-    read_deadline: float = setting(30.0, "Longest wait of a read for its time tick.", low=0.001, high=86400)
+    start_deadline: float = setting(120.0, "Timeout for the start of a Millrace process.", low=1, high=86400)
+    stop_deadline: float = setting(30.0, "Timeout for a clean stop before the process is killed.", low=0.1, high=86400)
+    read_deadline: float = setting(30.0, "Timeout of a read for its time tick.", low=0.001, high=86400)
 
     flow_memory_slow: float = setting(
-        0.9, "Part of this host's memory in use above which appends are slowed; 0 does not look at it.", low=0, high=1
+        0.9, "Fraction of this host's memory in use above which appends are throttled; 0: off.", low=0, high=1
     )
     flow_memory_reject: float = setting(
-        0.97, "Part of this host's memory in use above which appends are refused.", low=0, high=1
+        0.97, "Fraction of this host's memory in use above which appends are rejected.", low=0, high=1
     )
     flow_disk_slow: int = setting(
         2 << 30,
-        "Free space of the data folder's disk below which it is relieved and appends are slowed; 0 does not look at it.",
+        "Free disk space below which Millrace frees log space and throttles appends; 0: off.",
         low=0,
         high=1 << 50,
         is_bytes=True,
     )
     flow_disk_reject: int = setting(
-        512 << 20, "Free space below which appends are refused.", low=0, high=1 << 50, is_bytes=True
+        512 << 20, "Free disk space below which appends are rejected.", low=0, high=1 << 50, is_bytes=True
     )
     flow_lag_slow: float = setting(
         0.0,
-        "Wait of a row for the flusher above which appends are slowed; 0 does not look at it.",
+        "Flusher lag above which appends are throttled; 0: off.",
         low=0,
         high=31_536_000,
     )
-    flow_lag_reject: float = setting(
-        0.0, "Wait of a row for the flusher above which appends are refused.", low=0, high=31_536_000
-    )
+    flow_lag_reject: float = setting(0.0, "Flusher lag above which appends are rejected.", low=0, high=31_536_000)
     flow_start_rate: int = setting(
-        64 << 20, "Bytes a second at which a slowdown starts.", low=1 << 10, high=1 << 40, is_bytes=True
+        64 << 20,
+        "Append rate, in bytes per second, at which throttling starts.",
+        low=1 << 10,
+        high=1 << 40,
+        is_bytes=True,
     )
     flow_least_rate: int = setting(
-        256 << 10, "Bytes a second that a slowdown leaves at least.", low=1 << 10, high=1 << 40, is_bytes=True
+        256 << 10,
+        "Minimum append rate, in bytes per second, under throttling.",
+        low=1 << 10,
+        high=1 << 40,
+        is_bytes=True,
     )
 
     node: str = setting(
         "",
-        "Name of this node in a cluster; empty: the one node, which has all PChannels.",
+        "Name of this node in a cluster; empty: a single node with all PChannels.",
         pattern=_NODE,
-        allowed="nothing, or letters, digits and ._- (at most 63)",
+        allowed="empty, or letters, digits and ._- (at most 63)",
     )
     meta_store: str = setting(
         "",
         "URL of the cluster's meta store; empty: SQLite in the data folder.",
         pattern=_META_STORE,
-        allowed="nothing, sqlite:////path, mariadb://host:port/database or etcd://host:port[,…][/prefix]",
+        allowed="empty, sqlite:////path, mariadb://host:port/database or etcd://host:port[,…][/prefix]",
     )
     session_seconds: float = setting(
-        10.0, "How long a node, or the leading coordinator, may be silent before others take over.", low=1, high=300
+        10.0, "Session timeout of a node or leading coordinator before others take over.", low=1, high=300
     )
-    service_port: int = setting(0, "Port of a coordinator's HTTP service; 0 takes a free one.", low=0, high=65535)
+    service_port: int = setting(0, "Port of a coordinator's HTTP service; 0: any free port.", low=0, high=65535)
     balance_interval: float = setting(
-        300.0, "Least time between two moves of a PChannel for balance alone.", low=0, high=86400
+        300.0, "Minimum time between two moves of a PChannel for balance only.", low=0, high=86400
     )
-    balance_lag: float = setting(
-        1.0, "Seconds that a PChannel may be behind its log and still move for balance alone.", low=0, high=86400
-    )
+    balance_lag: float = setting(1.0, "Maximum lag of a PChannel that moves for balance only.", low=0, high=86400)
 
-    backfill_parallel: int = setting(2, "Slices of a backfill that are rebuilt at once.", low=1, high=64)
-    derived_modules: str = setting("", "Modules with derived tables of your own, separated by commas.")
+    backfill_parallel: int = setting(2, "Slices of a backfill rebuilt in parallel.", low=1, high=64)
+    derived_modules: str = setting("", "Modules with your derived tables, separated by commas.")
     stream_declarations: str = setting(
         "", "Modules with STREAMS and YAML files of declared streams, separated by commas."
     )
     pipeline_config: str = setting(
-        "", "A pipeline-config.yaml with the defaults of pipelines, for their service and for Airflow's web server."
+        "", "A pipeline-config.yaml with defaults for pipelines, read by their service and Airflow's web server."
     )
 
     history_hours: float = setting(
         168.0,
-        "Hours back that reads at a time tick reach for certain; compaction folds in older deletes.",
+        "Guaranteed reach of reads at a time tick, in hours; compaction folds in older deletes.",
         low=0,
         high=876000,
     )
 
     wal_retention: float = setting(
         0.0,
-        "Time that the WAL keeps rows which the collections hold, verified; 0 keeps all.",
+        "Time to keep WAL rows after the collections hold them, verified; 0: for ever.",
         low=0,
         high=3_153_600_000,
     )
-    quality_dir: str = setting("", "Folder of your own expectation suites; empty: quality in the data folder.")
+    quality_dir: str = setting("", "Folder of your expectation suites; empty: quality in the data folder.")
 
     load_roots: str = setting(
         "",
@@ -234,34 +241,32 @@ class Settings:
         allowed="absolute paths, separated by colons",
     )
 
-    backup_dir: str = setting("", "Folder that backups go to; set, the DAG backup makes one a day.")
+    backup_dir: str = setting("", "Folder for backups; if set, the DAG backup creates one a day.")
 
     backup_roots: str = setting(
         "",
-        "Further folders, separated by colons, that a backup started through Airflow may be told to go to.",
+        "Further folders, separated by colons, that backups started through Airflow may use.",
         pattern=_FOLDERS,
         allowed="absolute paths, separated by colons",
     )
 
-    metrics_port: int = setting(0, "Port of the metrics endpoint; 0 serves none.", low=0, high=65535)
+    metrics_port: int = setting(0, "Port of the metrics endpoint; 0: none.", low=0, high=65535)
 
     spark_master: str = setting(
         "",
-        "Master that jobs submit to, in client mode; empty runs Spark in the job's own process.",
+        "Spark master for jobs, in client mode; empty: Spark runs in the job's process.",
         pattern=_SPARK_MASTER,
-        allowed="nothing, spark://host:port, k8s://... or yarn",
+        allowed="empty, spark://host:port, k8s://... or yarn",
     )
-    spark_cores: int = setting(
-        0, "Cores that a Spark driver uses; 0 takes what this process may use.", low=0, high=1024
-    )
+    spark_cores: int = setting(0, "Cores of a Spark driver; 0: all that this process may use.", low=0, high=1024)
     spark_memory: str = setting(
         "1g", "Heap of a Spark driver.", pattern=_MEMORY, allowed="a number with m or g, such as 800m or 2g"
     )
     operations_at_once: int = setting(
-        0, "Operations that may run Spark at once; the others wait in turn. 0: one for two cores.", low=0, high=1024
+        0, "Operations that may run Spark at once; others wait their turn. 0: one per two cores.", low=0, high=1024
     )
-    spark_ui: bool = setting(False, "Serve Spark's own web interface.")
-    ivy_settings: str = setting("", "Ivy settings file for fetching Spark's jars from a repository of your own.")
+    spark_ui: bool = setting(False, "Serve Spark's web interface.")
+    ivy_settings: str = setting("", "Ivy settings file to fetch Spark's jars from your own repository.")
 
     def __post_init__(self) -> None:
         for name, folder in _user_folders(os.environ).items():
@@ -270,13 +275,15 @@ class Settings:
         for spec in _SPECS.values():
             check(spec, getattr(self, spec.name), spec.env)
         if bool(self.log_tls_cert) != bool(self.log_tls_key):
-            raise InvalidSettings("MILLRACE_LOG_TLS_CERT and MILLRACE_LOG_TLS_KEY belong together: give both, or none")
+            raise InvalidSettings("set both MILLRACE_LOG_TLS_CERT and MILLRACE_LOG_TLS_KEY, or neither")
 
     @classmethod
     def load(cls, *, env: Mapping[str, str] | None = None, file: Path | str | None = None) -> Self:
-        """Settings from `file` (default: the one ``MILLRACE_CONFIG`` names, if any) and `env` (default: this process's).
+        """Load settings from `file` (default: the file in ``MILLRACE_CONFIG``, if set) and `env` (default: this
+        process's).
 
-        Raises InvalidSettings that names the variable or key and what is allowed, or says why the data folder cannot be one.
+        Raises InvalidSettings, with the variable or key and the allowed values, or with the reason why the data folder
+        is invalid.
         """
         env = os.environ if env is None else env
         values: dict[str, Any] = dict(_user_folders(env))
@@ -287,7 +294,7 @@ class Settings:
             for key, raw in read_settings_file(path).items():
                 where = f"{path.name}: [millrace] {key}"
                 if key not in _SPECS:
-                    raise InvalidSettings(f"{where} is no setting{_closest(key, _SPECS)}")
+                    raise InvalidSettings(f"{where} is not a setting{_closest(key, _SPECS)}")
                 values[key] = parse(_SPECS[key], raw, where)
                 named = where if key == "data_dir" else named
         by_env = {spec.env: spec for spec in _SPECS.values()}
@@ -295,7 +302,7 @@ class Settings:
             if not variable.startswith(PREFIX) or variable in RESERVED or variable.startswith(TEST_PREFIX):
                 continue
             if variable not in by_env:
-                raise InvalidSettings(f"{variable} is no setting{_closest(variable, by_env)}")
+                raise InvalidSettings(f"{variable} is not a setting{_closest(variable, by_env)}")
             spec = by_env[variable]
             values[spec.name] = parse(spec, env[variable], variable)
             named = variable if spec.name == "data_dir" else named
@@ -303,30 +310,30 @@ class Settings:
         return cls(**values)
 
     def environment(self) -> dict[str, str]:
-        """These settings as ``MILLRACE_*`` variables: what a process that this one starts is handed."""
+        """Return these settings as ``MILLRACE_*`` variables, for child processes."""
         return {spec.env: str(getattr(self, spec.name)) for spec in _SPECS.values()}
 
     @property
     def log_tls(self) -> tuple[str, str, str] | None:
-        """Certificate, key and name of the log's server; None: no TLS."""
+        """Certificate, key and name of the log's server; None without TLS."""
         return (self.log_tls_cert, self.log_tls_key, self.log_tls_name) if self.log_tls_cert else None
 
     @property
     def log_path(self) -> Path:
-        """Folder of the embedded log."""
+        """The folder of the embedded log."""
         return self.data_dir / "log"
 
     @property
     def tables_uri(self) -> str:
-        """The place of all tables."""
+        """The location of all tables."""
         return self.tables or str(self.data_dir)
 
     def table_uri(self, name: str) -> str:
-        """Where the table `name` lies."""
+        """Return the location of the table `name`."""
         return f"{self.tables_uri}/{name}"
 
     def with_data_dir(self, data_dir: Path) -> Self:
-        """These settings for another data folder, which has the tables, too."""
+        """Return these settings with another data folder, which also holds the tables."""
         return dataclasses.replace(self, data_dir=data_dir, tables="")
 
     @property
@@ -345,49 +352,49 @@ class Settings:
         return self.table_uri("checkpoints")
 
     def collections_uri(self, collection_id: int) -> str:
-        """The Delta table with the rows of one collection."""
+        """Return the Delta table with the rows of one collection."""
         return self.table_uri(f"collections/{collection_id}")
 
     def deletes_uri(self, collection_id: int) -> str:
-        """The Delta table with the deletes of one collection."""
+        """Return the Delta table with the deletes of one collection."""
         return self.table_uri(f"deletes/{collection_id}")
 
     @property
     def staged_path(self) -> Path:
-        """Folder of the staged files that Import messages name."""
+        """The folder of the staged files that Import messages name."""
         return self.data_dir / "staged"
 
     @property
     def parked_path(self) -> Path:
-        """Folder of the parked PChannels (millrace.node.range_loop.parking)."""
+        """The folder of the parked PChannels (millrace.node.range_loop.parking)."""
         return self.data_dir / "parked"
 
     def progress_path(self, query: str) -> Path:
-        """The file that says how a streaming query is doing, rewritten behind each of its micro-batches."""
+        """Return the progress file of a streaming query, rewritten after each of its micro-batches."""
         return self.node_run_path / f"{query}.json"
 
     def spark_checkpoint_path(self, name: str) -> Path:
-        """Spark's own checkpoint of the streaming query `name`: a hint that may be deleted, never the truth."""
+        """Return Spark's own checkpoint of the streaming query `name`: a hint that may be deleted, never the truth."""
         return self.data_dir / "spark" / (f"{name}@{self.node}" if self.node else name)
 
     @property
     def run_path(self) -> Path:
-        """Where running processes say where they are (address files, locks)."""
+        """The folder in which running processes publish their addresses and locks."""
         return self.data_dir / "run"
 
     @property
     def node_run_path(self) -> Path:
-        """What a node says of itself alone (progress, heartbeat): with one node, where all processes do."""
+        """The folder for one node's own reports (progress, heartbeat); with a single node, :attr:`run_path`."""
         return self.run_path / "nodes" / self.node if self.node else self.run_path
 
     @property
     def cores(self) -> int:
-        """The cores a Spark driver uses, with 0 resolved to what this process may use."""
+        """The cores of a Spark driver, with 0 resolved to the cores that this process may use."""
         return self.spark_cores or len(os.sched_getaffinity(0))
 
     @property
     def spark_slots(self) -> int:
-        """Operations that may run Spark at once."""
+        """The number of operations that may run Spark at once."""
         return self.operations_at_once or max(1, self.cores // 2)
 
 
@@ -405,7 +412,7 @@ _DEFAULTS_IN_WORDS: Final = {
 
 
 def describe() -> list[tuple[str, str, str, str]]:
-    """(name, environment variable, default, words) of every setting, in the order of the class."""
+    """Return (name, environment variable, default, description) of every setting, in declaration order."""
     return [
         (spec.name, spec.env, _DEFAULTS_IN_WORDS.get(spec.name, str(spec.default)), spec.metadata["words"])
         for spec in _SPECS.values()
@@ -413,7 +420,9 @@ def describe() -> list[tuple[str, str, str, str]]:
 
 
 def non_default_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that differ from their defaults, by name; without data and cache folder, which are a machine's own."""
+    """Return the settings that differ from their defaults, by name, without the data and cache folders of this
+    machine.
+    """
     return {
         name: value
         for name, spec in _SPECS.items()
@@ -424,3 +433,45 @@ def non_default_settings(settings: Settings) -> dict[str, Any]:
 def _closest(name: str, names: Mapping[str, SettingSpec]) -> str:
     found = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {found[0]}?" if found else f"; settings are {', '.join(sorted(names))}"
+
+
+def read_settings_file(path: Path) -> Mapping[str, Any]:
+    """Return the ``[millrace]`` table of a TOML or INI file; the suffix decides the format.
+
+    Raises InvalidSettings if the file cannot be read, is malformed, or has other tables but no ``[millrace]``: its
+    lines would be silently ignored.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidSettings(f"the settings file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettings(
+            f"the settings file {path} is not UTF-8 at byte {error.start}: save it as UTF-8"
+        ) from error
+    except ValueError as error:
+        raise InvalidSettings(f"the settings file {str(path)!r} cannot be read: {error}") from error
+    try:
+        if path.suffix == ".toml":
+            document = tomllib.loads(text)
+            table = document.get("millrace", {})
+            if not isinstance(table, dict):
+                raise InvalidSettings(f"{path.name}: millrace must be a table, [millrace]")
+            _require_table("millrace" in document, path, document)
+            return table
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read_string(text)
+        _require_table(parser.has_section("millrace"), path, parser.sections())
+        return dict(parser["millrace"]) if parser.has_section("millrace") else {}
+    except (tomllib.TOMLDecodeError, configparser.Error) as error:
+        raise InvalidSettings(f"the settings file {path.name} is malformed: {error}") from error
+
+
+def _require_table(found: bool, path: Path, others: Iterable[str]) -> None:
+    """Reject a file that holds `others` but not our table."""
+    if not found and (named := list(others)):
+        shown = ", ".join(named[:5])
+        raise InvalidSettings(
+            f"{path.name} has no table [millrace], only {shown}: put the settings under a line [millrace], such as"
+            " [millrace] and then pchannels = 4"
+        )

@@ -1,4 +1,4 @@
-"""What one setting is: what may be said of it where it is declared, and how its value is read from text and checked."""
+"""Declare, parse and check one setting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def setting(
     allowed: str | None = None,
     is_bytes: bool = False,
 ) -> Any:
-    """A field of Settings with what `Settings.load` checks and `describe` prints. `allowed` puts `pattern` in words."""
+    """Declare a field of Settings with its checks and its description. `allowed` describes `pattern` for people."""
     metadata = {
         "words": words,
         "env": env,
@@ -45,7 +45,7 @@ def setting(
 
 
 class SettingSpec(NamedTuple):
-    """What is known about one setting besides its value."""
+    """The declaration of one setting, without its value."""
 
     name: str
     env: str
@@ -55,33 +55,33 @@ class SettingSpec(NamedTuple):
 
 
 def parse(spec: SettingSpec, raw: Any, where: str) -> Any:
-    """The value of `spec` that `raw` (text, or what TOML gives) stands for. Raises InvalidSettings."""
+    """Parse `raw` (text, or a TOML value) as a value of `spec`. Raises InvalidSettings."""
     text = str(raw).strip()
     if not _plain(text):
-        raise InvalidSettings(f"{where} = {text!r}: give text in UTF-8, without a zero byte")
+        raise InvalidSettings(f"{where} = {text!r}: use UTF-8 text without a NUL byte")
     value: Any = None
     if spec.type == "Path":
         value = Path(text).expanduser() if text else None
         if value is None or not value.is_absolute():
-            raise InvalidSettings(f"{where} = {text!r}: give an absolute path")
+            raise InvalidSettings(f"{where} = {text!r}: use an absolute path")
     elif spec.type == "bool":
         value = True if text.lower() in _TRUE else False if text.lower() in _FALSE else None
         if value is None:
-            raise InvalidSettings(f"{where} = {text!r}: give true or false")
+            raise InvalidSettings(f"{where} = {text!r}: use true or false")
     elif spec.metadata["bytes"]:
         match = _BYTES.fullmatch(text)
         if match is None:
-            raise InvalidSettings(f"{where} = {text!r}: give bytes, such as 65536, 512KiB or 64MiB")
+            raise InvalidSettings(f"{where} = {text!r}: use a number of bytes, such as 65536, 512KiB or 64MiB")
         value = int(match[1]) * _UNITS[(match[2] or "").upper()]
     elif spec.type == "int":
         if re.fullmatch(r"-?\d{1,18}", text, re.ASCII) is None:
-            raise InvalidSettings(f"{where} = {text!r}: give a whole number")
+            raise InvalidSettings(f"{where} = {text!r}: use a whole number")
         value = int(text)
     elif spec.type == "float":
         try:
             value = float(text)
         except ValueError:
-            raise InvalidSettings(f"{where} = {text!r}: give a number of seconds") from None
+            raise InvalidSettings(f"{where} = {text!r}: use a number of seconds") from None
     else:
         value = text
     check(spec, value, where)
@@ -89,7 +89,7 @@ def parse(spec: SettingSpec, raw: Any, where: str) -> Any:
 
 
 def _plain(text: str) -> bool:
-    """Whether `text` is UTF-8 (an environment may hold any bytes) and no C library ends it early."""
+    """Return whether `text` is UTF-8 (an environment may hold any bytes) and has no NUL, which ends a C string."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -97,21 +97,24 @@ def _plain(text: str) -> bool:
 
 
 def without_credentials(url: str, where: str) -> str:
-    """`url`, which holds no credentials: it goes into errors, listings, backups. Raises InvalidSettings that shows nothing of it."""
+    """Return `url` after checking that it holds no credentials: it appears in errors, listings and backups.
+
+    Raises InvalidSettings without showing any part of the URL.
+    """
     scheme, _, rest = url.partition("://")
     place = unquote(rest.partition("?")[0])
     if (backend := find_backend(scheme)) is not None and backend.local:
-        place = place.partition("/")[0]  # a folder may be called as it likes
+        place = place.partition("/")[0]  # a folder's name may hold any characters
     if "@" in place or _SECRET.search(unquote(rest)):
         raise InvalidSettings(
-            f"{where} holds credentials, which no URL may: take them out, and set MILLRACE_LOG_USERNAME"
-            " and MILLRACE_LOG_PASSWORD, or MILLRACE_LOG_TOKEN; who may have seen them should not be able to use them any more"
+            f"{where} holds credentials, which a URL must not: remove them and set MILLRACE_LOG_USERNAME"
+            " and MILLRACE_LOG_PASSWORD, or MILLRACE_LOG_TOKEN; revoke the exposed ones"
         )
     return url
 
 
 def check(spec: SettingSpec, value: Any, where: str) -> None:
-    """Raises InvalidSettings where `value` lies outside what the setting allows (NaN lies outside everything)."""
+    """Check `value` against the limits of its setting. Raises InvalidSettings; NaN is outside every range."""
     if spec.name in _URLS:
         without_credentials(value, where)
     if spec.name == "log":

@@ -39,11 +39,11 @@ import pyarrow as pa
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.access.token_file import TokenFile
-from millrace.base.bounded_output import rotate_log
 from millrace.base.data_folder import prepare_data_folder, restrict_umask
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidSettings, MillraceError
 from millrace.base.file_lock import LockedFile, exclusive_lock
+from millrace.base.files import rotate_log
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.server.connections import ConnectionLimits

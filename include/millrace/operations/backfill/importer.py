@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
-from millrace.base.digests import sha256_file
 from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
 from millrace.base.failpoint import hit
-from millrace.base.files import replace_json
+from millrace.base.files import replace_json, sha256_file
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client

@@ -17,9 +17,8 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.base.digests import sha256_file
 from millrace.base.errors import UnsupportedVersion
-from millrace.base.files import sync
+from millrace.base.files import sha256_file, sync
 from millrace.base.scratch_folder import ScratchFolder
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from millrace.base.digests import sha256_file
 from millrace.base.errors import BackupBusy, BackupRefused, TableUnavailable
-from millrace.base.files import make_folder, sync
+from millrace.base.files import make_folder, sha256_file, sync
 from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, StoredFile
 from millrace.storage.local import LocalStore
 from millrace.storage.store import TableStore

@@ -31,8 +31,7 @@ from millrace.base.errors import (
 )
 from millrace.base.settings import Settings
 from millrace.meta.factory import PASSWORD_VARIABLE, USERNAME_VARIABLE
-from millrace.meta.sql_engine import mariadb_engine, sqlite_engine, transaction, upgrade_exclusively
-from millrace.meta.upgrading import upgrade
+from millrace.meta.sql_engine import mariadb_engine, sqlite_engine, transaction, upgrade, upgrade_exclusively
 from millrace.pipelines.store.keys import Keys
 from millrace.pipelines.store.records import DEFAULT_QUOTA, STOPPED, Event, Phase, PipelineRole, Quota, Record
 from millrace.pipelines.store.tables import EVENT, PIPELINE, QUOTA, ROLE, SECRET, TURN
