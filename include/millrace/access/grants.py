@@ -1,10 +1,12 @@
-"""Who may do what: a principal has roles, each over resources that patterns name. The one model of the project.
+"""Principals, roles and grants: the only permission model of the project.
 
-Pure values: where principals come from (files of tokens, Airflow's users) and what a service's calls need is declared elsewhere
-(:mod:`millrace.access.token_file`, :mod:`millrace.access.permissions`), by this model and no other. What no grant allows is refused.
+These are pure values. Where principals come from (token files, Airflow's users) and what the calls of a service need is
+declared elsewhere (:mod:`millrace.access.token_file`, :mod:`millrace.access.permissions`). Whatever no grant allows is
+denied.
 
-A resource is a kind and a name: ``collection:users``, ``pchannel:dml_0``, ``vchannel:dml_0_7v1``. A pattern is the same with
-``*``, ``?`` and ``[...]`` in the name as in a shell; without a kind it is a collection's, and ``*`` alone is the whole deployment.
+A resource is a kind and a name: ``collection:users``, ``pchannel:dml_0``, ``vchannel:dml_0_7v1``. A pattern is the same
+with the shell wildcards ``*``, ``?`` and ``[...]`` in the name. Without a kind it is a collection's; ``*`` alone is the
+whole deployment.
 """
 
 from __future__ import annotations
@@ -20,25 +22,25 @@ from millrace.base.errors import InvalidArgument, PermissionDenied
 
 EVERYTHING: Final = "*"
 MAX_PATTERNS: Final = 64
-"""Patterns of one grant."""
+"""Maximum patterns of one grant."""
 _LONGEST: Final = 255
 
 
 class Role(StrEnum):
-    """What somebody may do, from little to everything."""
+    """What a principal may do, from least to most."""
 
     READ = "read"
     """Read logs, messages and positions."""
     PRODUCE = "produce"
     """Append row changes and transactions."""
     OPERATE = "operate"
-    """Read, produce, change the catalog, look after PChannels; nothing that destroys."""
+    """Read, produce, change the catalog and maintain PChannels; nothing destructive."""
     ADMIN = "admin"
-    """Everything: what destroys, and what goes past the chain's doors."""
+    """Everything, including destructive calls and those that bypass the chain's checks."""
 
     @property
     def implied_roles(self) -> frozenset[Role]:
-        """The roles that it includes."""
+        """The roles that this role includes, itself among them."""
         return _HELD[self]
 
 
@@ -51,7 +53,7 @@ _HELD: Final = {
 
 
 class ResourceKind(StrEnum):
-    """What a resource is. A PChannel stands for its VChannels too, a collection for its own."""
+    """The kind of a resource. A PChannel includes its VChannels, a collection its own."""
 
     COLLECTION = "collection"
     PCHANNEL = "pchannel"
@@ -63,7 +65,7 @@ class ResourceKind(StrEnum):
 
 
 class Resource(NamedTuple):
-    """One thing by its name."""
+    """A resource, by kind and name."""
 
     kind: ResourceKind
     name: str
@@ -74,20 +76,18 @@ class Resource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role over what the patterns `on` name. Raises InvalidArgument for what is no pattern."""
+    """A role on the resources that `patterns` match. Raises InvalidArgument if a pattern is invalid."""
 
     role: Role
     patterns: tuple[str, ...] = (EVERYTHING,)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.patterns) <= MAX_PATTERNS:
-            raise InvalidArgument(
-                f"a grant has 1 to {MAX_PATTERNS} patterns of what it is for, not {len(self.patterns)}"
-            )
+            raise InvalidArgument(f"a grant has 1 to {MAX_PATTERNS} patterns of resources, not {len(self.patterns)}")
         object.__setattr__(self, "patterns", tuple(_pattern(text) for text in self.patterns))
 
     def covers(self, resource: Resource) -> bool:
-        """Whether it is for that resource."""
+        """Return whether a pattern matches the resource."""
         return any(
             text == EVERYTHING
             or (text.startswith(f"{resource.kind}:") and fnmatchcase(resource.name, text.partition(":")[2]))
@@ -97,18 +97,21 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody by name, with grants."""
+    """A named user or program, with its grants."""
 
     name: str
     grants: tuple[Grant, ...]
 
     @classmethod
     def admin(cls, name: str) -> Self:
-        """Somebody who may do everything."""
+        """Return a principal that may do everything."""
         return cls(name, (Grant(Role.ADMIN),))
 
     def has_role(self, roles: Iterable[Role], resources: Sequence[Resource] | None = None) -> bool:
-        """Whether one of `roles` is granted over one of `resources` (None: over anything at all; none: over everything)."""
+        """Return whether one of `roles` is granted on one of `resources`.
+
+        `resources` None means any resource at all; an empty sequence means the whole deployment.
+        """
         wanted = frozenset(roles)
         return any(
             not wanted.isdisjoint(grant.role.implied_roles)
@@ -117,15 +120,19 @@ class Principal:
         )
 
     def require_role(self, roles: Sequence[Role], resources: Sequence[Resource] | None, what: str) -> None:
-        """:meth:`has`, or PermissionDenied that says what is missing for `what`."""
+        """Check :meth:`has_role` for the call or action `what`.
+
+        Raises PermissionDenied, naming the missing role and resource.
+        """
         if self.has_role(roles, resources):
             return
         where, on = ("on anything" if resources is None else "on the whole deployment"), ""
         if resources:
             where, on = f"on {resources[-1]}"[:_LONGEST], f" --on {quote(str(resources[-1]))}"[:_LONGEST]
         raise PermissionDenied(
-            f"{self.name[:_LONGEST]!r} has not the role {' or '.join(roles)} {where}, which {what} needs: ask whoever runs the deployment"
-            f" for a token that has (millrace tokens add NAME --role {roles[0]}{on})"
+            f"{self.name[:_LONGEST]!r} lacks the role {' or '.join(roles)} {where}, which {what} needs: ask the"
+            " operator of the"
+            f" deployment for a token with it (millrace tokens add NAME --role {roles[0]}{on})"
         )
 
 
@@ -135,23 +142,23 @@ def _forever() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A principal behind a connection, which goes on only while what let it in is `live`."""
+    """A principal behind a connection; the connection continues only while its token `is_valid`."""
 
     principal: Principal
     key: str = ""
-    """Tells callers of one principal apart that came in by different things."""
+    """Distinguishes callers of one principal that use different tokens."""
     is_valid: Callable[[], bool] = field(default=_forever, compare=False)
 
     def require_valid(self) -> None:
-        """Raises PermissionDenied once its token was revoked or ran out."""
+        """Raise PermissionDenied if the token has been revoked or has expired."""
         if not self.is_valid():
             raise PermissionDenied(
-                f"the token of {self.principal.name!r} was revoked or ran out: ask whoever runs the deployment for another"
+                f"the token of {self.principal.name!r} was revoked or has expired: ask the operator for a new one"
             )
 
 
 def _pattern(text: str) -> str:
-    """A pattern in full. Raises InvalidArgument."""
+    """Return a pattern with its kind. Raises InvalidArgument."""
     if text == EVERYTHING:
         return text
     kind, colon, name = text.partition(":")
@@ -159,11 +166,13 @@ def _pattern(text: str) -> str:
         kind, name = ResourceKind.COLLECTION, text
     if kind not in ResourceKind.__members__.values() or not name or len(name) > _LONGEST or not name.isprintable():
         raise InvalidArgument(
-            f"{text[:80]!r} is no pattern of resources: write * for everything, NAME or collection:NAME for collections,"
-            f" pchannel:NAME, vchannel:NAME, group:NAME or pipeline:NAME, with *, ? and [...] in the name (at most {_LONGEST} characters)"
+            f"{text[:80]!r} is not a pattern of resources: write * for everything, NAME or collection:NAME for"
+            " collections,"
+            f" pchannel:NAME, vchannel:NAME, group:NAME or pipeline:NAME, with *, ? and [...] in the name"
+            f" (at most {_LONGEST} characters)"
         )
     return f"{kind}:{name}"
 
 
 LOCAL_ADMIN: Final = Caller(Principal.admin("machine"))
-"""Whoever has the machine's own tokens: those of ``server.json`` and of the environment."""
+"""The caller with the machine's own tokens: those of ``server.json`` and of the environment."""

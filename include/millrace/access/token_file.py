@@ -1,9 +1,10 @@
-"""The file of tokens of a deployment: principals who come by a token, in ``access/tokens.json`` of the data folder.
+"""The token file of a deployment: principals that authenticate by token, in ``access/tokens.json`` of the data folder.
 
-A token is 256 random bits, shown once, when it is made; the file holds its SHA-256. Only its owner may read or write the file;
-it is replaced whole, by one process at a time, and noticed by servers that run: a token that was revoked opens nothing from
-then on, and whoever is in by it is out within FRESH_SECONDS (the connection a moment later, millrace.log.server.connections).
-A file that is damaged or open to others lets nobody in, and says so.
+A token is 256 random bits and is shown once, when it is created; the file holds its SHA-256. Only the owner may read or
+write the file. It is replaced atomically, by one process at a time, and running servers notice the change: a revoked
+token is rejected at once, and its open connections lose access within CACHE_SECONDS (the connection closes a moment
+later, millrace.log.server.connections). If the file is damaged or accessible to others, no token is accepted, and an
+error says so.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LOCK: Final = "tokens.lock"
 MAX_TOKENS: Final = 256
 MAX_BYTES: Final = 4 << 20
 CACHE_SECONDS: Final = 0.5
-"""For so long a connection goes on by what was read of the file before."""
+"""How long an open connection relies on the last read of the file."""
 LOCK_SECONDS: Final = 10.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of one token."""
+    """The stored record of one token."""
 
     principal: Principal
     sha256: str
@@ -70,7 +71,7 @@ class Token:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Token:
-        """Inverse of :meth:`to_json`. Raises for anything else."""
+        """Invert :meth:`to_json`. Raises ValueError, KeyError or TypeError for anything else."""
         grants = tuple(Grant(Role(each["role"]), tuple(map(str, each["on"]))) for each in document["grants"])
         expires, digest = document["expires"], document["sha256"]
         if not isinstance(digest, str) or len(bytes.fromhex(digest)) != hashlib.sha256().digest_size:
@@ -84,7 +85,7 @@ class Token:
 
 
 class TokenFile:
-    """The tokens of a deployment, as a server looks at them and as the command line changes them. Thread-safe."""
+    """The tokens of a deployment, for servers that check them and the commands that change them. Thread-safe."""
 
     def __init__(self, data_dir: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.folder = data_dir / FOLDER
@@ -96,15 +97,18 @@ class TokenFile:
         self._tokens: dict[str, Token] = {}
         self._refused: TokenFileRefused | None = None
 
-    # --- who comes in ----------------------------------------------------------------------------------------------------------
+    # --- authentication ---
 
     def authenticate(self, token: str) -> Caller | None:
-        """Whose token it is, as the file says now; None where it is nobody's. Raises TokenFileRefused."""
+        """Return the caller that `token` belongs to, by the current file; None if there is none.
+
+        Raises TokenFileRefused.
+        """
         self._look()
         if self._refused is not None:
             raise TokenFileRefused(str(self._refused))
         digest = _digest(token)
-        # Each one is compared, whichever it is, so that the time says nothing.
+        # Compare with every token, in constant time: the duration must not reveal a match.
         found = [each for each in self._tokens.values() if hmac.compare_digest(each.sha256, digest)]
         if not found or found[0].expired(self._clock()):
             return None
@@ -116,7 +120,7 @@ class TokenFile:
         return self._tokens.get(token.sha256) == token and not token.expired(self._clock())
 
     def _look(self) -> None:
-        """Read the file again if it is another one than before."""
+        """Read the file again if it has changed."""
         with self._reading:
             stamp = self._stamped()
             if stamp != self._stamp:
@@ -125,7 +129,7 @@ class TokenFile:
                     tokens = {each.sha256: each for each in self.tokens()}
                 except TokenFileRefused as error:
                     tokens, refused = {}, error
-                    _log.error("nobody gets in by a token: %s", error)
+                    _log.error("no token is accepted: %s", error)
                 self._tokens, self._refused, self._stamp = tokens, refused, stamp
             self._looked = time.monotonic()
 
@@ -138,10 +142,10 @@ class TokenFile:
             return str(error)
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
-    # --- what is in it ---------------------------------------------------------------------------------------------------------
+    # --- reading ---
 
     def tokens(self) -> list[Token]:
-        """All tokens, in the order of their making, those that ran out too. Raises TokenFileRefused."""
+        """Return all tokens in order of creation, including expired ones. Raises TokenFileRefused."""
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -151,15 +155,14 @@ class TokenFile:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             os.close(handle)
-            raise TokenFileRefused(
-                f"{self.path} is not a file: look at what is there, then remove it and make new tokens"
-            )
+            raise TokenFileRefused(f"{self.path} is not a regular file: check it, then remove it and create new tokens")
         with os.fdopen(handle, "rb") as file:
             mode = stat.S_IMODE(found.st_mode)
             if found.st_uid != os.geteuid() or mode & 0o077:
                 raise TokenFileRefused(
-                    f"others than its owner may read {self.path} or write to it, or it is another user's (mode {mode:o}): look"
-                    f" at what is in it (millrace tokens list, once it is closed), then close it with: chmod 600 {self.path}"
+                    f"users other than its owner can read or write {self.path}, or another user owns it (mode"
+                    f" {mode:o}): run"
+                    f" chmod 600 {self.path}, then check its tokens with: millrace tokens list"
                 )
             data = file.read(MAX_BYTES + 1)
         try:
@@ -167,7 +170,9 @@ class TokenFile:
             body = document["body"]
             if isinstance(document["version"], int) and document["version"] > _VERSION:
                 raise TokenFileRefused(
-                    f"{self.path} has version {document['version']}, and this build knows {_VERSION}: run the build that wrote it, or a newer one"
+                    f"{self.path} has version {document['version']}, and this build reads version {_VERSION}: run the"
+                    " build"
+                    " that wrote it, or a newer one"
                 )
             if document["version"] != _VERSION:
                 raise ValueError(f"version {document['version']!r}")
@@ -180,37 +185,43 @@ class TokenFile:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MillraceError) as error:
             raise TokenFileRefused(
-                f"{self.path} is not as it was written ({error}): restore it from a copy, or remove it and make new tokens"
+                f"{self.path} is damaged ({error}): restore it from a copy, or remove it and create new tokens"
             ) from error
         return tokens
 
-    # --- changes ---------------------------------------------------------------------------------------------------------------
+    # --- changes ---
 
     def add(self, name: str, grants: Sequence[Grant], *, expires: float | None = None) -> tuple[str, Token]:
-        """A new token, and what is kept of it. Raises InvalidArgument where the name is taken or there are too many,
-        TokenFileRefused, LogBusy."""
+        """Create a token. Returns it and its record.
+
+        Raises InvalidArgument if the name is taken or there are too many tokens, TokenFileRefused, LogBusy.
+        """
         if not _NAME.fullmatch(name):
             raise InvalidArgument(
-                f"{name[:80]!r} is no name of a token: 1 to 64 letters, digits and _.@-, a letter or digit first"
+                f"{name[:80]!r} is not a valid token name: use 1 to 64 letters, digits and _.@-, starting with a"
+                " letter or digit"
             )
         principal = Principal(name, tuple(grants))
         if not grants:
-            raise InvalidArgument("a token needs a role at least")
+            raise InvalidArgument("a token needs at least one role")
         now = self._clock()
         if expires is not None and expires <= now:
-            raise InvalidArgument("a token that ran out before it is made opens nothing: give a time to come")
+            raise InvalidArgument("the expiry of a token must be in the future")
         token = secrets.token_urlsafe(32)
         made = Token(principal, _digest(token), now, expires)
         with self._changing() as tokens:
             if any(each.principal.name == name for each in tokens):
-                raise InvalidArgument(f"there is a token {name!r} already: revoke it first, or choose another name")
+                raise InvalidArgument(f"a token {name!r} already exists: revoke it first, or choose another name")
             if len(tokens) >= MAX_TOKENS:
-                raise InvalidArgument(f"there are {MAX_TOKENS} tokens, which is as many as may be: revoke some")
+                raise InvalidArgument(f"there are {MAX_TOKENS} tokens, the maximum: revoke some")
             self._replace([*tokens, made])
         return token, made
 
     def revoke(self, name: str) -> Token:
-        """Forget a token. Raises InvalidArgument where there is none, TokenFileRefused, LogBusy."""
+        """Remove a token and return its record.
+
+        Raises InvalidArgument if there is none with that name, TokenFileRefused, LogBusy.
+        """
         with self._changing() as tokens:
             left = [each for each in tokens if each.principal.name != name]
             gone = [each for each in tokens if each.principal.name == name]
@@ -221,12 +232,12 @@ class TokenFile:
 
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
-        """What is in the file, which nobody else changes inside."""
+        """Lock the file and yield its tokens."""
         make_folder(self.folder, 0o700)
-        busy = LogBusy(f"another process changes {self.path}: try again")
+        busy = LogBusy(f"another process is changing {self.path}: try again")
         with exclusive_lock(self.folder / LOCK, deadline=Deadline.after(LOCK_SECONDS), busy=busy):
             for draft in self.folder.glob(f".{FILE}.*"):
-                draft.unlink(missing_ok=True)  # of a process that was killed while it had the lock
+                draft.unlink(missing_ok=True)  # left by a process that was killed with the lock
             yield self.tokens()
 
     def _replace(self, tokens: Sequence[Token]) -> None:

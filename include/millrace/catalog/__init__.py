@@ -1,1 +1,1 @@
-"""Collections, and the port through which their DDL is broadcast. Who implements it is the coordinator's matter."""
+"""Collections, and the protocol through which their DDL is broadcast. The coordinator implements it."""

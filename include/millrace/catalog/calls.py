@@ -1,5 +1,7 @@
-"""The catalog from another process: its calls by name, with JSON in and JSON out (docs/wire-form.md). Both sides stand here: what
-the process that serves the log does for a call, and the catalog that a client has for it."""
+"""The catalog's calls by name, with JSON requests and answers (docs/wire-form.md).
+
+This module has both sides: the dispatcher of the process that serves the log, and the client's catalog.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChan
 from millrace.catalog.protocol import Catalog, CollectionOptions
 from millrace.message.schema import CollectionSchema, FieldSpec
 
-if TYPE_CHECKING:  # a program that changes no schema does without
+if TYPE_CHECKING:  # only programs that change schemas need it
     from millrace.message.schema_changes import SchemaChange
 
 Arguments = Mapping[str, Any]
@@ -25,8 +27,9 @@ _REQUEST: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 
 
 class CatalogCall(NamedTuple):
-    """What a call does, and whether it may be repeated: it changes nothing, does nothing a second time, or has a name by which it is
-    done once."""
+    """A call's handler, and why it may be repeated after a lost answer: it only reads, is idempotent, or has a request
+    id.
+    """
 
     handler: Callable[[Catalog, Arguments], dict[str, Any]]
     read_only: bool = False
@@ -88,7 +91,7 @@ def _drop_partition(catalog: Catalog, given: Arguments) -> dict[str, Any]:
 def _add_field(catalog: Catalog, given: Arguments) -> dict[str, Any]:
     from millrace.message.schema_changes import AddField
 
-    # Clients of earlier builds know this change alone.
+    # The only change that clients of earlier builds know.
     return {"version": catalog.alter(given["name"], [AddField(FieldSpec.from_json(given["field"], declared=True))])}
 
 
@@ -106,7 +109,7 @@ def _flush(catalog: Catalog, given: Arguments) -> dict[str, Any]:
 def _request(given: Arguments) -> str:
     request = given.get("request", "")
     if not isinstance(request, str) or not _REQUEST.fullmatch(request):
-        raise InvalidArgument("the 'request' of a call is its name: up to 64 letters, digits and '-'")
+        raise InvalidArgument("the 'request' of a call is its id: up to 64 letters, digits and '-'")
     return request
 
 
@@ -128,11 +131,11 @@ CATALOG_CALLS: Final = {
     "alter": CatalogCall(_alter, has_request_id=True),
     "flush": CatalogCall(_flush, has_request_id=True),
 }
-"""What may be called."""
+"""All calls by name."""
 
 
 def _shown(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
-    """An answer without the collections that the caller has no role on."""
+    """Remove the collections that the caller has no role on from an answer."""
     if "collections" in answer:
         seen = [
             each
@@ -144,34 +147,41 @@ def _shown(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
 
 
 def dispatch(catalog: Catalog, name: str, arguments: Arguments, caller: Caller) -> dict[str, Any]:
-    """Do one call. Raises InvalidArgument for an unknown one or arguments that are not its own, PermissionDenied, and what the
-    call raises."""
+    """Execute one call.
+
+    Raises InvalidArgument if the call is unknown or its arguments are invalid, PermissionDenied, and whatever the call
+    raises.
+    """
     found = CATALOG_CALLS.get(name)
     if found is None:
-        raise InvalidArgument(f"the coordinator knows no call {name!r}; it knows {', '.join(CATALOG_CALLS)}")
+        raise InvalidArgument(f"the coordinator has no call {name!r}; its calls are {', '.join(CATALOG_CALLS)}")
     wrong = [key for key in _NAMES if not isinstance(arguments.get(key, ""), str)]
     if wrong:
-        raise InvalidArgument(f"{name}: {wrong[0]!r} is a name, as text")
+        raise InvalidArgument(f"{name}: {wrong[0]!r} must be a name, as text")
     authorize(caller, CATALOG_PREFIX + name, arguments)
     try:
         return _shown(found.handler(catalog, arguments), caller)
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-        raise InvalidArgument(f"{name}: the arguments {dict(arguments)!r} are not its own ({error!r})") from error
+        raise InvalidArgument(f"{name}: invalid arguments {dict(arguments)!r} ({error!r})") from error
 
 
 class CatalogConnection(Protocol):
     """A connection to the process that serves the log."""
 
     def catalog(self, call: str, arguments: Arguments, *, repeat: bool) -> dict[str, Any]:
-        """One call. Where its answer was lost it is asked again with `repeat`, and raises LogUnavailable without."""
+        """Make one call. If its answer is lost, `repeat` asks again; without it, LogUnavailable is raised."""
         ...
 
 
 class RemoteCatalog:
-    """The catalog of the deployment that a connection's server belongs to (the protocol Catalog)."""
+    """The catalog of the deployment that a connection's server belongs to; implements Catalog."""
 
     def __init__(self, connection: CatalogConnection, *, pchannels: int | None = None) -> None:
-        """`pchannels`: how many a deployment without any is given by its first collection; None: as its server's settings say."""
+        """Create the catalog.
+
+        `pchannels`: PChannels that the first collection creates in a deployment without any; None: the server's
+        setting.
+        """
         self._connection = connection
         self._pchannels = pchannels
 

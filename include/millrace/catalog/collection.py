@@ -1,4 +1,4 @@
-"""What a deployment has: its PChannels, and its collections with their schemas, partitions and VChannels."""
+"""The catalog's records: PChannels, and collections with their schemas, partitions and VChannels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.base.errors import CollectionNotFound, InvalidArgument
 from millrace.message.schema import CollectionSchema
 
 DEFAULT_PARTITION: Final = "_default"
-"""The partition that a collection has if its creator names none."""
+"""The partition of a collection that is created without partition names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CollectionInfo:
     state: CollectionState
     vchannels: tuple[str, ...]
     schemas: tuple[CollectionSchema, ...]
-    """Version v is schemas[v - 1]."""
+    """The schema versions; version v is schemas[v - 1]."""
     partitions: dict[str, int]
     next_partition: int
 
@@ -48,40 +48,49 @@ class CollectionInfo:
 
     @property
     def default_partition(self) -> str | None:
-        """The partition of rows that name none: ``_default``, else the only one; None if there are several without it."""
+        """The partition of rows that name none: ``_default``, else the only one; None if neither exists."""
         if DEFAULT_PARTITION in self.partitions:
             return DEFAULT_PARTITION
         return next(iter(self.partitions)) if len(self.partitions) == 1 else None
 
     @property
     def pchannels(self) -> list[str]:
-        """The PChannels that its VChannels are on, by name."""
+        """The PChannels of its VChannels, sorted."""
         return sorted({pchannel_of(vchannel) for vchannel in self.vchannels})
 
     def vchannels_on(self, channels: Iterable[str]) -> tuple[str, ...]:
-        """The VChannels that `channels` name, each itself or its PChannel; none where none is named. Raises InvalidArgument."""
+        """Return the VChannels that `channels` name directly or by their PChannel; empty if `channels` is empty.
+
+        Raises InvalidArgument if a channel is unknown.
+        """
         named = frozenset(channels)
         if unknown := sorted(named - {*self.vchannels, *self.pchannels}):
             raise InvalidArgument(
-                f"{self.name!r} is not on the channel {unknown[0]!r}: it has the VChannels {', '.join(self.vchannels)}"
+                f"{self.name!r} has no channel {unknown[0]!r}; its VChannels are {', '.join(self.vchannels)}"
             )
         return tuple(each for each in self.vchannels if named & {each, pchannel_of(each)})
 
     def restricted_to(self, channels: Iterable[str]) -> Self:
-        """The collection as far as it is on `channels`, whole where none is named. Raises InvalidArgument."""
+        """Return the collection restricted to `channels`, or unchanged if `channels` is empty. Raises
+        InvalidArgument.
+        """
         return replace(self, vchannels=self.vchannels_on(channels) or self.vchannels)
 
     def require_same_id(self, found: Self) -> Self:
-        """`found`, which the catalog has under this collection's name. Raises CollectionNotFound if it is another collection."""
+        """Return `found`, the catalog's collection with this name.
+
+        Raises CollectionNotFound if it is another collection with the same name.
+        """
         if found.id != self.id:
             raise CollectionNotFound(
-                f"collection {self.name!r} with id {self.id} was dropped, and another collection with id {found.id} has its name:"
-                " get that one by the name"
+                f"collection {self.name!r} with id {self.id} was dropped, and the name now belongs to the collection"
+                " with id"
+                f" {found.id}: open it by name"
             )
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """As the catalog's calls carry it."""
+        """Return the JSON form in the catalog's calls."""
         return {
             "id": self.id,
             "name": self.name,
@@ -94,7 +103,7 @@ class CollectionInfo:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`."""
+        """Invert :meth:`to_json`."""
         return cls(
             id=int(value["id"]),
             name=str(value["name"]),
@@ -107,17 +116,21 @@ class CollectionInfo:
 
 
 def pchannel_of(vchannel: str) -> str:
-    """The PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
+    """Return the PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
     return vchannel.rpartition("_")[0]
 
 
 def require_distinct_sql_names(chosen: Iterable[CollectionInfo]) -> list[CollectionInfo]:
-    """`chosen`, as views of an engine that takes names in any case for one. Raises InvalidArgument where two are one name there."""
+    """Return `chosen`, as views of an engine whose names are case-insensitive.
+
+    Raises InvalidArgument if two collections have the same name there.
+    """
     found: dict[str, CollectionInfo] = {}
     for each in chosen:
         other = found.setdefault(each.name.casefold(), each)
         if other.name != each.name:
             raise InvalidArgument(
-                f"the collections {other.name!r} and {each.name!r} are one name in SQL: say by `names` which of them is to be the view"
+                f"the collections {other.name!r} and {each.name!r} have the same name in SQL: choose one of them with"
+                " `names`"
             )
     return list(found.values())

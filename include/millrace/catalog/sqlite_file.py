@@ -1,7 +1,7 @@
-"""The catalog's file, to look at: what the coordinator keeps of collections, without a coordinator and without a change to the file.
+"""Read the catalog's SQLite file without a coordinator and without changing it.
 
-Who looks makes no file where there is none, and no table that a file of an earlier build lacks. (SQLite's own ``-shm`` and ``-wal``
-may appear beside it: readers and writers meet there.) Names alone are read without Arrow.
+Reading creates no missing file, and no table that a file of an earlier build lacks. (SQLite's own ``-shm`` and ``-wal``
+files may appear: readers and writers coordinate through them.) Reading names alone does not import Arrow.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ if TYPE_CHECKING:
     from millrace.catalog.collection import CollectionInfo
 
 FORMAT_VERSION: Final = 1
-"""Of the file, in SQLite's ``user_version``; 0 is a file of an earlier build, which the first writer makes 1. A build that changes what
-others have to know raises it; a table that they may ignore is no reason to."""
+"""The format version, in SQLite's ``user_version``. Files of early builds have 0; the first writer sets it to 1.
+
+A build raises it when older builds would misread the file; a table that they may ignore is no reason.
+"""
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0
-"""How long a look waits for a writer."""
+"""How long a read waits for a writer."""
 
 
 def catalog_path(data_dir: Path) -> Path:
-    """The file of a deployment."""
+    """Return the path of a deployment's catalog file."""
     return data_dir / "coord" / "coord.db"
 
 
 def open_read_only(data_dir: Path) -> sqlite3.Connection | None:
-    """A connection that can write nothing; None where no coordinator was at work yet."""
+    """Open a read-only connection; None if no coordinator has run yet."""
     path = catalog_path(data_dir)
     if not path.exists():
         return None
@@ -52,9 +54,9 @@ def open_read_only(data_dir: Path) -> sqlite3.Connection | None:
 
 
 def check_format_version(db: sqlite3.Connection, path: Path | str) -> None:
-    """Raise UnsupportedVersion if a newer build made the file. Tables that this build does not know may hold what it must not forget.
+    """Check that this build can read the file: tables that it does not know may hold data that it must not ignore.
 
-    What keeps SQLite from saying it is left to the call that comes next.
+    Raises UnsupportedVersion if a newer build wrote it. SQLite's own errors are left to the next call.
     """
     try:
         [[found]] = db.execute("pragma user_version")
@@ -62,12 +64,14 @@ def check_format_version(db: sqlite3.Connection, path: Path | str) -> None:
         return
     if found > FORMAT_VERSION:
         raise UnsupportedVersion(
-            f"the catalog {path} has form {found}, and this build knows {FORMAT_VERSION}: run the build that made it, or a newer one"
+            f"the catalog {path} has format version {found}, and this build reads version {FORMAT_VERSION}: run the"
+            " build"
+            " that wrote it, or a newer one"
         )
 
 
 def collection_names(data_dir: Path) -> list[str]:
-    """Of the collections that are there and not dropped, sorted; none where they cannot be told."""
+    """Return the names of all collections that are not dropped, sorted; empty if the file cannot be read."""
     try:
         db = open_read_only(data_dir)
         if db is None:
@@ -79,7 +83,7 @@ def collection_names(data_dir: Path) -> list[str]:
 
 
 def pchannel_names(data_dir: Path) -> set[str]:
-    """The PChannels of a deployment; none where they cannot be told."""
+    """Return the names of the deployment's PChannels; empty if the file cannot be read."""
     try:
         db = open_read_only(data_dir)
         if db is None:
@@ -91,7 +95,7 @@ def pchannel_names(data_dir: Path) -> set[str]:
 
 
 def read_collections(data_dir: Path, *, dropped: bool = False) -> list[CollectionInfo]:
-    """The collections by name; with `dropped` those too that are gone. None where no coordinator was at work yet."""
+    """Return the collections by name, with `dropped` also the dropped ones; empty if no coordinator has run yet."""
     db = open_read_only(data_dir)
     if db is None:
         return []
@@ -100,12 +104,12 @@ def read_collections(data_dir: Path, *, dropped: bool = False) -> list[Collectio
 
 
 def select_collections(db: sqlite3.Connection, *, dropped: bool) -> list[CollectionInfo]:
-    """The same by a connection to the file."""
+    """Return the same through an open connection to the file."""
     return [collection_from_row(row) for row in _rows(db, dropped=dropped)]
 
 
 def collection_from_row(row: tuple[Any, ...]) -> CollectionInfo:
-    """A row of the file's table of collections."""
+    """Build a collection from a row of the file's table of collections."""
     from millrace.catalog.collection import CollectionInfo
     from millrace.message.schema import CollectionSchema
 

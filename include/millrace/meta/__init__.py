@@ -1,1 +1,3 @@
-"""The meta store: what the cluster agrees on. Revisioned keys, compare-and-set commits, leases, a watch that resumes."""
+"""The meta store, which holds what the cluster agrees on: revisioned keys, compare-and-set commits, leases, a resumable
+watch.
+"""

@@ -1,9 +1,9 @@
-"""A meta store in etcd, by the JSON gateway that each etcd serves (v3). Its revisions, leases and compaction are etcd's own.
+"""A meta store in etcd, through the JSON gateway of its v3 API. Revisions, leases and compaction are etcd's own.
 
-The etcd should be the cluster's alone: its revision counts what anybody writes there, and this store compacts it. Several
-clusters may share one under prefixes of their own where each bears the others' compaction.
+The etcd should serve this cluster only: its revision counts all writes, and this store compacts it. Several clusters
+can share one under different prefixes if each tolerates the others' compaction.
 
-What was sent and not answered may stand (MetaAmbiguous); what found no connection was not done (MetaUnavailable).
+A request without an answer may have taken effect (MetaAmbiguous); one without a connection did not (MetaUnavailable).
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ from millrace.meta.store import (
 )
 
 ANSWER_SECONDS: Final = 5.0
-"""How long an answer may take."""
+"""Timeout for an answer."""
 CONNECT_SECONDS: Final = 2.0
 _COMPACT_EVERY: Final = 256
 """Revisions between two compactions by one store."""
 _PAGE: Final = 1_000
-"""Keys of one answer to a listing."""
+"""Keys per answer to a listing."""
 
 _NOT_FOUND, _OUT_OF_RANGE, _UNAUTHENTICATED = 5, 11, 16
 _REFUSED: Final = frozenset({3, 7, 8, 9, 16})
-"""Codes of gRPC with which nothing was done: invalid, forbidden, full, a failed precondition, not logged in."""
+"""gRPC codes that mean nothing was done: invalid argument, permission denied, resource exhausted, failed precondition,
+unauthenticated."""
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """Where an etcd is: the URLs of its members, and the prefix of all our keys there."""
+    """The URLs of an etcd's members, and the prefix of all our keys."""
 
     members: tuple[str, ...]
     prefix: str
     authority: Path | None = None
-    """Certificates by which https members are known; None: the host's authorities."""
+    """CA certificates that verify https members; None: the host's."""
 
 
 class _Refused(Exception):
-    """An answer of etcd that is no result."""
+    """An error answer of etcd."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -69,7 +70,7 @@ class _Refused(Exception):
 
 
 class EtcdStore(Closeable):
-    """The protocol MetaStore. Thread-safe. Leases last whole seconds, and at least as long as etcd's elections take."""
+    """A MetaStore in etcd. Thread-safe. Leases last whole seconds, and at least as long as etcd's elections."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class EtcdStore(Closeable):
         password: str = "",
         retained_revisions: int = RETAINED_REVISIONS,
     ) -> None:
-        """Raises MetaUnavailable where no member answers, and where the login is not taken."""
+        """Connect to the cluster. Raises MetaUnavailable if no member answers or the login is rejected."""
         self._members = list(address.members)
         self._prefix = address.prefix
         self._login = {"name": username, "password": password} if username else None
@@ -87,8 +88,8 @@ class EtcdStore(Closeable):
         self._lock = threading.Lock()
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         verify: Any = True if address.authority is None else _authority(address.authority)
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # it has a line for each call
-        # The environment's proxies are for the world outside.
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
+        # The environment's proxies are for external hosts.
         self._http = httpx.Client(timeout=timeout, verify=verify, trust_env=False)
         try:
             self._compacted_at = self._newest()
@@ -99,7 +100,7 @@ class EtcdStore(Closeable):
     def close(self) -> None:
         self._http.close()
 
-    # -- calls ------------------------------------------------------------------------------------------------------
+    # -- calls --
 
     def _reads(self, call: str, **body: Any) -> dict[str, Any]:
         try:
@@ -126,7 +127,7 @@ class EtcdStore(Closeable):
             raise _ambiguous(error) from error
 
     def _answer(self, call: str, body: dict[str, Any], *, repeat: bool) -> dict[str, Any]:
-        """The first member's that can be reached; with `repeat`, the first one's that answers."""
+        """Return the answer of the first reachable member; with `repeat`, of the first that answers."""
         failure: Exception | None = None
         for _ in self._members:
             member = self._members[0]
@@ -150,7 +151,7 @@ class EtcdStore(Closeable):
         except _Refused as error:
             if error.code != _UNAUTHENTICATED or self._login is None:
                 raise
-            self._authenticate(member)  # its token ran out
+            self._authenticate(member)  # its token has expired
             return self._posted(member, call, body)
 
     def _authenticate(self, member: str) -> None:
@@ -164,7 +165,7 @@ class EtcdStore(Closeable):
         found: dict[str, Any] = answer.json()
         return found
 
-    # -- reads ------------------------------------------------------------------------------------------------------
+    # -- reads --
 
     def _newest(self) -> int:
         return _revision(self._reads("kv/range", key=_coded(self._prefix), count_only=True))
@@ -190,7 +191,7 @@ class EtcdStore(Closeable):
             begin = b64encode(b64decode(answer["kvs"][-1]["key"]) + b"\0").decode()
 
     def _out_of_range(self, revision: int) -> Exception:
-        """Why a revision cannot be read."""
+        """Return the error that explains why a revision cannot be read."""
         newest = self._newest()
         try:
             check_revision(revision, newest=newest, compacted=self._earliest(revision) if revision <= newest else 0)
@@ -199,7 +200,7 @@ class EtcdStore(Closeable):
         return MetaUnavailable(f"etcd could not read revision {revision}: try again")
 
     def _earliest(self, revision: int) -> int:
-        """The revision up to which etcd is compacted, 0 where `revision` can be read: it says so to a watch alone."""
+        """Return the revision up to which etcd is compacted, 0 if `revision` can be read. Only a watch reports it."""
         watch = {"key": _coded(self._prefix), "start_revision": revision}
         with self._watch(watch) as answers:
             for answer in answers:
@@ -215,7 +216,7 @@ class EtcdStore(Closeable):
             return EventBatch(newest, ())
         if after > newest:
             check_revision(after, newest=newest, compacted=0)
-        # Each revision is an event somewhere: who watches everything has all up to `newest` when he has that of `newest`.
+        # Every revision is an event of some key: a watch of all keys is complete once it has the event of `newest`.
         everything = {"key": _coded("\0"), "range_end": _coded("\0"), "start_revision": after + 1}
         found: list[Event] = []
         reached = after
@@ -235,7 +236,7 @@ class EtcdStore(Closeable):
                         )
                 if reached >= newest:
                     break
-        # A compaction to after + 1 took that revision's deletes away, and let the watch begin there.
+        # A compaction to after + 1 may have dropped that revision's deletes although the watch could start there.
         try:
             self._reads("kv/range", key=_coded(self._prefix), revision=after, count_only=True) if after else None
         except _Refused as error:
@@ -245,7 +246,7 @@ class EtcdStore(Closeable):
     def _watch(self, request: dict[str, Any]) -> _Watch:
         return _Watch(self._http, self._members[0], request)
 
-    # -- writes -----------------------------------------------------------------------------------------------------
+    # -- writes --
 
     def commit(self, then: Sequence[Mutation], *, when: Sequence[RevisionEquals] = ()) -> int | None:
         check_commit(then, when)
@@ -278,7 +279,7 @@ class EtcdStore(Closeable):
             try:
                 self._compact(revision - self._kept)
             except (MetaUnavailable, MetaAmbiguous):
-                pass  # the commit stands; the next one is as good
+                pass  # the commit took effect; the next one compacts
 
     def grant(self, seconds: float) -> int:
         check_seconds(seconds)
@@ -296,7 +297,7 @@ class EtcdStore(Closeable):
         try:
             self._writes("lease/revoke", ID=str(lease))
         except _Refused:
-            pass  # it has ended already
+            pass  # already ended
 
     def compact(self, revision: int) -> None:
         newest = self._newest()
@@ -310,10 +311,10 @@ class EtcdStore(Closeable):
         except httpx.TransportError as error:
             raise _unavailable(error) from error
         except _Refused as error:
-            if error.code != _OUT_OF_RANGE:  # compacted further already
+            if error.code != _OUT_OF_RANGE:  # already compacted further
                 raise _unavailable(error) from error
 
-    # -- keys -------------------------------------------------------------------------------------------------------
+    # -- keys --
 
     def _range(self, prefix: str) -> tuple[str, str]:
         return _coded(self._prefix + prefix), _coded(self._prefix + prefix + "\x7f")
@@ -329,7 +330,7 @@ class EtcdStore(Closeable):
 
 
 class _Watch:
-    """The answers of one watch, from its begin until it is left."""
+    """The answers of one watch, from its start to the end of the block."""
 
     def __init__(self, http: httpx.Client, member: str, request: dict[str, Any]) -> None:
         self._stream = http.stream("POST", f"{member}/v3/watch", json={"create_request": request})
@@ -370,12 +371,12 @@ def _refused(status: int, text: str) -> _Refused:
 
 def _unavailable(error: Exception) -> MetaUnavailable:
     return MetaUnavailable(
-        f"etcd cannot be used now ({_words(error)}); nothing was done: see that it runs where MILLRACE_META_STORE says"
+        f"etcd cannot be used now ({_words(error)}); nothing was done: check that it runs at MILLRACE_META_STORE"
     )
 
 
 def _ambiguous(error: Exception) -> MetaAmbiguous:
-    return MetaAmbiguous(f"etcd gave no answer ({_words(error)}): read before you repeat")
+    return MetaAmbiguous(f"etcd gave no answer ({_words(error)}): read before you retry")
 
 
 def _words(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A meta store by its URL. What it needs is imported when it is opened."""
+"""Open a meta store by its URL; its libraries are imported only then."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ class ClosableMetaStore(MetaStore, Protocol):
 
 
 def open_meta_store(url: str, monotonic: Callable[[], float], *, env: Mapping[str, str]) -> ClosableMetaStore:
-    """The store at `url`: ``sqlite:////path``, ``mariadb://host:port/database``, or ``etcd://host:port,host:port/prefix``
-    (``etcds://`` for TLS, ``?ca=/path`` for the certificates of its authority). A login is taken from `env`. `monotonic` is
-    the clock, in seconds, by which a database's leases are watched.
+    """Open the store at `url`.
 
+    - ``sqlite:////path``
+    - ``mariadb://host:port/database``
+    - ``etcd://host:port,host:port/prefix`` (``etcds://`` for TLS, ``?ca=/path`` for the CA's certificates)
+
+    The login comes from `env`. `monotonic` is the clock, in seconds, that times the leases of a database.
     Raises InvalidSettings, MetaUnavailable, UnsupportedVersion.
     """
     username, password = env.get(USERNAME_VARIABLE, ""), env.get(PASSWORD_VARIABLE, "")
@@ -43,7 +46,7 @@ def open_meta_store(url: str, monotonic: Callable[[], float], *, env: Mapping[st
     found = _ETCD.fullmatch(url)
     if found is None:
         raise InvalidSettings(
-            f"meta_store = {url!r}: give sqlite:////path, mariadb://host:port/database or etcd://host:port"
+            f"meta_store = {url!r}: use sqlite:////path, mariadb://host:port/database or etcd://host:port"
         )
     from millrace.meta.etcd import EtcdAddress, EtcdStore
 
@@ -51,7 +54,9 @@ def open_meta_store(url: str, monotonic: Callable[[], float], *, env: Mapping[st
     options = dict(parse_qsl(found[3] or "", keep_blank_values=True))
     authority = options.pop("ca", None)
     if options:
-        raise InvalidSettings(f"meta_store: {', '.join(sorted(options))} is no option of etcd; there is ca")
+        raise InvalidSettings(
+            f"meta_store: {', '.join(sorted(options))} is not an option of etcd; the only option is ca"
+        )
     members = tuple(f"{scheme}://{member}" for member in found[1].split(","))
     prefix = (found[2] or "millrace").strip("/") + "/"
     address = EtcdAddress(members, prefix, Path(authority) if authority else None)

@@ -1,4 +1,4 @@
-"""A meta store in memory: for the simulator, and for a cluster that lives in one process. Thread-safe."""
+"""A meta store in memory, for the simulator and for a cluster inside one process. Thread-safe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class _Lease:
 
 
 class MemoryStore(Closeable):
-    """The protocol MetaStore. `monotonic` is the store's clock, in seconds; `kept` revisions stay readable."""
+    """A MetaStore in memory.
+
+    `monotonic` is the store's clock, in seconds. `retained_revisions` stay readable.
+    """
 
     def __init__(self, monotonic: Callable[[], float], *, retained_revisions: int = RETAINED_REVISIONS) -> None:
         self._monotonic = monotonic
@@ -44,7 +47,7 @@ class MemoryStore(Closeable):
         self._keys: list[str] = []
         self._entries: dict[str, Entry] = {}
         self._events: list[Event] = []
-        """Behind `_compacted`, oldest first."""
+        """Events after `_compacted`, oldest first."""
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
         self._earliest_end = float("inf")
@@ -54,7 +57,7 @@ class MemoryStore(Closeable):
         return self._revision
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def get(self, key: str) -> Entry | None:
         with self._lock:
@@ -72,7 +75,7 @@ class MemoryStore(Closeable):
             return Listing(revision, self._as_of(revision, prefix, there))
 
     def _as_of(self, revision: int, prefix: str, now: dict[str, Entry]) -> tuple[Entry, ...]:
-        """What stood then: what was not touched since, and of what was the last event before."""
+        """Return the entries at `revision`: those untouched since, and the last earlier event of the others."""
         first = bisect_right(self._events, revision, key=lambda event: event.revision)
         touched = {event.key for event in self._events[first:] if event.key.startswith(prefix)}
         then = {key: entry for key, entry in now.items() if key not in touched}
@@ -172,7 +175,7 @@ class MemoryStore(Closeable):
                 self._compact(revision)
 
     def _compact(self, revision: int) -> None:
-        """What was last put before stays as the state of then, so that listings since can be made."""
+        """Keep the last put of each key before `revision`: later listings are built from it."""
         first = bisect_right(self._events, revision, key=lambda event: event.revision)
         last = {event.key: event for event in self._events[:first]}
         kept = [event for event in last.values() if event.entry is not None]

@@ -1,9 +1,10 @@
-"""A meta store in a SQL database by SQLAlchemy: SQLite embedded, in one file that several processes of a machine share, or a
-MariaDB. Those that write take turns: in SQLite by its own lock, in MariaDB by that of the one row of `meta_state`.
+"""A meta store in a SQL database, through SQLAlchemy: SQLite in one file that processes of a machine share, or MariaDB.
 
-A lease ends by no wall clock. Each renewal counts up; whoever holds a store open watches the counts, and takes a lease away
-whose count stood still for its whole length by his own monotonic clock. So a lease lives at least as long as it says, whatever
-the clocks of the machine do, and somewhat longer where nobody was watching.
+Writers take turns: in SQLite by its own lock, in MariaDB by the lock on the one row of `meta_state`.
+
+Leases do not depend on a wall clock. Each renewal increments a counter. Every open store watches the counters, and ends
+a lease whose counter did not change for its whole length on the store's monotonic clock. So a lease lives at least as
+long as it says, whatever the machine's clocks do, and somewhat longer if no store was open.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from millrace.meta.store import (
 from millrace.meta.tables import ENTRY, HISTORY, LEASE, STATE
 
 WATCH_SECONDS: Final = 0.1
-"""The counts of leases are looked at no more often."""
+"""Minimum time between two looks at the leases' counters."""
 _COMPACT_EVERY: Final = 256
-"""Revisions between two looks at what is too old."""
+"""Revisions between two checks for old history."""
 
 
 class SqlStore(Closeable):
-    """The protocol MetaStore. Thread-safe; each call is one transaction."""
+    """A MetaStore in a SQL database. Thread-safe; each call is one transaction."""
 
     def __init__(
         self,
@@ -54,13 +55,17 @@ class SqlStore(Closeable):
         password: str = "",
         retained_revisions: int = RETAINED_REVISIONS,
     ) -> None:
-        """Open the store at `url` (``sqlite:////path`` or ``mariadb://host:port/database``), and make or migrate its tables.
-        Raises MetaUnavailable, UnsupportedVersion (a newer build's)."""
+        """Open the store at `url` (``sqlite:////path`` or ``mariadb://host:port/database``); create or migrate its
+        tables.
+
+        Raises MetaUnavailable.
+        Raises UnsupportedVersion if a newer build wrote the tables.
+        """
         self._monotonic = monotonic
         self._kept = retained_revisions
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[int, float]] = {}
-        """By lease: the count of its renewals, and since when it stands at that."""
+        """By lease, its renewal counter and the time since when it has that value."""
         self._watch_at = monotonic()
         self._engine = sqlite_engine(url) if url.startswith("sqlite") else mariadb_engine(url, username, password)
         try:
@@ -74,7 +79,7 @@ class SqlStore(Closeable):
     def in_file(
         cls, path: Path, monotonic: Callable[[], float], *, retained_revisions: int = RETAINED_REVISIONS
     ) -> SqlStore:
-        """The embedded store in the SQLite file at `path`, which is made where it is not there."""
+        """Open the embedded store in the SQLite file at `path`, creating it if needed."""
         make_folder(path.parent)
         return cls(f"sqlite:///{path}", monotonic, retained_revisions=retained_revisions)
 
@@ -171,7 +176,7 @@ class SqlStore(Closeable):
                 self._write(db, [Delete(key) for key in keys])
 
     def _watch_leases(self) -> None:
-        """Take away what was not renewed for its length, as this process saw it."""
+        """End the leases whose renewal counter did not change for their whole length while this process watched."""
         with self._lock:
             now = self._monotonic()
             if now < self._watch_at:
@@ -221,7 +226,7 @@ def _state(db: sa.Connection) -> Any:
 
 
 def _compact(db: sa.Connection, revision: int) -> None:
-    """Of each key's history before `revision` its last put stays: listings since are made from it."""
+    """Delete history before `revision`, except each key's last put: later listings are built from it."""
     later = HISTORY.alias()
     covered = sa.exists().where(
         later.c.key == HISTORY.c.key, later.c.modified > HISTORY.c.modified, later.c.modified <= revision

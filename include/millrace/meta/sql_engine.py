@@ -1,4 +1,4 @@
-"""The databases that the SQL meta store lies in, and what each needs so that writers take turns and a commit is on the disk."""
+"""SQLAlchemy engines for the SQL meta store: serialised writers, durable commits, migrations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from millrace.meta.tables import STATE
 BUSY_SECONDS: Final = 10.0
 """How long a writer waits for another process's transaction, and for any answer of a server."""
 IDLE_SECONDS: Final = 2
-"""A transaction whose process says nothing for so long is rolled back by MariaDB: a process that was suspended in the midst
-of a write keeps nobody from writing."""
+"""MariaDB rolls back a transaction that is idle for this long.
+
+Otherwise a process suspended during a write would block all other writers.
+"""
 UPGRADE_SECONDS: Final = 60
-"""How long one process waits for another one that makes the tables."""
+"""How long a process waits for another one that creates or migrates the tables."""
 
 READ_ONLY_OPTIONS: Final = {"millrace_reads": True}
-"""The option of a connection that writes nothing, and waits for no turn."""
+"""The options of a connection that does not write and so does not wait for its turn."""
 
 
 @contextmanager
 def transaction(engine: sa.Engine, *, read_only: bool = False) -> Iterator[sa.Connection]:
-    """One transaction. What fails before its commit was not done (MetaUnavailable); what fails in it may stand (MetaAmbiguous)."""
+    """Run one transaction.
+
+    Raises MetaUnavailable if it failed before its commit: nothing was done.
+    Raises MetaAmbiguous if the commit itself failed: it may have taken effect.
+    """
     try:
         connection = engine.connect().execution_options(**(READ_ONLY_OPTIONS if read_only else {}))
         with connection:
@@ -38,18 +44,18 @@ def transaction(engine: sa.Engine, *, read_only: bool = False) -> Iterator[sa.Co
             try:
                 begun.commit()
             except sa.exc.DBAPIError as error:
-                connection.invalidate()  # nobody knows what it is in the middle of
+                connection.invalidate()  # its state is unknown
                 if read_only:
                     raise
                 raise MetaAmbiguous(
-                    f"the meta store's commit got no answer ({error.orig}): read before you repeat"
+                    f"the meta store's commit got no answer ({error.orig}): read before you retry"
                 ) from error
     except sa.exc.DBAPIError as error:
         raise MetaUnavailable(f"the meta store cannot be used now ({error.orig}); nothing was done") from error
 
 
 def sqlite_engine(url: str) -> sa.Engine:
-    """SQLite in one file."""
+    """Return an engine for one SQLite file."""
     engine = sa.create_engine(url, connect_args={"timeout": BUSY_SECONDS})
     sa.event.listen(engine, "connect", _durable)
     sa.event.listen(engine, "begin", _begin_immediate)
@@ -57,21 +63,24 @@ def sqlite_engine(url: str) -> sa.Engine:
 
 
 def _durable(connection: Any, _record: Any) -> None:
-    """Transactions are ours to begin, readers go beside a writer, a commit is on the disk."""
+    """Begin transactions explicitly, let readers run beside a writer, and sync each commit."""
     connection.isolation_level = None
     for pragma in ("journal_mode=wal", "synchronous=full"):
         connection.execute(f"pragma {pragma}").close()
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
-    """A writer takes its turn before it reads: otherwise what it read may be old when it writes, and SQLite fails it."""
+    """Take the write lock before reading: otherwise a read may be stale at the write, and SQLite fails the write."""
     reads = connection.get_execution_options().get("millrace_reads")
     connection.exec_driver_sql("begin" if reads else "begin immediate")
 
 
 def mariadb_engine(url: str, username: str, password: str, *, lock_table: sa.Table = STATE) -> sa.Engine:
-    """A MariaDB at ``mariadb://host:port/database``; its tables are InnoDB's, its commits as durable as the server makes them.
-    Writers take turns by the one row of the table `turn`."""
+    """Return an engine for ``mariadb://host:port/database``.
+
+    Its tables are InnoDB's; its commits are as durable as the server makes them.
+    Writers lock the one row of `lock_table` to take turns.
+    """
     place = sa.make_url(url).set(drivername="mariadb+pymysql", username=username or None, password=password or None)
     session = f"set innodb_lock_wait_timeout={int(BUSY_SECONDS)}, idle_transaction_timeout={IDLE_SECONDS}"
     arguments = {
@@ -80,11 +89,11 @@ def mariadb_engine(url: str, username: str, password: str, *, lock_table: sa.Tab
         "write_timeout": BUSY_SECONDS,
         "init_command": session,
     }
-    # Each connection returns to the pool behind a rollback; one that the server closed fails at its first statement.
+    # A connection returns to the pool after a rollback; one that the server closed fails at its first statement.
     engine = sa.create_engine(place, connect_args=arguments, isolation_level="REPEATABLE READ")
 
     def take_the_row(connection: sa.Connection) -> None:
-        """A writer takes its turn by the one row's lock before it reads anything: its reads are then as of its turn."""
+        """Lock the row before the first read of a writer, so that its reads are current."""
         if not connection.get_execution_options().get("millrace_reads"):
             connection.execute(sa.select(lock_table.c.id).with_for_update()).all()
 
@@ -99,8 +108,11 @@ def upgrade(
     version_table: str = "meta_version",
     whose: str = "the meta store's",
 ) -> None:
-    """Run the migrations that the database lacks, in the transaction that `db` is in. Raises UnsupportedVersion for tables
-    of a newer build. Another room's tables in the same database have `migrations` and a `version_table` of their own."""
+    """Run the migrations that the database lacks, in the current transaction of `db`.
+
+    Other tables in the same database have `migrations` and a `version_table` of their own.
+    Raises UnsupportedVersion if a newer build wrote the tables.
+    """
     from alembic import command
     from alembic.config import Config
     from alembic.runtime.migration import MigrationContext
@@ -117,19 +129,19 @@ def upgrade(
     try:
         command.upgrade(config, "head")
     except CommandError as error:
-        raise UnsupportedVersion(f"{whose} tables are of version {found}: use the build that made them") from error
+        raise UnsupportedVersion(f"{whose} tables have version {found}: use the build that wrote them") from error
 
 
 def upgrade_exclusively(db: sa.Connection, upgrade: Callable[[sa.Connection], None] = upgrade) -> None:
-    """Make or migrate the tables by `upgrade`, one process at a time. Raises UnsupportedVersion."""
-    if db.dialect.name == "sqlite":  # the caller's transaction has the turn
+    """Create or migrate the tables with `upgrade`, in one process at a time. Raises UnsupportedVersion."""
+    if db.dialect.name == "sqlite":  # the caller's transaction holds the write lock
         upgrade(db)
         return
-    # MariaDB commits at each change of a table: a lock by name is what keeps others away.
+    # MariaDB commits at each DDL statement, so only a named lock keeps other processes out.
     if db.execute(sa.text(f"select get_lock('millrace_meta', {UPGRADE_SECONDS})")).scalar() != 1:
-        raise sa.exc.OperationalError("get_lock", {}, TimeoutError("another process has been making the tables"))
+        raise sa.exc.OperationalError("get_lock", {}, TimeoutError("another process is creating the tables"))
     try:
         upgrade(db)
-        db.exec_driver_sql("commit")  # the number of its version, too, is there before the next one looks
+        db.exec_driver_sql("commit")  # the version number must be visible before the lock is released
     finally:
         db.execute(sa.text("select release_lock('millrace_meta')"))

@@ -1,4 +1,4 @@
-"""The tables of the SQL meta store as the newest migration leaves them."""
+"""The tables of the SQL meta store after the newest migration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METADATA: Final = sa.MetaData()
 KEY: Final = sa.String(MAX_KEY).with_variant(
     mysql.VARCHAR(MAX_KEY, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
 )
-"""Keys are told apart, and ordered, by their bytes: SQLite does so by itself."""
+"""Keys are compared and ordered by their bytes; SQLite does so by default."""
 VALUE: Final = sa.LargeBinary(MAX_VALUE)
 SECONDS: Final = sa.Float().with_variant(mysql.DOUBLE(), "mysql", "mariadb")
 
@@ -35,7 +35,7 @@ STATE: Final = sa.Table(
     sa.Column("compacted", sa.BigInteger, nullable=False),
     sa.Column("leases", sa.BigInteger, nullable=False),
 )
-"""One row: the newest revision, the earliest that can be read, and the lease given last."""
+"""One row: the newest revision, the earliest readable one, and the last lease granted."""
 
 ENTRY: Final = sa.Table(
     "meta_entry",
@@ -45,7 +45,7 @@ ENTRY: Final = sa.Table(
     *_entry_columns(),
     sa.Index("meta_entry_lease", "lease"),
 )
-"""What stands."""
+"""The current entries."""
 
 HISTORY: Final = sa.Table(
     "meta_history",
@@ -55,7 +55,7 @@ HISTORY: Final = sa.Table(
     *_entry_columns(),
     sa.Index("meta_history_modified", "modified"),
 )
-"""What each revision did; a value of null: the key went."""
+"""The effect of each revision; a null value is a delete."""
 
 LEASE: Final = sa.Table(
     "meta_lease",

@@ -1,1 +1,1 @@
-"""The migrations of the SQL meta store, by alembic: one module of ``versions/`` a step, none ever changed again."""
+"""Alembic migrations of the SQL meta store: one module of ``versions/`` per step, never changed afterwards."""

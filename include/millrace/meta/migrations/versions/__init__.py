@@ -1,1 +1,1 @@
-"""The steps, in the order of their `down_revision`."""
+"""The migration steps, ordered by their `down_revision`."""

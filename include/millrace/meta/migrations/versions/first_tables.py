@@ -14,7 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Each statement may have been made before: MariaDB keeps what a migration did until it was killed."""
+    """Create the tables. Each statement may have run before: MariaDB keeps the DDL of a migration that was killed."""
     op.create_table(
         "meta_state",
         sa.Column("id", sa.Integer, primary_key=True),
