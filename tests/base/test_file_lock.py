@@ -28,8 +28,8 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from millrace.base.deadline import Deadline
-from millrace.base.file_lock import PROCESSES, HeldFile, Reporter, held, is_held, read_held, reported
-with held(Path(sys.argv[1]), deadline=Deadline.after(10)):
+from millrace.base.file_lock import PROCESSES, LockedFile, ProcessRegistration, exclusive_lock, is_locked, is_report_live, read_locked_file
+with exclusive_lock(Path(sys.argv[1]), deadline=Deadline.after(10)):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -92,8 +92,8 @@ def test_a_held_file_that_nobody_refers_to_is_let_go(tmp_path: Path) -> None:
 REPORTER = """
 import sys
 from pathlib import Path
-from millrace.base.file_lock import Reporter
-reporter = Reporter(Path(sys.argv[1]))
+from millrace.base.file_lock import ProcessRegistration
+reporter = ProcessRegistration(Path(sys.argv[1]))
 print("reports", flush=True)
 sys.stdin.readline()
 """

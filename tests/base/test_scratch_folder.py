@@ -16,7 +16,7 @@ MAKER = """
 import sys
 from pathlib import Path
 from millrace.base.scratch_folder import ScratchFolder
-folder = ScratchFolder(Path(sys.argv[1]), like=sys.argv[2])
+folder = ScratchFolder(Path(sys.argv[1]), pattern=sys.argv[2])
 (folder.path / "file").write_text("x")
 print("made", flush=True)
 sys.stdin.read()

@@ -75,9 +75,9 @@ def test_a_folder_that_others_can_read_is_closed_and_a_line_says_so(data: Path) 
     data.mkdir(parents=True)
     data.chmod(0o755)
     said = millrace(data, "collections", "create", "users", "--field", "id:int64", "--key", "id")
-    assert f"{data} could be read by others" in said
+    assert f"{data} was readable by others" in said
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
-    assert "could be read" not in millrace(data, "produce", "users", "-", stdin='{"id": 1}\n')
+    assert "was readable" not in millrace(data, "produce", "users", "-", stdin='{"id": 1}\n')
 
 
 @pytest.mark.parametrize("mode", [0o770, *(pytest.param(mode, marks=pytest.mark.slow) for mode in (0o702, 0o1777))])

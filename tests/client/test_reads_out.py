@@ -182,7 +182,7 @@ def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Cli
     other = shop.catalog.create_collection(sold.name.upper(), sold.schema)
     database = Database(shop)
     with duckdb.connect() as connection:
-        with pytest.raises(InvalidArgument, match="one name in SQL"):
+        with pytest.raises(InvalidArgument, match="the same name in SQL"):
             database.attach(connection, [sold.name, other.name])
         ingest_to_end(shop.settings, shop.log)
         database.attach(connection, [sold.name, sold.name])

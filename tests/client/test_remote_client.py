@@ -233,5 +233,5 @@ def test_a_server_elsewhere_is_not_stopped_from_here(address: str, settings: Set
 
 
 def test_a_certificate_without_its_key_is_no_setting(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="belong together"):
+    with pytest.raises(InvalidSettings, match="set both"):
         Settings(data_dir=tmp_path, log_tls_cert="cert.pem")

@@ -108,7 +108,7 @@ def test_a_prefix_is_listed_in_order_as_of_now_or_of_a_revision(store: MetaStore
     )
     assert keys(store, "", revision=then) == ["Nodes/c", "nodes", "nodes/a", "nodes/b", "nodesx", "other"]
     assert keys(store, "", revision=begin) == []
-    with pytest.raises(InvalidArgument, match="not there"):
+    with pytest.raises(InvalidArgument, match="does not exist"):
         store.list("", revision=then + 2)
 
 
@@ -127,7 +127,7 @@ def test_changes_go_on_where_the_last_ones_ended(store: MetaStore) -> None:
     assert store.changes("a/", after=seen.revision).events == ()
     third = put(store, "a/3", b"3")
     assert store.changes("a/", after=seen.revision).events == (Event(third, "a/3", store.get("a/3")),)
-    with pytest.raises(InvalidArgument, match="not there"):
+    with pytest.raises(InvalidArgument, match="does not exist"):
         store.changes("", after=third + 1)
 
 

@@ -142,7 +142,7 @@ def test_a_commit_whose_answer_was_lost_is_ambiguous_and_reading_tells(
         first = store.commit([Put("lost", b"1")])
         assert first is not None
         proxy.armed.set()
-        with pytest.raises(MetaAmbiguous, match="read before you repeat"):
+        with pytest.raises(MetaAmbiguous, match="read before you retry"):
             store.commit([Put("lost", b"2")], when=[RevisionEquals("lost", first)])
         proxy.armed.clear()
         entry = store.get("lost")

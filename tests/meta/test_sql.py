@@ -118,6 +118,6 @@ def test_a_commit_whose_end_fails_is_ambiguous(tmp_path: Path) -> None:
                 raise sa.exc.OperationalError("commit", {}, OSError("disk I/O error"))
 
         sa.event.listen(store._engine, "commit", fails)
-        with pytest.raises(MetaAmbiguous, match="read before you repeat"):
+        with pytest.raises(MetaAmbiguous, match="read before you retry"):
             store.commit([Put("a", b"")])
         assert store.get("a") is None

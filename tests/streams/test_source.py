@@ -134,7 +134,7 @@ def test_channels_are_read_alone_in_python_and_by_the_options_of_the_source(db: 
         lambda: parted.changes(channels=["nowhere"]),
         lambda: RowsOf.find(db.settings, "parted", channels=["x"]),
     ):
-        with pytest.raises(InvalidArgument, match="'parted' is not on the channel"):
+        with pytest.raises(InvalidArgument, match="'parted' has no channel"):
             refused()
 
 

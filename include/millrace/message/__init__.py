@@ -1,4 +1,6 @@
-"""The message model: ids and time ticks, types and their numbers, schemas, mutable and immutable messages, the wire form.
+"""The message model: ids and time ticks, types and their numbers, schemas, mutable and immutable messages, the wire
+form.
 
-Messages travel as Arrow columns (`batch.py`); one log entry may frame many of them (docs/wire-form.md). Pure: no log, no table, no clock.
+Messages travel as Arrow columns (`columns.py`); a log entry may frame many of them (docs/wire-form.md). This room is
+pure: no log, no table, no clock.
 """

@@ -1,9 +1,9 @@
-"""Bodies of control messages: small canonical JSON objects, one shape a type (docs/wire-form.md, "Bodies").
+"""Bodies of control messages: small canonical JSON objects, one shape per type (docs/wire-form.md, "Bodies").
 
-Promises: :func:`parse_body` takes any bytes and returns the type's object or raises Malformed, in bounded time, with the
-same words on every host (a rejection's words are stored, and law 1 holds for them too); :func:`encode_body` is canonical
-(sorted keys, no spaces, UTF-8), so equal objects have equal bytes. What the values mean is for the chain to judge: the
-config's keys and bounds, for one, are not known here.
+:func:`parse_body` accepts any bytes and returns the type's object or raises Malformed, in bounded time. Its error text
+is the same on every host: the text of a rejection is stored, and law 1 covers it. :func:`encode_body` is canonical
+(sorted keys, no spaces, UTF-8), so equal objects have equal bytes. The chain judges what the values mean; the config's
+keys and bounds, for example, are not known here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace.message.types import MessageType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from millrace.message.schema_changes import SchemaChange  # a program that changes no schema does without
+    from millrace.message.schema_changes import SchemaChange  # only programs that change schemas need it
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 8
@@ -33,7 +33,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class EmptyBody(TypedDict):
-    """The body of a type that says everything in its header: no bytes at all."""
+    """The body of a type whose header says everything: no bytes."""
 
 
 class TermOpeningBody(TypedDict):
@@ -53,19 +53,19 @@ class CreateCollectionBody(TypedDict):
 
 
 class CreatePartitionBody(TypedDict):
-    """CREATE_PARTITION; the id stands in the header."""
+    """CREATE_PARTITION; the id is in the header."""
 
     name: str
 
 
 class SchemaChangeBody(TypedDict):
-    """SCHEMA_CHANGE: what makes the next version of the schema, in this order."""
+    """SCHEMA_CHANGE: the changes that make the next schema version, in order."""
 
     changes: list[SchemaChange]
 
 
 class BeginTxnBody(TypedDict):
-    """BEGIN_TXN; without ``keepalive_ms`` the chain's default lease holds."""
+    """BEGIN_TXN; without ``keepalive_ms`` the chain's default lease applies."""
 
     keepalive_ms: NotRequired[int]
 
@@ -77,27 +77,27 @@ class ManualFlushBody(TypedDict):
 
 
 class AlterWalBody(TypedDict):
-    """ALTER_WAL: the generation in which the log goes on, and that backend's URL, for people to read."""
+    """ALTER_WAL: the generation in which the log continues, and that backend's URL for people to read."""
 
     generation: int
     log: str
 
 
 class ImportFile(TypedDict):
-    """A staged Parquet file of an IMPORT: its rows are of one partition, and of the message's VChannel."""
+    """A staged Parquet file of an IMPORT, with rows of one partition and of the message's VChannel."""
 
     path: str
-    """Relative to ``<data folder>/staged``, with "/" between names; it never leads out of there."""
+    """Relative to ``<data folder>/staged``, with "/" as separator; never outside of it."""
     partition_id: int
     rows: int
     bytes: int
-    """Size of the file."""
+    """The file's size."""
     digest: str
-    """sha256 of the file's bytes, as 64 lower-case hexadecimal digits."""
+    """The SHA-256 of the file, as 64 lower-case hexadecimal digits."""
 
 
 class ImportBody(TypedDict):
-    """IMPORT: the staged files whose rows become the collection's; with ``replace`` in place of all that it had."""
+    """IMPORT: the staged files whose rows the collection gets; ``replace`` removes its previous rows first."""
 
     import_id: str
     files: list[ImportFile]
@@ -105,22 +105,25 @@ class ImportBody(TypedDict):
 
 
 class VChannelImport(NamedTuple):
-    """What an Import message, or the catalog at its place, says of the rows that it brings to its VChannel."""
+    """An Import into one VChannel, from its message and the catalog at its tick."""
 
     vchannel: str
     tick: int
     files: Sequence[ImportFile]
     schema: CollectionSchema
-    """The one that its rows have."""
+    """The schema of its rows."""
     vchannels: Sequence[str]
-    """All of the collection."""
+    """All VChannels of the collection."""
 
 
 class ImportSource(Protocol):
-    """Where the rows of Import messages are found: in the staged files, or through a server that has them."""
+    """The source of imported rows: the staged files, or a server that has them."""
 
     def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(partition id, rows of ``named.schema.arrow()``) in the order of its files. Raises StagedFileDamaged."""
+        """Yield (partition id, rows of ``named.schema.arrow()``) in the order of the files.
+
+        Raises StagedFileDamaged.
+        """
         ...
 
 
@@ -143,7 +146,10 @@ _Empty = Literal[
 
 
 def encode_body(value: Mapping[str, object]) -> bytes:
-    """`value` as canonical JSON. Raises InvalidArgument above 1 MiB, or for what JSON does not hold."""
+    """Encode `value` as canonical JSON.
+
+    Raises InvalidArgument above 1 MiB, or if JSON cannot represent it.
+    """
     try:
         data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
             "utf-8"
@@ -182,9 +188,10 @@ def parse_body(type: MessageType, payload: bytes) -> Any: ...
 
 
 def parse_body(type: MessageType, payload: bytes) -> Any:
-    """The body of a control message, checked. Raises Malformed for anything that is not of the type's shape.
+    """Parse and check the body of a control message.
 
-    Raises InvalidArgument for a type whose payload is no body (INSERT, DELETE) or that has no behaviour.
+    Raises Malformed if it does not have the type's shape.
+    Raises InvalidArgument if the type has no body (INSERT, DELETE) or no behaviour.
     """
     parse = _PARSERS.get(type)
     if parse is None:
@@ -195,7 +202,7 @@ def parse_body(type: MessageType, payload: bytes) -> Any:
 
 
 def _load(payload: bytes) -> dict[str, Any]:
-    # One message whatever was wrong: how deep json gets before it gives up depends on the host's stack.
+    # One message for all errors: the depth at which json gives up depends on the host's stack.
     try:
         value = json.loads(
             payload.decode("utf-8"),
@@ -206,7 +213,7 @@ def _load(payload: bytes) -> dict[str, Any]:
         )
         if not isinstance(value, dict) or _too_deep(value, MAX_DEPTH):
             raise ValueError
-        # Escapes can spell half of a surrogate pair, which no UTF-8 text holds.
+        # Escapes can encode a lone surrogate, which UTF-8 cannot.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):
         raise Malformed(_NOT_JSON) from None
@@ -336,7 +343,10 @@ def _schema_change(payload: bytes) -> SchemaChangeBody:
 
 
 def check_schema_change_before_v4(payload: bytes) -> None:
-    """Raises Malformed, in their words, for a schema change that chains before version 4 do not know: they have added fields alone."""
+    """Check a schema change for chains before version 4, which know added fields only.
+
+    Raises Malformed with the text of those chains.
+    """
     if len(payload) <= MAX_BODY_BYTES:
         _object(payload, frozenset({"add"}))
 
@@ -383,7 +393,7 @@ def _import(payload: bytes) -> ImportBody:
 
 
 def import_partitions(body: ImportBody) -> list[int]:
-    """The partitions that an Import brings rows to, in the order in which the chain makes their segments."""
+    """Return the partitions that an Import adds rows to, in the order in which the chain creates their segments."""
     return sorted({each["partition_id"] for each in body["files"]})
 
 
@@ -394,7 +404,8 @@ def _import_file(value: object) -> ImportFile:
     path, digest = value["path"], value["digest"]
     if not isinstance(path, str) or not _inside(path):
         raise Malformed(
-            f"a file's path is relative to the staged folder: names with / between them, none of them empty or hidden (.x), "
+            f"a file's path is relative to the staged folder: names with / between them, none of them empty or hidden"
+            " (.x), "
             f"at most {MAX_PATH_BYTES} bytes"
         )
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -409,7 +420,7 @@ def _import_file(value: object) -> ImportFile:
 
 
 def _inside(path: str) -> bool:
-    """Whether `path` stays in the folder that it is relative to, on whatever host reads it, and names nothing hidden there."""
+    """Return whether `path` stays in its base folder on any host and names nothing hidden."""
     if len(path.encode("utf-8")) > MAX_PATH_BYTES or "\\" in path or any(ord(each) < 32 for each in path):
         return False
     return all(name and not name.startswith(".") for name in path.split("/"))

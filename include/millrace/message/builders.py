@@ -1,7 +1,7 @@
-"""Typed builders: a function for each message type (an Upsert is made as an Insert is) that a client or Millrace appends, each giving a MutableMessage.
+"""Build the messages that clients or Millrace append: one function per type, each returning a MutableMessage.
 
-A builder fills the header and the canonical body and checks what can be checked without the channel's state; the chain
-judges the rest. Types that only the chain emits (CREATE_SEGMENT, FLUSH) have no builder.
+A builder fills the header and the canonical body and checks whatever needs no channel state; the chain judges the rest.
+An Upsert is built by :func:`insert`. Types that only the chain emits (CREATE_SEGMENT, FLUSH) have no builder.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from millrace.message.payload.rows import encode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import MessageType
 
-if TYPE_CHECKING:  # a program that changes no schema does without
+if TYPE_CHECKING:  # only programs that change schemas need it
     from millrace.message.schema_changes import SchemaChange
 
 
 class CommonHeader(TypedDict, total=False):
-    """Header fields that any message may carry: the producer's place, and the tick its own must exceed."""
+    """Header fields of any message: the producer's position, and the tick that its own must exceed."""
 
     producer_id: int
     epoch: int
@@ -46,10 +46,11 @@ def insert(
     upsert: bool = False,
     **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
-    """An Insert of `batch`'s rows, whose columns must be those of the collection's schema at `schema_version`, in order.
+    """Build an Insert of `batch`, whose columns must be those of the collection's schema at `schema_version`, in order.
 
-    With `upsert` an Upsert (since version 4 of the chain): as its rows come, older ones of their keys go, in every partition
-    of the VChannel; no key stands in it twice. Every primary key in it must belong to `vchannel` (:func:`millrace.message.keys.vchannel_index`).
+    With `upsert` it is an Upsert (chain version 4 and later): its rows replace older ones with their keys, in every
+    partition of the VChannel; no key may occur twice.
+    Every primary key must belong to `vchannel` (:func:`millrace.message.keys.vchannel_index`).
     """
     return MutableMessage(
         type=MessageType.UPSERT if upsert else MessageType.INSERT,
@@ -77,9 +78,10 @@ def delete(
     txn_id: int = 0,
     **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
-    """A Delete by primary key; partition 0 means all partitions. Raises InvalidArgument for keys of another type, or none.
+    """Build a Delete by primary key; partition 0 means all partitions.
 
-    `keys` are rows of the key's fields or, where it has one, its values.
+    `keys` are rows of the key's fields or, if the key has one field, its values.
+    Raises InvalidArgument if keys have another type, or there are none.
     """
     arrow = schema.key_arrow()
     try:
@@ -117,7 +119,10 @@ def create_collection(
     term: int,
     **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
-    """The part of a CreateCollection that goes to `vchannel`; `vchannels` are all of the collection's, `partitions` name -> id."""
+    """Build the part of a CreateCollection for `vchannel`.
+
+    `vchannels` are all of the collection's; `partitions` maps names to ids.
+    """
     if vchannel not in vchannels:
         raise InvalidArgument(f"{vchannel!r} is none of the collection's VChannels")
     body = {
@@ -138,7 +143,7 @@ def create_collection(
 
 
 def drop_collection(*, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]) -> MutableMessage:
-    """The part of a DropCollection that goes to `vchannel`."""
+    """Build the part of a DropCollection for `vchannel`."""
     return _control(
         MessageType.DROP_COLLECTION, None, vchannel=vchannel, collection_id=collection_id, term=term, stamps=stamps
     )
@@ -147,7 +152,7 @@ def drop_collection(*, vchannel: str, collection_id: int, term: int, **stamps: U
 def create_partition(
     name: str, *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
-    """The part of a CreatePartition that goes to `vchannel`."""
+    """Build the part of a CreatePartition for `vchannel`."""
     return _control(
         MessageType.CREATE_PARTITION,
         {"name": name},
@@ -162,7 +167,7 @@ def create_partition(
 def drop_partition(
     *, vchannel: str, collection_id: int, partition_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
-    """The part of a DropPartition that goes to `vchannel`."""
+    """Build the part of a DropPartition for `vchannel`."""
     return _control(
         MessageType.DROP_PARTITION,
         None,
@@ -183,9 +188,9 @@ def schema_change(
     term: int,
     **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
-    """Change the schema; `schema_version` is the new version, the current one plus 1.
+    """Build a SchemaChange; `schema_version` is the new version: the current one plus 1.
 
-    One added field is said in the form that every version of the chain knows.
+    A single added field uses the form that every chain version knows.
     """
     from millrace.message.schema_changes import AddField, change_to_json
 
@@ -219,7 +224,10 @@ def begin_txn(
     keepalive_ms: int | None = None,
     **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
-    """Begin the transaction `txn_id` (chosen by the producer, not 0) with a lease of `keepalive_ms`, or the chain's default."""
+    """Build a BeginTxn of `txn_id` (chosen by the producer, not 0).
+
+    `keepalive_ms` is the lease; None: the chain's default.
+    """
     body = None if keepalive_ms is None else {"keepalive_ms": keepalive_ms}
     return _txn(MessageType.BEGIN_TXN, txn_id, body, vchannel, collection_id, term, stamps)
 
@@ -227,21 +235,21 @@ def begin_txn(
 def commit_txn(
     txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
-    """Make the transaction's messages visible, together."""
+    """Build a CommitTxn, which makes the transaction's messages visible atomically."""
     return _txn(MessageType.COMMIT_TXN, txn_id, None, vchannel, collection_id, term, stamps)
 
 
 def rollback_txn(
     txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
-    """Give the transaction's messages up."""
+    """Build a RollbackTxn, which discards the transaction's messages."""
     return _txn(MessageType.ROLLBACK_TXN, txn_id, None, vchannel, collection_id, term, stamps)
 
 
 def keep_alive(
     txn_id: int, *, vchannel: str, collection_id: int, term: int, **stamps: Unpack[CommonHeader]
 ) -> MutableMessage:
-    """Renew the transaction's lease."""
+    """Build a KeepAlive, which renews the transaction's lease."""
     return _txn(MessageType.KEEP_ALIVE, txn_id, None, vchannel, collection_id, term, stamps)
 
 
@@ -254,7 +262,7 @@ def manual_flush(
     segment_id: int | None = None,
     **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
-    """Seal and flush what grows on `vchannel`: all of it, a partition's, or the one segment that is named."""
+    """Build a ManualFlush of growing segments on `vchannel`: all, those of one partition, or one segment."""
     body = None if segment_id is None else {"segment_id": segment_id}
     return _control(
         MessageType.MANUAL_FLUSH,
@@ -268,35 +276,37 @@ def manual_flush(
 
 
 def flush_all(*, term: int, **stamps: Unpack[CommonHeader]) -> MutableMessage:
-    """Seal and flush what grows anywhere on the PChannel."""
+    """Build a FlushAll, which seals and flushes all growing segments of the PChannel."""
     return _control(MessageType.FLUSH_ALL, None, term=term, stamps=stamps)
 
 
 def time_tick(*, term: int, barrier_tick: int = 0, source_id: int = 0) -> MutableMessage:
-    """Move the PChannel's clock, past `barrier_tick` where one is given; `source_id` says who wants it, for people to read.
+    """Build a TimeTick, which moves the PChannel's clock, past `barrier_tick` if given.
 
-    The chain keeps it as a row of the WAL where another message came since the last tick, else only its clock moves;
+    `source_id` identifies the requester, for people to read.
+    The chain stores it as a WAL row only if another message came since the last tick.
     :meth:`millrace.node.append.host.AppendHost.tick` with `persist` False appends none at all.
     """
     return MutableMessage(type=MessageType.TIME_TICK, term=term, barrier_tick=barrier_tick, producer_id=source_id)
 
 
 def term_opening(*, term: int, chain_version: int, config: Mapping[str, int]) -> MutableMessage:
-    """Open `term`: fence the older ones, and set the chain's version and config."""
+    """Build a TermOpening, which fences older terms and sets the chain's version and config."""
     return _control(
         MessageType.TERM_OPENING, {"chain_version": chain_version, "config": dict(config)}, term=term, stamps={}
     )
 
 
 def config(values: Mapping[str, int], *, term: int) -> MutableMessage:
-    """Set keys of the chain's config."""
+    """Build a Config, which sets keys of the chain's config."""
     return _control(MessageType.CONFIG, dict(values), term=term, stamps={})
 
 
 def alter_wal(*, term: int, generation: int, log: str) -> MutableMessage:
-    """The last message of a PChannel's log: it goes on in `generation`, at the backend `log` (a URL without credentials).
+    """Build an AlterWal, the last message of a PChannel's log: the log continues in `generation`, at the backend `log`.
 
-    The last of its entry, too: what follows it in the same backend lies outside of the log.
+    `log` is a URL without credentials. The message must be the last of its entry, too: what follows it in the same
+    backend is outside of the log.
     """
     return _control(MessageType.ALTER_WAL, {"generation": generation, "log": log}, term=term, stamps={})
 
@@ -312,11 +322,12 @@ def import_files(
     schema_version: int = DEFAULT_SCHEMA_VERSION,
     **stamps: Unpack[CommonHeader],
 ) -> MutableMessage:
-    """An Import of staged `files` into `vchannel`, to which every primary key in them must belong.
+    """Build an Import of staged `files` into `vchannel`, to which every primary key in them must belong.
 
-    With `replace`, what the VChannel had is gone from its tick on. The files must be synced before the message is
-    appended (:func:`millrace.tables.collections.staged_files.sync_staged_files`): it is acknowledged as their rows are. A file is named by one
-    Import alone, for it goes once the WAL is trimmed past that message.
+    `replace` removes the VChannel's previous rows at the message's tick.
+    Sync the files before you append the message (:func:`millrace.tables.collections.staged.sync_staged`): its
+    acknowledgement covers their rows.
+    Only one Import may name a file, because the file is removed once the WAL is trimmed past the message.
     """
     body = {"import_id": import_id, "files": [dict(each) for each in files], "replace": replace}
     return _control(
@@ -362,7 +373,7 @@ def _control(
     try:
         parse_body(type, payload)
     except Malformed as error:
-        # What the chain would reject as malformed is refused here, before anything is appended.
+        # Refuse what the chain would reject as malformed before anything is appended.
         raise InvalidArgument(str(error)) from None
     return MutableMessage(
         type=type,

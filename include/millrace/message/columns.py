@@ -1,4 +1,8 @@
-"""A decoded run of messages as numpy columns: what the chain judges, without the price of Arrow arrays."""
+"""A run of messages as an Arrow batch and as numpy columns, which the chain works on.
+
+A row is one message of one log entry, in log order. Fixed-width columns are never null (the default value means
+"absent"), so that ``column.to_numpy()`` is a view and not a copy. The numpy form avoids the cost of Arrow arrays.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ MESSAGE_SCHEMA: Final = pa.schema(
     [
         pa.field("ledger", pa.int64(), nullable=False),  # log id of the entry
         pa.field("entry", pa.int64(), nullable=False),
-        pa.field("index", pa.int32(), nullable=False),  # place inside the entry
-        pa.field("physical_ms", pa.int64(), nullable=False),  # the entry's append stamp, Unix ms
+        pa.field("index", pa.int32(), nullable=False),  # index inside the entry
+        pa.field("physical_ms", pa.int64(), nullable=False),  # the entry's append timestamp, Unix ms
         *header_fields(*HEADER),
         pa.field("payload", pa.large_binary(), nullable=False),
-        pa.field("detail", pa.utf8()),  # why an UNDEFINED row did not decode; null otherwise
+        pa.field("detail", pa.utf8()),  # why an UNDEFINED row could not be decoded; else null
     ]
 )
 """Columns of a decoded run of messages."""
@@ -34,13 +38,16 @@ _ARROW_TYPES: Final = {
 
 
 def integer_array(values: npt.NDArray[Any]) -> pa.Array:
-    """Integers as an Arrow array over the same memory; `pa.array` takes thrice the time, which a run of one message is made of."""
+    """Return integers as an Arrow array over the same memory.
+
+    `pa.array` takes three times as long, which dominates a run of one message.
+    """
     data = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(_ARROW_TYPES[values.dtype], len(values), [None, data])
 
 
 def string_array(values: Iterable[str]) -> pa.StringArray:
-    """Strings as Arrow holds them, built from buffers: `pa.array` would import pandas, which a program may well do without."""
+    """Build an Arrow string array from buffers: `pa.array` would import pandas, which many programs do not need."""
     data = [value.encode() for value in values]
     ends = np.zeros(len(data) + 1, dtype=np.int32)
     np.cumsum([len(each) for each in data], out=ends[1:])
@@ -55,14 +62,14 @@ _OTHERS: Final = ("vchannel", "payload", "detail")
 
 @dataclass(slots=True, kw_only=True)
 class HeaderColumns:
-    """Ids and headers of messages in log order, by column, but for what ends with the tick (barrier_tick)."""
+    """Ids and headers of messages in log order, by column, without `barrier_tick`, which ends with the tick."""
 
     ledger: Int64s
     entry: Int64s
     index: npt.NDArray[np.int32]
     type: npt.NDArray[np.uint16]
     vchannel: npt.NDArray[np.int32]
-    """Places in `names`."""
+    """Indexes into `names`."""
     names: list[str]
     term: Int64s
     collection_id: Int64s
@@ -83,12 +90,12 @@ class HeaderColumns:
         return self.names[self.vchannel[row]]
 
     def slice_arrays(self, start: int, stop: int) -> dict[str, Any]:
-        """These columns, of messages start .. stop - 1: what another class of them is made of."""
+        """Return these columns for messages start .. stop - 1, as keyword arguments of a column class."""
         found = {name: values[start:stop] for name, values in zip(_ARRAYS, _arrays(self), strict=True)}
         return {"names": self.names, **found}
 
     def header_numbers(self, row: int) -> list[int]:
-        """One message's numbers of the header (NUMBERS, 0 for the barrier), then ledger, entry and index."""
+        """Return one message's numbers: NUMERIC_FIELDS, 0 for the barrier, then ledger, entry and index."""
         return [*[int(values[row]) for values in _numbers(self)], 0, *[int(values[row]) for values in _place(self)]]
 
 
@@ -101,19 +108,19 @@ _arrays: Final = attrgetter(*_ARRAYS)
 
 @dataclass(slots=True, kw_only=True)
 class MessageColumns(HeaderColumns):
-    """Messages in log order: the columns of MESSAGE_SCHEMA, one value a message."""
+    """Messages in log order: the columns of MESSAGE_SCHEMA, one value per message."""
 
     physical_ms: Int64s
     barrier_tick: Int64s
     payloads: pa.LargeBinaryArray
     details: dict[int, str]
-    """By place, why a message of type 0 (UNDEFINED) did not decode."""
+    """By index, why a message of type 0 (UNDEFINED) could not be decoded."""
 
     def payload(self, row: int) -> bytes:
         return self.payloads[row].as_py() or b""
 
     def batch(self) -> pa.RecordBatch:
-        """The same as a batch of MESSAGE_SCHEMA, over the same memory."""
+        """Return the same as a batch of MESSAGE_SCHEMA, over the same memory."""
         count = len(self)
         if self.details:
             rows = list(self.details)

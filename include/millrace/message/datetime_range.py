@@ -1,7 +1,8 @@
-"""The days and moments that every reader has: those of the years 1 to 9999, in UTC.
+"""Check dates and timestamps against the years that every reader supports: 1 to 9999, in UTC.
 
-Arrow, Parquet and Delta hold others, which Python, pandas, Polars, JSON and CSV have no form for: some raise, some write another year. So a
-producer sends none, and where rows leave as one of these, such a value is refused by its column. The chain takes any.
+Arrow, Parquet and Delta hold other years, for which Python, pandas, Polars, JSON and CSV have no representation: some
+raise an error, some write another year. So a producer does not send them, and an export names the column that holds
+one. The chain accepts any.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _DAY: Final = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400
 
 
 def check_datetime_range(values: Any) -> None:
-    """Check each day and moment of a column (an Array or ChunkedArray), nested ones too.
+    """Check each date and timestamp of a column (an Array or ChunkedArray), including nested ones.
 
-    Raises InvalidArgument that shows one beyond the years 1 to 9999.
+    Raises InvalidArgument with a value outside the years 1 to 9999.
     """
     kind = values.type
     if isinstance(values, pa.ChunkedArray) and pa.types.is_nested(kind):
@@ -39,13 +40,17 @@ def check_datetime_range(values: Any) -> None:
 
 
 def check_datetime_columns(rows: pa.Table | pa.RecordBatch, form: str) -> None:
-    """Check rows that are to leave as `form`. Raises InvalidArgument that names the column and what to do."""
+    """Check rows before they are exported as `form`.
+
+    Raises InvalidArgument with the column and what to do.
+    """
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         try:
             check_datetime_range(column)
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"the column {name!r}: {error}, which {form} has no form for: read Arrow or Parquet, or leave the column out"
+                f"the column {name!r}: {error}, which {form} has no form for: read Arrow or Parquet, or leave the"
+                " column out"
             ) from None
 
 
@@ -65,7 +70,7 @@ def _holds_moments(kind: pa.DataType) -> bool:
 
 
 def _parts(values: pa.Array) -> list[pa.Array]:
-    """The columns inside of a nested one, without what nulls hide."""
+    """Return the child columns of a nested one, without values hidden under nulls."""
     if pa.types.is_map(values.type):
         values = values.cast(pa.list_(pa.struct([values.type.key_field.with_nullable(True), values.type.item_field])))
     return values.flatten() if pa.types.is_struct(values.type) else [values.flatten()]

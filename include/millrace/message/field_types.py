@@ -1,8 +1,9 @@
-"""Types of fields: a tree of scalars, lists, maps and structs with one text form and one Arrow type each (docs/types.md).
+"""Types of fields: a tree of scalars, lists, maps and structs, each with one text form and one Arrow type
+(docs/types.md).
 
-Promises: :func:`parse_type` takes any text, in time that its length bounds, and gives a type of at most :data:`MAX_DEPTH`
-levels or raises InvalidArgument; equal types have equal text; what stands inside of a list, a map's values or a struct may
-always be null, as Delta has it.
+:func:`parse_type` accepts any text, in time bounded by its length, and returns a type of at most :data:`MAX_DEPTH`
+levels or raises InvalidArgument. Equal types have equal text. Items of a list, values of a map and fields of a struct
+may always be null, as in Delta.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 
 MAX_DEPTH: Final = 8
-"""Levels of a type: a scalar has one, a list of scalars two."""
+"""Maximum levels of a type: a scalar has one, a list of scalars two."""
 
 MAX_LEAVES: Final = 1_000
-"""Scalars in a type, and in a schema."""
+"""Maximum scalars in a type, and in a schema."""
 
 MAX_TYPE_CHARACTERS: Final = 64 << 10
 MAX_NAME_CHARACTERS: Final = 128
@@ -46,13 +47,13 @@ SCALAR_TYPES: Final[dict[str, pa.DataType]] = _FIRST_SCALARS | {
     "uuid": pa.utf8(),
     "json": pa.utf8(),
 }
-"""Scalar types by name, each with its one Arrow type; beside them stands ``decimal(p,s)``."""
+"""Scalar types by name, each with its Arrow type; ``decimal(p,s)`` is not listed."""
 
 TYPES_BEFORE_V4: Final = (*_FIRST_SCALARS, *(f"list<{name}>" for name in _FIRST_SCALARS))
-"""What chains before version 4 take, in the order in which they name them."""
+"""The types of chains before version 4, in the order of their error messages."""
 
 TYPE_FORMS: Final = (*SCALAR_TYPES, "decimal(p,s)", "list<T>", "map<K, V>", "struct<name: T, …>")
-"""What is taken, for people to read."""
+"""The accepted types, for people to read."""
 
 _NAMES: Final = {arrow: name for name, arrow in reversed(SCALAR_TYPES.items())}  # utf8 is string, not uuid
 _WIDER: Final[dict[pa.DataType, str]] = {
@@ -63,7 +64,7 @@ _WIDER: Final[dict[pa.DataType, str]] = {
     pa.float16(): "float32",
     pa.date64(): "date",
 }
-"""Arrow types without a field type, and the one that holds all their values."""
+"""Arrow types without a field type, and the field type that holds all their values."""
 
 _TOKEN: Final = re.compile(r"\s*(?:([A-Za-z][A-Za-z0-9_]*|[0-9]+)|`((?:[^`]|``)*)`|([<>(),:?]))")
 _BARE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -71,13 +72,13 @@ _BARE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class FieldType:
-    """A type: a scalar of :data:`SCALAR_TYPES`, ``decimal`` with its digits, or ``list``, ``map``, ``struct`` of others."""
+    """A type: a scalar of :data:`SCALAR_TYPES`, a ``decimal`` with its digits, or a ``list``, ``map`` or ``struct``."""
 
     kind: str
     children: tuple[FieldType, ...] = ()
-    """Of a list its item; of a map its key and value; of a struct its fields."""
+    """A list's item; a map's key and value; a struct's fields."""
     names: tuple[str, ...] = ()
-    """Of a struct's fields."""
+    """The names of a struct's fields."""
     precision: int = 0
     scale: int = 0
 
@@ -95,7 +96,7 @@ class FieldType:
 
     @cached_property
     def arrow(self) -> pa.DataType:
-        """The Arrow type that its values have everywhere."""
+        """The Arrow type of its values."""
         if self.kind == "decimal":
             return pa.decimal128(self.precision, self.scale)
         children = [each.arrow for each in self.children]
@@ -111,26 +112,26 @@ class FieldType:
 
     @cached_property
     def depth(self) -> int:
-        """Levels: 1 for a scalar."""
+        """The levels: 1 for a scalar."""
         return 1 + max((each.depth for each in self.children), default=0)
 
     @cached_property
     def leaf_count(self) -> int:
-        """Scalars in it."""
+        """The number of scalars in it."""
         return sum(each.leaf_count for each in self.children) or 1
 
     @property
     def is_nested(self) -> bool:
-        """Whether it has others inside."""
+        """Whether it contains other types."""
         return bool(self.children)
 
     @cached_property
     def is_annotated(self) -> bool:
-        """Whether there is text in it that is more than text: a uuid, JSON."""
+        """Whether it contains text with a meaning: a uuid or JSON."""
         return any(each.kind in ("uuid", "json") for each in self.scalars())
 
     def scalars(self) -> Iterator[FieldType]:
-        """The scalars in it, in order."""
+        """Yield the scalars in it, in order."""
         if not self.children:
             yield self
         for each in self.children:
@@ -138,7 +139,7 @@ class FieldType:
 
 
 def check_name(name: object, what: str) -> str:
-    """A field's name, of a schema or a struct. Raises InvalidArgument where it cannot be."""
+    """Return a field's name, of a schema or a struct, if it is valid. Raises InvalidArgument."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{what} needs a non-empty name")
     if len(name) > MAX_NAME_CHARACTERS:
@@ -153,7 +154,7 @@ def check_name(name: object, what: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_type(text: str) -> FieldType:
-    """The type that a text names; blanks and a ``?`` inside of it say nothing. Raises InvalidArgument in words."""
+    """Parse the text of a type; blanks and a ``?`` inside of it are ignored. Raises InvalidArgument."""
     if len(text) > MAX_TYPE_CHARACTERS:
         raise InvalidArgument(f"a type has at most {MAX_TYPE_CHARACTERS} characters, not {len(text)}")
     found = _Parser(text).whole()
@@ -163,10 +164,11 @@ def parse_type(text: str) -> FieldType:
 
 
 def type_of_arrow(name: str, arrow: pa.DataType) -> FieldType:
-    """The type that holds the values of an Arrow type; `name` is the column's. Raises InvalidArgument where there is none.
+    """Return the type that holds the values of an Arrow type; `name` is the column's.
 
-    Dictionaries, runs, large and view layouts count as what they hold; unsigned integers are widened; times of day and durations
-    are int64 microseconds.
+    Dictionaries, runs, large and view layouts count as their values. Unsigned integers are widened. Times of day and
+    durations become int64 microseconds.
+    Raises InvalidArgument if there is no such type.
     """
     found = _of_arrow(name, arrow, MAX_DEPTH)
     if found.leaf_count > MAX_LEAVES:
@@ -220,7 +222,7 @@ def _scalar_of_arrow(name: str, arrow: pa.DataType) -> FieldType:
 
 
 def is_list(arrow: pa.DataType) -> bool:
-    """Whether it is a list of any layout."""
+    """Return whether it is a list of any layout."""
     return bool(
         pa.types.is_list(arrow)
         or pa.types.is_large_list(arrow)
@@ -253,7 +255,7 @@ def _struct(names: list[str], types: list[FieldType]) -> FieldType:
 
 
 class _Parser:
-    """Recursive descent over the tokens of one text."""
+    """A recursive-descent parser of one text."""
 
     def __init__(self, text: str) -> None:
         self.text, self.place = text, 0
@@ -269,7 +271,7 @@ class _Parser:
         return found
 
     def _next(self) -> None:
-        """Go to the next token; behind the last one all are None, and the place is beyond the text."""
+        """Advance to the next token. After the last one all are None, and the place is beyond the text."""
         match = _TOKEN.match(self.text, self.place)
         if match is None:
             if self.text[self.place :].strip():
@@ -322,7 +324,7 @@ class _Parser:
         return FieldType(kind)
 
     def _inner(self, levels: int) -> FieldType:
-        """A type with a question mark behind it or not: what is inside may be null either way."""
+        """Parse a type with or without a question mark: nested values may be null either way."""
         found = self._type(levels)
         if self.sign == "?":
             self._next()
@@ -336,7 +338,8 @@ class _Parser:
         self._take(")")
         if not (1 <= precision <= MAX_PRECISION and scale <= precision):
             raise InvalidArgument(
-                f"decimal({precision},{scale}) cannot be: it has 1 to {MAX_PRECISION} digits, 0 to as many behind the point"
+                f"decimal({precision},{scale}) cannot be: it has 1 to {MAX_PRECISION} digits, 0 to as many behind the"
+                " point"
             )
         return FieldType("decimal", precision=precision, scale=scale)
 

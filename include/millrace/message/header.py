@@ -1,7 +1,7 @@
-"""The header of a message, declared once: :class:`Header` is it as a value, ``HEADER`` its columns, of which the wire form, the
-batch form and the rows of ``wal`` are made.
+"""The header of a message, declared once: :class:`Header` as a value, ``HEADER`` as its columns.
 
-A field added here is a column of all of them: the wire form and stored rows are formats (docs/wire-form.md), so it is more than a line.
+The wire form, the batch form and the rows of ``wal`` are derived from it. A new field is a column of all three. The
+wire form and stored rows are formats (docs/wire-form.md), so a new field needs a new version.
 """
 
 from __future__ import annotations
@@ -14,33 +14,35 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every message carries beside its payload. The default stands for "absent". By place only where it is made of columns.
+    """The header of every message, without its payload. A default means "absent". Positional use is for code that
+    builds it from columns.
 
     ``type`` is a number of :class:`~millrace.message.types.MessageType`, or one that this build does not know.
     """
 
     type: Annotated[int, pa.uint16()]
-    """0 (UNDEFINED) marks an entry that did not decode."""
+    """0 (UNDEFINED) marks an entry that could not be decoded."""
     vchannel: Annotated[str, pa.dictionary(pa.int32(), pa.utf8())] = ""
-    """The empty name is the whole PChannel."""
+    """The empty name means the whole PChannel."""
     term: Annotated[int, pa.int64()] = 0
-    """WAL term it was appended under."""
+    """The WAL term in which it was appended."""
     collection_id: Annotated[int, pa.int64()] = 0
     partition_id: Annotated[int, pa.int64()] = 0
-    """0: none (a delete: all partitions)."""
+    """0: none (for a delete: all partitions)."""
     schema_version: Annotated[int, pa.int32()] = 0
     rows: Annotated[int, pa.int64()] = 0
-    """Rows of an insert, keys of a delete, as the producer says."""
+    """Rows of an insert or keys of a delete, as declared by the producer."""
     txn_id: Annotated[int, pa.int64()] = 0
     """Chosen by the producer; 0: outside any transaction."""
     producer_id: Annotated[int, pa.int64()] = 0
     """0: not idempotent."""
     epoch: Annotated[int, pa.int32()] = 0
-    """Of the producer."""
+    """The producer's epoch."""
     sequence: Annotated[int, pa.int64()] = 0
-    """Per (producer, epoch, VChannel), from 0."""
+    """Counts from 0 per (producer, epoch, VChannel)."""
     barrier_tick: Annotated[int, pa.int64()] = 0
-    """The message's time tick must be greater; 0: none. It is spent when the tick is given: rows do not have it."""
+    """The message's time tick must be greater; 0: none. It is consumed when the tick is allocated, so rows do not have
+    it."""
 
 
 HEADER: Final[dict[str, pa.DataType]] = {
@@ -49,9 +51,9 @@ HEADER: Final[dict[str, pa.DataType]] = {
 """The columns, in the order of the wire form."""
 
 NUMERIC_FIELDS: Final = tuple(name for name in HEADER if name not in ("type", "vchannel", "barrier_tick"))
-"""The columns that go into a row of ``wal`` as they came."""
+"""The columns that are stored in a row of ``wal`` unchanged."""
 
 
 def header_fields(*names: str) -> list[pa.Field]:
-    """Columns of a schema."""
+    """Return the Arrow fields of these columns."""
     return [pa.field(name, HEADER[name], nullable=False) for name in names]

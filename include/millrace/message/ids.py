@@ -1,9 +1,9 @@
-"""Identities and time: where a message stands in a log, and the hybrid time tick.
+"""Positions in a log, and the hybrid time tick.
 
 A :class:`LogId` names one entry of a PChannel's log in a form that every backend can give (RocksMQ and Kafka use
-``ledger = 0``; Pulsar has both parts). A :class:`MessageId` adds the index inside the entry (an entry may frame many
-messages) and the ordinal, which numbers, in time-tick order, what the chain made of that message: messages that it
-emitted and the message itself. Both compare as tuples, so order of ids is order of time ticks within a PChannel.
+``ledger = 0``; Pulsar uses both parts). A :class:`MessageId` adds the index inside the entry (an entry may frame many
+messages) and the ordinal, which numbers, in time-tick order, the messages that the chain produced from that message:
+those that it emitted and the message itself. Both compare as tuples, so ids order as time ticks within a PChannel.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from typing import Final, NamedTuple, TypeAlias, overload
 from millrace.base.errors import InvalidArgument
 
 LOGICAL_BITS: Final = 18
-"""Bits of a time tick below the physical milliseconds, as Milvus composes it."""
+"""Bits of a time tick below the physical milliseconds, as in Milvus."""
 
 GENERATION_BITS: Final = 48
-"""Bits of a ledger below the log's generation: each change of the backend (an AlterWAL message) begins the next one."""
+"""Bits of a ledger below the log's generation. Each change of the backend (an AlterWAL message) starts the next
+generation."""
 
 MAX_TICK: Final = (1 << 63) - 1
 
 COORDINATOR_ID: Final = int.from_bytes(b"Millrace")
-"""The producer id of DDL that the coordinator broadcasts; no other producer has it (random ones lie below it)."""
+"""The producer id of the coordinator's DDL; no other producer has it (random ids are below it)."""
 
 _BINARY: Final = struct.Struct(">QQII")
 
@@ -37,12 +38,12 @@ class LogId(NamedTuple):
     entry: int
 
     def following(self) -> LogId:
-        """The position right behind this entry."""
+        """Return the position after this entry."""
         return LogId(self.ledger, self.entry + 1)
 
     @property
     def generation(self) -> int:
-        """Which of the deployment's backends, one after the other, holds it; 0 is the first."""
+        """The generation of the log that holds it; 0 is the first backend."""
         return self.ledger >> GENERATION_BITS
 
     def __str__(self) -> str:
@@ -50,7 +51,7 @@ class LogId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> LogId:
-        """Inverse of ``str``. Raises InvalidArgument for anything else."""
+        """Invert ``str``. Raises InvalidArgument for any other text."""
         return cls(*_numbers(text, 2, "position in a log", "ledger:entry"))
 
 
@@ -58,14 +59,15 @@ EARLIEST: Final = LogId(0, 0)
 
 
 def generation_start(generation: int) -> LogId:
-    """The first position of a generation."""
+    """Return the first position of a generation."""
     return LogId(generation << GENERATION_BITS, 0)
 
 
 class LogIds(Sequence[LogId]):
-    """Ids of consecutive entries of one ledger, made one by one only as they are asked for. Equal to any sequence of the same.
+    """Ids of consecutive entries of one ledger, created on access. Equal to any sequence with the same ids.
 
-    An append of thousands of values whose ids nobody looks at would otherwise pay for each, and Python's garbage collector again.
+    An append of thousands of values whose ids nobody reads would otherwise pay for each, and again in garbage
+    collection.
     """
 
     __slots__ = ("entries", "ledger")
@@ -109,7 +111,7 @@ class LogIds(Sequence[LogId]):
 
 
 class MessageId(NamedTuple):
-    """Identity of a message in a PChannel; comparable, with a text form and a 24-byte binary form that sorts as ids do."""
+    """The id of a message in a PChannel, with a text form and a 24-byte binary form that sorts as ids do."""
 
     ledger: int
     entry: int
@@ -124,19 +126,19 @@ class MessageId(NamedTuple):
         return f"{self.ledger}:{self.entry}:{self.index}:{self.ordinal}"
 
     def to_bytes(self) -> bytes:
-        """24 bytes, big-endian, ordered as the ids are."""
+        """Return 24 bytes, big-endian, ordered as the ids are."""
         return _BINARY.pack(*self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MessageId:
-        """Inverse of :meth:`to_bytes`. Raises InvalidArgument for any other length."""
+        """Invert :meth:`to_bytes`. Raises InvalidArgument for any other length."""
         if len(data) != _BINARY.size:
             raise InvalidArgument(f"a binary message id has {_BINARY.size} bytes, not {len(data)}")
         return cls(*_BINARY.unpack(data))
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Inverse of ``str``. Raises InvalidArgument for anything else."""
+        """Invert ``str``. Raises InvalidArgument for any other text."""
         return cls(*_numbers(text, 4, "message id", "ledger:entry:index:ordinal"))
 
 
@@ -148,21 +150,24 @@ def _numbers(text: str, count: int, what: str, form: str) -> list[int]:
 
 
 def compose_tick(physical_ms: int, logical: int = 0) -> int:
-    """A time tick of `physical_ms` (Unix milliseconds) and a logical counter below 2**18."""
+    """Return the time tick of `physical_ms` (Unix milliseconds) and a logical counter below 2**18."""
     return (physical_ms << LOGICAL_BITS) | logical
 
 
 def tick_physical_ms(tick: int) -> int:
-    """The Unix milliseconds of a time tick."""
+    """Return the Unix milliseconds of a time tick."""
     return tick >> LOGICAL_BITS
 
 
 Moment: TypeAlias = int | datetime | str
-"""When: a time tick, a datetime with a time zone, or text: the tick's digits or ISO 8601 (without a zone: UTC)."""
+"""A time tick, a datetime with a time zone, or text: the tick's digits or ISO 8601 (UTC without a zone)."""
 
 
 def resolve_tick(at: Moment) -> int:
-    """`at` as a time tick: a moment stands for the last tick of its millisecond. Raises InvalidArgument for what is none."""
+    """Convert `at` to a time tick; a datetime means the last tick of its millisecond.
+
+    Raises InvalidArgument if `at` is not a valid moment.
+    """
     if isinstance(at, str):
         at = _moment(at)
     if isinstance(at, datetime):

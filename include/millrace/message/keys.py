@@ -1,17 +1,20 @@
-"""Primary keys as one column, and which VChannel each goes to: a fixed, versioned hash that producers and the chain compute alike.
+"""Primary keys as one column, and the VChannel of each: a fixed, versioned hash, computed alike by producers and the
+chain.
 
-A key of one int64 or string is its own column (version 1). Any other is its canonical bytes (version 2), those of its fields one
-behind the other, in the order in which the schema names them:
+A key of one int64 or string is its own column (version 1). Any other key is its canonical bytes (version 2): those of
+its fields, concatenated in the order of the schema:
 
-- an int8, int16, int32 or int64, a date (days) and a timestamp (microseconds): 8 bytes, big-endian, the sign bit turned over;
-- a decimal: its unscaled value so, in 16 bytes;
+- an int8, int16, int32 or int64, a date (days) and a timestamp (microseconds): 8 bytes, big-endian, with the sign bit
+  flipped;
+- a decimal: its unscaled value in the same way, in 16 bytes;
 - a string or uuid: its UTF-8 with 00 FF for each 00, then 00 01.
 
-Bytes compare as keys do, field by field, and no two keys have the same.
+The bytes compare as the keys do, field by field, and different keys have different bytes.
 
-The hash is FNV-1a 64 over the key's bytes (of an int64 its 8 bytes, little-endian; of a string its UTF-8; else the canonical ones),
-folded ``h ^ (h >> 32)``, modulo the number of VChannels. docs/wire-form.md specifies both for other clients, with test vectors. What
-comes of them is stored (rows lie in the VChannel of their key), so a change is a new version, never an edit.
+The hash is FNV-1a 64 over the key's bytes (an int64: its 8 bytes, little-endian; a string: its UTF-8; otherwise the
+canonical bytes), folded ``h ^ (h >> 32)``, modulo the number of VChannels. docs/wire-form.md specifies both for other
+clients, with test vectors. The result is stored (rows are in the VChannel of their key), so a change is a new version,
+never an edit.
 """
 
 from __future__ import annotations
@@ -33,18 +36,18 @@ _PRIME: Final = 0x100000001B3
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
 _FEW: Final = 64
-"""Below this many keys still being hashed, a Python loop over their bytes beats one numpy pass a byte position."""
+"""Below this many unfinished keys, a Python loop over their bytes beats a numpy pass per byte position."""
 
 UInt64s = npt.NDArray[np.uint64]
 
 _PLAIN: Final = (pa.int64(), pa.utf8(), pa.large_utf8())
-"""Types that are compared and hashed as they are, where the key has one field: version 1."""
+"""Types that are compared and hashed directly if the key has one field: version 1."""
 
 
 def key_column(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Any:
-    """The keys of `rows` as one array (of a Table: chunked), equal where the keys are and in their order.
+    """Return the keys of `rows` as one array (chunked for a Table) that compares and orders as the keys do.
 
-    `names` are the key's fields, in its order. Raises InvalidArgument for a null, or a type that is no key's.
+    `names` are the key's fields in order. Raises InvalidArgument for a null or an unsupported type.
     """
     if len(names) == 1 and _is_plain(rows.schema.field(names[0]).type):
         return rows.column(names[0])
@@ -55,7 +58,7 @@ def key_column(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Any:
 
 
 def encode_keys(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
-    """The canonical bytes of keys, given field by field. Raises as :func:`key_column` does."""
+    """Return the canonical bytes of keys, given as a column per field. Raises as :func:`key_column` does."""
     parts: list[Any] = []
     for column in columns:
         if column.null_count:
@@ -102,9 +105,9 @@ def _fixed(data: npt.NDArray[np.uint8], count: int, width: int) -> pa.LargeBinar
 
 
 def key_hash(key: int | str | bytes) -> int:
-    """The unsigned 64-bit hash of one key (bytes: as encoded): the reference that :func:`vchannel_index` equals, bit for bit.
+    """Return the unsigned 64-bit hash of one key (bytes: already encoded), the reference for :func:`vchannel_index`.
 
-    Raises InvalidArgument for an integer outside int64, for a string that is no Unicode text, for any other type.
+    Raises InvalidArgument for an integer outside int64, a string that is not valid Unicode, or another type.
     """
     if isinstance(key, str):
         try:
@@ -125,11 +128,11 @@ def key_hash(key: int | str | bytes) -> int:
 
 
 def vchannel_index(keys: pa.Array | pa.ChunkedArray, count: int) -> npt.NDArray[np.int32]:
-    """The VChannel (0 to `count` - 1) of each key, in order: shape ``(len(keys),)``.
+    """Return the VChannel (0 to `count` - 1) of each key, shaped ``(len(keys),)``.
 
-    Takes int64, string, large_string, encoded keys, dictionary (of those) and chunked arrays: what
-    :func:`~millrace.message.keys.key_column` gives. Raises InvalidArgument for nulls, other types, or a count
-    outside 1..2**31-1.
+    Accepts int64, string, large_string, encoded keys, dictionaries of those, and chunked arrays: the results of
+    :func:`~millrace.message.keys.key_column`.
+    Raises InvalidArgument for nulls, other types, or a count outside 1..2**31-1.
     """
     if not 1 <= count < 1 << 31:
         raise InvalidArgument(f"a collection has 1 or more VChannels, not {count}")
@@ -137,7 +140,7 @@ def vchannel_index(keys: pa.Array | pa.ChunkedArray, count: int) -> npt.NDArray[
 
 
 def key_hashes(keys: pa.Array | pa.ChunkedArray) -> UInt64s:
-    """:func:`key_hash` of each key, in order: shape ``(len(keys),)``. Raises as :func:`vchannel_index` does."""
+    """Return :func:`key_hash` of each key, shaped ``(len(keys),)``. Raises as :func:`vchannel_index` does."""
     if isinstance(keys, pa.ChunkedArray):
         parts = [key_hashes(chunk) for chunk in keys.chunks]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
@@ -155,7 +158,7 @@ def key_hashes(keys: pa.Array | pa.ChunkedArray) -> UInt64s:
             values = values.fill_null(0 if pa.types.is_integer(values.type) else "")
         return key_hashes(values)[keys.indices.to_numpy(zero_copy_only=False)]
     if pa.types.is_int64(keys.type):
-        if len(keys) == 1:  # a call of one row
+        if len(keys) == 1:  # fast path for a single row
             return np.array([key_hash(keys[0].as_py())], dtype=np.uint64)
         return _fold(_integers(keys.to_numpy()))
     if pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_large_binary(keys.type):
@@ -190,7 +193,7 @@ def _strings(keys: pa.Array) -> UInt64s:
         else np.zeros(1, np.uint8)
     )
     lengths = np.diff(offsets)
-    # Longest first: the keys that still have a byte at a position are then a prefix, and a pass touches them alone.
+    # Longest first: keys with a byte at a position are then a prefix, and a pass touches only them.
     order = np.argsort(-lengths, kind="stable")
     starts = offsets[:-1][order].astype(np.int64)
     ascending = np.sort(lengths)

@@ -1,4 +1,4 @@
-"""A run of a log's entries as Arrow columns, and where a log stands: what a reader is given, whichever backend keeps them."""
+"""Log entries as Arrow columns, and descriptions of a log, the same for every backend."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ ENTRY_SCHEMA: Final = pa.schema(
         pa.field("value", pa.large_binary(), nullable=False),
     ]
 )
-"""Columns of a run of log entries: id, append stamp (Unix ms), bytes."""
+"""Columns of a run of log entries: id, append timestamp (Unix ms), bytes."""
 
 
 DEFAULT_MAX_ENTRY_BYTES: Final = 16 << 20
 
 
 ENTRY_OVERHEAD_BYTES: Final = 64
-"""What an entry counts beside the bytes of its value where a read is bounded: one without any is not free."""
+"""What an entry counts besides its value where reads are bounded: an empty one is not free."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntries:
-    """A run of entries in log order (ENTRY_SCHEMA) and the position right behind it, whether or not it is empty."""
+    """A run of entries in log order (ENTRY_SCHEMA), and the position after it, even if the run is empty."""
 
     batch: pa.RecordBatch
     next: LogId
 
 
 def weight(batch: pa.RecordBatch) -> int:
-    """What a run of entries counts where reads are bounded: the bytes of its values, and ENTRY_BYTES for each."""
+    """Return the size of a run where reads are bounded: the bytes of its values plus ENTRY_OVERHEAD_BYTES for each."""
     return value_bytes(batch) + ENTRY_OVERHEAD_BYTES * int(batch.num_rows)
 
 
 def value_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the entries' values in a run of entries."""
+    """Return the bytes of the values in a run of entries."""
     if batch.num_rows == 0:
         return 0
     values = batch.column("value")
@@ -51,7 +51,7 @@ def value_bytes(batch: pa.RecordBatch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogDescription:
-    """Where a log stands. ``begin`` is the earliest position that can be read, ``end`` the one behind its last entry."""
+    """The extent of a log: ``begin`` is the first readable position, ``end`` the one after the last entry."""
 
     begin: LogId
     end: LogId
@@ -60,7 +60,7 @@ class LogDescription:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a checksum scan found. ``first_bad`` is the first entry that does not read, None where all do."""
+    """The result of a checksum scan. ``first_bad`` is the first unreadable entry; None if there is none."""
 
     records: int
     entries: int

@@ -1,8 +1,9 @@
-"""The parts of a nested type under the names that they have now: what renames and drops inside of a field leave of older columns.
+"""Names of a nested type's parts after renames and drops inside of a field.
 
-A column of a table keeps its type, with the names in it, for ever. Which of its parts are which of the field's that it belongs to is
-said by names in a row: one for each field of each struct in the column's type, an outer one before what is in it, None for a part that
-was dropped. Promises: a name that is used again is another part; what no change touched has no such row, and costs nothing.
+A table's column keeps its type, with the names in it, permanently. A tuple of names says which of its parts is which
+part of the field now: one name for each field of each struct in the column's type, an outer one before its inner ones,
+None for a dropped part. A name that is used again is another part. A column that no change touched has no tuple and
+costs nothing.
 """
 
 from __future__ import annotations
@@ -19,27 +20,35 @@ from millrace.message.field_types import FieldType, parse_type
 NestedNames: TypeAlias = tuple[str | None, ...]
 
 DROPPED = ""
-"""The name of a dropped part in a type of :func:`with_names`: one that no field can have."""
+"""The name of a dropped part in the result of :func:`with_names`; no field can have it."""
 
 
 def struct_field_names(kind: FieldType) -> NestedNames:
-    """The names of a type's own."""
+    """Return the names in a type."""
     return tuple(_names(kind))
 
 
 def with_names(kind: FieldType, names: NestedNames) -> FieldType:
-    """A type with other names; those of dropped parts are :data:`DROPPED`, so that it is no type of a field."""
+    """Return a type with other names. Dropped parts are named :data:`DROPPED`, so the result is not a valid field
+    type.
+    """
     return _under(kind, iter(names))
 
 
 def rename_at(kind: FieldType, names: NestedNames, path: Sequence[str], to: str | None) -> NestedNames:
-    """`names` of a column of type `kind` once the part at `path` has the name `to`, or is dropped; as they are where it has no such part."""
+    """Return `names` of a column of type `kind` after the part at `path` was renamed to `to`, or dropped (None).
+
+    Unchanged if the column has no such part.
+    """
     place = _place(with_names(kind, names), tuple(path))
     return names if place is None else (*names[:place], to, *names[place + 1 :])
 
 
 def rename_in_type(kind: FieldType, path: Sequence[str], to: str | None, shown: str) -> FieldType:
-    """A field's type once the part at `path` has the name `to`, or is dropped. Raises InvalidArgument, of what `shown` says."""
+    """Return a field's type after the part at `path` was renamed to `to`, or dropped (None).
+
+    Raises InvalidArgument; `shown` is the path in its message.
+    """
     if kind.kind in ("list", "map"):
         return replace(kind, children=(*kind.children[:-1], rename_in_type(kind.children[-1], path, to, shown)))
     if kind.kind != "struct":
@@ -54,7 +63,7 @@ def rename_in_type(kind: FieldType, path: Sequence[str], to: str | None, shown: 
         raise InvalidArgument(f"{shown!r} has that name")
     if to is not None:
         made = replace(kind, names=(*kind.names[:place], to, *kind.names[place + 1 :]))
-        return parse_type(made.text)  # looks at the names
+        return parse_type(made.text)  # checks the names
     if len(kind.names) == 1:
         raise InvalidArgument(f"{shown!r} is the only field there: drop what it lies in")
     rest = [part for at, part in enumerate(zip(kind.names, kind.children, strict=True)) if at != place]
@@ -62,7 +71,9 @@ def rename_in_type(kind: FieldType, path: Sequence[str], to: str | None, shown: 
 
 
 def convert_nested(values: Any, narrow: FieldType, wide: FieldType, scalar: Any) -> Any:
-    """Values of a column, whose type is `narrow` by the names of now, as ones of the field's type; `scalar` widens what is not nested."""
+    """Convert a column of type `narrow`, under current names, to the field's type; `scalar` widens values that are not
+    nested.
+    """
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([convert_nested(each, narrow, wide, scalar) for each in values.chunks], wide.arrow)
     match wide.kind:
@@ -75,7 +86,7 @@ def convert_nested(values: Any, narrow: FieldType, wide: FieldType, scalar: Any)
                 for name, kind in zip(wide.names, wide.children, strict=True)
             ]
             return pa.StructArray.from_arrays(parts, fields=list(wide.arrow), mask=values.is_null())
-        case "list":  # offsets go on from the whole of what is inside, sliced or not
+        case "list":  # offsets refer to all items, also of a sliced array
             inside = convert_nested(values.values, narrow.children[0], wide.children[0], scalar)
         case "map":
             items = convert_nested(values.items, narrow.children[1], wide.children[1], scalar)
@@ -105,7 +116,7 @@ def _under(kind: FieldType, names: Iterator[str | None]) -> FieldType:
 
 
 def _place(kind: FieldType, path: tuple[str, ...]) -> int | None:
-    """Where the part at `path` stands in a row of names."""
+    """Return the index of the part at `path` in a tuple of names."""
     if kind.kind in ("list", "map"):
         return _place(kind.children[-1], path)
     before = 0

@@ -1,9 +1,9 @@
-"""A collection's schema: its fields, its primary key, and the Arrow types they travel in.
+"""A collection's schema: its fields, its primary key, and their Arrow types.
 
-Promises: a :class:`CollectionSchema` that exists is valid (both constructors check everything, with typed errors); equal
-schemas have equal JSON; the Arrow form is the one type each field has in payloads and reads. In what columns of its Delta
-tables a field's values stand is part of the schema where it is not just its name (:mod:`millrace.message.stored_columns`); what
-changes a schema is :mod:`millrace.message.schema_changes`.
+A :class:`CollectionSchema` that exists is valid: both constructors check everything, with typed errors. Equal schemas
+have equal JSON. The Arrow form is the one type of each field in payloads and reads. The columns of the Delta tables
+that hold a field's values are part of the schema if they are not just its name
+(:mod:`millrace.message.stored_columns`). :mod:`millrace.message.schema_changes` changes a schema.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace.message.field_types import MAX_LEAVES, TYPE_FORMS, FieldType, chec
 from millrace.message.nested_names import NestedNames, struct_field_names, with_names
 from millrace.message.types import ON_DUPLICATE, OnDuplicate
 
-if TYPE_CHECKING:  # most schemas have none of these
+if TYPE_CHECKING:  # most schemas have no rules, and importing them is slow
     from millrace.message.expression.rules import CheckConstraint, UntypedExpression
     from millrace.message.expression.tree import Node
 
@@ -30,7 +30,7 @@ MAX_FIELDS: Final = 1_000
 MAX_KEY_FIELDS: Final = 16
 
 KEY_TYPES_BEFORE_V4: Final = frozenset({"int64", "string"})
-"""What a key has in chains before version 4, in one field."""
+"""Types of a key in chains before version 4, which has one field."""
 KEY_TYPES: Final = KEY_TYPES_BEFORE_V4 | {
     "int8",
     "int16",
@@ -41,7 +41,7 @@ KEY_TYPES: Final = KEY_TYPES_BEFORE_V4 | {
     "decimal",
     "uuid",
 }
-"""Kinds of types that a key's field has."""
+"""Kinds of types that a key's field may have."""
 EVENT_TIME_TYPES: Final = frozenset({"timestamp", "date"})
 _FIELD_KEYS: Final = {"name", "type", "nullable"}
 _FIELD_RULES: Final = {"default", "computed"}
@@ -56,28 +56,34 @@ class StoredColumn(NamedTuple):
 
 _ALWAYS: Final = {"fields", "primary_key"}
 _PERHAPS: Final = {"event_time", "on_duplicate", "generated_key", "checks"}
-"""Keys of a schema's JSON."""
+"""Optional keys of a schema's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One field: a name, a type (docs/types.md) and whether it may be null. Raises InvalidArgument for anything else."""
+    """One field: a name, a type (docs/types.md) and whether it may be null. Raises InvalidArgument if one is
+    invalid.
+    """
 
     name: str
     type: str
-    """The type's canonical text; other texts of it are taken and become that one."""
+    """The type's canonical text; other spellings are accepted and normalised."""
     nullable: bool
     columns: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
-    """The columns that its values stand in, each value in one of them, the newest last; empty: in one of its name and type."""
+    """The columns that hold its values, newest last, each value in one of them. Empty: one column of its name and
+    type."""
     default: Any = None
-    """What a row has that says nothing of it: a value, or ``now()`` of a date or timestamp; None: null. As a tree once it is checked."""
+    """The value of a row without this field: a value, or ``now()`` of a date or timestamp; None: null. A tree once
+    checked."""
     computed: Node | UntypedExpression | None = None
-    """What its value is made of; given as text (docs/expressions.md), typed by the schema that it becomes part of."""
+    """The expression of its value, given as text (docs/expressions.md) and typed by the schema that it becomes
+    part of."""
     part_names: tuple[tuple[str, NestedNames], ...] = dataclass_field(default=(), repr=False)
-    """Of columns whose parts have other names now, or were dropped: those names (:mod:`millrace.message.nested_names`)."""
+    """Current names of nested parts, by column, if parts were renamed or dropped
+    (:mod:`millrace.message.nested_names`)."""
 
     def __post_init__(self) -> None:
-        # Held as objects: callers without a type checker pass anything.
+        # Checked at run time: callers without a type checker pass anything.
         kind, nullable = (cast(object, value) for value in (self.type, self.nullable))
         check_name(self.name, "a field")
         try:
@@ -106,7 +112,7 @@ class FieldSpec:
 
     @property
     def stored_columns(self) -> tuple[StoredColumn, ...]:
-        """The columns that its values stand in, the newest last: there new ones go."""
+        """The columns that hold its values, newest last; new values go to the newest."""
         return self.columns or (StoredColumn(self.name, self.type),)
 
     @property
@@ -115,18 +121,20 @@ class FieldSpec:
         return parse_type(self.type)
 
     def parsed_type_of(self, column: StoredColumn) -> FieldType:
-        """The type of one of its columns, its parts under the names that they have in the field now."""
+        """Return the type of one of its columns, with its parts under their current names."""
         names = dict(self.part_names).get(column.name)
         kind = parse_type(column.type)
         return kind if names is None else with_names(kind, names)
 
     def arrow(self) -> pa.Field:
-        """The field as Arrow has it."""
+        """Return the Arrow field."""
         return pa.field(self.name, self.parsed_type.arrow, nullable=self.nullable)
 
     def to_json(self) -> dict[str, object]:
-        """``{"name", "type", "nullable"}``, as the bodies of DDL messages carry it, and what else it has of ``columns``, ``parts``,
-        ``default`` and ``computed``."""
+        """Return ``{"name", "type", "nullable"}``, as in the bodies of DDL messages.
+
+        ``columns``, ``parts``, ``default`` and ``computed`` are added if set.
+        """
         found: dict[str, object] = {"name": self.name, "type": self.type, "nullable": self.nullable}
         if self.default is not None or self.computed is not None:
             from millrace.message.expression.rules import expression_json
@@ -139,9 +147,10 @@ class FieldSpec:
 
     @classmethod
     def from_json(cls, value: object, *, declared: bool = False) -> Self:
-        """Inverse of :meth:`to_json`. Raises Malformed for another shape, InvalidArgument for values that cannot be.
+        """Invert :meth:`to_json`.
 
-        `declared`: it comes from who wants the field, and says nothing of columns.
+        `declared`: the field is declared by a user, and must not name columns.
+        Raises Malformed for another shape, InvalidArgument for invalid values.
         """
         perhaps = _FIELD_RULES if declared else _FIELD_RULES | {"columns", "parts"}
         if not isinstance(value, Mapping) or set(value) - perhaps != _FIELD_KEYS:
@@ -159,26 +168,29 @@ class FieldSpec:
 
     @classmethod
     def from_arrow(cls, field: pa.Field) -> Self:
-        """The field that holds the values of an Arrow column (:func:`~millrace.message.field_types.type_of_arrow`)."""
+        """Return the field that holds an Arrow column's values
+        (:func:`~millrace.message.field_types.type_of_arrow`).
+        """
         return cls(field.name, type_of_arrow(field.name, field.type).text, field.nullable)
 
 
 @dataclass(frozen=True)
 class CollectionSchema:
-    """Fields in order, the primary key's name or names, and the event time's where there is one. Raises InvalidArgument otherwise."""
+    """Fields in order, the primary key and the optional event time. Raises InvalidArgument if the schema is invalid."""
 
     fields: tuple[FieldSpec, ...]
     primary_key: str | tuple[str, ...]
     """A name, or several in the key's order."""
     event_time: str | None = None
     on_duplicate: OnDuplicate = "keep"
-    """What an insert does to the row of its key: "keep" keeps both, "replace" makes the insert an upsert (docs/chain.md)."""
+    """What an insert does to an existing row with its key: "keep" keeps both, "replace" makes it an upsert
+    (docs/chain.md)."""
     generated_key: bool = False
-    """Whether producers make the key of a row that has none: of one field, a uuid."""
+    """Whether producers generate the key of a row without one; the key is then one uuid field."""
     retired: tuple[StoredColumn, ...] = dataclass_field(default=(), repr=False)
-    """Columns of its tables that belong to no field any more: those of fields that were dropped."""
+    """Columns of its tables that belong to no field any more: those of dropped fields."""
     checks: tuple[CheckConstraint, ...] = ()
-    """Conditions that no row makes false."""
+    """Conditions that no row may violate."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
@@ -212,7 +224,8 @@ class CollectionSchema:
                 raise InvalidArgument(f"the primary key {name!r} is no field of the schema")
             if key.parsed_type.kind not in KEY_TYPES or key.nullable:
                 raise InvalidArgument(
-                    f"the primary key {name!r} must be not nullable, and an integer, string, uuid, date, timestamp or decimal"
+                    f"the primary key {name!r} must be not nullable, and an integer, string, uuid, date, timestamp or"
+                    " decimal"
                 )
         if self.generated_key and [field.type for field in self.key_fields] != ["uuid"]:
             raise InvalidArgument("a generated key is one field of type uuid")
@@ -228,22 +241,22 @@ class CollectionSchema:
 
     @property
     def replaces_duplicates(self) -> bool:
-        """Whether an insert replaces the row of its key."""
+        """Whether an insert replaces the row with its key."""
         return self.on_duplicate == "replace"
 
     @cached_property
     def has_row_rules(self) -> bool:
-        """Whether rows are looked at beside their types: it has checks or computed fields."""
+        """Whether rows are checked beyond their types: the schema has checks or computed fields."""
         return bool(self.checks) or any(field.computed is not None for field in self.fields)
 
     @cached_property
     def has_fill_values(self) -> bool:
-        """Whether a row that lacks a field may have a value in it: some have defaults, or are computed."""
+        """Whether a row without some field may still have a value in it: there are defaults or computed fields."""
         return any(field.default is not None or field.computed is not None for field in self.fields)
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The primary key's names, in its order; mostly one."""
+        """The primary key's names, in its order; usually one."""
         return (self.primary_key,) if isinstance(self.primary_key, str) else self.primary_key
 
     @cached_property
@@ -253,7 +266,7 @@ class CollectionSchema:
         return tuple(by_name[name] for name in self.key_names)
 
     def to_json(self) -> dict[str, object]:
-        """The JSON object that CREATE_COLLECTION carries; equal schemas give equal objects."""
+        """Return the JSON object of CREATE_COLLECTION; equal schemas give equal objects."""
         return {
             "fields": [field.to_json() for field in self.fields],
             "primary_key": self.primary_key if isinstance(self.primary_key, str) else list(self.primary_key),
@@ -266,14 +279,16 @@ class CollectionSchema:
 
     @classmethod
     def from_json(cls, value: object, *, declared: bool = False) -> Self:
-        """Inverse of :meth:`to_json` (``event_time`` may be absent). Raises Malformed or InvalidArgument.
+        """Invert :meth:`to_json`; ``event_time`` may be absent.
 
-        `declared`: it comes from who wants the collection, and says nothing of columns.
+        `declared`: the collection is declared by a user, and the schema must not name columns.
+        Raises Malformed or InvalidArgument.
         """
         perhaps = _PERHAPS if declared else _PERHAPS | {"retired"}
         if not isinstance(value, Mapping) or not _ALWAYS <= set(value) <= _ALWAYS | perhaps:
             raise Malformed(
-                "a schema is an object with fields, primary_key and, perhaps, event_time, on_duplicate, generated_key and checks"
+                "a schema is an object with fields, primary_key and, perhaps, event_time, on_duplicate, generated_key"
+                " and checks"
             )
         if value.get("on_duplicate", "replace") != "replace" or value.get("generated_key", True) is not True:
             raise Malformed("a schema's on_duplicate is replace and its generated_key true, or they are left out")
@@ -291,11 +306,11 @@ class CollectionSchema:
         return cls(found, key, event, replaces, "generated_key" in value, retired, _checks(value))
 
     def arrow(self) -> pa.Schema:
-        """The Arrow schema of an INSERT's rows."""
+        """Return the Arrow schema of an INSERT's rows."""
         return self._arrow
 
     def key_arrow(self) -> pa.Schema:
-        """The Arrow schema of a DELETE's rows: the primary key's fields alone, in its order."""
+        """Return the Arrow schema of a DELETE's rows: the primary key's fields, in its order."""
         return self._key_arrow
 
     @cached_property
@@ -307,11 +322,11 @@ class CollectionSchema:
         return pa.schema([field.arrow() for field in self.key_fields])
 
     def types(self) -> frozenset[str]:
-        """The types of its fields, as text."""
+        """Return the types of its fields, as text."""
         return frozenset(field.type for field in self.fields)
 
     def as_declared(self) -> CollectionSchema:
-        """This schema as one that nothing was stored by yet: what a new collection with the same fields has."""
+        """Return this schema without stored columns, as a new collection with the same fields has it."""
         fields = tuple(replace(field, columns=(), part_names=()) for field in self.fields)
         return replace(self, fields=fields, retired=())
 
@@ -324,14 +339,17 @@ class CollectionSchema:
         event_time: str | None = None,
         on_duplicate: OnDuplicate = "keep",
     ) -> Self:
-        """The schema of Arrow columns. The primary key becomes not nullable; raises InvalidArgument for types without a place."""
+        """Return the schema of Arrow columns, with a non-nullable primary key.
+
+        Raises InvalidArgument for unsupported types.
+        """
         fields = [FieldSpec.from_arrow(field) for field in schema]
         key = normalize_key_names(primary_key)
         return cls(with_key_not_null(fields, key), key, event_time, on_duplicate)
 
 
 def _rules(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The default and the computed value of a field's JSON, where it has any."""
+    """Return the default and computed value in a field's JSON."""
     if not _FIELD_RULES & set(value):
         return {}
     from millrace.message.expression.rules import UntypedExpression
@@ -371,13 +389,13 @@ def _part_names(value: Any, columns: tuple[StoredColumn, ...]) -> tuple[tuple[st
 
 
 def normalize_key_names(names: str | Sequence[str]) -> str | tuple[str, ...]:
-    """A key's names as a schema has them: one as text."""
+    """Return a key's names as a schema stores them: a single one as text."""
     if isinstance(names, str):
         return names
     return names[0] if len(names) == 1 else tuple(names)
 
 
 def with_key_not_null(fields: Iterable[FieldSpec], primary_key: str | tuple[str, ...]) -> tuple[FieldSpec, ...]:
-    """`fields`, those of the key not nullable."""
+    """Return `fields` with those of the key not nullable."""
     names = (primary_key,) if isinstance(primary_key, str) else primary_key
     return tuple(replace(field, nullable=False) if field.name in names else field for field in fields)

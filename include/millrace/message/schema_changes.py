@@ -1,9 +1,9 @@
-"""What changes a collection's schema: a closed set of changes, and the one function that applies them.
+"""Changes of a collection's schema: a closed set, and the function that applies them.
 
-Promises: :func:`apply_change` is pure, and what it makes is a valid schema or InvalidArgument says why there is none; the tables'
-columns only become more: a column keeps its name and type for ever, a field keeps its columns when it is renamed, a dropped one
-leaves them retired, a wider type gets a column of its own beside them, and a name that was used before gets a number behind it.
-So rows of every version stand in the same tables, and what reads one needs its own schema alone (docs/schema-evolution.md).
+:func:`apply_change` is pure: it returns a valid schema or raises InvalidArgument. The tables' columns are only ever
+added. A column keeps its name and type permanently; a renamed field keeps its columns; a dropped field leaves them
+retired; a wider type gets another column; a name that was used before gets a number as suffix. So rows of all versions
+share the tables, and a reader of one version needs only its own schema (docs/schema-evolution.md).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from millrace.message.field_types import MAX_DEPTH, FieldType, parse_type
 from millrace.message.nested_names import rename_at, rename_in_type, struct_field_names
 from millrace.message.schema import MAX_FIELDS, CollectionSchema, FieldSpec, StoredColumn
 
-if TYPE_CHECKING:  # most schemas have no expressions
+if TYPE_CHECKING:  # most schemas have no rules, and importing them is slow
     from millrace.message.expression.rules import UntypedExpression
     from millrace.message.expression.tree import Node
 
 MAX_CHANGES: Final = 1_000
-"""Of one message."""
+"""Maximum changes of one message."""
 
 MAX_COLUMNS: Final = 2 * MAX_FIELDS
-"""Of a collection's table, those of dropped fields and narrower types among them."""
+"""Maximum columns of a collection's table, including those of dropped fields and narrower types."""
 
 _WIDER_SCALARS: Final = {
     "int8": ("int16", "int32", "int64"),
@@ -37,39 +37,39 @@ _WIDER_SCALARS: Final = {
 
 
 class AddField(NamedTuple):
-    """A field behind the others; nullable, for the rows that are there have none."""
+    """Add a field after the others. It is nullable, because existing rows have no value."""
 
     field: FieldSpec
 
 
 class DropField(NamedTuple):
-    """A field that is no key and no event time goes."""
+    """Drop a field that is neither a key nor the event time."""
 
     name: str
 
 
 class RenameField(NamedTuple):
-    """A field has another name."""
+    """Rename a field."""
 
     name: str
     to: str
 
 
 class ReorderFields(NamedTuple):
-    """The named fields come first, in this order; the others keep theirs behind them."""
+    """Move the named fields to the front, in this order; the others keep theirs."""
 
     names: tuple[str, ...]
 
 
 class WidenField(NamedTuple):
-    """A field, which is no key, has a type that holds all values of the one it had."""
+    """Change a non-key field to a type that holds all values of its current one."""
 
     name: str
     type: str
 
 
 class RenameNestedField(NamedTuple):
-    """What lies inside of a field, at a path of names through its structs, has another name there."""
+    """Rename a field inside a struct, at a path of names."""
 
     name: str
     path: tuple[str, ...]
@@ -77,40 +77,40 @@ class RenameNestedField(NamedTuple):
 
 
 class DropNestedField(NamedTuple):
-    """What lies inside of a field goes."""
+    """Drop a field inside a struct."""
 
     name: str
     path: tuple[str, ...]
 
 
 class MakeNullable(NamedTuple):
-    """A field, which is no key, may be null."""
+    """Make a non-key field nullable."""
 
     name: str
 
 
 class SetDefault(NamedTuple):
-    """A field, which is not computed, has a default, in the place of the one it had: a value or ``now()``."""
+    """Set the default of a field that is not computed: a value or ``now()``."""
 
     name: str
     default: Any
 
 
 class DropDefault(NamedTuple):
-    """A field has no default any more."""
+    """Remove a field's default."""
 
     name: str
 
 
 class AddCheck(NamedTuple):
-    """No row behind it makes a condition false; those that are there are not looked at."""
+    """Add a check for later rows; existing rows are not checked."""
 
     name: str
     condition: Node | UntypedExpression
 
 
 class DropCheck(NamedTuple):
-    """A check goes."""
+    """Remove a check."""
 
     name: str
 
@@ -132,7 +132,7 @@ SchemaChange: TypeAlias = (
 
 
 def apply_change(schema: CollectionSchema, change: SchemaChange) -> CollectionSchema:
-    """The schema after one change. Raises InvalidArgument where it cannot be."""
+    """Return the schema after one change. Raises InvalidArgument if the change is not possible."""
     match change:
         case AddField(field):
             return _add(schema, field)
@@ -175,14 +175,14 @@ def apply_change(schema: CollectionSchema, change: SchemaChange) -> CollectionSc
 
 
 def apply_changes(schema: CollectionSchema, changes: Iterable[SchemaChange]) -> CollectionSchema:
-    """The schema after some changes, one after the other: one new version. Raises InvalidArgument."""
+    """Return the schema after several changes in order, as one new version. Raises InvalidArgument."""
     for change in changes:
         schema = apply_change(schema, change)
     return schema
 
 
 def change_to_json(change: SchemaChange) -> dict[str, Any]:
-    """As a SCHEMA_CHANGE carries it: ``{"op": ...}`` and what the change says."""
+    """Return a change as a SCHEMA_CHANGE carries it: ``{"op": ...}`` and its fields."""
     said = change._asdict()
     if isinstance(change, AddField):
         said["field"] = change.field.to_json()
@@ -198,7 +198,7 @@ def change_to_json(change: SchemaChange) -> dict[str, Any]:
 
 
 def change_from_json(value: object) -> SchemaChange:
-    """Inverse of :func:`change_to_json`. Raises Malformed for another shape, InvalidArgument for a field that cannot be."""
+    """Invert :func:`change_to_json`. Raises Malformed for another shape, InvalidArgument for an invalid field."""
     kind = _KINDS.get(str(value.get("op"))) if isinstance(value, Mapping) else None
     if kind is None or not isinstance(value, Mapping) or set(value) != {"op", *kind._fields}:
         raise Malformed(f"a change is an object with op, one of {', '.join(_KINDS)}, and what that one says")
@@ -220,7 +220,7 @@ def change_from_json(value: object) -> SchemaChange:
 
 
 def widens(narrow: FieldType, wide: FieldType) -> bool:
-    """Whether every value of `narrow` has its one place in `wide`, and they differ."""
+    """Return whether `wide` differs from `narrow` and holds each of its values exactly."""
     if narrow.kind != wide.kind:
         return wide.kind in _WIDER_SCALARS.get(narrow.kind, ())
     match narrow.kind:
@@ -244,7 +244,7 @@ def widens(narrow: FieldType, wide: FieldType) -> bool:
 
 
 def _widens_inside(narrow: FieldType, wide: FieldType) -> bool:
-    """Inside of another type a date stays a date: days that no timestamp holds have no place there."""
+    """As :func:`widens`, but a nested date stays a date: timestamps do not hold all dates."""
     return narrow.kind != "date" and widens(narrow, wide)
 
 
@@ -335,8 +335,10 @@ def _widen(schema: CollectionSchema, name: str, kind: str) -> CollectionSchema:
     field, wide = _no_key(schema, name, "have another type"), parse_type(kind)
     if not widens(field.parsed_type, wide):
         raise InvalidArgument(
-            f"field {name!r}: {field.type} cannot become {wide.text}: a type can become one that holds all its values (a longer"
-            " int, float64 of float32, a decimal with as many digits or more on both sides of the point, a timestamp of a date,"
+            f"field {name!r}: {field.type} cannot become {wide.text}: a type can become one that holds all its values"
+            " (a longer"
+            " int, float64 of float32, a decimal with as many digits or more on both sides of the point, a timestamp"
+            " of a date,"
             " a struct with more fields)"
         )
     column = StoredColumn(_free(schema, field.stored_columns[0].name), wide.text)
@@ -351,7 +353,9 @@ def _widen(schema: CollectionSchema, name: str, kind: str) -> CollectionSchema:
 
 
 def _with_part(schema: CollectionSchema, name: str, path: tuple[str, ...], to: str | None) -> CollectionSchema:
-    """What lies inside of a field has another name, or goes: a column of the new type, and the older ones know which part is which."""
+    """Rename or drop a nested field: the field gets a column of the new type, and older columns record which part is
+    which.
+    """
     field = _field(schema, name)
     kind = rename_in_type(field.parsed_type, path, to, ".".join((name, *path)))
     column = StoredColumn(_free(schema, field.stored_columns[0].name), kind.text)
@@ -374,11 +378,12 @@ def _with_part(schema: CollectionSchema, name: str, path: tuple[str, ...], to: s
 
 
 def _free(schema: CollectionSchema, name: str) -> str:
-    """A name for a new column: `name`, or with the first number behind it that makes it one that no column ever had."""
+    """Return a name that no column ever had: `name`, or `name` with the first free number."""
     stored = [*(column for field in schema.fields for column in field.stored_columns), *schema.retired]
     if len(stored) >= MAX_COLUMNS:
         raise InvalidArgument(
-            f"the collection's table has {len(stored)} columns, those of dropped fields and narrower types among them, and takes"
+            f"the collection's table has {len(stored)} columns, those of dropped fields and narrower types among"
+            " them, and takes"
             " no more: make a new collection, and load the rows into it"
         )
     taken = {each.name.casefold() for each in stored}

@@ -1,8 +1,8 @@
-"""Where the fields of a schema stand in its collection's Delta tables, and back: the one mapping that all readers have.
+"""Map a schema's fields to the columns of its collection's Delta tables, and back; all readers use this mapping.
 
-A field's values stand in columns that keep their names and types for ever (:mod:`millrace.message.schema_changes`): in one, or,
-where its type became wider, each in one of several. Rows between log and table are of columns; what a reader gets, of fields.
-Promises: of a schema that was never changed but by added fields, columns are the fields, and nothing is copied.
+A field's values are in columns that keep their names and types permanently (:mod:`millrace.message.schema_changes`): in
+one column or, after its type was widened, each in one of several. Rows between log and table have columns; readers get
+fields. If a schema was never changed except by added fields, its columns are its fields, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from millrace.message.nested_names import convert_nested
 from millrace.message.schema import CollectionSchema, FieldSpec, StoredColumn
 
 ColumnChains: TypeAlias = tuple[tuple[str, ...], ...]
-"""Columns of which each value stands in one, the newest last."""
+"""Columns that together hold a field's values, each value in one of them, newest last."""
 
 _NUMBERS: Final = frozenset({"int16", "int32", "int64", "float64", "decimal"})
 
 MAX_TIMESTAMP_DAYS: Final = (1 << 63) // 86_400_000_000
-"""Days on either side of 1970 that a timestamp of microseconds reaches; a date beyond becomes the last one."""
+"""Days around 1970 that a timestamp of microseconds reaches; a date beyond is clamped."""
 
 
 def written_columns(schema: CollectionSchema) -> list[pa.Field]:
-    """The columns that rows of this schema are written to, in the order of its fields."""
+    """Return the columns that rows of this schema are written to, in field order."""
     return [
         _column(field.stored_columns[-1].name, field.stored_columns[-1].type, field.nullable) for field in schema.fields
     ]
 
 
 def needed_columns(schema: CollectionSchema, names: Iterable[str] | None = None) -> list[pa.Field]:
-    """The columns that the fields (`names`; default: all) are read from."""
+    """Return the columns that the fields (`names`; default: all) are read from."""
     wanted = None if names is None else set(names)
     fields = [field for field in schema.fields if wanted is None or field.name in wanted]
     return [column for field in fields for column in _columns(field)]
 
 
 def all_columns(schema: CollectionSchema) -> list[pa.Field]:
-    """All columns that the collection's rows ever had up to this schema."""
+    """Return all columns that rows of the collection had up to this schema."""
     return [*needed_columns(schema), *(_column(name, kind, True) for name, kind in schema.retired)]
 
 
 def key_schema(schema: CollectionSchema) -> pa.Schema:
-    """The columns of the primary key, in its order: each of its fields stands in one for ever."""
+    """Return the columns of the primary key, in its order; each of its fields has a single column."""
     return pa.schema([column for field in schema.key_fields for column in _columns(field)])
 
 
 def key_columns(schema: CollectionSchema) -> tuple[str, ...]:
-    """Their names."""
+    """Return their names."""
     return tuple(key_schema(schema).names)
 
 
 def single_column(schema: CollectionSchema, name: str) -> str | None:
-    """The one column that a field stands in; None where it stands in several, or where there is no such field."""
+    """Return the column of a field; None if it has several, or does not exist."""
     found = next((field.stored_columns for field in schema.fields if field.name == name), ())
     return found[0].name if len(found) == 1 else None
 
 
 def foldable_chains(schema: CollectionSchema) -> ColumnChains:
-    """The columns of each field whose values may all move to the newest: numbers, which every engine widens alike; the newest last."""
+    """Return the chains whose values may all move to the newest column: numbers, which every engine widens alike."""
     chains = [
         field.stored_columns
         for field in schema.fields
@@ -73,7 +73,7 @@ def foldable_chains(schema: CollectionSchema) -> ColumnChains:
 
 
 def fold_chains(rows: pa.Table, chains: ColumnChains) -> pa.Table:
-    """`rows` of columns with the values of each chain in its newest column."""
+    """Return `rows` with the values of each chain moved to its newest column."""
     for *older, newest in chains:
         place = rows.schema.get_field_index(newest)
         field = rows.schema.field(place)
@@ -86,7 +86,7 @@ def fold_chains(rows: pa.Table, chains: ColumnChains) -> pa.Table:
 
 
 def sql_columns(names: Iterable[str], chains: ColumnChains) -> str:
-    """SQL for the columns `names`, in one order, the same whether a chain was folded or not."""
+    """Return SQL for the columns `names`, in a fixed order, equal whether or not a chain was folded."""
     left = set(names)
     found = []
     for chain in chains:
@@ -97,7 +97,7 @@ def sql_columns(names: Iterable[str], chains: ColumnChains) -> str:
 
 
 def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | None = None) -> pa.Table:
-    """`rows` with fields (`names`, or all) in the place of their columns; other columns that belong to no field stay behind them."""
+    """Return `rows` with fields (`names`, or all) in place of their columns; other columns follow unchanged."""
     chosen = [field for field in schema.fields if names is None or field.name in names]
     if not any(field.columns for field in schema.fields) and not schema.retired:
         return rows
@@ -110,8 +110,10 @@ def to_fields(rows: pa.Table, schema: CollectionSchema, names: Sequence[str] | N
 
 
 def convert_schema(rows: pa.Table, written: CollectionSchema, wanted: CollectionSchema) -> pa.Table:
-    """Rows with the fields of one version of a schema, with those of another: a field is the one that stands in the same columns.
-    Raises as :func:`check_convertible`."""
+    """Convert rows from one schema version to another; fields correspond by their columns.
+
+    Raises as :func:`check_convertible`.
+    """
     if written == wanted:
         return rows
     check_convertible(written, wanted)
@@ -125,7 +127,10 @@ def convert_schema(rows: pa.Table, written: CollectionSchema, wanted: Collection
 
 
 def check_convertible(written: CollectionSchema, wanted: CollectionSchema) -> None:
-    """Raises InvalidArgument where rows of one version hold what another has no place for: a field that was widened since."""
+    """Check that rows of version `written` fit version `wanted`.
+
+    Raises InvalidArgument if a field was widened in between.
+    """
     if written == wanted:
         return
     known = {name: field.stored_columns for field in wanted.fields for name, _ in field.stored_columns}
@@ -133,7 +138,8 @@ def check_convertible(written: CollectionSchema, wanted: CollectionSchema) -> No
         older = next((known[name] for name, _ in field.stored_columns if name in known), None)
         if older is not None and field.stored_columns[-1] not in older:
             raise InvalidArgument(
-                f"field {field.name!r} is {field.type} in these rows, and was {older[-1].type} in the schema that was asked for: ask for"
+                f"field {field.name!r} is {field.type} in these rows, and was {older[-1].type} in the schema that was"
+                " asked for: ask for"
                 " the newest, or for each message as it was written"
             )
 
@@ -144,19 +150,19 @@ def _quoted(name: str) -> str:
 
 def _values(rows: pa.Table, field: FieldSpec) -> pa.ChunkedArray:
     parts = [to_field_type(rows[column.name], column, field) for column in field.stored_columns]
-    # Each value stands in one column: the newest is asked first, for most are there.
+    # Each value is in one column; the newest comes first because it has most values.
     return parts[0] if len(parts) == 1 else pc.coalesce(*reversed(parts))
 
 
 def to_field_type(values: Any, column: StoredColumn, field: FieldSpec) -> Any:
-    """The values of one of a field's columns as the field has them: in its type, their parts under the names of now."""
+    """Convert one of a field's columns to the field's type, with its parts under their current names."""
     if all(name != column.name for name, _ in field.part_names):
         return widen(values, field.parsed_type.arrow)
     return convert_nested(values, field.parsed_type_of(column), field.parsed_type, widen)
 
 
 def widen(values: Any, wide: pa.DataType) -> Any:
-    """A column of a type as one of a wider type; a date is its midnight."""
+    """Convert a column to a wider type; a date becomes its midnight."""
     if values.type == wide:
         return values
     if pa.types.is_date32(values.type):

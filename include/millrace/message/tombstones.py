@@ -1,12 +1,12 @@
-"""Tombstones: what readers of a log see in the place of an entry that nobody could judge.
+"""Tombstones: what readers of a log see in place of an entry that no host can judge.
 
-An entry that no host can judge parks its PChannel. Where no host has judged it and no commit covers it, the log's server
-replaces it (millrace.node.append.tombstones): from then on every reader gets :attr:`Tombstone.value` under its id, bytes that are
-no entry in any version of the wire form, so that the chain records one MALFORMED rejection with them, which says who
-replaced what, and why. The log itself keeps the entry; the list of tombstones stands beside that of the generations
-(millrace.log.generations.generation_file), and :func:`apply_tombstones` is what each read of a log passes through.
+Such an entry parks its PChannel. If no host has judged it and no commit covers it, the log's server replaces it
+(millrace.node.append.tombstones). From then on every reader gets :attr:`Tombstone.value` under its id: bytes that are
+not an entry in any version of the wire form. So the chain records one MALFORMED rejection with them, which says who
+replaced what, and why. The log itself keeps the entry. The tombstones are listed with the generations
+(millrace.log.generations.listing), and every read of a log passes through :func:`apply_tombstones`.
 
-A tombstone is first proposed: nobody reads that entry then, neither as it was nor as it will be, until it is settled.
+A tombstone is first proposed: until it is placed, nobody reads that entry in either form.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA
 
 MAX_TOMBSTONES: Final = 64
-"""Of one PChannel's log, those behind its beginning: each stands for an entry that was lost, and a person gave a reason."""
+"""Maximum tombstones in the readable part of one PChannel's log: each stands for a lost entry that a person
+explained."""
 MAX_AUTHOR_BYTES: Final = 128
 MAX_REASON_BYTES: Final = 512
 
 MAX_VALUE_BYTES: Final = 2048
 PREFIX: Final = b"MLRT 1\n"
-"""How a tombstone's value begins: no entry does (docs/wire-form.md)."""
+"""The prefix of a tombstone's value; no entry starts with it (docs/wire-form.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """What stands in the place of one entry."""
+    """The replacement of one entry."""
 
     pchannel: str
     entry: LogId
-    """Of the whole log."""
+    """The id in the whole log."""
     sha256: str
-    """Of the bytes that it replaces, in lower-case hex."""
+    """The SHA-256 of the replaced bytes, in lower-case hex."""
     author: str
     reason: str
     at: str
     """UTC, ISO 8601."""
     placed: bool = False
-    """Whether readers see it; else it is proposed, and nobody reads that entry."""
+    """Whether readers see it. Otherwise it is proposed, and nobody reads that entry."""
 
     def __post_init__(self) -> None:
         for name, most in (("author", MAX_AUTHOR_BYTES), ("reason", MAX_REASON_BYTES)):
@@ -61,13 +62,13 @@ class Tombstone:
 
     @property
     def value(self) -> bytes:
-        """The bytes that every reader gets: the same for ever."""
+        """The bytes that every reader gets, permanently."""
         said = {"author": self.author, "at": self.at, "reason": self.reason, "sha256": self.sha256}
         said |= {"entry": str(self.entry), "pchannel": self.pchannel}
         return PREFIX + json.dumps(said, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
 
     def as_placed(self) -> Self:
-        """This as readers see it."""
+        """Return this tombstone as readers see it."""
         return replace(self, placed=True)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,13 +85,14 @@ class Tombstone:
 
 
 def describe_value(value: bytes) -> str | None:
-    """What a tombstone's value says, for people; None where it is another one."""
+    """Describe a tombstone's value for people; None for any other value."""
     if not value.startswith(PREFIX):
         return None
     try:
         said = json.loads(value[len(PREFIX) :])
         return (
-            f"a tombstone of {said['at']} by {said['author']}, in the place of an entry with the sha256 {said['sha256']}:"
+            f"a tombstone of {said['at']} by {said['author']}, in the place of an entry with the sha256"
+            f" {said['sha256']}:"
             f" {said['reason']}"
         )
     except (ValueError, LookupError, TypeError):
@@ -98,18 +100,19 @@ def describe_value(value: bytes) -> str | None:
 
 
 TombstoneMap = Mapping[LogId, Tombstone]
-"""The tombstones of one PChannel's log."""
+"""The tombstones of one PChannel's log, by entry."""
 
 
 def entry_sha256(value: bytes | memoryview | pa.Buffer) -> str:
-    """What names the bytes of an entry."""
+    """Return the digest that identifies the bytes of an entry."""
     return hashlib.sha256(value).hexdigest()
 
 
 def apply_tombstones(batch: pa.RecordBatch, standing: TombstoneMap) -> pa.RecordBatch:
-    """Entries (ENTRY_SCHEMA, ids of the whole log) as readers see them, up to before one that is being replaced.
+    """Return entries (ENTRY_SCHEMA, ids of the whole log) as readers see them, up to one that is being replaced.
 
-    Raises LogUnavailable where the first is that one, LogRegressed where other bytes stand there than were replaced.
+    Raises LogUnavailable if the first entry is being replaced.
+    Raises LogRegressed if an entry has other bytes than those that were replaced.
     """
     ledger, entry = batch.column("ledger").to_numpy(), batch.column("entry").to_numpy()
     places = {}
@@ -121,7 +124,8 @@ def apply_tombstones(batch: pa.RecordBatch, standing: TombstoneMap) -> pa.Record
         if not tombstone.placed:
             if place == 0:
                 raise LogUnavailable(
-                    f"entry {tombstone.entry} of {tombstone.pchannel} is being replaced by a tombstone: ask again; where that"
+                    f"entry {tombstone.entry} of {tombstone.pchannel} is being replaced by a tombstone: ask again;"
+                    " where that"
                     " was interrupted, the same millrace log tombstone, or a restart of the log's server, completes it"
                 )
             return _replaced(batch, places).slice(0, place)

@@ -1,7 +1,7 @@
-"""Message types: the chapter-4 ``MsgType`` numbers, extended by the streaming types, each with its flags.
+"""Message types: the ``MsgType`` numbers of chapter 4, extended by the streaming types, each with its flags.
 
-Numbers of chapter 4 stand as they are; the streaming types take 1300 and up. A number without behaviour here is
-refused by :func:`require_behaviour` (and, on the log, recorded as a rejection), never ignored.
+The numbers of chapter 4 are unchanged; the streaming types use 1300 and up. :func:`require_behaviour` refuses a number
+without behaviour (on the log it is recorded as a rejection); it is never ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millrace.base.errors import UnsupportedMessageType
 
 OnDuplicate: TypeAlias = Literal["keep", "replace"]
 ON_DUPLICATE: Final[tuple[OnDuplicate, ...]] = get_args(OnDuplicate)
-"""What an insert does to the row of its key, as a collection's schema says it."""
+"""What an insert does to an existing row with its key, as in a collection's schema."""
 
 
 class MessageType(IntEnum):
@@ -88,19 +88,19 @@ class MessageType(IntEnum):
 
 
 class Flag(IntFlag):
-    """What a type is to the chain. A type without any flag and not in :data:`BEHAVIOUR` has no behaviour."""
+    """What a type means to the chain. A type that is not in :data:`BEHAVIOUR` has no behaviour."""
 
     NONE = 0
     SYSTEM = 1
-    """Written by Millrace itself; a client that appends one is refused by the client library."""
+    """Written by Millrace itself; the client library refuses it."""
     EXCLUSIVE = 2
-    """A barrier on its VChannel (or, with an empty VChannel, on the whole PChannel); fails the transactions open there."""
+    """A barrier on its VChannel (with an empty VChannel, on the whole PChannel); fails the transactions open there."""
     SELF_CONTROLLED = 4
-    """Governs the WAL itself, not a collection's content."""
+    """Controls the WAL itself, not a collection's content."""
     DML = 8
     """Changes rows; may be part of a transaction."""
     EMITTED = 16
-    """The chain may emit it; it is refused when it comes from the log."""
+    """The chain may emit it; it is rejected if it comes from the log."""
 
 
 BEHAVIOUR: Final[dict[MessageType, Flag]] = {
@@ -126,27 +126,27 @@ BEHAVIOUR: Final[dict[MessageType, Flag]] = {
     MessageType.ALTER_WAL: Flag.SYSTEM | Flag.SELF_CONTROLLED,
     MessageType.IMPORT: Flag.EXCLUSIVE,
 }
-"""Types that the chain gives an effect to, with their flags. The rest are numbers."""
+"""The types that the chain implements, with their flags. The others are numbers only."""
 
 DML: Final = tuple(member for member, flags in BEHAVIOUR.items() if Flag.DML in flags)
 """Types that change rows."""
 
 ROW_CARRYING_TYPES: Final = (MessageType.INSERT, MessageType.UPSERT)
-"""Of those, the ones whose payload is whole rows; that of the others is keys."""
+"""DML types whose payload is whole rows; the others carry keys."""
 
 KEY_DELETING_TYPES: Final = (MessageType.DELETE, MessageType.UPSERT)
-"""Of those, the ones that hit older rows by their keys."""
+"""DML types that delete older rows by key."""
 
 MIN_CHAIN_VERSION: Final[dict[MessageType, int]] = {
     MessageType.ALTER_WAL: 2,
     MessageType.IMPORT: 3,
     MessageType.UPSERT: 4,
 }
-"""The chain version that gave a type its behaviour; 1 for those that are not named."""
+"""The chain version that introduced a type; 1 for the others."""
 
 
 def require_behaviour(number: int) -> MessageType:
-    """The type of `number`; raises UnsupportedMessageType where it has no behaviour here."""
+    """Return the type of `number`. Raises UnsupportedMessageType if it has no behaviour."""
     message_type = _BY_NUMBER.get(number)
     if message_type is None:
         raise UnsupportedMessageType(f"{number} is no message type")
@@ -159,6 +159,6 @@ _BY_NUMBER: Final[dict[int, MessageType]] = {member.value: member for member in 
 
 
 def flags_of(number: int) -> Flag | None:
-    """The flags of a type number; None where it has no behaviour here (or is no number of a type at all)."""
+    """Return the flags of a type number; None if it is unknown or has no behaviour."""
     member = _BY_NUMBER.get(number)
     return None if member is None else BEHAVIOUR.get(member)

@@ -66,7 +66,7 @@ def test_dates_and_moments_are_compared_with_text_that_says_them() -> None:
         }
     )
     for text in ("day > 5", "at > 0", "wall in (1)", "day = 1.5"):
-        with pytest.raises(InvalidArgument, match="no date and no moment"):
+        with pytest.raises(InvalidArgument, match="not a date or timestamp"):
             filter_table(table, text)
     with pytest.raises(InvalidArgument, match="has no time zone"):
         filter_table(table, "at > '2026-01-01'")
@@ -96,6 +96,6 @@ def test_zero_is_in_a_list_with_either_sign() -> None:
 def test_text_beside_a_whole_number_is_its_digits_and_an_offset_may_have_seconds() -> None:
     table = pa.table({"id": [16], "at": pa.array([0], pa.timestamp("us", "UTC"))})
     assert filter_table(table, "id = '16'").num_rows == 1
-    with pytest.raises(InvalidArgument, match="no whole number in digits"):
+    with pytest.raises(InvalidArgument, match="not a whole number in digits"):
         filter_table(table, "id = '0x10'")
     assert filter_table(table, "at = '1970-01-01T00:19:32+00:19:32'").num_rows == 1

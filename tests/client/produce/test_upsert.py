@@ -154,9 +154,9 @@ def test_what_is_no_predicate_is_refused(predicate: str) -> None:
     ("predicate", "words"),
     [
         ("name = NULL", "character 8: nothing compares with NULL: write IS NULL"),
-        ("name in 'Oslo'", "character 9: IN takes a list in parentheses"),
-        ("id == 1 && sold", "character 9: '&' begins nothing that is known"),
-        ("count(id) > 1", "character 6: '(' is not expected there"),
+        ("name in 'Oslo'", "character 9: IN needs a list in parentheses"),
+        ("id == 1 && sold", "character 9: '&' is not part of a predicate"),
+        ("count(id) > 1", "character 6: '(' is unexpected"),
         ("(", "such as city = 'Oslo'"),
     ],
 )

@@ -87,7 +87,7 @@ def test_of_named_channels_only_their_rows_come(deployment: millrace.testing.Dep
     assert not found[0].keys() & found[1].keys()
     assert found[0] | found[1] == {str(number): f"n{number}" for number in range(40)}
     strange = Rows(settings, CollectionSource(collection="parts", channels=("dml_9",)))
-    with pytest.raises(InvalidArgument, match="not on the channel 'dml_9'"):
+    with pytest.raises(InvalidArgument, match="has no channel 'dml_9'"):
         strange.ends()
     strange.close()
 

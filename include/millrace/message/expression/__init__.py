@@ -1,1 +1,1 @@
-"""Checks, computed values and defaults of a schema: a closed grammar as trees, and what they come to, column by column."""
+"""Checks, computed values and defaults of a schema: a closed grammar as trees, and their column-wise evaluation."""

@@ -1,5 +1,8 @@
-"""From what people write to typed trees: names are looked up, literals take the type of what stands beside them, casts that lose
-nothing are put in. Programs that write schemas do this; who judges rows has the tree."""
+"""Bind parsed expressions to typed trees: resolve names, give literals the type of their neighbours, insert lossless
+casts.
+
+Programs that write schemas do this; hosts that judge rows have the tree.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ _ALIASES: Final = {"int": "int64", "bigint": "int64", "double": "float64", "floa
 
 
 def bind_condition(text: str, fields: FieldTypes) -> Node:
-    """The condition that `text` is over `fields`. Raises InvalidArgument."""
+    """Bind `text` as a condition over `fields`. Raises InvalidArgument."""
     return _bound(text, fields, "bool")
 
 
 def bind_computed(text: str, fields: FieldTypes, kind: FieldType) -> Node:
-    """The value that `text` is over `fields`, for a field of type `kind`. Raises InvalidArgument."""
+    """Bind `text` over `fields` as the value of a field of type `kind`. Raises InvalidArgument."""
     return _bound(text, fields, value_kind(kind))
 
 
@@ -59,7 +62,7 @@ def _bound(text: str, fields: FieldTypes, kind: str) -> Node:
 
 
 def bind_default(value: object, kind: FieldType) -> Node:
-    """A field's default: a value of it, or ``now()`` of a date or timestamp. Raises InvalidArgument."""
+    """Return a field's default: a value of its type, or ``now()`` of a date or timestamp. Raises InvalidArgument."""
     wanted = value_kind(kind)
     if wanted in (*INSTANTS, "date") and isinstance(value, str) and value.strip().lower() == "now()":
         now = make_node("now", (), (), {})
@@ -80,7 +83,7 @@ def bind_default(value: object, kind: FieldType) -> Node:
 
 
 def _of_text(text: str, kind: str) -> Any:
-    """A text as a value of a number or bool; of other types as it is."""
+    """Parse text as a number or bool; leave it unchanged for other types."""
     if kind == "bool" and text.lower() in ("true", "false"):
         return text.lower() == "true"
     if kind in ("int64", "float64") or kind.startswith("decimal("):
@@ -92,7 +95,7 @@ def _of_text(text: str, kind: str) -> Any:
 
 
 def _literal(value: Any, kind: str) -> Node:
-    """A literal of one type, where the value has a place in it."""
+    """Return a literal of the type, if it holds the value."""
     plain = "decimal" if kind.startswith("decimal(") else kind
     text: str | None = None
     match value:
@@ -140,7 +143,7 @@ def _moment_text(value: str) -> str | None:
 
 
 def _own_kind(value: Any) -> str:
-    """The type of a literal that nothing stands beside."""
+    """Return the type of a literal without typed neighbours."""
     match value:
         case bool():
             return "bool"
@@ -156,15 +159,18 @@ def _own_kind(value: Any) -> str:
 
 
 class _Binder:
-    """One expression's. A part is asked for without a type, and again with that of what stands beside it, on every level; so each
-    answer is kept, by the part itself: what is asked twice on twenty levels would be made a million times."""
+    """Binds one expression.
+
+    On every level a part is bound without a type, then with its neighbours' type. Results are cached by part: without
+    the cache, twenty levels would bind a part a million times.
+    """
 
     def __init__(self, fields: FieldTypes) -> None:
         self._fields = fields
         self._known: dict[tuple[int, str | None], tuple[Any, Node]] = {}
 
     def typed(self, found: Any, kind: str | None) -> Node:
-        """The node of what was parsed, of type `kind` where one is wanted. Raises InvalidArgument."""
+        """Return the node of a parsed part, cast to `kind` if given. Raises InvalidArgument."""
         node = self._node(found, kind)
         return node if kind is None else self._as(node, kind)
 
@@ -188,7 +194,7 @@ class _Binder:
         )
 
     def _node(self, found: Any, kind: str | None) -> Node:
-        """The node of what was parsed; a literal is one of type `kind`, where it has a place in it."""
+        """Return the node of a parsed part; a literal gets type `kind` if that holds it."""
         if (id(found), kind) not in self._known:
             self._known[id(found), kind] = (found, self._fresh(found, kind))
         return self._known[id(found), kind][1]
@@ -229,7 +235,7 @@ class _Binder:
         return True
 
     def _alike(self, parts: list[Any]) -> list[Node]:
-        """Values of one type: literals take the others', integers become what stands beside them."""
+        """Return nodes of one type: literals adopt the others' type, integers are cast to it."""
         known = [
             self._node(each, None) for each in parts if not isinstance(each, Literal) and each != FunctionCall("null")
         ]
@@ -322,7 +328,7 @@ class _Binder:
         return self._made(name, [self._node(each, None) for each in args])
 
     def _operands(self, args: list[Any]) -> list[Node]:
-        """Both sides of an operation on numbers. A decimal keeps its own digits beside another."""
+        """Return both operands of arithmetic. A decimal keeps its own digits beside another."""
         nodes = [self._node(each, None) for each in args]
         if any(each.kind == "float64" for each in nodes):
             return [self._as(self._node(each, "float64"), "float64") for each in args]

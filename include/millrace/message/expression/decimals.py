@@ -1,4 +1,4 @@
-"""Decimals in expressions: unscaled integers, exactly, as numpy's int64 where they all fit and as Python's integers where not."""
+"""Decimals in expressions as exact unscaled integers: numpy int64 if all fit, else Python integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from millrace.message.field_types import FieldType
 
 Unscaled = npt.NDArray[Any]
-"""int64 without its least value, or objects that are integers."""
+"""int64 without its minimum, or an object array of integers."""
 Bools = npt.NDArray[np.bool_]
 
 _MOST: Final = (1 << 63) - 1
@@ -19,7 +19,7 @@ _LOW: Final = (1 << 64) - 1
 
 
 def from_arrow(column: pa.Array) -> Unscaled:
-    """The unscaled values of a decimal128 column, 0 where it is null."""
+    """Return the unscaled values of a decimal128 column, 0 for nulls."""
     if not len(column):
         return np.zeros(0, dtype=np.int64)
     words = np.frombuffer(column.buffers()[1], np.int64, count=2 * len(column), offset=16 * column.offset).reshape(
@@ -34,7 +34,7 @@ def from_arrow(column: pa.Array) -> Unscaled:
 
 
 def to_arrow(values: Unscaled, kind: FieldType, mask: Bools | None) -> pa.Array:
-    """The decimal128 column of unscaled values, which have room in it; null where `mask`."""
+    """Return unscaled values that fit as a decimal128 column; null where `mask`."""
     words = np.empty((len(values), 2), dtype=np.uint64)
     if values.dtype == object:
         words[:, 0] = (values & _LOW).astype(np.uint64)
@@ -46,17 +46,17 @@ def to_arrow(values: Unscaled, kind: FieldType, mask: Bools | None) -> pa.Array:
 
 
 def constant(unscaled: int, rows: int) -> Unscaled:
-    """One value in each row."""
+    """Return one value for each row."""
     return np.full(rows, unscaled, dtype=np.int64 if abs(unscaled) <= _MOST else object)
 
 
 def from_integers(values: npt.NDArray[np.int64]) -> Unscaled:
-    """The same integers as unscaled values of scale 0."""
+    """Return integers as unscaled values of scale 0."""
     return values.astype(object) if len(values) and values.min() == -_MOST - 1 else values
 
 
 def apply_operator(op: str, one: Unscaled, other: Unscaled) -> Unscaled:
-    """``+``, ``-`` or ``*`` of values that have one scale (of a product any)."""
+    """Apply ``+``, ``-`` or ``*`` to values of one scale (any scales for a product)."""
     most, also = _bound(one), _bound(other)
     if (most * also if op == "*" else most + also) > _MOST:
         one, other = one.astype(object), other.astype(object)
@@ -65,12 +65,12 @@ def apply_operator(op: str, one: Unscaled, other: Unscaled) -> Unscaled:
 
 
 def raise_scale(values: Unscaled, digits: int) -> Unscaled:
-    """With so many more digits behind the point."""
+    """Add `digits` digits after the point."""
     return values if digits == 0 else apply_operator("*", values, constant(10**digits, len(values)))
 
 
 def lower_scale(values: Unscaled, digits: int, *, halves_up: bool = False) -> Unscaled:
-    """With so many fewer digits behind the point: towards zero, or to the nearest with a half away from zero."""
+    """Remove `digits` digits after the point, truncating or, with `halves_up`, rounding half away from zero."""
     if digits == 0:
         return values
     unit = 10**digits
@@ -82,7 +82,10 @@ def lower_scale(values: Unscaled, digits: int, *, halves_up: bool = False) -> Un
 
 
 def rescale(values: Unscaled, have: FieldType, want: FieldType) -> tuple[Unscaled, Bools | None]:
-    """Values of one type in another, and where one has no place in it: digits would be lost, or it is too large."""
+    """Convert values between decimal types.
+
+    Returns them and where one does not fit: it would lose digits or is too large.
+    """
     more = want.scale - have.scale
     if more >= 0:
         found, wrong = raise_scale(values, more), None

@@ -1,4 +1,4 @@
-"""Trees as text that people read, and that reads back as the same tree."""
+"""Format trees as text that people read, and that parses to the same tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INFIX: Final = frozenset({*COMPARISONS, "+", "-", "*", "/", "%"})
 
 
 def format_expression(node: Node) -> str:
-    """`node` as text."""
+    """Return `node` as text."""
     text = _shown(node)
     return (
         text[1:-1] if text.startswith("(") and node.op in (*_INFIX, "and", "or", "not", "||", "is_null", "in") else text

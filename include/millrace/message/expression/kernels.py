@@ -1,11 +1,12 @@
-"""What an expression comes to, column by column: three things for each row, a value, a null, or a failure.
+"""Evaluate expressions by column. Each row has a value, a null, or a failure.
 
-A row *fails* where an integer leaves int64, where something is divided by zero, where a cast has no place for its value or a joined
-text is longer than :data:`MAX_TEXT`. What is made of a failure fails, but a branch of CASE that is not taken, what stands behind
-the first value of COALESCE, and what stands behind a false in AND, a true in OR, are not looked at. The chain's decisions stand on
-this: what is here for a version of the chain stays as it is (docs/expression-vectors.json).
+A row *fails* if an integer overflows int64, on division by zero, if a cast cannot represent its value, or if a
+concatenated text exceeds :data:`MAX_TEXT`. Whatever is computed from a failure fails. Not evaluated, and so unable to
+fail, are a CASE branch that is not taken, arguments of COALESCE after the first value, operands of AND after a false
+and of OR after a true. The chain's decisions depend on this: the results for a chain version never change
+(docs/expression-vectors.json).
 
-Promises: never raises for what stands in the rows; memory within a small multiple of the rows and MAX_TEXT for each of a slice.
+Never raises for the content of rows. Memory is a small multiple of the rows, plus MAX_TEXT for each row of a slice.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from millrace.message.expression.tree import COMPARISONS, Node, common_decimal, 
 from millrace.message.field_types import FieldType, parse_type
 
 MAX_TEXT: Final = 16 << 10
-"""Bytes of a text that is joined."""
+"""Maximum bytes of a concatenated text."""
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -35,26 +36,29 @@ _DAY: Final = 86_400_000_000
 
 
 class ColumnValues(NamedTuple):
-    """A column of an expression: numbers (decimals unscaled), dates (days), timestamps (microseconds) and bools as numpy has them;
-    texts as Arrow."""
+    """The values of an expression.
+
+    Numbers (decimals unscaled), dates (days), timestamps (microseconds) and bools are numpy arrays, texts are Arrow
+    arrays.
+    """
 
     data: Any
     valid: Bools | None = None
-    """Where there is a value; None: everywhere. What stands elsewhere in `data` means nothing."""
+    """Where there is a value; None: everywhere. `data` is meaningless elsewhere."""
     failed: Bools | None = None
-    """Where there is none because it failed; None: nowhere."""
+    """Where evaluation failed; None: nowhere."""
 
 
 FieldLookup: TypeAlias = Callable[[tuple[str, ...]], ColumnValues]
 
 
 def evaluate(node: Node, rows: int, field: FieldLookup) -> ColumnValues:
-    """The values of `node` in `rows` rows, whose fields `field` gives by their path (:func:`column_values`)."""
+    """Evaluate `node` over `rows` rows; `field` returns a field's values by path (:func:`column_values`)."""
     return _Evaluation(rows, field).of(node)
 
 
 def column_values(column: pa.Array, kind: FieldType) -> ColumnValues:
-    """A field's Arrow column as an expression has it."""
+    """Convert a field's Arrow column for evaluation."""
     valid = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     match kind.kind:
         case "bool":
@@ -69,7 +73,10 @@ def column_values(column: pa.Array, kind: FieldType) -> ColumnValues:
 
 
 def to_array(values: ColumnValues, kind: FieldType, rows: int) -> tuple[pa.Array, Bools | None]:
-    """Values as a field's Arrow column, failures null; and where they failed, or have no place in a type as narrow as the field's."""
+    """Convert values to a field's Arrow column, with failures null.
+
+    Returns the column and where a row failed or does not fit the field's type.
+    """
     valid, failed, data = values.valid, values.failed, values.data
     arrow = kind.arrow
     if kind.kind in ("int8", "int16", "int32"):
@@ -95,7 +102,7 @@ def to_array(values: ColumnValues, kind: FieldType, rows: int) -> tuple[pa.Array
 
 
 def values_equal(one: pa.Array, other: pa.Array) -> Bools:
-    """Where two columns of a field's type have the same value: null and null, NaN and NaN too."""
+    """Return where two columns of a field's type have equal values; null equals null, NaN equals NaN."""
     equal: Bools = pc.fill_null(pc.equal(one, other), False).to_numpy(zero_copy_only=False)
     if one.null_count and other.null_count:
         equal |= pc.and_(one.is_null(), other.is_null()).to_numpy(zero_copy_only=False)
@@ -139,7 +146,7 @@ class _Evaluation:
         self._field = field
 
     def of(self, node: Node) -> ColumnValues:
-        """Values of a node, those that failed never valid."""
+        """Return the values of a node; failed rows are never valid."""
         found = self._found(node)
         if found.failed is None or not found.failed.any():
             return found._replace(failed=None)
@@ -178,10 +185,10 @@ class _Evaluation:
             wrong = wrong & valid
         return ColumnValues(data, valid, _either(failed, wrong))
 
-    # -- what is not looked at does not fail ---------------------------------------------------------------------------------
+    # -- operands that are not evaluated do not fail --
 
     def _joined(self, node: Node) -> ColumnValues:
-        """AND and OR of three values, from left to right."""
+        """Evaluate AND or OR in three-valued logic, from left to right."""
         ends = node.op == "or"  # the value that decides
         decided = np.zeros(self._rows, dtype=bool)
         unknown = np.zeros(self._rows, dtype=bool)
@@ -231,7 +238,7 @@ class _Evaluation:
         return found._replace(failed=_either(found.failed, failed))
 
     def _chosen(self, taken: Int64s, parts: list[ColumnValues], kinds: list[str], kind: str) -> ColumnValues:
-        """By row the value of the part of that number."""
+        """Return, for each row, the value of the part with that index."""
         valid = np.ones(self._rows, dtype=bool)
         failed = np.zeros(self._rows, dtype=bool)
         for place, part in enumerate(parts):
@@ -260,7 +267,7 @@ class _Evaluation:
             hit |= _compared("=", args[0].data, each.data, kinds[0], kind)
         return ColumnValues(hit, args[0].valid, failed)
 
-    # -- operations on whole columns -----------------------------------------------------------------------------------------
+    # -- operations on whole columns --
 
     def _constant(self, kind: str, value: Any) -> Any:
         plain = "decimal" if kind.startswith("decimal(") else kind
@@ -272,7 +279,7 @@ class _Evaluation:
         return pa.repeat(pa.scalar(value, parse_type(kind).arrow), self._rows)
 
     def _computed(self, node: Node, data: list[Any], kinds: list[str]) -> tuple[Any, Bools | None]:
-        """The values of an operation where all of its arguments have one, and where it fails."""
+        """Compute an operation for rows whose arguments all have values; also return where it fails."""
         first = data[0]
         match node.op:
             case "not":
@@ -369,7 +376,7 @@ _ARROW: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 def _compared(op: str, one: Any, other: Any, kind: str, other_kind: str) -> Bools:
-    """Numbers as numbers (NaN is unlike everything), texts by their bytes, false before true."""
+    """Compare numbers numerically (NaN differs from everything), texts by bytes, false before true."""
     if not isinstance(one, np.ndarray):
         return _bools(_ARROW[op](one, other))
     if kind != other_kind:
@@ -401,7 +408,7 @@ def _integers(op: str, data: list[Any]) -> tuple[Int64s, Bools | None]:
         zero = other == 0
         divisor = np.where(zero, 1, other)
         least = (one == _LEAST) & (divisor == -1)
-        if op == "%":  # of the dividend's sign, as in SQL
+        if op == "%":  # with the dividend's sign, as in SQL
             return np.where(divisor == -1, 0, np.fmod(one, np.where(divisor == -1, 1, divisor))), zero
         divisor = np.where(least, 1, divisor)
         quotient = one // divisor  # towards zero
@@ -423,7 +430,7 @@ def _product(one: Int64s, other: Int64s) -> tuple[Int64s, Bools | None]:
 
 
 def _decimals(node: Node, data: list[Any], kinds: list[str]) -> Any:
-    """Sums, differences and products have room in the node's type: nothing overflows."""
+    """Add, subtract or multiply decimals; the node's type has room for every result, so nothing overflows."""
     match node.op:
         case "neg":
             return -data[0]
@@ -466,11 +473,11 @@ def _cast(data: Any, kind: str, target: str) -> tuple[Any, Bools | None]:
             return np.where(wrong, 0, data) * _DAY, wrong
         case _, "date":
             return data // _DAY, None
-    return data, None  # a timestamp with a zone and without one: the same instant, read as UTC
+    return data, None  # timestamps with and without a zone: the same instant, read as UTC
 
 
 def _part_of_time(op: str, micros: Int64s) -> Int64s:
-    """A part of a UTC moment in the proleptic Gregorian calendar (days to civil: H. Hinnant)."""
+    """Extract a part of a UTC timestamp in the proleptic Gregorian calendar (days to civil: H. Hinnant)."""
     if op in ("hour", "minute", "second"):
         second = micros % _DAY // 1_000_000
         return {"hour": second // 3600, "minute": second // 60 % 60, "second": second % 60}[op]

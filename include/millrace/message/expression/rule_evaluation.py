@@ -1,8 +1,9 @@
-"""Rows of one version of a schema as a later one has them, and whether they hold to what that one says of them.
+"""Read rows of one schema version as a later one, and check them against its rules.
 
-A field of the later version is the one of the earlier that stands in the same columns, in a type as wide. What the earlier version
-lacks has its computed value, else its default (``now()`` is the log's time there, for nobody stamped it), else null. The chain judges
-messages so, and what becomes visible of them is filled so: one function for both.
+A field of the later version corresponds to the earlier field with the same columns, in a type at least as wide. A field
+that the earlier version lacks has its computed value, else its default (``now()`` is the log's time there, because no
+producer stamped it), else null. The chain checks messages this way, and visible rows are filled this way: one
+implementation for both.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.stored_columns import to_field_type
 
 SLICE_ROWS: Final = 16_384
-"""Rows that are looked at together: what an expression makes on its way stays small."""
+"""Rows evaluated together, which bounds the memory of intermediate values."""
 _JOINED_ROWS: Final = 1_024
-"""Where texts are joined, of which each may have 16 KiB."""
+"""The same for rules that concatenate texts, of up to 16 KiB each."""
 
 Micros = npt.NDArray[np.int64]
 
 
 class Violation(NamedTuple):
-    """Rows that do not hold to a rule."""
+    """Rows that violate a rule."""
 
     description: str
     rows: Bools
 
 
 def missing_fields(written: CollectionSchema, newest: CollectionSchema) -> list[FieldSpec]:
-    """The fields of the later version that the earlier does not have, and that have a value in its rows all the same."""
+    """Return the fields of the later version that the earlier lacks but that have a value in its rows."""
     if written == newest or not newest.has_fill_values:
         return []
     there = {field.stored_columns[-1].name for field in written.fields}
@@ -49,7 +50,7 @@ def missing_fields(written: CollectionSchema, newest: CollectionSchema) -> list[
 
 
 def rule_inputs(written: CollectionSchema, newest: CollectionSchema) -> list[str]:
-    """The fields of the earlier version that :func:`find_violations` asks for."""
+    """Return the fields of the earlier version that :func:`find_violations` needs."""
     names = set().union(
         *(field_names(each) for each in _trees(newest)), {f.name for f in newest.fields if f.computed is not None}
     )
@@ -60,9 +61,11 @@ def rule_inputs(written: CollectionSchema, newest: CollectionSchema) -> list[str
 def find_violations(
     rows: pa.RecordBatch, written: CollectionSchema, newest: CollectionSchema, now: Micros | int
 ) -> Iterator[Violation]:
-    """The rules of `newest` that rows of an earlier (or the same) version do not hold to: checks, then computed fields, in order.
+    """Yield the rules of `newest` that rows of the same or an earlier version violate: checks, then computed fields, in
+    order.
 
-    `rows` has the fields that :func:`rule_inputs` names, or more; `now` is the log's time, in microseconds, of each row or of all.
+    `rows` has the fields of :func:`rule_inputs`, or more. `now` is the log's time in microseconds, for each row or for
+    all.
     """
     rules: list[tuple[str, FieldSpec | Node]] = [
         (f"check {each.name!r} does not hold", each.condition)  # type: ignore[misc]
@@ -90,7 +93,9 @@ def fill_values(
     now: Micros | int,
     fields: list[FieldSpec],
 ) -> list[pa.Array]:
-    """The columns of `fields` of the later version, which the earlier lacks; what cannot be computed is null."""
+    """Return columns of `fields` of the later version, which the earlier lacks; a value that cannot be computed is
+    null.
+    """
     parts: list[list[pa.Array]] = [[] for _ in fields]
     for start, part in _slices(rows, newest):
         brought = UpgradedRows(
@@ -105,13 +110,13 @@ def fill_values(
 
 
 def default_values(default: Node, now: Micros | int, field: FieldSpec, rows: int) -> pa.Array:
-    """A default in `rows` rows."""
+    """Return a default for `rows` rows."""
     array, _ = to_array(_constant(default, now, rows), field.parsed_type, rows)
     return array
 
 
 class UpgradedRows:
-    """Some rows of the earlier version, seen as the later."""
+    """Rows of the earlier version, read as the later one."""
 
     def __init__(
         self, rows: pa.RecordBatch, written: CollectionSchema, newest: CollectionSchema, now: Micros | int
@@ -124,7 +129,7 @@ class UpgradedRows:
         self._known: dict[tuple[str, ...], ColumnValues] = {}
 
     def violations(self, rule: FieldSpec | Node) -> Bools:
-        """The rows that a check fails or is false in, or where a field has another value than its computed one."""
+        """Return where a check fails or is false, or where a field differs from its computed value."""
         count = self._rows.num_rows
         if isinstance(rule, Node):
             found = evaluate(rule, count, self.values)
@@ -136,7 +141,7 @@ class UpgradedRows:
         return other if failed is None else other | failed
 
     def fill_value(self, field: FieldSpec) -> tuple[pa.Array, Bools | None]:
-        """The value that a field has where nothing says one, and where it cannot be computed."""
+        """Return the value of a field that the rows lack, and where it cannot be computed."""
         count = self._rows.num_rows
         if isinstance(field.computed, Node):
             return to_array(evaluate(field.computed, count, self.values), field.parsed_type, count)
@@ -145,7 +150,7 @@ class UpgradedRows:
         return pa.nulls(count, field.parsed_type.arrow), None
 
     def values(self, path: tuple[str, ...]) -> ColumnValues:
-        """A field's values, or those of a field inside of it."""
+        """Return the values of a field, or of a field inside it."""
         found = self._known.get(path)
         if found is None:
             field = self._fields[path[0]]
@@ -157,7 +162,7 @@ class UpgradedRows:
         return found
 
     def _said(self, field: FieldSpec) -> Any:
-        """A field's column as the rows have it; None where they do not."""
+        """Return a field's column in the rows; None if they lack it."""
         column = next((each for each in field.stored_columns if each.name in self._places), None)
         return None if column is None else to_field_type(self._rows.column(self._places[column.name]), column, field)
 

@@ -1,7 +1,7 @@
-"""What a schema says of its rows: checks, computed values and defaults, each a tree over the schema's own fields.
+"""Rules of a schema for its rows: checks, computed values and defaults, as trees over the schema's fields.
 
-Promises: :func:`bind_rules` gives a schema's fields and checks with every expression typed over those fields, or InvalidArgument says
-which one is none; of the same fields and expressions it always gives the same.
+:func:`bind_rules` types every expression over the schema's fields, or raises InvalidArgument with the invalid one. The
+same fields and expressions always give the same result.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 MAX_CHECKS: Final = 100
 MAX_OPERATIONS: Final = 2_000
-"""Operations in all checks and computed values of a schema."""
+"""Maximum operations in all checks and computed values of a schema."""
 
 _RANGES: Final = {"int8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31}
 
 
 @dataclass(frozen=True, slots=True)
 class UntypedExpression:
-    """An expression that is not typed yet: as people wrote it, or as JSON."""
+    """An expression without types: as a user wrote it, or as JSON."""
 
     text: str
     is_json: bool = False
@@ -51,7 +51,7 @@ class UntypedExpression:
 
 @dataclass(frozen=True, slots=True)
 class CheckConstraint:
-    """A condition that no row of its collection makes false; null passes, as in SQL."""
+    """A condition that no row of the collection may violate; null passes, as in SQL."""
 
     name: str
     condition: Node | UntypedExpression
@@ -61,14 +61,14 @@ class CheckConstraint:
 
     @classmethod
     def from_json(cls, value: object) -> CheckConstraint:
-        """Inverse of :meth:`node_to_json`, the condition not typed yet. Raises Malformed."""
+        """Invert :meth:`to_json`, without typing the condition. Raises Malformed."""
         if not isinstance(value, dict) or set(value) != {"name", "condition"} or not isinstance(value["name"], str):
             raise Malformed("a check is an object with a name and a condition")
         return cls(value["name"], UntypedExpression.of_json(value["condition"]))
 
 
 def expression_json(found: Node | UntypedExpression) -> Any:
-    """An expression as JSON has it. Raises InvalidArgument for a text that was not typed."""
+    """Return an expression's JSON. Raises InvalidArgument for text that is not typed yet."""
     if isinstance(found, Node):
         return node_to_json(found)
     if not found.is_json:
@@ -79,7 +79,10 @@ def expression_json(found: Node | UntypedExpression) -> Any:
 def bind_rules(
     fields: tuple[FieldSpec, ...], checks: Sequence[CheckConstraint]
 ) -> tuple[tuple[FieldSpec, ...], tuple[CheckConstraint, ...]]:
-    """`fields` and `checks` of one schema, every expression in them typed. Raises InvalidArgument that names the check or field."""
+    """Type every expression in `fields` and `checks` of one schema.
+
+    Raises InvalidArgument with the name of the check or field.
+    """
     known = {field.name: field.parsed_type for field in fields}
     stored = {field.name: field.parsed_type for field in fields if field.computed is None}
     typed = tuple(
@@ -98,7 +101,7 @@ def bind_rules(
 
 
 def parse_default(value: Any, name: str, kind: FieldType) -> Node:
-    """A field's default from a value, a draft or a tree. Raises InvalidArgument."""
+    """Return a field's default from a value, an untyped expression or a tree. Raises InvalidArgument."""
     try:
         if isinstance(value, UntypedExpression):
             node = node_from_json(expression_json(value), {})
@@ -114,7 +117,7 @@ def parse_default(value: Any, name: str, kind: FieldType) -> Node:
 
 
 def widen_default(found: Any, kind: FieldType) -> Any:
-    """A field's default as one of a wider type."""
+    """Convert a field's default to a wider type."""
     if not isinstance(found, Node) or found.kind == value_kind(kind):
         return found
     if found.op != "literal":
@@ -129,7 +132,7 @@ def widen_default(found: Any, kind: FieldType) -> Any:
 
 
 def describe_rules(schema: CollectionSchema) -> dict[str, str]:
-    """The rules of a schema for people to read, by ``default <field>``, ``computed <field>`` and ``check <name>``."""
+    """Return a schema's rules as text, by ``default <field>``, ``computed <field>`` and ``check <name>``."""
     from millrace.message.expression.formatter import format_expression
 
     rules: dict[str, Any] = {}
@@ -142,7 +145,7 @@ def describe_rules(schema: CollectionSchema) -> dict[str, str]:
 
 
 def require_field_unused(path: tuple[str, ...], schema: CollectionSchema) -> None:
-    """Raises InvalidArgument where a check or a computed field of the schema stands on a field, or on one inside of a field."""
+    """Check that no check or computed field uses a field, or one inside it. Raises InvalidArgument."""
     shown = ".".join(path)
     for each in schema.checks:
         if isinstance(each.condition, Node) and references(each.condition, path):
@@ -155,7 +158,7 @@ def require_field_unused(path: tuple[str, ...], schema: CollectionSchema) -> Non
 def rename_in_rules(
     fields: tuple[FieldSpec, ...], checks: tuple[CheckConstraint, ...], path: tuple[str, ...], to: str
 ) -> tuple[tuple[FieldSpec, ...], tuple[CheckConstraint, ...]]:
-    """Fields and checks whose expressions know a field, or one inside of it, by its new name."""
+    """Return fields and checks whose expressions use the new name of a field, or of one inside it."""
     return (
         tuple(
             replace(each, computed=rename_field(each.computed, path, to)) if isinstance(each.computed, Node) else each

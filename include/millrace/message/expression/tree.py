@@ -1,10 +1,11 @@
-"""Expressions over a row as typed trees: which there are, what type each has, and the form in which a schema's JSON keeps them.
+"""Expressions over a row as typed trees: the operations, their types, and their form in a schema's JSON.
 
-The grammar is closed: no clock, no regular expression, no collation, nothing of a locale or a host. docs/expressions.md says what
-each comes to; :mod:`millrace.message.expression.kernels` computes it, the same way for a version of the chain.
+The grammar is closed: no clock, no regular expression, no collation, no dependence on locale or host.
+docs/expressions.md defines the results; :mod:`millrace.message.expression.kernels` computes them, in the same way for a
+chain version.
 
-Promises: a :class:`Node` that exists is of the grammar and has the one type that its parts give it, or InvalidArgument says why
-there is none; :func:`node_from_json` takes any JSON value, in time that its size bounds; equal trees have equal JSON.
+A :class:`Node` that exists is well-formed and has the one type that its parts determine; otherwise InvalidArgument says
+why. :func:`node_from_json` accepts any JSON value, in time bounded by its size. Equal trees have equal JSON.
 
 Values have fewer types than fields: all integers are ``int64``, both floats ``float64``, uuid and json are ``string``.
 """
@@ -21,11 +22,11 @@ from millrace.base.errors import InvalidArgument, Malformed
 from millrace.message.field_types import MAX_PRECISION, FieldType, parse_type
 
 MAX_NODES: Final = 500
-"""Of one tree."""
+"""Maximum nodes of one tree."""
 MAX_LEVELS: Final = 64
 TOO_LARGE: Final = f"an expression has at most {MAX_NODES} parts in {MAX_LEVELS} levels"
 MAX_LITERAL: Final = 1_000
-"""Characters of a literal's text."""
+"""Maximum characters of a literal's text."""
 
 NUMBERS: Final = frozenset({"int64", "float64", "decimal"})
 INSTANTS: Final = frozenset({"timestamp", "timestamp_ntz"})
@@ -58,7 +59,7 @@ CASTS: Final = frozenset(
         ("timestamp_ntz", "timestamp"),
     }
 )
-"""(from, to), by kind; a timestamp with and without a zone are read as UTC."""
+"""(from, to), by kind. Timestamps with and without a zone are both read as UTC."""
 
 _VARIADIC: Final = frozenset({"and", "or", "in", "coalesce", "case", "||"})
 _ARITY: Final[dict[str, int]] = {
@@ -68,25 +69,26 @@ _ARITY: Final[dict[str, int]] = {
     **dict.fromkeys((*COMPARISONS, "+", "-", "*", "/", "div", "%", "starts_with", "ends_with", "contains"), 2),
 }
 _GIVEN: Final[dict[str, int]] = {"literal": 2, "null": 1, "cast": 1, "round": 1, "substring": 2}
-"""Texts that stand with an operation; of a field its path, of the others none."""
+"""The number of text parameters of an operation; a field has its path, the others none."""
 
 FUNCTIONS: Final = (
     *("abs", "round", "div", "coalesce", "length", "substring", "starts_with", "ends_with", "contains"),
     *("ascii_lower", "ascii_upper", *PARTS_OF_DATES, *PARTS_OF_TIMES),
 )
-"""What is written as a function, for people to read; beside them operators, CASE and CAST."""
+"""Operations with function syntax, for people to read; besides them there are operators, CASE and CAST."""
 
 FieldTypes = Mapping[str, FieldType]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation on values: made by :func:`make_node`, which types it."""
+    """An operation on values; :func:`make_node` creates and types it."""
 
     op: str
     args: tuple[Node, ...]
     params: tuple[str, ...]
-    """A field's path; a literal's type and text; the type of a cast or a null; digits of round; start and length of substring."""
+    """A field's path; a literal's type and text; the type of a cast or a null; round's digits; substring's start and
+    length."""
     kind: str
     """The type of its value, as text."""
 
@@ -97,12 +99,14 @@ class Node:
 
 
 def value_kind(field: FieldType) -> str:
-    """The type that the values of a field have in an expression."""
+    """Return the type of a field's values in an expression."""
     return _VALUE_KINDS.get(field.kind, field.text)
 
 
 def make_node(op: str, args: tuple[Node, ...], given: tuple[str, ...], fields: FieldTypes) -> Node:
-    """The node of an operation on `args`. Raises InvalidArgument where it is none, or not of these types."""
+    """Return the node of an operation on `args`. Raises InvalidArgument if it does not exist or does not take these
+    types.
+    """
     wanted = _ARITY.get(op)
     if wanted is None and op not in _VARIADIC:
         raise InvalidArgument(f"there is no operation {op!r} in an expression")
@@ -114,18 +118,18 @@ def make_node(op: str, args: tuple[Node, ...], given: tuple[str, ...], fields: F
 
 
 def retype(node: Node, fields: FieldTypes) -> Node:
-    """The same expression over fields of other types. Raises InvalidArgument where it no longer is one."""
+    """Return the same expression over fields of other types. Raises InvalidArgument if it is no longer valid."""
     return make_node(node.op, tuple(retype(each, fields) for each in node.args), node.params, fields)
 
 
 def rename_field(node: Node, path: tuple[str, ...], to: str) -> Node:
-    """The same expression where a field, or one inside of it, has another name."""
+    """Return the same expression with a field, or one inside it, renamed."""
     given = (*path[:-1], to, *node.params[len(path) :]) if _names(node, path) else node.params
     return Node(node.op, tuple(rename_field(each, path, to) for each in node.args), given, node.kind)
 
 
 def references(node: Node, path: tuple[str, ...]) -> bool:
-    """Whether it names the field at a path, or one inside of it."""
+    """Return whether it uses the field at a path, or one inside it."""
     return _names(node, path) or any(references(each, path) for each in node.args)
 
 
@@ -134,12 +138,12 @@ def _names(node: Node, path: tuple[str, ...]) -> bool:
 
 
 def field_names(node: Node) -> set[str]:
-    """The fields that it names."""
+    """Return the fields that it uses."""
     return ({node.params[0]} if node.op == "field" else set()).union(*(field_names(each) for each in node.args))
 
 
 def check_size(node: Node) -> Node:
-    """`node`. Raises InvalidArgument where it is larger or deeper than a schema keeps."""
+    """Return `node`. Raises InvalidArgument if it exceeds the size or depth that a schema allows."""
     nodes, levels = _size(node)
     if nodes > MAX_NODES or levels > MAX_LEVELS:
         raise InvalidArgument(TOO_LARGE)
@@ -152,14 +156,19 @@ def _size(node: Node) -> tuple[int, int]:
 
 
 def node_to_json(node: Node) -> list[list[Any]]:
-    """The tree as a flat list, each operation behind its arguments: ``["field", …]``, ``["literal", type, text]``, ``["+"]``,
-    ``["coalesce", 3]`` (of those that take any number of arguments, how many)."""
+    """Return the tree as a flat list, each operation after its arguments.
+
+    Examples: ``["field", …]``, ``["literal", type, text]``, ``["+"]``, ``["coalesce", 3]`` (the number of arguments,
+    for operations that take any number).
+    """
     mine = [node.op, *node.params, *([len(node.args)] if node.op in _VARIADIC else [])]
     return [*(step for each in node.args for step in node_to_json(each)), mine]
 
 
 def node_from_json(value: object, fields: FieldTypes) -> Node:
-    """Inverse of :func:`node_to_json`, over `fields`. Raises Malformed for another shape, InvalidArgument for what is no expression."""
+    """Invert :func:`node_to_json` over `fields`. Raises Malformed for another shape, InvalidArgument if it is not an
+    expression.
+    """
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_NODES:
         raise Malformed(f"an expression is a list of 1 to {MAX_NODES} operations")
     stack: list[tuple[Node, int]] = []
@@ -243,7 +252,7 @@ def _require(op: str, holds: bool, kinds: list[str]) -> None:
 
 
 def _joins(node: Node) -> bool:
-    """Whether its text is joined: joining what was joined could make any length of a short tree."""
+    """Return whether its text is concatenated: nested concatenation could grow any length from a short tree."""
     return node.op == "||" or any(map(_joins, node.args))
 
 
@@ -278,7 +287,7 @@ def _comparable(one: str, other: str) -> bool:
 
 
 def common_decimal(kinds: list[str]) -> FieldType | None:
-    """The decimal that holds the values of all; None where none does."""
+    """Return the decimal type that holds the values of all `kinds`; None if there is none."""
     trees = [parse_type(each) for each in kinds]
     scale = max(each.scale for each in trees)
     digits = scale + max(each.precision - each.scale for each in trees)
@@ -324,7 +333,8 @@ def _decimal_kind(op: str, types: list[FieldType], given: tuple[str, ...], kinds
             _require(op, False, kinds)
     if precision > MAX_PRECISION:
         raise InvalidArgument(
-            f"{op} of {' and '.join(kinds)} would need {precision} digits, and a decimal has {MAX_PRECISION}: cast what it is made of"
+            f"{op} of {' and '.join(kinds)} would need {precision} digits, and a decimal has {MAX_PRECISION}: cast"
+            " what it is made of"
             " to a decimal with fewer"
         )
     return FieldType("decimal", precision=precision, scale=scale).text
@@ -335,7 +345,7 @@ def _digits(text: str, most: int) -> bool:
 
 
 def literal_kind(kind: str, text: str) -> str:
-    """The type of a literal, whose text is the canonical one of its value. Raises InvalidArgument."""
+    """Return the type of a literal whose text is canonical. Raises InvalidArgument otherwise."""
     if len(text) > MAX_LITERAL:
         raise InvalidArgument(f"a literal has at most {MAX_LITERAL} characters")
     found = literal_value(_scalar(kind), text)
@@ -345,7 +355,9 @@ def literal_kind(kind: str, text: str) -> str:
 
 
 def literal_value(kind: str, text: str) -> Any:
-    """The value of a literal: bool, int (int64; a date's days; a timestamp's microseconds), float, Decimal, str or bytes."""
+    """Return a literal's value: bool, int (int64; a date's days; a timestamp's microseconds), float, Decimal, str or
+    bytes.
+    """
     try:
         match _plain(kind):
             case "bool" if text in ("true", "false"):
@@ -373,7 +385,7 @@ def literal_value(kind: str, text: str) -> Any:
 
 
 def literal_text(kind: str, value: Any) -> str:
-    """The canonical text of a literal's value."""
+    """Return the canonical text of a literal's value."""
     match _plain(kind):
         case "bool":
             return "true" if value else "false"

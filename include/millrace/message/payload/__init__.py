@@ -1,1 +1,3 @@
-"""Rows in a message: `rows` makes and reads payloads, `join` reads many at once, `layout` checks what stands where."""
+"""Rows in a message: `rows` encodes and decodes payloads, `join` decodes many at once, `layout` checks their
+structure.
+"""

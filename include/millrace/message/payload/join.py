@@ -1,8 +1,8 @@
-"""Joins the columns of many record-batch messages into one batch, without an Arrow object for each message.
+"""Join the columns of many record-batch messages into one batch, without an Arrow object per message.
 
-Reading a one-row message through Arrow costs more than its bytes do; here each column of all messages is gathered at
-once. Whatever is not exactly as it should be is not judged here but named, and decoded alone by rows.decode_rows, so
-that both ways accept the same payloads: what this module accepts is a subset, checked as Arrow's full validation checks.
+Reading a one-row message through Arrow costs more than its bytes; here each column of all messages is gathered at once.
+A payload with any irregularity is not judged here but reported, and rows.decode_rows decodes it alone, so both ways
+accept the same payloads. This module accepts a subset, checked as Arrow's full validation checks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 _ALONE: Final = 32
-"""Where a run of at most this many payloads fails validation, all of them are decoded alone."""
+"""If a run of at most this many payloads fails validation, all of them are decoded alone."""
 
 _ATTEMPTS: Final = 4
-"""Passes over the columns that may end with some payloads put aside; after that all that are left are decoded alone."""
+"""Passes over the columns that may exclude payloads; after that, all remaining ones are decoded alone."""
 
 
 class _Suspects(Exception):
-    """Payloads whose parts are not as they should be."""
+    """Raised with the payloads that have irregular parts."""
 
     def __init__(self, which: Bools) -> None:
         super().__init__()
@@ -35,7 +35,10 @@ class _Suspects(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PayloadParts:
-    """Where the parts of n payloads lie: node values (nodes, n), buffer places in the shared data and sizes (buffers, n)."""
+    """The positions of the parts of n payloads.
+
+    Node values are shaped (nodes, n); buffer offsets in the shared data, and sizes, are shaped (buffers, n).
+    """
 
     buffer: pa.Buffer
     lengths: Int64s
@@ -47,7 +50,7 @@ class PayloadParts:
         return self.lengths.shape[1]
 
     def take(self, which: Int64s | Bools) -> PayloadParts:
-        """Some of them, in order."""
+        """Return some of them, in order."""
         if which.dtype == np.bool_ and which.all():
             return self
         lengths, nulls, places, sizes = (
@@ -57,7 +60,9 @@ class PayloadParts:
 
 
 def join_payloads(payloads: PayloadParts, schema: pa.Schema, wanted: pa.Schema) -> tuple[pa.RecordBatch, Bools]:
-    """The `wanted` columns of those payloads that surely are right in all of `schema`, and which of them these are."""
+    """Return the `wanted` columns of the payloads that are certainly valid in all of `schema`, and which payloads those
+    are.
+    """
     good = np.ones(len(payloads), dtype=bool)
     for _ in range(_ATTEMPTS):
         if not good.any():
@@ -83,7 +88,7 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
 
 
 def _invalid(payloads: PayloadParts, places: Int64s, schema: pa.Schema, wanted: pa.Schema) -> list[int]:
-    """The runs of at most `_ALONE` payloads that do not validate, found by halving."""
+    """Return the runs of at most `_ALONE` payloads that fail validation, found by bisection."""
     if _is_valid(_Join(payloads.take(places), schema, wanted).batch()):
         return []
     if len(places) <= _ALONE:
@@ -93,10 +98,10 @@ def _invalid(payloads: PayloadParts, places: Int64s, schema: pa.Schema, wanted: 
 
 
 class _Join:
-    """One pass over the columns. Raises _Suspects as soon as a column shows some.
+    """One pass over the columns. Raises _Suspects as soon as a column has irregular parts.
 
-    A column that nobody wants is made only where it holds text or decimals, which Arrow has to read; of the others any bytes are values, and
-    it suffices that their buffers have the right size and their offsets the right order.
+    A column that is not wanted is built only if it holds text or decimals, which Arrow must validate. For the others
+    any bytes are values, so it suffices to check buffer sizes and the order of offsets.
     """
 
     def __init__(self, payloads: PayloadParts, schema: pa.Schema, wanted: pa.Schema) -> None:
@@ -106,7 +111,7 @@ class _Join:
         self.node = self.slot = 0
 
     def batch(self) -> pa.RecordBatch:
-        """The columns that are made, as the schema has them."""
+        """Return the columns that are built, in schema order."""
         columns = [self._column(field.type, make) for field, make in zip(self.schema, self.made, strict=True)]
         fields = [field for field, make in zip(self.schema, self.made, strict=True) if make]
         return pa.RecordBatch.from_arrays(
@@ -114,7 +119,7 @@ class _Join:
         )
 
     def _next_node(self) -> tuple[Int64s, pa.Buffer | None, int]:
-        """Lengths of the next node, and its validity: bitmap and null count."""
+        """Return the lengths of the next node, its validity bitmap and its null count."""
         place, self.node = self.node, self.node + 1
         lengths, nulls = self.payloads.lengths[place], self.payloads.nulls[place]
         places, sizes = self._next_buffer()
@@ -125,7 +130,7 @@ class _Join:
         spans = np.where(some, (lengths + 7) >> 3, 0)
         valid = np.ones(int(lengths.sum()), dtype=bool)
         valid[np.repeat(some, lengths)] = self._bits(places, sizes, spans, np.where(some, lengths, 0))
-        # Where a count is not what the bitmap says, Arrow's own validation would refuse it too.
+        # Arrow's own validation also rejects a null count that contradicts the bitmap.
         found = lengths - _sums(valid, lengths)
         _suspect(found != nulls)
         return lengths, _bitmap(valid), total
@@ -135,7 +140,7 @@ class _Join:
         return self.payloads.offsets[slot], self.payloads.sizes[slot]
 
     def _column(self, arrow: pa.DataType, make: bool) -> pa.Array | None:
-        """The next column, or None where it is only checked."""
+        """Return the next column, or None if it is only checked."""
         lengths, validity, nulls = self._next_node()
         count = int(lengths.sum())
         if pa.types.is_struct(arrow):
@@ -143,7 +148,7 @@ class _Join:
             return pa.Array.from_buffers(arrow, count, [validity], nulls, children=children) if make else None
         if pa.types.is_list(arrow) or pa.types.is_map(arrow):
             offsets, starts, stops = self._offsets(lengths)
-            # Items outside the lists' own would go unchecked; such a payload is decoded alone.
+            # Items outside all lists would not be validated; such a payload is decoded alone.
             _suspect((starts != 0) | (stops != self.payloads.lengths[self.node]))
             items = self._column(arrow.field(0).type, make)
             return pa.Array.from_buffers(arrow, count, [validity, offsets], nulls, children=[items]) if make else None
@@ -167,10 +172,12 @@ class _Join:
         return pa.Array.from_buffers(arrow, count, [validity, values], nulls)
 
     def _offsets(self, lengths: Int64s) -> tuple[pa.Buffer, Int64s, Int64s]:
-        """Joined 32-bit offsets of a variable-width column, and where each payload's values start and stop in its data."""
+        """Return the joined 32-bit offsets of a variable-width column, and each payload's start and stop in its
+        data.
+        """
         places, sizes = self._next_buffer()
         present = lengths > 0
-        _suspect(~present & (sizes > 0) & (sizes < 4))  # no offset at all, or one whole: Arrow bears nothing between
+        _suspect(~present & (sizes > 0) & (sizes < 4))  # Arrow accepts no offset at all or a whole one, nothing between
         counts = np.where(present, lengths + 1, 0)
         given = np.frombuffer(self._sized(places, sizes, counts * 4), dtype="<i4")
         starts, stops = np.zeros(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
@@ -190,7 +197,7 @@ class _Join:
         return pa.py_buffer(joined.astype(np.int32)), starts, stops
 
     def _sized(self, places: Int64s, sizes: Int64s, spans: Int64s) -> pa.Buffer:
-        """The first `spans` bytes of each payload's buffer; payloads whose buffer is shorter are suspects."""
+        """Return the first `spans` bytes of each payload's buffer; payloads with a shorter buffer are suspects."""
         _suspect(sizes < spans)
         return self._gather(places, spans)
 
@@ -203,7 +210,10 @@ class _Join:
         return np.asarray(bits[np.arange(len(shift)) + shift])
 
     def _gather(self, places: Int64s, spans: Int64s) -> pa.Buffer:
-        """The bytes of all ranges, joined: with the gaps between them they are one array, of which every other is taken."""
+        """Return the bytes of all ranges, joined.
+
+        Ranges and the gaps between them form one array; taking every other element is one copy.
+        """
         if not spans.any():
             return pa.py_buffer(b"")
         bounds = np.empty(2 * len(places), dtype=np.int64)
@@ -216,7 +226,7 @@ class _Join:
 
 
 def _is_read(arrow: pa.DataType) -> bool:
-    """Whether not all bytes are values of the type, or of one inside of it."""
+    """Return whether some bytes are not valid values of the type, or of one inside it."""
     if arrow.num_fields:
         return any(_is_read(arrow.field(place).type) for place in range(arrow.num_fields))
     return bool(pa.types.is_string(arrow) or pa.types.is_decimal(arrow))
@@ -228,7 +238,7 @@ def _suspect(which: Bools) -> None:
 
 
 def _sums(values: Bools, lengths: Int64s) -> Int64s:
-    """How many of each run of `lengths` values are true."""
+    """Return how many values of each run of `lengths` are true."""
     running = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=running[1:])
     ends = np.cumsum(lengths)

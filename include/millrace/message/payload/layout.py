@@ -1,10 +1,10 @@
-"""What stands where in the metadata of an Arrow IPC record-batch message, checked against a schema before Arrow reads it.
+"""Check the metadata of an Arrow IPC record-batch message against a schema before Arrow reads it.
 
-Arrow's reader trusts much of that metadata: it fills in missing validity, ignores trailing bytes, takes declared lengths
-for allocations, and lets buffers overlap (so that a few bytes become many columns). A payload that passes here has
-exactly the schema's nodes and buffers, all inside its body, in order and without overlap, and fills its bytes exactly.
-The flatbuffer tables are read by hand for that: https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format,
-format/Message.fbs.
+Arrow's reader trusts much of that metadata: it fills in missing validity, ignores trailing bytes, allocates declared
+lengths, and lets buffers overlap (so that a few bytes become many columns). A payload that passes here has exactly the
+schema's nodes and buffers, all inside its body, in order and without overlap, and fills its bytes exactly. To check
+that, the flatbuffer tables are read by hand:
+https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format, format/Message.fbs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace.base.errors import Malformed
 Int64s = npt.NDArray[np.int64]
 
 PREFIX_BYTES: Final = 8
-"""Continuation marker and metadata length, before the metadata."""
+"""The continuation marker and the metadata length, before the metadata."""
 CONTINUATION: Final = 0xFFFFFFFF
 MAX_ROWS: Final = (1 << 31) - 1
 ROWS: Final = -1
@@ -38,23 +38,24 @@ _I64: Final = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class ExpectedShape:
-    """The nodes and buffers that a schema's record batch has."""
+    """The nodes and buffers of a schema's record batch."""
 
     nodes: int
     buffers: int
     length_from: tuple[int, ...]
-    """By node whose length it has: that of the node at this place, the batch's rows (ROWS), or its own (OWN: items of a list)."""
+    """By node, where its length comes from: the node with this index, the batch's rows (ROWS), or its own (OWN: list
+    items)."""
     required: tuple[int, ...]
-    """Places of the nodes that can have no null: the fields that are not nullable, a map's entries and keys."""
+    """Indexes of the nodes without nulls: fields that are not nullable, a map's entries and keys."""
 
     @property
     def min_metadata_bytes(self) -> int:
-        """Bytes that metadata of this shape has at least (which bounds what reading it allocates)."""
+        """The minimum bytes of metadata of this shape, which bounds what reading it allocates."""
         return 16 * (self.nodes + self.buffers)
 
     @classmethod
     def of(cls, schema: pa.Schema) -> ExpectedShape:
-        """What `schema` calls for."""
+        """Return the shape of `schema`."""
         like: list[int] = []
         required: list[int] = []
         buffers = sum(_add(field, ROWS, like, required) for field in schema)
@@ -62,7 +63,7 @@ class ExpectedShape:
 
 
 def _add(field: pa.Field, length: int, like: list[int], required: list[int]) -> int:
-    """Note the nodes of a field whose own has that `length`; how many buffers they have."""
+    """Append the nodes of a field whose own node has that `length`; return the number of their buffers."""
     place, kind = len(like), field.type
     like.append(length)
     if not field.nullable:
@@ -76,7 +77,7 @@ def _add(field: pa.Field, length: int, like: list[int], required: list[int]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the values stand in one metadata block (byte offsets into it); all its other bytes are structure."""
+    """The offsets of the values in one metadata block; all its other bytes are structure."""
 
     body_length: int
     rows: int
@@ -84,7 +85,7 @@ class Layout:
     buffers: int
 
     def values(self, expected: ExpectedShape) -> list[tuple[int, int]]:
-        """The (start, stop) ranges of the values, which may differ between metadata blocks of this layout."""
+        """Return the (start, stop) ranges of the values, which may differ between metadata blocks of this layout."""
         return [
             (self.body_length, self.body_length + 8),
             (self.rows, self.rows + 8),
@@ -93,12 +94,12 @@ class Layout:
         ]
 
     def is_aligned(self, expected: ExpectedShape) -> bool:
-        """Whether every value is a word of its own, as all flatbuffer writers place them."""
+        """Return whether every value is an aligned word, as all flatbuffer writers place them."""
         return all(start % 8 == 0 for start, _ in self.values(expected))
 
 
 class _Table:
-    """A flatbuffer table at `start` of `data`, with every access bounded."""
+    """A flatbuffer table at `start` of `data`, with every access checked."""
 
     __slots__ = ("data", "fields", "start", "vtable")
 
@@ -115,7 +116,7 @@ class _Table:
         self.fields = (size - 4) // 2
 
     def place(self, field: int, width: int) -> int | None:
-        """Where a field's value of `width` bytes stands, or None where it has the default."""
+        """Return the position of a field's value of `width` bytes; None if it has the default."""
         if field >= self.fields:
             return None
         offset = _U16.unpack_from(self.data, self.vtable + 4 + 2 * field)[0]
@@ -127,12 +128,12 @@ class _Table:
         return place
 
     def target(self, field: int) -> int | None:
-        """Where the table or vector that a field refers to stands."""
+        """Return the position of the table or vector that a field refers to."""
         place = self.place(field, 4)
         return None if place is None else place + int(_U32.unpack_from(self.data, place)[0])
 
     def structs(self, field: int, count: int, what: str) -> int:
-        """Where a vector of exactly `count` 16-byte structs has its first one."""
+        """Return the position of the first element of a vector of exactly `count` 16-byte structs."""
         target = self.target(field)
         if target is None or target > len(self.data) - 4:
             raise Malformed(f"the Arrow metadata has no {what}")
@@ -145,7 +146,7 @@ class _Table:
 
 
 def parse_layout(metadata: bytes, expected: ExpectedShape) -> Layout:
-    """The layout of one metadata block. Raises Malformed where it is none of a plain record batch of this shape."""
+    """Parse the layout of one metadata block. Raises Malformed unless it is a plain record batch of this shape."""
     if len(metadata) < 4:
         raise Malformed("the Arrow metadata is cut short")
     message = _Table(metadata, _U32.unpack_from(metadata, 0)[0])
@@ -178,7 +179,9 @@ def parse_layout(metadata: bytes, expected: ExpectedShape) -> Layout:
 
 
 def check_payload(payload: memoryview, expected: ExpectedShape) -> None:
-    """Raises Malformed unless `payload` is one record-batch message with the right nodes and buffers, exactly filled."""
+    """Check that `payload` is one record-batch message with the expected nodes and buffers, exactly filled. Raises
+    Malformed.
+    """
     if len(payload) < PREFIX_BYTES:
         raise Malformed("the payload is shorter than an Arrow message's prefix")
     marker, size = _U32.unpack_from(payload, 0)[0], _I32.unpack_from(payload, 4)[0]
@@ -214,7 +217,7 @@ def check_payload(payload: memoryview, expected: ExpectedShape) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MetadataValues:
-    """The values of n metadata blocks of one layout, column by column: (n,), or (nodes, n) and (buffers, n)."""
+    """The values of n metadata blocks of one layout, by column: (n,), or (nodes, n) and (buffers, n)."""
 
     body_lengths: Int64s
     rows: Int64s
@@ -224,7 +227,7 @@ class MetadataValues:
     sizes: Int64s
 
     def valid_for(self, bodies: Int64s, expected: ExpectedShape) -> npt.NDArray[np.bool_]:
-        """Which blocks :func:`check_payload` passes, for bodies of these lengths."""
+        """Return which blocks :func:`check_payload` accepts, for bodies of these lengths."""
         good = (self.body_lengths == bodies) & (self.rows >= 1) & (self.rows <= MAX_ROWS)
         for place, (length, nulls) in enumerate(zip(self.lengths, self.nulls, strict=True)):
             like = expected.length_from[place]
@@ -236,7 +239,7 @@ class MetadataValues:
         end = np.zeros_like(bodies)
         for offset, size in zip(self.offsets, self.sizes, strict=True):
             good &= (size >= 0) & (size <= bodies) & (offset >= 0) & (offset <= bodies - size) & (offset & 7 == 0)
-            # (Sums of values that failed above may wrap; they failed.)
+            # (Sums of values that failed above may wrap; they are already excluded.)
             some = size > 0
             good &= ~some | (offset >= end)
             end = np.where(some, offset + size, end)
@@ -244,6 +247,6 @@ class MetadataValues:
 
 
 def read_values(words: Int64s, layout: Layout, expected: ExpectedShape) -> MetadataValues:
-    """The values of blocks of an aligned layout: `words` is shaped (words a block, blocks)."""
+    """Return the values of blocks of an aligned layout; `words` is shaped (words per block, blocks)."""
     body_lengths, rows, nodes, buffers = (words[start >> 3 : stop >> 3] for start, stop in layout.values(expected))
     return MetadataValues(body_lengths[0], rows[0], nodes[::2], nodes[1::2], buffers[::2], buffers[1::2])

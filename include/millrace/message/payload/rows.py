@@ -1,8 +1,8 @@
 """Rows in a message: one encapsulated Arrow IPC record-batch message without schema (docs/wire-form.md, "Payloads").
 
-Promises: any bytes give rows of exactly the schema, fully validated, or Malformed with words that depend on those bytes
-and the schema alone; memory stays within a small multiple of the bytes given; :func:`decode_many` says of each payload
-what :func:`decode_rows` says of it, at a fraction of the cost.
+Any bytes give rows of exactly the schema, fully validated, or Malformed with a text that depends on those bytes and the
+schema only. Memory is a small multiple of the given bytes. :func:`decode_many` gives for each payload the result of
+:func:`decode_rows`, at a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from millrace.message.payload.layout import (
 Int64s = npt.NDArray[np.int64]
 
 MAX_TOTAL_BYTES: Final = 1 << 30
-"""Bytes of payloads that one :func:`decode_many` takes: offsets of the joined columns have 32 bits."""
+"""Maximum bytes of payloads in one :func:`decode_many`: offsets of the joined columns have 32 bits."""
 
 _MAX_LAYOUTS: Final = 8
-"""Layouts tried for payloads with metadata of one length; whatever has yet another is decoded alone."""
+"""Layouts tried for payloads with metadata of one length; a payload with yet another is decoded alone."""
 
 
 _REFUSALS: Final = (pa.ArrowException, ValueError, OSError)
-"""What Arrow raises for bytes that are not what it reads."""
+"""Arrow's exceptions for invalid bytes."""
 
 _FEW: Final = 8
-"""Up to this many payloads are decoded one by one: joining has a cost of its own."""
+"""Up to this many payloads are decoded one by one: joining has a fixed cost."""
 
 _LARGE: Final = 16 << 10
-"""Payloads above this mean size are decoded one by one: Arrow's price a message is small beside their bytes."""
+"""Payloads above this mean size are decoded one by one: Arrow's cost per message is then small."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """Rows of many payloads: those of the good ones in order, how many each gave (0 for a bad one), and why the bad ones are."""
+    """Rows of many payloads: those of the valid ones in order, the count of each (0 if invalid), and the errors by
+    index.
+    """
 
     rows: pa.RecordBatch
     counts: npt.NDArray[np.int64]
@@ -56,9 +58,9 @@ class DecodedRows:
 
 
 def encode_rows(batch: pa.RecordBatch) -> memoryview:
-    """The payload that carries `batch`: one record-batch message, uncompressed, 8-byte aligned; in memory of its own.
+    """Return the payload of `batch`: one record-batch message, uncompressed, 8-byte aligned, in memory of its own.
 
-    Raises InvalidArgument for an empty batch and for columns of types that no field has (dictionaries, say).
+    Raises InvalidArgument for an empty batch, and for column types that no field has (such as dictionaries).
     """
     if batch.num_rows == 0:
         raise InvalidArgument("a payload carries at least one row")
@@ -71,19 +73,22 @@ def encode_rows(batch: pa.RecordBatch) -> memoryview:
 
 
 def decode_rows(payload: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of one payload, as `schema`, over the payload's own bytes where they are aligned. Raises Malformed for anything else."""
+    """Return the rows of one payload as `schema`, over the payload's own bytes if they are aligned.
+
+    Raises Malformed for an invalid payload.
+    """
     check_payload(memoryview(payload), _asked(schema, None)[0])
     return _read(payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload), schema)
 
 
 def _read(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """What Arrow's reader makes of a payload whose metadata was checked, fully validated. Raises Malformed."""
+    """Read a payload whose metadata was checked, and validate it fully. Raises Malformed."""
     if buffer.address % 8:
-        # Arrow's arrays are over these bytes, and not every reader of Arrow arrays bears unaligned ones.
+        # Arrow's arrays point into these bytes, and some readers of Arrow arrays require alignment.
         try:
             return _validated([_aligned(column) for column in pa.ipc.read_record_batch(buffer, schema).columns], schema)
         except _REFUSALS:
-            buffer = pa.py_buffer(buffer.to_pybytes())  # the words must be those that an aligned payload gets
+            buffer = pa.py_buffer(buffer.to_pybytes())  # the error text must equal that for an aligned payload
     try:
         return _validated(pa.ipc.read_record_batch(buffer, schema).columns, schema)
     except _REFUSALS as error:
@@ -97,7 +102,7 @@ def _validated(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _aligned(array: pa.Array) -> pa.Array:
-    """`array` with copies of what is wider than a byte; bytes and text stay where they are, wherever that is."""
+    """Return `array` with values wider than a byte copied to aligned memory; bytes and text stay in place."""
     kind = array.type
     if pa.types.is_struct(kind):
         own, children = array.buffers()[:1], [_aligned(array.field(place)) for place in range(kind.num_fields)]
@@ -117,10 +122,11 @@ def _aligned(array: pa.Array) -> pa.Array:
 def decode_many(
     payloads: pa.LargeBinaryArray, schema: pa.Schema, *, columns: Sequence[str] | None = None
 ) -> DecodedRows:
-    """The rows of many payloads, in order, in one batch of `schema`; never raises for what stands in them.
+    """Return the rows of many payloads, in order, as one batch of `schema`. Never raises for a payload's content.
 
-    `columns` names those to give back (at least one; default: all); all are validated, but bytes that need no look are
-    then not copied. Raises InvalidArgument above 1 GiB of payloads in sum.
+    `columns` selects the columns to return (at least one; default: all). All columns are validated, but those that need
+    no inspection are then not copied.
+    Raises InvalidArgument above 1 GiB of payloads in total.
     """
     expected, nothing = _asked(schema, None if columns is None else tuple(columns))
     wanted = nothing.schema
@@ -141,7 +147,7 @@ def decode_many(
     if count > _FEW:
         which, parts = _scan(buffer, offsets, expected)
         plain[which] = True
-        # Payloads that pack their values below two bytes each are left out: joining unpacks bits, and 16 MB of them are many.
+        # Payloads with less than two bytes per value are not joined: joining unpacks bits, and 16 MB hold many.
         joinable = parts.lengths.sum(axis=0) * 2 <= np.diff(offsets)[which]
         if total <= count * _LARGE and joinable.any():
             which, parts = which[joinable], parts.take(joinable)
@@ -149,7 +155,7 @@ def decode_many(
             joined[which[good]] = True
             counts[which[good]] = parts.lengths[0, good]
 
-    # What was not joined is decoded alone; its rows go between those that were.
+    # Decode the remaining payloads one by one, and insert their rows in order.
     pieces: list[pa.RecordBatch] = []
     ends = np.cumsum(counts)
     taken = 0
@@ -177,7 +183,7 @@ def decode_many(
 
 @lru_cache(maxsize=256)
 def _asked(schema: pa.Schema, columns: tuple[str, ...] | None) -> tuple[ExpectedShape, pa.RecordBatch]:
-    """What payloads of `schema` must hold, and no rows of the columns to give back."""
+    """Return the expected shape of payloads of `schema`, and an empty batch of the columns to return."""
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
     return ExpectedShape.of(schema), nothing
@@ -196,10 +202,10 @@ def _is_plain(arrow: pa.DataType) -> bool:
 
 
 def _scan(buffer: pa.Buffer, offsets: Int64s, expected: ExpectedShape) -> tuple[Int64s, PayloadParts]:
-    """Payloads that surely pass check_payload, ascending, and where their parts lie.
+    """Return payloads that certainly pass check_payload, in ascending order, and the positions of their parts.
 
-    Metadata of one writer and schema differs in its values alone, so that one walk through its tables serves for all. What
-    has values that are no words of their own, or one layout too many, is not among them.
+    Metadata of one writer and schema differs in values only, so one walk through its tables serves all. Excluded are
+    payloads whose values are not aligned words, and those with one layout too many.
     """
     starts, lengths = offsets[:-1], np.diff(offsets)
     found: list[tuple[Int64s, PayloadParts]] = []
@@ -237,10 +243,10 @@ def _scan(buffer: pa.Buffer, offsets: Int64s, expected: ExpectedShape) -> tuple[
 
 
 def _words(buffer: pa.Buffer, starts: Int64s, size: int) -> Int64s:
-    """The `size` bytes (a multiple of 8) from each start on, as little-endian words: shaped (words, starts)."""
+    """Return the `size` bytes (a multiple of 8) after each start, as little-endian words, shaped (words, starts)."""
     if not starts.size:
         return np.zeros((size >> 3, 0), dtype=np.int64)
-    # Every byte offset as a possible start of a record of that size, so that taking one is one copy of its bytes.
+    # A view with a record at every byte offset, so that taking one copies its bytes once.
     records: npt.NDArray[np.void] = np.ndarray(
         (buffer.size - size + 1,), dtype=np.dtype((np.void, size)), buffer=buffer, strides=(1,)
     )
@@ -248,7 +254,7 @@ def _words(buffer: pa.Buffer, starts: Int64s, size: int) -> Int64s:
 
 
 def _divide(values: Int64s, which: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
-    """`values` (along the last axis) that are meant, and the others."""
+    """Split `values` along the last axis into the selected ones and the others."""
     if which.all():
         return values, values[..., :0]
     return values[..., which], values[..., ~which]
@@ -257,7 +263,7 @@ def _divide(values: Int64s, which: npt.NDArray[np.bool_]) -> tuple[Int64s, Int64
 def _merged(
     found: list[tuple[Int64s, PayloadParts]], buffer: pa.Buffer, expected: ExpectedShape
 ) -> tuple[Int64s, PayloadParts]:
-    """Payloads of several layouts as one, in their order."""
+    """Merge payloads of several layouts, in their order."""
     if len(found) == 1:
         return found[0]
     nodes, buffers = (np.zeros((count, 0), dtype=np.int64) for count in (expected.nodes, expected.buffers))

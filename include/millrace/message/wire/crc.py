@@ -1,7 +1,7 @@
-"""The crc32c of joined bytes from those of their parts, without another look at the bytes.
+"""Combine the crc32c of parts into that of their concatenation, without reading the bytes again.
 
-Appending n bytes to others multiplies their checksum by x**(8 n), in the field of polynomials over GF(2) modulo Castagnoli's
-(zlib's crc32_combine does the same for its own).
+Appending n bytes multiplies a checksum by x**(8 n), in the field of polynomials over GF(2) modulo Castagnoli's (zlib's
+crc32_combine does the same for its own).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ONE: Final = 1 << 31
 
 
 def combine_crc32c(first: int, second: int, length: int) -> int:
-    """The crc32c of A + B from the crc32c of A, that of B, and the length of B in bytes."""
+    """Return the crc32c of A + B from those of A and B, and the length of B in bytes."""
     return _product(_zeros(length), first) ^ second
 
 
@@ -31,7 +31,7 @@ def _product(a: int, b: int) -> int:
 
 
 def _squares(count: int) -> tuple[int, ...]:
-    """x**(2**k) for k below `count`."""
+    """Return x**(2**k) for k below `count`."""
     found = [_ONE >> 1]
     while len(found) < count:
         found.append(_product(found[-1], found[-1]))
@@ -43,7 +43,7 @@ _SQUARES: Final = _squares(64)
 
 @lru_cache(maxsize=1024)
 def _zeros(length: int) -> int:
-    """x**(8 * length)."""
+    """Return x**(8 * length)."""
     power = _ONE
     for place in range(length.bit_length()):
         if length >> place & 1:

@@ -1,7 +1,7 @@
-"""Reading log entries: any bytes become rows of MESSAGE_SCHEMA, in bounded time and memory.
+"""Decode log entries: any bytes become rows of MESSAGE_SCHEMA, in bounded time and memory.
 
-All entries of a run are decoded at once, column by column; Python touches an entry only for its checksum and its
-dictionary (cached), and a message never. An entry whose bytes are not right becomes one UNDEFINED row that says why.
+All entries of a run are decoded at once, column by column. Python touches an entry only for its checksum and its
+dictionary (cached), and never a single message. An invalid entry becomes one UNDEFINED row with the cause.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 _JOIN_FROM: Final = 256 << 10
-"""Bytes from which it costs less to compute with checksums than to make one."""
+"""Bytes from which combining checksums is cheaper than computing one."""
 
 TOO_SHORT: Final = "it is shorter than the fixed part of an entry"
 NO_MAGIC: Final = "it does not begin with the magic bytes"
@@ -57,19 +57,20 @@ WRONG_COLUMNS: Final = "its header columns do not fill their section exactly"
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _COUNT_AT: Final = struct.calcsize("<4sIBBH")
 _COUNT_END: Final = _COUNT_AT + 4
-"""Where the prefix has the number of messages."""
+"""The position of the message count in the prefix ends here."""
 _PREFIX_PLACES: Final = np.arange(TAGS_START)
 _TAG_PLACES: Final = np.arange(TAGS_START, COLUMNS_START)
 _DTYPES: Final = tuple(column.dtype for column in COLUMNS)
 _TYPE, _VCHANNEL, _PAYLOAD_LENGTH = 0, 1, len(COLUMNS) - 1
 _PLAIN: Final = tuple(place for place in range(len(COLUMNS)) if place not in (_VCHANNEL, _PAYLOAD_LENGTH))
-"""Places of the columns that become columns of MESSAGE_SCHEMA as they are."""
+"""Indexes of the columns that become columns of MESSAGE_SCHEMA unchanged."""
 
 
 def entry_crc(value: bytes | memoryview | pa.Buffer, *, verified: bool = False) -> int:
-    """The crc32c of a whole entry: what the channel state keeps of the last one it consumed, to see a log regress.
+    """Return the crc32c of a whole entry; the channel state keeps the last one, to detect a regressed log.
 
-    `sound` says that :func:`decode_entries` took it: its own checksum holds then, and a large one needs no second look.
+    `verified` says that :func:`decode_entries` accepted it: its own checksum then holds, and a large entry is not read
+    again.
     """
     size = len(value)
     if not verified or size < _JOIN_FROM:
@@ -80,7 +81,9 @@ def entry_crc(value: bytes | memoryview | pa.Buffer, *, verified: bool = False) 
 
 
 def framed_counts(values: pa.LargeBinaryArray) -> Int64s:
-    """How many messages each entry frames, by its header; 1 where that is none or says more than such an entry can hold."""
+    """Return how many messages each entry frames, by its header; 1 if the count is invalid or too large for the
+    entry.
+    """
     if len(values) == 1:
         return np.array([_framed_count(values[0].as_buffer())])
     offsets = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, values.offset * 8)
@@ -96,46 +99,48 @@ def framed_counts(values: pa.LargeBinaryArray) -> Int64s:
 
 
 def _framed_count(entry: pa.Buffer) -> int:
-    """:func:`framed_counts` of one, as in a lone append."""
+    """As :func:`framed_counts` for one entry, as in a lone append."""
     count = int.from_bytes(memoryview(entry)[_COUNT_AT:_COUNT_END], "little")
     whole = 1 <= count <= MAX_MESSAGES and len(entry) >= max(COLUMNS_START, count * BYTES_PER_MESSAGE)
     return count if whole else 1
 
 
 def unaligned_view(data: Bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Every byte offset as a possible start of a value: values stand unaligned, and numpy reads them so."""
+    """Return a view with a value at every byte offset: values are unaligned, and numpy reads them this way."""
     return np.ndarray(shape=(len(data) - dtype.itemsize + 1,), dtype=dtype, buffer=data, strides=(1,))
 
 
 def decode_entries(entries: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages of a run of log entries (ENTRY_SCHEMA), in order, as MESSAGE_SCHEMA.
+    """Return the messages of a run of log entries (ENTRY_SCHEMA), in order, as MESSAGE_SCHEMA.
 
-    Never raises for what stands in an entry: one that is not right becomes one row of type 0 (UNDEFINED), index 0, with
-    its first 64 KiB as payload and the cause in ``detail``. Raises UnsupportedVersion for an entry that is whole (magic
-    and checksum are right) but of a later version. Allocates at most 16 bytes for each byte of `entries`, beyond a
-    kilobyte for each entry.
+    Never raises for an entry's content: an invalid one becomes one row of type 0 (UNDEFINED), index 0, with its first
+    64 KiB as payload and the cause in ``detail``.
+    Raises UnsupportedVersion for a complete entry (magic and checksum are valid) of a newer version.
+    Allocates at most 16 bytes per byte of `entries`, plus a kilobyte per entry.
     """
     return decode_columns(entries).batch()
 
 
 def decode_columns(entries: pa.RecordBatch) -> MessageColumns:
-    """:func:`decode_entries` with the messages as numpy columns."""
+    """As :func:`decode_entries`, with the messages as numpy columns."""
     return _Run(entries).decode()
 
 
 class HeaderSummary(NamedTuple):
-    """Of the messages of some entries, in order, what stands in their headers of type and VChannel."""
+    """Types and VChannels of the messages of some entries, in order."""
 
     types: npt.NDArray[np.uint16]
     vchannels: npt.NDArray[np.int32]
-    """Places in `names`."""
+    """Indexes into `names`."""
     names: list[str]
 
 
 def decode_header_summary(values: pa.LargeBinaryArray) -> HeaderSummary | str:
-    """Types and VChannels as :func:`decode_entries` finds them, at a fraction of its price; or why an entry is not right.
+    """Return types and VChannels as :func:`decode_entries` finds them, at a fraction of its cost, or why an entry is
+    invalid.
 
-    What else is wrong with an entry is not looked at: it becomes UNDEFINED, whatever is said here. Raises UnsupportedVersion.
+    Other faults are not checked: such an entry becomes UNDEFINED regardless of this result.
+    Raises UnsupportedVersion.
     """
     places = pa.array(np.arange(len(values)))
     return _Run(
@@ -145,14 +150,14 @@ def decode_header_summary(values: pa.LargeBinaryArray) -> HeaderSummary | str:
 
 @dataclass(slots=True)
 class _Names:
-    """The VChannel names of a run: one index for all its entries, and each distinct dictionary parsed once."""
+    """The VChannel names of a run: one index for all its entries; each distinct dictionary is parsed once."""
 
     index: dict[str, int]
     parsed: dict[bytes, tuple[int, int] | str]
     flat: list[int]
 
     def add(self, section: bytes) -> tuple[int, int] | str:
-        """Where a dictionary's indices stand in `flat`, and how many they are; or why it is not right."""
+        """Return the position of a dictionary's indices in `flat` and their number, or why it is invalid."""
         known = self.parsed.get(section)
         if known is None:
             known = self.parsed[section] = self._parse(section)
@@ -184,7 +189,7 @@ def _out_of_range(column: HeaderColumn) -> str:
 
 
 class _Run:
-    """The entries of one call, as arrays with one value an entry."""
+    """The entries of one call, as arrays with one value per entry."""
 
     def __init__(self, entries: pa.RecordBatch) -> None:
         self.entries = entries
@@ -213,7 +218,7 @@ class _Run:
 
     def decode(self) -> MessageColumns:
         self._read()
-        # A second round follows where values out of range were found and their entries marked; it finds no more.
+        # If a pass marks entries with values out of range, one more pass follows; it marks none.
         while (columns := self._columns()) is None:
             pass
         return self._assemble(columns)
@@ -235,7 +240,7 @@ class _Run:
         return next(iter(self.errors.values()))
 
     def _indices(self, vchannels: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """Places in the run's names, by those in each entry's dictionary."""
+        """Convert indexes in each entry's dictionary to indexes in the run's names."""
         flat = np.array(self.names.flat or [0], dtype=np.int32)
         return flat[vchannels.astype(np.int64) + np.repeat(self.name_bases, self.counts)]
 
@@ -289,9 +294,9 @@ class _Run:
         self._read_names(entries, columns_start + lengths[:, 0], columns_start + lengths[:, 0] + lengths[:, 1])
 
     def _read_prefix_of_one(self) -> None:
-        """:meth:`_read_prefixes` where there is one entry, as in a lone append: the same rules in the same order.
+        """As :meth:`_read_prefixes` for one entry, as in a lone append: the same rules in the same order.
 
-        tests/message/wire/test_hostile.py holds that entries decode alone as they do in a run.
+        tests/message/wire/test_hostile.py checks that entries decode alone as in a run.
         """
         start, end = int(self.starts[0]), int(self.ends[0])
         if end - start < COLUMNS_START:
@@ -348,7 +353,7 @@ class _Run:
         self.name_bases[entries], self.name_counts[entries] = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
     def _columns(self) -> list[npt.NDArray[Any]] | None:
-        """Each header column over all messages; None where entries had to be marked for what stands in them."""
+        """Return each header column over all messages; None if entries were marked invalid for their content."""
         for entry in self.errors:
             self.tags[entry] = ABSENT
             self.counts[entry] = 1
@@ -399,7 +404,7 @@ class _Run:
         return wide.astype(dtype, copy=False)
 
     def _column_of_one(self, place: int, column: HeaderColumn) -> npt.NDArray[Any]:
-        """:meth:`_column` where there is one entry, without an array with a value for each entry."""
+        """As :meth:`_column` for one entry, without arrays with a value per entry."""
         tag, count, dtype = int(self.tags[0, place]), int(self.counts[0]), _DTYPES[place]
         if tag == ABSENT:
             return np.zeros(count, dtype=dtype)
@@ -446,14 +451,14 @@ class _Run:
         )
 
     def _payloads(self, body_starts: Int64s, lengths: Int64s) -> pa.LargeBinaryArray:
-        """The payloads over the entries' own bytes where one entry holds all of them, else with one copy."""
+        """Return the payloads over the entry's own bytes if there is one entry, else with one copy."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         data = self.buffer
         if len(self.counts) == 1:
             offsets += body_starts[0]
         elif len(self.counts):
-            # Bodies and the gaps between them alternate as elements of one array; taking every other one is the copy.
+            # Bodies and gaps alternate as elements of one array; taking every other element is the copy.
             bounds = np.empty(2 * len(body_starts), dtype=np.int64)
             bounds[::2] = body_starts
             bounds[1::2] = body_starts + self.bodies

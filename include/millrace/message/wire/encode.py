@@ -1,4 +1,4 @@
-"""Writing log entries: from message objects, or from columns that a producer has already."""
+"""Encode log entries from message objects, or from columns that a producer already has."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _CONSTANTS: Final = tuple(struct.Struct("<" + column.code) for column in COLUMNS
 
 
 def encode_entry(messages: Sequence[MutableMessage]) -> bytes:
-    """One log entry that frames `messages` (1 to 65,536), in order.
+    """Return one log entry that frames `messages` (1 to 65,536), in order.
 
     Raises InvalidArgument for a header value that the wire form cannot carry, type 0, a VChannel name above 255 bytes,
-    or sections above 4 GiB. Whether the messages make sense is for the chain to judge.
+    or sections above 4 GiB. The chain judges whether the messages make sense.
     """
     if len(messages) == 1:
         return _one(messages[0])
@@ -65,11 +65,12 @@ def encode_columns(
     payloads: Payloads,
     **others: Numbers,
 ) -> bytes:
-    """One log entry of ``len(payloads)`` messages from header columns: each a scalar, or an array of that length.
+    """Return one log entry of ``len(payloads)`` messages from header columns: each a scalar, or an array of that
+    length.
 
-    `others` are the header's numbers by name (0 where they are not given).
-
-    The same bytes as :func:`encode_entry` of the same messages. Raises as it does, and for columns of other lengths.
+    `others` are the header's numbers by name; absent ones are 0.
+    The bytes equal those of :func:`encode_entry` for the same messages.
+    Raises as it does, and for columns of other lengths.
     """
     count = len(payloads)
     if not 1 <= count <= MAX_MESSAGES:
@@ -89,7 +90,7 @@ def encode_columns(
     dictionary = _dictionary(names)
     size = COLUMNS_START + sum(len(data) for _, data in encoded) + len(dictionary) + int(lengths.sum())
     for place in range(2, len(COLUMNS)):
-        # Written out in full, the first wide columns make up the bytes that an entry of this many messages must have.
+        # Pad to the minimum size of an entry with this many messages: write the first wide columns in full.
         if size >= count * BYTES_PER_MESSAGE:
             break
         tag, data = encoded[place]
@@ -101,7 +102,7 @@ def encode_columns(
 
 
 def _assemble(count: int, tags: bytes, columns: bytes, dictionary: bytes, body: Sequence[Payload]) -> bytes:
-    """The entry; the parts of its body are copied once, here."""
+    """Return the entry; the parts of its body are copied once, here."""
     size = sum(map(len, body))
     if size > _MAX_SECTION:
         raise InvalidArgument("an entry's payloads have less than 4 GiB in sum: split it")
@@ -143,7 +144,7 @@ def _dictionary(names: Sequence[str]) -> bytes:
 
 
 def _vchannels(vchannel: VChannels, count: int) -> tuple[list[str], Int64s]:
-    """The distinct names in order of first use, and each message's index among them (one index where it is a scalar)."""
+    """Return the distinct names in order of first use, and each message's index (one index for a scalar)."""
     if isinstance(vchannel, str):
         return [vchannel], np.zeros(1, dtype=np.int64)
     if len(vchannel) != count:
@@ -164,7 +165,7 @@ def _vchannels(vchannel: VChannels, count: int) -> tuple[list[str], Int64s]:
 
 
 def _body(payloads: Payloads) -> tuple[Sequence[Payload], Int64s]:
-    """The body in parts, and the length of each payload."""
+    """Return the body in parts, and the length of each payload."""
     if not isinstance(payloads, pa.Array):
         lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         return payloads, lengths
@@ -177,7 +178,9 @@ def _body(payloads: Payloads) -> tuple[Sequence[Payload], Int64s]:
 
 
 def _checked(value: Numbers, column: HeaderColumn, count: int) -> Int64s:
-    """The column as int64, of `count` values or (a scalar) one, each in the column's range."""
+    """Return the column as int64, with `count` values or (for a scalar) one, each checked against the column's
+    range.
+    """
     if isinstance(value, int):
         if not 0 <= value <= column.max_value:
             raise _out_of_range(column)
@@ -189,7 +192,7 @@ def _checked(value: Numbers, column: HeaderColumn, count: int) -> Int64s:
     if array.shape != (count,):
         raise InvalidArgument(f"the column {column.name} has shape {array.shape} for {count} messages")
     if array.dtype.kind not in "iu":
-        # Also where integers beyond int64 made it an object or float array.
+        # Integers beyond int64 also end here, as an object or float array.
         raise _out_of_range(column)
     if int(array.min()) < 0 or int(array.max()) > column.max_value:
         raise _out_of_range(column)
@@ -201,7 +204,7 @@ def _out_of_range(column: HeaderColumn) -> InvalidArgument:
 
 
 def _column(values: Int64s, column: HeaderColumn, count: int) -> tuple[int, bytes]:
-    """The tag and the bytes of a column, in its shortest form."""
+    """Return the tag and the bytes of a column, in its shortest form."""
     first = int(values[0])
     if len(values) == 1 or bool((values == first).all()):
         return (CONSTANT, values[:1].astype(column.dtype).tobytes()) if first else (ABSENT, b"")

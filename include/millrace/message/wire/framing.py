@@ -1,7 +1,8 @@
-"""Whether bytes are an entry by their header: what is looked at before they go into a log.
+"""Check by its header whether bytes are an entry, before they are appended to a log.
 
-Cheap, and no decoding: lengths, the magic, the version, and that the counts and sections fill the entry exactly. Checksums,
-dictionaries, columns and payloads are left to :mod:`millrace.message.wire.decode`, which judges what stands in a log.
+The check is cheap and decodes nothing: lengths, the magic, the version, and that counts and sections fill the entry
+exactly. Checksums, dictionaries, columns and payloads are left to :mod:`millrace.message.wire.decode`, which reads
+entries from a log.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _WIDTHS: Final = tuple(WIDTHS.tolist())
 
 @dataclass(frozen=True, slots=True)
 class FramingFault:
-    """Entries of an append that are none: the first one's place and what is wrong with it, and how many there are."""
+    """Invalid entries of an append: the index and cause of the first one, and their number."""
 
     index: int
     cause: str
@@ -56,12 +57,12 @@ class FramingFault:
 
     @property
     def is_newer_version(self) -> bool:
-        """Whether the first one is an entry of a later version."""
+        """Whether the first one is an entry of a newer version."""
         return self.cause is LATER
 
 
 def check_framing(values: pa.LargeBinaryArray) -> FramingFault | None:
-    """What is wrong with the framing of an append's entries (docs/wire-form.md); None where nothing is."""
+    """Return what is wrong with the framing of an append's entries (docs/wire-form.md); None if all are valid."""
     if len(values) == 1:
         cause = _cause(values[0].as_buffer())
         return None if cause is None else FramingFault(0, cause, 1)
@@ -83,7 +84,7 @@ def check_framing(values: pa.LargeBinaryArray) -> FramingFault | None:
 
 
 def _right(prefix: Int64s, tags: Bytes, lengths: Int64s) -> npt.NDArray[np.bool_]:
-    """Of entries that are long enough, by their fixed parts: whether each one's framing is right."""
+    """Return, for entries that are long enough, whether each one's framing is valid, by their fixed parts."""
     counts, sections = prefix[:, 3], prefix[:, 4:7]
     columns = (tags != ABSENT) @ WIDTHS + (tags == ARRAY) @ WIDTHS * (counts - 1)
     right = (prefix[:, 0] == _MAGIC) & (prefix[:, 2] == VERSION)
@@ -93,7 +94,7 @@ def _right(prefix: Int64s, tags: Bytes, lengths: Int64s) -> npt.NDArray[np.bool_
 
 
 def _cause(entry: pa.Buffer | None) -> str | None:
-    """What is wrong with one entry, in the order of :mod:`millrace.message.wire.decode`."""
+    """Return what is wrong with one entry, in the order of :mod:`millrace.message.wire.decode`."""
     if entry is None or len(entry) < COLUMNS_START:
         return TOO_SHORT
     magic, _, version, flags, reserved, count, columns, names, bodies = PREFIX.unpack_from(entry)

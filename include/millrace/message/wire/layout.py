@@ -1,4 +1,4 @@
-"""The layout of one log entry, version 1: the numbers that docs/wire-form.md specifies, and nothing else."""
+"""The layout of a log entry, version 1: only the constants that docs/wire-form.md specifies."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ MAGIC: Final = b"MLRW"
 VERSION: Final = 1
 
 PREFIX: Final = struct.Struct("<4sIBBHIIII")
-"""magic, crc32c of everything behind it, version, flags, reserved, count, columns / dictionary / body lengths."""
+"""magic, crc32c of all that follows it, version, flags, reserved, count, lengths of columns, dictionary and body."""
 CRC_START: Final = 8
 TAGS_START: Final = PREFIX.size
 
 MAX_MESSAGES: Final = 1 << 16
 MAX_NAME_BYTES: Final = 255
 BYTES_PER_MESSAGE: Final = 16
-"""An entry of n messages has at least this many bytes times n, so that decoding cannot blow up a few bytes to many rows."""
+"""An entry of n messages has at least n times this many bytes, so that decoding cannot expand a few bytes into many
+rows."""
 
 UNDECODED_PAYLOAD_BYTES: Final = 64 << 10
-"""How much of an entry that does not decode is kept as its row's payload."""
+"""Bytes of an undecodable entry that are kept as its row's payload."""
 
 ABSENT: Final = 0
 CONSTANT: Final = 1
@@ -34,7 +35,7 @@ RAMP: Final = 3
 
 
 class HeaderColumn(NamedTuple):
-    """A header column: its name, its struct code, and the greatest value it may hold (the smallest is always 0)."""
+    """A header column: its name, its struct code, its width, and its maximum value (the minimum is always 0)."""
 
     name: str
     code: str
@@ -50,7 +51,7 @@ _CODES: Final = {pa.uint16(): "H", pa.int32(): "i", pa.int64(): "q"}
 
 
 def _column(name: str, kind: pa.DataType) -> HeaderColumn:
-    stored = pa.uint16() if pa.types.is_dictionary(kind) else kind  # a place in the entry's dictionary
+    stored = pa.uint16() if pa.types.is_dictionary(kind) else kind  # an index in the entry's dictionary
     return HeaderColumn(name, _CODES[stored], stored.byte_width, int(np.iinfo(stored.to_pandas_dtype()).max))
 
 
@@ -61,6 +62,6 @@ COLUMNS: Final = (
 """The header columns in the order of the wire form."""
 
 COLUMNS_START: Final = TAGS_START + len(COLUMNS)
-"""Bytes of the fixed part: prefix and tags; the least length of an entry, too."""
+"""Bytes of the fixed part (prefix and tags), also the minimum length of an entry."""
 
 WIDTHS: Final[npt.NDArray[np.int64]] = np.array([column.width for column in COLUMNS], dtype=np.int64)
