@@ -16,7 +16,7 @@ import pyarrow as pa
 from bench.deployment import deployment, rows
 from bench.log_bench import Ratio, pairs, plain_append
 from millrace.client.produce.batch_appender import BatchLimits
-from millrace.client.produce.framing import ENTRY_BYTES
+from millrace.client.produce.rows import ENTRY_BYTES
 
 MIB = 1 << 20
 FRAME_ROWS = 65_536

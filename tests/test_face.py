@@ -202,7 +202,7 @@ def test_rows_go_in_however_people_have_them(users: millrace.Collection) -> None
         ([{"name": "a"}], "the column 'id' is missing"),
         ([{"id": 1, "name": 5}, {"id": 2, "name": "x"}], "the column 'name' is no list of values of one type"),
         ({"id": [1, 2], "name": ["a"]}, "these columns make no table"),
-        ([{"id": 1.5}], "the column 'id' is no int64"),
+        ([{"id": 1.5}], "the column 'id' is not int64"),
         ([{"id": None}], "the column 'id' has nulls"),
     ],
 )

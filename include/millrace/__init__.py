@@ -7,8 +7,9 @@
         users.upsert([{"id": 1, "name": "Ada"}])
         print(users.to_pandas())
 
-The names below are the public face (docs/api.md), with :mod:`millrace.spark` for Spark and :mod:`millrace.testing` for tests.
-Everything else is internal and may change without a word. Names load by need: ``import millrace`` alone imports nothing.
+The names below are the public API (docs/api.md), with :mod:`millrace.spark` for Spark and :mod:`millrace.testing` for
+tests. Everything else is internal and may change without notice. Names are loaded lazily: ``import millrace`` alone
+imports nothing.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""``millrace``, and ``python -m millrace``: the command line as a process, from its signals to its exit code.
+"""``millrace`` and ``python -m millrace``: the command line as a process, from its signals to its exit code.
 
-What it imports before the signals are taken is little, so that Ctrl-C is answered while the rest is imported.
+It imports little before it installs the signal handlers, so that Ctrl-C works while the rest is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millrace.commands.parts.interrupts import Interrupted, InterruptHandler
 def main() -> NoReturn:
     """Run the command that the arguments name."""
     restrict_umask()
-    # A name of a file may be no UTF-8: what is said of it is said all the same.
+    # A file name may not be UTF-8: print messages about it anyway.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -33,7 +33,7 @@ def main() -> NoReturn:
 
 
 def _run(interrupts: InterruptHandler) -> str | int | None:
-    """The command's exit code. Raises Interrupted; what else it raises while a signal ends it is told to nobody."""
+    """Return the command's exit code. Raises Interrupted. Other errors that a signal causes are suppressed."""
     try:
         interrupts.install()
         from millrace.commands.main import app
@@ -42,7 +42,7 @@ def _run(interrupts: InterruptHandler) -> str | int | None:
     except SystemExit as end:
         return end.code
     except BaseException:
-        # What a library made of Interrupted, or of a connection that closed under it.
+        # A library may have wrapped Interrupted, or failed on a connection that the interrupt closed.
         if interrupts.signal is None:
             raise
     return None

@@ -1,10 +1,14 @@
-"""Collections for Spark users: read at a time tick, by name in SQL, their changes as a batch or a stream. The one module of the face that imports Spark.
+"""Collections for Spark users: reads at a time tick, SQL views, and changes as a batch or a stream.
 
-from millrace.spark import read, register, stream
+The only public module that imports Spark.
 
-flights = read(spark, "flights", at="2026-11-23T10:00:00Z", where="origin = 'JFK'", columns="day, delay")
-register(spark, ["flights", "planes"])       # spark.sql("select ... from flights join planes ...")
-hourly = stream(spark, "flights", kinds="inserts").withWatermark("time_hour", "1 day").groupBy(...)
+    from millrace.spark import read, register, stream
+
+    flights = read(spark, "flights", at="2026-11-23T10:00:00Z", where="origin = 'JFK'", columns="day, delay")
+    register(spark, ["flights", "planes"])       # spark.sql("select ... from flights join planes ...")
+    hourly = stream(spark, "flights", kinds="inserts").withWatermark("time_hour", "1 day").groupBy(...)
+
+The functions that name a collection take its data folder (`data`, default: $MILLRACE_DATA) or `settings`.
 """
 
 from __future__ import annotations
@@ -49,13 +53,14 @@ def read(
     data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The rows of a collection of the data folder `data` (default: $MILLRACE_DATA) that are visible at `at`.
+    """Read the rows of a collection that are visible at `at`, from the data folder `data` (default: $MILLRACE_DATA).
 
-    `at` is a time tick, a datetime or ISO 8601 text; without one everything counts that was decided before the call, and it
-    waits up to `deadline` seconds for the streaming node to have come that far. Rows for which `where` holds, with `columns`, as
-    :meth:`millrace.Collection.read` takes them: Spark leaves out files and row groups by them, as it does by its own ``where`` and
-    ``select``. Versions are pinned when this returns: the DataFrame stays as it is. Raises TickNotReached, TickTooOld,
-    CollectionNotFound, InvalidArgument.
+    `at` is a time tick, a datetime or ISO 8601 text; without it, everything decided before the call is visible, and the
+    call waits up to `deadline` seconds for the streaming node. `where` and `columns` are those of
+    :meth:`millrace.Collection.read`: Spark skips files and row groups by them, as it does by its own ``where`` and
+    ``select``. Table versions are pinned when this returns, so the DataFrame does not change.
+
+    Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
     """
     chosen = _settings(data, settings)
     selection = Selection.of(where=where, columns=columns)
@@ -73,9 +78,12 @@ def register(
     data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> int:
-    """Make a temporary view of each collection (or of those in `names`) under its name, for ``spark.table`` and SQL, all at one tick,
-    which is returned: `at`, or now. Register again for newer rows. Raises as :func:`read`, and InvalidArgument
-    for names that differ by case alone."""
+    """Create a temporary view for each collection (or for those in `names`), all at one tick, and return the tick.
+
+    The tick is `at`, or now. ``spark.table`` and SQL can use the views. Register again to see newer rows.
+
+    Raises the errors of :func:`read`, and InvalidArgument if two names differ only in case.
+    """
     chosen = _settings(data, settings)
     with Client.connect(chosen) as client:
         known = [each.name for each in client.catalog.collections()] if names is None else names
@@ -100,10 +108,17 @@ def changes_between(
     data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The changes of a collection behind `after` (default: from its beginning) up to `until` (default: now), in its newest schema,
-    as :meth:`millrace.Collection.changes_between` gives them, or only `columns` of them; tasks read and decode. A frame has no order: sort
-    by ``_vchannel, _time_tick, _write_tick``. `channels`: of these VChannels alone, or of those on these PChannels. `kinds`: "all" changes; "inserts" alone, where any other is the error ChangesRefused;
-    "skip others" gives the inserts and leaves the others out. Raises as :func:`read`; its tasks raise PositionTruncated."""
+    """Read the changes of a collection after `after` up to `until`, in its newest schema.
+
+    The defaults are the collection's beginning and now.
+
+    The rows are those of :meth:`millrace.Collection.changes_between`, or only `columns` of them; tasks read and decode.
+    A DataFrame has no order: sort by ``_vchannel, _time_tick, _write_tick``. `channels` restricts it to these
+    VChannels, or to those on these PChannels. `kinds` is "all"; "inserts", for which any other change raises
+    ChangesRefused; or "skip others", which leaves other changes out.
+
+    Raises the errors of :func:`read`; tasks raise PositionTruncated.
+    """
     chosen = _settings(data, settings)
     return source.changes(
         spark,
@@ -133,14 +148,19 @@ def stream(
     data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The changes of a collection as a streaming DataFrame, with the `channels`, `columns` and `kinds` of :func:`changes_between`.
+    """Stream the changes of a collection as a DataFrame.
 
-    It begins at the collection's beginning, behind a tick or moment (`after`; "now": behind all that was decided before the call), or with
-    the rows that are visible at a tick or "now" (`snapshot`), as inserts, and the changes behind it. `max_bytes` of files (default:
-    ``max_bytes_per_trigger``) are taken of each PChannel and micro-batch, up to one log time for all. With `aligned` they also wait for each other, until one is
-    idle for 10 s of log time: for a query with a watermark. The query's checkpoint keeps ticks, so that flushes and
-    compactions change nothing. Its end is an error that says why: PositionTruncated, TickTooOld, SchemaChanged (start the query
-    again: it goes on with the new one), ChangesRefused, CollectionNotFound.
+    `channels`, `columns` and `kinds` are those of :func:`changes_between`.
+
+    The stream starts at the collection's beginning, or after a tick or time (`after`; "now": after everything decided
+    before the call), or with the rows that are visible at a tick or "now" (`snapshot`), as inserts, followed by the
+    changes after it. A micro-batch takes `max_bytes` of files (default: ``max_bytes_per_trigger``) of each PChannel, up
+    to one log time for all. With `aligned`, PChannels also wait for each other, unless one is idle for 10 s of log
+    time: for queries with a watermark. The query's checkpoint stores ticks, so flushes and compactions do not affect
+    it.
+
+    The query fails with PositionTruncated, TickTooOld, ChangesRefused, CollectionNotFound, or SchemaChanged (restart
+    the query: it continues with the new schema).
     """
     return source.stream(
         spark,
@@ -174,12 +194,16 @@ def write_stream(
     data: str | Path | None = None,
     settings: Settings | None = None,
 ) -> StreamingQuery:
-    """Start a query that writes a streaming DataFrame into the collection `name`: see :mod:`millrace.streams.sinks.collection.sink`.
+    """Start a query that writes a streaming DataFrame into the collection `name`.
 
-    `mode` is "append", "upsert", or "changes" (what the column ``_change`` says); `guarantee` "exactly once", "at least once" or "at most
-    once". `checkpoint` is the query's folder, with what the sink remembers in it: remove it as a whole, or not at all. Rows that do not fit go to the
-    collection `dead_letters`, or stop the stream. A micro-batch begins every `seconds` (default: when there is something), or
-    the query ends at what there is (`available_now`). Raises CollectionNotFound, InvalidArgument for columns that do not fit, StreamBusy.
+    See :mod:`millrace.streams.sinks.collection.sink`.
+
+    `mode` is "append", "upsert", or "changes" (what the column ``_change`` says). `guarantee` is "exactly once", "at
+    least once" or "at most once". `checkpoint` is the query's folder, which includes the sink's state: remove all of
+    it, or nothing. Rows that do not fit go to the collection `dead_letters`, or stop the stream. A micro-batch starts
+    every `seconds` (default: when there are rows), or the query ends after the existing rows (`available_now`).
+
+    Raises CollectionNotFound, InvalidArgument if columns do not fit, StreamBusy.
     """
     chosen, place = _settings(data, settings), Path(checkpoint)
     sink = CollectionSink(
@@ -211,13 +235,18 @@ def operate(
     available_now: bool = False,
     query: str | None = None,
 ) -> StreamingQuery:
-    """Start a query that runs an operator of docs/operators.md (patterns, windows, joins by time, deduplication) over a streaming DataFrame.
+    """Start a query that applies an operator of docs/operators.md to a streaming DataFrame.
 
-    Answers, late rows and the keys' state become the Delta table at the URI `table`, exactly once: ``kind`` is ``output``, ``late`` or
-    ``state``. The watermark is `delay` behind the newest event time of the micro-batches before (a timedelta for times, a number for numbers); keys
-    lie in `shards`, a task each, which stays as it is for this table. Rows whose event time is more than `max_ahead` (default: no bound) ahead of that of
-    their tick (the column ``_time_tick``) go to the side and move no watermark. `checkpoint` is the query's folder: table and checkpoint belong together. Raises
-    InvalidArgument: columns that the operator does not take, or a table of another query.
+    Operators are patterns, windows, time joins and deduplication.
+
+    Outputs, late rows and the keys' state are written to the Delta table at the URI `table`, exactly once; ``kind`` is
+    ``output``, ``late`` or ``state``. The watermark is `delay` behind the newest event time of the previous
+    micro-batches (a timedelta for times, a number for numbers). Keys are distributed over `shards`, one task each; the
+    number is fixed for the table. Rows whose event time is more than `max_ahead` (default: no bound) ahead of their
+    tick's (the column ``_time_tick``) are diverted and do not advance the watermark. `checkpoint` is the query's
+    folder; table and checkpoint belong to each other.
+
+    Raises InvalidArgument if the operator does not accept the columns, or the table belongs to another query.
     """
     place = Path(checkpoint)
     schema = sinks.columns_of(frame)

@@ -1,4 +1,4 @@
-"""A whole deployment for the tests of your own programs: real log, real chain, real tables, no JVM; gone at the end.
+"""A complete deployment for tests: a real log, chain and tables, without a JVM, removed at the end.
 
     import millrace.testing
 
@@ -7,7 +7,7 @@
         users.insert([{"id": 1}])
         assert users.read().num_rows == 1
 
-What takes the log into the tables is not Spark here but the calling process, by the same code (docs/testing.md).
+The calling process, instead of Spark, writes the log to the tables, with the same code (docs/testing.md).
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _MOST_FAILURES: Final = 100
 
 
 class Deployment(Database):
-    """A :class:`millrace.Database` whose tables are kept up by a thread of this process. Made by :func:`deployment`."""
+    """A :class:`millrace.Database` whose tables are updated by a thread of this process. Made by :func:`deployment`."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.settings = client.settings
         self.failures: list[MillraceError] = []
-        """What kept the thread from going on, newest last (the last hundred): a PChannel that is parked, say."""
+        """Errors that stopped the thread's work, such as a parked PChannel; newest last, at most a hundred."""
         self._turn = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="millrace-testing", daemon=True)
         self._thread.start()
 
     def settle(self, *, deadline: float = 30.0) -> None:
-        """Take everything that was appended before this call into the tables: `wal`, rows, segments, checkpoints.
+        """Write everything that was appended before this call to the tables: `wal`, rows, segments, checkpoints.
 
-        Raises what keeps a PChannel from going on (ChannelParked, TableUnavailable), or DeadlineExceeded where the thread
-        holds the tables for longer than `deadline` seconds.
+        Raises the error that stops a PChannel (ChannelParked, TableUnavailable), or DeadlineExceeded if the thread uses
+        the tables for longer than `deadline` seconds.
         """
         if not self._turn.acquire(timeout=deadline):
             raise DeadlineExceeded(f"the tables were not free within {deadline:g} s")
@@ -61,7 +61,7 @@ class Deployment(Database):
             self._turn.release()
 
     def close(self) -> None:
-        """Stop the thread, the clients and the log's server. Idempotent."""
+        """Stop the thread, the clients and the log server. Idempotent."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -82,7 +82,7 @@ class Deployment(Database):
             with self._turn:
                 try:
                     ends = self._ends()
-                    if ends != taken:  # a look at the tables costs ten times what one at the log's ends does
+                    if ends != taken:  # reading the tables costs ten times as much as reading the log's ends
                         self._take()
                         taken = ends
                 except MillraceError as error:
@@ -95,10 +95,11 @@ class Deployment(Database):
 
 @contextmanager
 def deployment(folder: str | Path | None = None, **settings: Any) -> Iterator[Deployment]:
-    """A deployment in `folder`, which stays, or in a temporary one, which is removed at the end whatever happens.
+    """Create a deployment in `folder`, which is kept, or in a temporary folder, which is always removed at the end.
 
-    `settings` go over the defaults (:class:`millrace.Settings`); nothing is taken from the environment. Raises
-    InvalidSettings, LogUnavailable.
+    `settings` override the defaults (:class:`millrace.Settings`); the environment is ignored.
+
+    Raises InvalidSettings, LogUnavailable.
     """
     made = Path(tempfile.mkdtemp(prefix="millrace-testing-")) if folder is None else Path(folder)
     chosen = replace(Settings.load(env={}), data_dir=made / "data" if folder is None else made, **settings)
@@ -111,7 +112,7 @@ def deployment(folder: str | Path | None = None, **settings: Any) -> Iterator[De
 
 
 def _removed(folder: Path) -> None:
-    """Remove the folder; the log's server, which has just been told to end, may still hold files of it for a moment."""
+    """Remove the folder; the log server, which was just told to stop, may still write files for a moment."""
     end = Deadline.after(10)
     while folder.exists() and end.pause(0.02):
         shutil.rmtree(folder, ignore_errors=True)

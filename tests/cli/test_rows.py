@@ -91,14 +91,14 @@ def _read(
 @pytest.mark.parametrize(
     "line, why",
     [
-        (b'{"id": "5"}', "id: '5' is no int64"),
-        (b'{"id": 5.0}', "id: 5.0 is no int64"),
-        (b'{"id": true}', "id: True is no int64"),
-        (b'{"id": 9223372036854775808}', "is no int64"),
+        (b'{"id": "5"}', "id: '5' is not int64"),
+        (b'{"id": 5.0}', "id: 5.0 is not int64"),
+        (b'{"id": true}', "id: True is not int64"),
+        (b'{"id": 9223372036854775808}', "is not int64"),
         (b'{"id": null}', "id is missing or null"),
         (b"{}", "id is missing or null"),
-        (b'{"id": 1, "name": 7}', "name: 7 is no string"),
-        (b'{"id": 1, "name": "\\ud800"}', "is no string"),
+        (b'{"id": 1, "name": 7}', "name: 7 is not string"),
+        (b'{"id": 1, "name": "\\ud800"}', "is not string"),
         (b'{"id": 1, "nmae": "Ada"}', "no field 'nmae'"),
         (b'{"id": 1', "no JSON at character 9: Expecting"),
         (b'{"id": 1}{"id": 2}', "no JSON at character 10: Extra data"),
@@ -159,7 +159,7 @@ def test_parquet_values_that_would_lose_something_are_bad_rows() -> None:
     parquet.write_table(pa.table({"id": [1.0, 2.5, None, 4.0], "name": ["a", "b", "c", None]}), file)
     ids, bad = _read(InputFormat.PARQUET, file.getvalue())
     assert ids == [1, 4]
-    assert bad == {2: "id: 2.5 is no int64", 3: "id is missing or null"}
+    assert bad == {2: "id: 2.5 is not int64", 3: "id is missing or null"}
 
 
 def test_what_is_no_parquet_fails_the_file() -> None:

@@ -99,7 +99,7 @@ def test_a_bad_row_stops_before_its_batch_is_sent_and_says_what_is_in(users: Dep
     text = '{"id": 1}\n{"id": 2}\n{"id": 3}\n{"id": "x"}\n'
     options = ("produce", "users", "-", "--partition", "eu", "--batch-rows", "2")
     words = users.fails("INVALID_ARGUMENT", *options, stdin=text)
-    assert "line 4: id: 'x' is no int64" in words
+    assert "line 4: id: 'x' is not int64" in words
     assert "everything up to line 2 was sent" in words
     users.catch_up(flush=False)
     assert [row["id"] for row in _rows(users)] == [1, 2]
@@ -134,7 +134,7 @@ def test_skipped_rows_are_told_counted_and_lose_no_other(users: Deployment) -> N
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert (found["accepted"], found["skipped"], found["last_line"]) == (30, 30, 60)
-    assert result.stderr.startswith("line 2: id: 'x' is no int64\nline 4: ")
+    assert result.stderr.startswith("line 2: id: 'x' is not int64\nline 4: ")
     assert len(result.stderr.splitlines()) == 21
     users.catch_up(flush=False)
     assert len(_rows(users)) == 30

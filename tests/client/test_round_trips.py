@@ -187,7 +187,7 @@ def test_a_missing_value_is_null_or_refused_and_never_a_key() -> None:
         with pytest.raises(InvalidArgument, match="'k' has nulls"):
             conform([{"k": missing}], collection(key))
         assert conform([{"k": "a", "v": missing}], collection(key))["v"].to_pylist() == [None]
-    with pytest.raises(InvalidArgument, match="'v' is no string: a number is no text"):
+    with pytest.raises(InvalidArgument, match="'v' is not string: a number is not text"):
         conform(pd.DataFrame({"k": ["a", "b"], "v": [1.0, NAN]}), collection(key))
     assert conform(pd.DataFrame({"k": ["a"], "v": [NAN]}), collection(key))["v"].to_pylist() == [None]
     found = conform([{"k": UUID(int=5)}], collection(key))

@@ -45,10 +45,10 @@ def test_rows_that_are_none_are_told_what_rows_are(shop: Client, items: Collecti
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "'tags' is no list"),
-        (pa.array([{"a": 1}]), "'tags' is no list"),
-        (pa.array([7]), "'tags' is no list"),
-        (pa.array([[b"\xff"]]), "'tags' is no list"),
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "'tags' is not list"),
+        (pa.array([{"a": 1}]), "'tags' is not list"),
+        (pa.array([7]), "'tags' is not list"),
+        (pa.array([[b"\xff"]]), "'tags' is not list"),
     ],
     ids=["map", "struct", "number", "not UTF-8"],
 )

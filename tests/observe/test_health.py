@@ -27,7 +27,7 @@ from millrace.operations.quality.checks import Check, CheckResult, TableCheckRes
 from millrace.operations.quality.quarantine import release_blocks
 from millrace.operations.quality.results import record_run
 from millrace.operations.registry import find_operation
-from millrace.rpc.clock import ClockView
+from millrace.rpc.wire import ClockView
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RunFolder
 from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD

@@ -19,7 +19,7 @@ from millrace.access.permissions import Requirement, Scope
 from millrace.base.settings import Settings
 from millrace.log.server.connections import ConnectionLimits
 from millrace.service.application import RouteGroup, build_app
-from millrace.service.bodies import BodyLimit
+from millrace.service.middleware import BodyLimit
 from millrace.service.server import serving
 from tests.waiting import until
 

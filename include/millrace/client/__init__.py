@@ -1,1 +1,4 @@
-"""What the public face is made of: `produce/`, `consume/`, `spool/`. Knows no host and no coordinator, a server only by `rpc`."""
+"""The client library behind the public API: `produce/`, `consume/` and `spool/`.
+
+It imports no host and no coordinator, and reaches a server only through `rpc`.
+"""

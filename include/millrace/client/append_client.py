@@ -1,13 +1,13 @@
-"""Appends through the machine's append host, from any process: results and typed rejections in milliseconds.
+"""Client of the append host: results and typed rejections in milliseconds, from any process.
 
     with AppendClient.connect(settings.data_dir) as client:
         result = client.append("p0", encode_entry([message]), deadline=5.0).result()
 
-The server is found through the data folder and started where none runs. An append is sent once. Where its answer was lost
-on the way, LogUnavailable says that it is in the log once or not at all; DeadlineExceeded, that it was not decided in time.
-In both cases the caller appends the same bytes again: messages with a producer sequence have one effect, and the repeat gets
-the first one's result (law 8). Messages without a producer must not be repeated blindly; `attempts` is therefore 1 unless
-the caller asks for more.
+The client finds the server through the data folder and starts it if none runs. It sends an append once and never
+resends it. LogUnavailable means that the answer was lost: the append is in the log once or not at all. DeadlineExceeded
+means that it was not decided in time. In both cases the caller may append the same bytes again if its messages carry a
+producer sequence: they take effect once, and the repeat gets the first result (law 8). Never resend messages without a
+producer sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.data_folder import prepare_data_folder
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError, NotSupportedRemotely, ServerFull
+from millrace.base.errors import LogUnavailable, MillraceError, NotSupportedRemotely, ServerFull
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.channel_router import ChannelRouter
 from millrace.message.ids import LogId
@@ -41,24 +41,24 @@ from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE, TIMEOUT, ack_from_b
 from millrace.wal.definitions import PChannelDefinitions
 
 TOMBSTONE_SECONDS: Final = 120.0
-"""What replacing an entry may take: a commit to the ``wal`` table is part of it."""
+"""Timeout for replacing an entry, which includes a commit to the ``wal`` table."""
 
 READ_SECONDS: Final = 600.0
-"""How long the rows of a collection may take on their way."""
+"""Timeout for the transfer of a collection's rows."""
 PIECE_SECONDS: Final = 60.0
-"""How long a piece of the messages in the ``wal`` table may take."""
+"""Timeout for one piece of the messages in the ``wal`` table."""
 _FULL_PAUSE: Final = 0.1
 _MARGIN: Final = 2.0
-"""Seconds that a client waits beyond what it lets the server wait: the server's answer is the better one."""
+"""Seconds that a client waits longer than the server, so that the server's own, more precise error arrives first."""
 
 
 class AppendClient(Closeable):
-    """Appends, ticks and tails through the append host of one data folder. Thread-safe."""
+    """Connection to the append host of one data folder: appends, ticks, tails, reads and catalog calls. Thread-safe."""
 
     def __init__(self, service: RemoteLogService) -> None:
         self.service = service
         self.router = ChannelRouter(service)
-        """Where appends go: each PChannel's to whoever has it."""
+        """Routes each PChannel's appends to the node that owns it."""
         self._idle: dict[tuple[int, str], list[_Stream]] = {}
         self._lock = threading.Lock()
 
@@ -73,10 +73,13 @@ class AppendClient(Closeable):
         idle_timeout: float | None = None,
         launch: ServerLaunch = DEFAULT_LAUNCH,
     ) -> Self:
-        """The client of the log in `<data_dir>/log`; `start` lets it start the server as `launch` says, which must hold
-        the append host. Without `now` the server is looked for by the first call that needs it.
+        """Connect to the log in `<data_dir>/log`.
 
-        Raises LogUnavailable where no server runs and `start` is False, or what keeps it from starting; UnsafeDataFolder.
+        With `start`, start the server if none runs, as `launch` says; `launch` must include the append host. Without
+        `eager`, the first call that needs the server looks for it.
+
+        Raises LogUnavailable if no server runs and `start` is False, or the error that kept the server from starting.
+        Raises UnsafeDataFolder.
         """
         if idle_timeout is not None:
             launch = replace(launch, idle_timeout=idle_timeout)
@@ -93,26 +96,16 @@ class AppendClient(Closeable):
         entries: Entries,
         *,
         deadline: float | None = None,
-        attempts: int = 1,
-        retry_delay: float = 1.0,
     ) -> AppendOutcome:
-        """Append entries as one atomic batch; what the chain decided about their messages, within `deadline` seconds
-        (default: the one of `connect`).
+        """Append entries as one atomic batch and return the chain's decision about each message.
 
-        With `attempts` above 1, what failed with a retriable error is sent again after `retry_delay` seconds: only for
-        messages with a producer sequence. Raises LogUnavailable and DeadlineExceeded (ambiguous, see above),
-        ChannelNotFound, EntryTooLarge, or what parked the PChannel.
+        `deadline` is in seconds (default: that of `connect`).
+
+        Raises LogUnavailable and DeadlineExceeded, both ambiguous (see the module's docstring).
+        Raises ChannelNotFound, EntryTooLarge, or the error that parked the PChannel.
         """
-        values = as_values(entries)
-        end = Deadline.after(self.service.deadline if deadline is None else deadline)
-        for attempt in range(1, attempts + 1):
-            try:
-                return self._append_once(pchannel, values, end.remaining(minimum=0.001))
-            except MillraceError as error:
-                if not error.retriable or attempt == attempts or end.remaining() <= retry_delay:
-                    raise
-            threading.Event().wait(jittered(retry_delay))
-        raise InvalidArgument(f"{attempts} attempts: give 1 or more")
+        seconds = self.service.deadline if deadline is None else deadline
+        return self._append_once(pchannel, as_values(entries), seconds)
 
     def append_stream(
         self,
@@ -122,10 +115,10 @@ class AppendClient(Closeable):
         bytes: int = PIPELINE_BYTES,
         deadline: float | None = None,
     ) -> AppendPipeline[AppendOutcome]:
-        """Appends of one producer, in order, sent before the earlier ones are decided: at most `appends` or `bytes` of them.
+        """Open a pipeline for one producer's appends, which are sent in order before earlier ones are decided.
 
-        What failed as ambiguous the caller sends again, in order, with the same sequences. `deadline` bounds the wait for each
-        answer (default: the one of `connect`).
+        At most `appends` appends or `bytes` bytes are in flight. `deadline` bounds the wait for each answer, in seconds
+        (default: that of `connect`). The caller resends what failed as ambiguous, in order and with the same sequences.
         """
 
         def stream(link: Link) -> _Stream:
@@ -136,15 +129,19 @@ class AppendClient(Closeable):
         )
 
     def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
-        """Append a time tick; a tick up to which every earlier append is decided. Without `persist` nothing is appended."""
+        """Append a time tick and return a tick up to which every earlier append is decided.
+
+        Without `persist`, append nothing.
+        """
         request = {"pchannel": pchannel, "deadline": deadline, "persist": persist}
         return int(self._act("tick", request, deadline)["tick"])
 
     def tick_on_owner(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """Have whoever takes the PChannel's appends append a time tick; returns when it is decided there. For the log's server.
+        """Have the PChannel's owner append a time tick; return once it is decided there. For the log server.
 
-        The call says that it is forwarded: who does not take the appends refuses it, and never forwards it again. Raises
-        LogUnavailable where nobody takes them until the deadline.
+        The call is marked as forwarded: a node that does not own the PChannel refuses it and never forwards it again.
+
+        Raises LogUnavailable if no node owns the PChannel before the deadline.
         """
         request = {"pchannel": pchannel, "deadline": deadline, "forwarded": True}
 
@@ -156,26 +153,35 @@ class AppendClient(Closeable):
         )
 
     def mvcc(self, vchannel: str) -> Mvcc:
-        """Up to where a VChannel is readable now. Raises ChannelNotFound, and what parked its PChannel."""
+        """Return the tick up to which a VChannel is readable now.
+
+        Raises ChannelNotFound, or the error that parked its PChannel.
+        """
         return Mvcc(**self._act("mvcc", {"vchannel": vchannel}, self.service.deadline))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
-        """Wait until everything up to `tick` is decided; the confirmed tick. Raises DeadlineExceeded."""
+        """Wait until everything up to `tick` is decided and return the confirmed tick.
+
+        Raises DeadlineExceeded.
+        """
         return int(self._act("confirm", {"pchannel": pchannel, "tick": tick, "deadline": deadline}, deadline)["tick"])
 
     def describe(self, pchannel: str) -> dict[str, Any]:
-        """Where the append host stands: position, last_tick, term, parked."""
+        """Describe the append host's state for a PChannel: position, last_tick, term, parked."""
         return self._act("describe", {"pchannel": pchannel}, self.service.deadline)
 
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
     ) -> PChannelDefinitions:
-        """What the chain has of collections on a PChannel; see :meth:`millrace.node.append.host.AppendHost.definitions`."""
+        """Return the chain's definitions of collections on a PChannel.
+
+        See :meth:`millrace.node.append.host.AppendHost.definitions`.
+        """
         request = {"pchannel": pchannel, "collection_id": collection_id, "deadline": deadline}
         return PChannelDefinitions.from_json(self._act("definitions", request, deadline))
 
     def metrics(self) -> str:
-        """The host's metrics in the Prometheus text format."""
+        """Return the host's metrics in the Prometheus text format."""
 
         def call(link: Link, deadline: Deadline) -> str:
             try:
@@ -189,14 +195,14 @@ class AppendClient(Closeable):
         return self.service.call_with_retry(call, seconds=self.service.deadline)
 
     def flow(self) -> dict[str, Any]:
-        """The state of the host's flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
+        """Return the state of flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
         return self._act("flow", {}, self.service.deadline)
 
     def catalog(self, call: str, arguments: Mapping[str, Any], *, repeat: bool) -> dict[str, Any]:
-        """A call of the catalog beside the host (millrace.catalog.calls). Raises what that call raises.
+        """Call the catalog on the host (millrace.catalog.calls).
 
-        One that changes something is not to be repeated where its answer was lost: LogUnavailable then says that it may
-        have taken effect.
+        A call that changes something must have `repeat` False: if its answer is lost, it raises LogUnavailable, and the
+        change may have taken effect. Raises what the call raises.
         """
         request, seconds = {"call": call, "arguments": dict(arguments)}, self.service.deadline
 
@@ -208,7 +214,10 @@ class AppendClient(Closeable):
         return self.service.call_once(act, seconds=seconds, what=f"whether {call} took effect is unknown")
 
     def restart(self, pchannel: str) -> None:
-        """Have the host follow the PChannel anew, once what parked it is cured; and that of the node that takes its appends, if one does."""
+        """Restart a PChannel's follower once the cause of its parking is fixed.
+
+        This restarts the follower on the host, and on the node that owns the PChannel.
+        """
         request, seconds = {"pchannel": pchannel}, self.service.deadline
         self._act("restart", request, seconds)
         self.router.refresh(anew=True)
@@ -220,16 +229,22 @@ class AppendClient(Closeable):
             )
 
     def inspect_parked_entry(self, pchannel: str, entry: LogId) -> dict[str, Any]:
-        """What stands at `entry`, of which a tombstone may be made: see :meth:`millrace.node.append.tombstones.TombstonePlacer.look`."""
+        """Describe the entry at `entry`, which a tombstone may replace.
+
+        See :meth:`millrace.node.append.tombstones.Tombstones.look`.
+        """
         return self._act("tombstone", {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
 
     def place_tombstone(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
-        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.TombstonePlacer.place`."""
+        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.Tombstones.place`."""
         request = {"pchannel": pchannel, "entry": list(entry), "sha256": sha256, "author": author, "reason": reason}
         return Tombstone.from_json(pchannel, self._act("tombstone", request, TOMBSTONE_SECONDS))
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
-        """The messages behind `after_tick` from the host's buffer; waits up to `timeout` seconds (at most 10) for some."""
+        """Return the messages after `after_tick` from the host's buffer.
+
+        Waits up to `timeout` seconds (at most 10) for a message.
+        """
         request = {
             "extension": APPEND_ROLE,
             "tail": pchannel,
@@ -248,9 +263,13 @@ class AppendClient(Closeable):
     def read(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:
-        """The selected rows of a collection at a tick, or as of now, from the server's tables, batch by batch as they come; the
-        server waits up to `seconds` (at most 60) for them. Closed, or dropped, it ends the server's work. Raises what a read there
-        raises, ServerFull, LogUnavailable."""
+        """Stream the selected rows of a collection at a tick, or as of now, from the server's tables.
+
+        The server waits up to `seconds` (at most 60) for its tables to reach the tick. Closing or dropping the reader
+        ends the server's work.
+
+        Raises what the server's read raises, ServerFull, LogUnavailable.
+        """
         request = self._reading(collection, at, seconds) | selection.to_json()
         schema, parts = self.service.call_with_retry(
             lambda link, deadline: link.parts(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
@@ -258,7 +277,7 @@ class AppendClient(Closeable):
         return pa.RecordBatchReader.from_batches(schema, _whole(parts, bool(selection.to_json())))
 
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
-        """How many rows :meth:`read` would give."""
+        """Count the rows that :meth:`read` would return."""
         request = self._reading(collection, at, seconds) | {"where": where, "count": True}
         _, metadata = self.service.call_with_retry(
             lambda link, deadline: link.get(request, timeout=seconds + READ_SECONDS), seconds=seconds + READ_SECONDS
@@ -271,15 +290,21 @@ class AppendClient(Closeable):
         return {"extension": APPEND_ROLE, "read": collection.name, "at": at, "deadline": seconds}
 
     def describe_wal(self, pchannel: str, *, confirmed_at: int | None = None) -> dict[str, Any]:
-        """What the ``wal`` table has of a PChannel; see :meth:`millrace.node.append.history_reads.HistoryReads.describe`."""
+        """Describe a PChannel's part of the ``wal`` table.
+
+        See :meth:`millrace.node.append.history.Histories.describe`.
+        """
         request = {"pchannel": pchannel} | ({} if confirmed_at is None else {"confirmed_at": confirmed_at})
         return self._act("history", request, self.service.deadline)
 
     def read_wal_piece(
         self, pchannel: str, request: Mapping[str, Any]
     ) -> tuple[list[pa.RecordBatch], list[int] | None]:
-        """A piece of a PChannel's messages in the ``wal`` table, and the message id of the next, None behind the last one; see
-        :meth:`millrace.node.append.history_reads.HistoryReads.stream`. Where the server is full, it is asked again until the deadline."""
+        """Read a piece of a PChannel's messages in the ``wal`` table.
+
+        Returns the batches and the message id of the next piece, or None after the last. While the server is full, the
+        call is retried until the deadline. See :meth:`millrace.node.append.history.Histories.stream`.
+        """
         ticket = {"extension": APPEND_ROLE, "history": pchannel, **request}
         until = Deadline.after(self.service.deadline)
 
@@ -298,8 +323,12 @@ class AppendClient(Closeable):
             threading.Event().wait(jittered(_FULL_PAUSE))
 
     def read_import(self, pchannel: str, tick: int) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
-        """The rows of the Import at a tick, as they come, with what the server says of each batch; a stream that breaks is
-        gone on with behind the rows that came. Raises LogUnavailable, and what reading the files there raises."""
+        """Stream the rows of the Import at a tick, each batch with the server's metadata.
+
+        A broken stream is resumed after the rows that arrived.
+
+        Raises LogUnavailable, and what reading the files on the server raises.
+        """
         came = 0
         until = Deadline.after(self.service.deadline)
         while True:
@@ -322,24 +351,27 @@ class AppendClient(Closeable):
             except ServerFull as error:
                 reason = error
             if until.expired():
-                raise LogUnavailable(f"the rows of an import broke off behind {came:,} of them: {reason}") from reason
+                raise LogUnavailable(f"the rows of an import broke off after {came:,} rows: {reason}") from reason
             threading.Event().wait(jittered(_FULL_PAUSE))
 
     def describe_checkpoint(self, pchannel: str, collection_id: int) -> dict[str, Any]:
-        """What the newest checkpoint has of a collection; see :meth:`millrace.node.append.history_reads.HistoryReads.checkpointed`."""
+        """Describe the newest checkpoint of a collection.
+
+        See :meth:`millrace.node.append.history.Histories.checkpointed`.
+        """
         request = {"pchannel": pchannel, "collection_id": collection_id}
         return self._act("checkpointed", request, self.service.deadline)
 
     def call_group(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A call of a consumer group's holder; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.answer`."""
+        """Make a consumer-group call; see :meth:`millrace.node.append.groups.Groups.answer`."""
         return self._act("group", dict(request), self.service.deadline)
 
     def drop_group(self, group: str) -> None:
-        """Forget a consumer group; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.drop`."""
+        """Delete a consumer group; see :meth:`millrace.node.append.groups.Groups.drop`."""
         self._act("drop_group", {"group": group}, self.service.deadline)
 
     def close(self) -> None:
-        """Release the connection; the server goes on. Idempotent."""
+        """Close the connection; the server keeps running. Idempotent."""
         with self._lock:
             idle, self._idle = self._idle, {}
         for streams in idle.values():
@@ -384,7 +416,7 @@ class AppendClient(Closeable):
         )
 
     def _forget_closed(self) -> None:
-        """Close idle streams of connections that were given up."""
+        """Close the idle streams of dropped connections."""
         with self._lock:
             old = [stream for streams in self._idle.values() for stream in streams if stream.link.closed]
             self._idle = {key: streams for key, streams in self._idle.items() if streams and not streams[0].link.closed}
@@ -393,30 +425,33 @@ class AppendClient(Closeable):
 
 
 class _Stream(ExchangeStream):
-    """A stream of appends to the append host, each answered by what the chain decided."""
+    """A stream of appends to the append host, each answered with the chain's decision."""
 
     def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
         super().__init__(link, {"extension": APPEND_ROLE, "pchannel": pchannel, "pipelined": pipelined})
 
     def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None:
-        """Send one append that the server may wait for until `deadline`. Raises ConnectionLost."""
+        """Send one append, which the server may take until `deadline` to decide. Raises ConnectionLost."""
         seconds = TIMEOUT.pack(deadline.remaining(minimum=0.001))
         self.request(values, seconds, deadline=deadline.extended(_MARGIN))
 
     def receive(self, *, deadline: Deadline) -> AppendOutcome:
-        """The next answer. Raises what that append raised, NotTaken or ConnectionLost."""
+        """Return the next answer. Raises what that append raised, NotAccepted or ConnectionLost."""
         chunk = self.answer(deadline=deadline)
         if chunk.data is not None:
             return AppendOutcome(chunk.data)
         ack_from_bytes(chunk.app_metadata.to_pybytes() if chunk.app_metadata is not None else b"")
-        raise ConnectionLost("the append host answered with nothing")
+        raise ConnectionLost("the append host sent an empty answer")
 
 
-_OLDER: Final = "the server is of an older build, which gives whole collections alone: select from what `read` gives"
+_OLDER: Final = "the server runs an older build, which only returns whole collections: select from the result of `read`"
 
 
 def _whole(parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], selected: bool) -> Iterator[pa.RecordBatch]:
-    """The batches of an answer. Raises LogUnavailable where it broke off, NotSupportedRemotely where nothing was selected."""
+    """Yield the batches of an answer.
+
+    Raises LogUnavailable if the answer breaks off, NotSupportedRemotely if an older server ignored the selection.
+    """
     rows, told = 0, None
     try:
         for batch, metadata in parts:
@@ -426,6 +461,6 @@ def _whole(parts: Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]], select
             if batch.num_rows:
                 yield batch
     except ConnectionLost as error:
-        raise LogUnavailable(f"the server's answer broke off behind {rows:,} rows ({error}): read again") from error
+        raise LogUnavailable(f"the server's answer broke off after {rows:,} rows ({error}): read again") from error
     if rows != told:
-        raise LogUnavailable(f"the server's answer broke off behind {rows:,} rows: read again")
+        raise LogUnavailable(f"the server's answer broke off after {rows:,} rows: read again")

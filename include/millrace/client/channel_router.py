@@ -1,7 +1,8 @@
-"""Where a client's appends go: to the log's server, until that says that nodes of a cluster take them; then to whoever has the PChannel.
+"""Routing of a client's appends: to the log server, or to the cluster node that owns the PChannel.
 
-A deployment of one node is asked nothing more than before. A node that has let a PChannel go refuses its appends as stale
-(AssignmentStale): the client asks the log's server who has it, and goes on there by itself. Its caller sees latency alone.
+The log server tells the client whether nodes of a cluster take appends; with one node there are no extra calls. A node
+that has lost a PChannel refuses its appends (AssignmentStale): the client asks the log server for the new owner and
+continues there. The caller only sees latency.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from millrace.rpc.remote_log import RemoteLogService, call_once
 from millrace.rpc.wire import APPEND_ROLE
 
 ASSIGNMENT_POLL_SECONDS: Final = 0.5
-"""Between two looks at who has what, once nodes have anything."""
+"""Seconds between two polls of the assignments, once a node owns a PChannel."""
 CONNECT_SECONDS: Final = 2.0
-"""How long a node may take to answer its first call."""
+"""Timeout of the first call to a node."""
 _PAUSE: Final = 0.05
 
 _T = TypeVar("_T")
 
 
 class _Source:
-    """The protocol AssignmentSource: the log's server."""
+    """An AssignmentSource that asks the log server."""
 
     def __init__(self, service: RemoteLogService) -> None:
         self._service = service
         self.token = ""
-        """What nodes take, where the log's server trusts this client with it; else the client's own token is as good there."""
+        """Token for the nodes: the log server's, if it trusts this client with it, else the client's own."""
 
     def all(self) -> AssignmentUpdate:
         return self.since(-1)
@@ -64,20 +65,23 @@ class ChannelRouter:
         self._watchdog = Watchdog()
         self._links: dict[str, Link] = {}
         self._guard = threading.Lock()
-        """Of the links: two appends whose node dies both drop its link."""
+        """Guards the connections: two appends whose node dies both drop its connection."""
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
 
     def route(self, pchannel: str, *, deadline: float | None = None) -> ChannelRoute:
-        """Where the PChannel's appends go, as one caller uses it; `deadline` in seconds (default: the service's)."""
+        """Return the route of a PChannel's appends for one caller.
+
+        `deadline` is in seconds (default: the service's).
+        """
         return ChannelRoute(self, pchannel, self._service.deadline if deadline is None else deadline)
 
     def known(self) -> dict[str, str]:
-        """By PChannel the address of the node that takes its appends, of those that this client asked about."""
+        """Return by PChannel the address of its owner, for the PChannels that this client has asked about."""
         return {each.pchannel: each.address for each in self._assignments.known() if each.address}
 
     def link(self, place: ChannelRoute, deadline: Deadline) -> Link:
-        """A connection to whoever has the PChannel now. Raises LogUnavailable."""
+        """Return a connection to the PChannel's current owner. Raises LogUnavailable."""
         while True:
             place.assignment = found = self._assignments.get(place.pchannel, APPEND_ROLE)
             if found is None:
@@ -111,7 +115,7 @@ class ChannelRouter:
         return other
 
     def drop(self, link: Link) -> None:
-        """A connection failed: whoever has the PChannel is to be found anew."""
+        """Drop a failed connection, so that the PChannel's owner is looked up again."""
         address = link.record.address
         with self._guard:
             known = self._links.get(address) is link
@@ -124,15 +128,19 @@ class ChannelRouter:
             self._service.drop_link(link)
 
     def on_stale(self, assignment: Assignment | None) -> None:
-        """Whoever was asked under `assignment` (None: the log's server) does not have the PChannel: ask who does."""
+        """Look up the owner again after a refusal under `assignment` (None: by the log server)."""
         if assignment is not None:
             self._assignments.mark_stale(assignment)
         self.refresh(anew=False)
 
     def refresh(self, *, anew: bool) -> None:
-        """Bring what is known up to date; of callers at the same time one asks for all. With `anew` everything is asked for: a node
-        that died is no change that anybody wrote. While the meta store is away nobody can tell, as if nothing had changed: whoever
-        appends asks again, until its deadline. Raises LogUnavailable."""
+        """Update the assignments; of concurrent callers, one asks for all.
+
+        With `full`, fetch everything: the death of a node changes no assignment that anybody writes. While the meta
+        store is down, nothing changes, and appends ask again until their deadline.
+
+        Raises LogUnavailable.
+        """
         before = self._asked
         with self._asking:
             if self._asked != before:
@@ -147,12 +155,15 @@ class ChannelRouter:
                 self._follower.start()
 
     def _follow(self) -> None:
-        """Give up connections to nodes that have nothing any more: who waits there for an answer, of a node that sleeps, goes on."""
+        """Close connections to nodes that own nothing any more.
+
+        Callers that wait for an answer of a suspended node then continue.
+        """
         while not self._closed.wait(ASSIGNMENT_POLL_SECONDS):
             try:
                 self.refresh(anew=False)
             except MillraceError:
-                continue  # the log's server is away: who appends finds that out by itself
+                continue  # the log server is down, which appends notice themselves
             serving = {each.address for each in self._assignments.known()}
             with self._guard:
                 idle = [self._links.pop(address) for address in self._links.keys() - serving]
@@ -171,14 +182,14 @@ class ChannelRouter:
 
 
 class ChannelRoute:
-    """The protocol Connector (millrace.rpc.append_pipeline) for the appends of one PChannel by one caller."""
+    """The Connector (millrace.rpc.append_pipeline) of one caller's appends to one PChannel."""
 
     def __init__(self, places: ChannelRouter, pchannel: str, deadline: float) -> None:
         self._places = places
         self.pchannel = pchannel
         self.deadline = deadline
         self.assignment: Assignment | None = None
-        """Under which the last connection was given; None: that of the log's server."""
+        """The assignment of the last connection; None if that goes to the log server."""
 
     def link(self, deadline: Deadline) -> Link:
         return self._places.link(self, deadline)
@@ -190,7 +201,7 @@ class ChannelRoute:
         self._places.on_stale(self.assignment)
 
     def call_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
-        """As :meth:`RemoteLogService.call_once`, at whoever has the PChannel, however often that changes meanwhile."""
+        """Call like :meth:`RemoteLogService.call_once`, at the PChannel's owner, even if that changes."""
         deadline = Deadline.after(seconds)
         while True:
             try:

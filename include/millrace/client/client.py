@@ -1,11 +1,11 @@
-"""The client of a deployment, which lies in a data folder here or behind a server elsewhere: collections, producers, consumers.
+"""Client of one deployment, in a local data folder or on a remote server: collections, producers, consumers.
 
-    with Client.connect() as client:                    # or Client.at("grpc+tls://log.example.net:7700", roots="ca.pem")
+    with Client.connect() as client:    # or Client.at("grpc+tls://log.example.net:7700", roots="ca.pem")
         client.catalog.create_collection("users", schema, partitions=["eu", "us"])
         client.producer().insert(client.collection("users"), batch, partition="eu")
 
-Catalog, DDL, appends and new messages go through the server wherever it is; what the tables hold is read from the files where they
-are here, and through the server where they are not (Tables).
+Catalog calls, DDL, appends and new messages always go through the server. Table data is read from local files if the
+data folder is on this machine, and through the server otherwise (Tables).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from millrace.rpc.selection import ReadOptions, Selection, SelectionOptions
 from millrace.rpc.wire import DEFAULT_DEADLINE, TOKEN_VARIABLE
 from millrace.wal.scanner import DeliverPolicy, Filter
 
-if TYPE_CHECKING:  # what a producer and a consumer do without
+if TYPE_CHECKING:  # not needed by producers and consumers
     import pyarrow.dataset as ds
 
     from millrace.client.consume.changes import ChangeStream
@@ -55,48 +55,51 @@ if TYPE_CHECKING:  # what a producer and a consumer do without
 
 
 class Tables(Protocol):
-    """Where a client's reads come from."""
+    """Source of a client's reads."""
 
     def wal_opener(self, channels: Sequence[str]) -> WalOpener:
-        """Who opens the newest version of the ``wal`` table for a reader of these channels."""
+        """Return a function that opens the newest version of the ``wal`` table for a reader of these channels."""
         ...
 
     def uncommitted(self) -> UncommittedReader | None:
-        """What the log has after the ``wal`` table, for one reader; None where the log cannot be read."""
+        """Return a reader of the messages that the log has after the ``wal`` table; None if it cannot be read."""
         ...
 
     def imports(self) -> ImportSource:
-        """Where the rows of Import messages are found."""
+        """Return the source of the rows of Import messages."""
         ...
 
     def changes_start(self, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
-        """Where a reader of a collection's changes behind `after` begins on a PChannel, and what it has to know there."""
+        """Return where a reader of changes after `after` starts on a PChannel, with the state it needs."""
         ...
 
     def group_positions(self) -> GroupPositions:
-        """Where consumer groups stand; the caller closes it."""
+        """Open the positions of consumer groups; the caller closes it."""
         ...
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
-        """The rows of a collection at a tick; without one, all that was decided before the call. Waits up to `seconds` for it."""
+        """Read the rows of a collection at a tick, or, without one, all that was decided before the call.
+
+        Waits up to `seconds` for the tables to reach the tick.
+        """
         ...
 
     def stream(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
     ) -> pa.RecordBatchReader:
-        """The same, batch by batch."""
+        """Read like :meth:`read`, batch by batch."""
         ...
 
     def dataset(self, collection: CollectionInfo, *, at: int | None, seconds: float) -> CollectionDataset:
-        """The same as a dataset, pinned."""
+        """Return the rows that :meth:`read` reads as a pinned dataset."""
         ...
 
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
-        """How many there are."""
+        """Count the rows that :meth:`read` would return."""
         ...
 
     def table(self, name: str) -> ds.Dataset:
-        """One of the deployment's own Delta tables, as it is now."""
+        """Return one of the deployment's own Delta tables at its current version."""
         ...
 
 
@@ -104,7 +107,7 @@ class Client(Closeable):
     """A connection to a deployment's server. Thread-safe."""
 
     def __init__(self, settings: Settings, append: AppendClient, *, here: bool = True) -> None:
-        """`here`: the deployment lies in ``settings.data_dir``."""
+        """Initialize the client. With `local`, the deployment is in ``settings.data_dir``."""
         self.settings = settings
         self.append = append
         self.log: LogService = append.service
@@ -116,11 +119,13 @@ class Client(Closeable):
 
     @classmethod
     def connect(cls, settings: Settings | None = None, *, start: bool = True, now: bool = True) -> Self:
-        """Connect to the deployment in ``settings.data_dir``; `start` lets it start the log's server. Without `now` the server
-        is looked for by the first call that needs it: for a producer with a spool, which can do without for a while.
+        """Connect to the deployment in ``settings.data_dir``.
 
-        Raises LogUnavailable where it cannot be reached (or must not be started), InvalidSettings where it starts a server and the
-        settings name another log than the deployment's.
+        With `start`, start the log server if none runs. Without `eager`, the first call that needs the server looks for
+        it: a producer with a spool can start while the server is down.
+
+        Raises LogUnavailable if the server cannot be reached or must not be started.
+        Raises InvalidSettings if it starts a server and the settings name another log than the deployment's.
         """
         settings = settings or Settings.load()
         append = AppendClient.connect(
@@ -140,20 +145,27 @@ class Client(Closeable):
         env: Mapping[str, str] | None = None,
         deadline: float = DEFAULT_DEADLINE,
     ) -> Self:
-        """Connect to ``grpc://host:port`` or ``grpc+tls://host:port``; `roots` is a PEM file of trusted certificates.
+        """Connect to ``grpc://host:port`` or ``grpc+tls://host:port``.
 
-        The token is MILLRACE_SERVER_TOKEN in the environment (of both sides) unless it is given; `settings` give attempts and
-        deadlines of appends. Raises InvalidSettings without a token, and LogUnavailable where the server cannot be reached or
-        refuses it.
+        `roots` is a PEM file of trusted certificates. The default `token` is MILLRACE_SERVER_TOKEN from the
+        environment. `settings` provide attempts and deadlines of appends.
+
+        Raises InvalidSettings without a token. Raises LogUnavailable if the server cannot be reached or refuses the
+        token.
         """
         token = token or (os.environ if env is None else env).get(TOKEN_VARIABLE, "")
         if not token:
-            raise InvalidSettings(f"{TOKEN_VARIABLE} is not set: give it the token that the server has under that name")
+            raise InvalidSettings(
+                f"{TOKEN_VARIABLE} is not set: set it to the token that the server has in its own {TOKEN_VARIABLE}"
+            )
         service = RemoteLogService.at(address, token=token, roots=roots, tls_name=tls_name, deadline=deadline)
         return cls(settings or Settings.load(env=env), AppendClient(service), here=False)
 
     def close(self) -> None:
-        """Close its consumers and producers, then the connection. Raises DeadlineExceeded where rows could not be sent."""
+        """Close the client's consumers and producers, then the connection.
+
+        Raises DeadlineExceeded if rows could not be sent.
+        """
         with ExitStack() as closing:
             closing.callback(self.append.close)
             for producer in self._producers:
@@ -162,9 +174,10 @@ class Client(Closeable):
                 closing.callback(consumer.close)
 
     def collection(self, name: str) -> CollectionInfo:
-        """The definition of a collection. Raises CollectionNotFound.
+        """Return the definition of a collection. Raises CollectionNotFound.
 
-        While the server is away: as the data folder has it, if that is here, so that a producer with a spool can begin.
+        While the server is down, the definition comes from a local data folder, so that a producer with a spool can
+        start.
         """
         try:
             return self.catalog.collection(name)
@@ -179,8 +192,10 @@ class Client(Closeable):
             raise
 
     def current_definition(self, source: str | CollectionInfo) -> CollectionInfo:
-        """The definition as it is now of the collection of that name, or of that very collection. Raises CollectionNotFound, also
-        where `source` was dropped and another collection has its name."""
+        """Return the current definition of a collection, given by name or by an earlier definition.
+
+        Raises CollectionNotFound, also if `source` was dropped and another collection has its name.
+        """
         if isinstance(source, str):
             return self.collection(source)
         return source.require_same_id(self.collection(source.name))
@@ -195,8 +210,13 @@ class Client(Closeable):
         on_rejected: OnRejected | None = None,
         metrics: Metrics | None = None,
     ) -> Producer:
-        """A new idempotent producer, closed with the client. With a folder `spool`, rows are kept there (at most `spool_bytes`)
-        while the log cannot be reached; `on_rejected` hears what the chain rejects of them. Raises SpoolBusy."""
+        """Create an idempotent producer, which is closed with the client.
+
+        With a folder `spool`, the producer stores rows there (at most `spool_bytes`) while the log is unreachable, and
+        calls `on_rejected` for each stored message that the chain rejects.
+
+        Raises SpoolBusy.
+        """
         sender = SpoolSender.for_producer(
             spool, self.settings, max_bytes=spool_bytes, on_rejected=on_rejected, metrics=metrics
         )
@@ -226,15 +246,16 @@ class Client(Closeable):
         metrics: Metrics | None = None,
         commit_interval: float = COMMIT_INTERVAL,
     ) -> Consumer:
-        """A consumer of a collection (or its name), or of channels; closed with the client.
+        """Create a consumer of a collection (or its name) or of channels, which is closed with the client.
 
-        A `group` goes on where it was, and `policy` (default: everything) counts for its first start alone. `filters` choose
-        among units. It goes on until it is closed, or has delivered everything up to `until_tick`. Rows have the schema that they were
-        written with, or, with `schema` "current", the collection's newest. Raises GroupBusy, CollectionNotFound, InvalidArgument, and
-        what the scan raises.
+        A `group` continues from its committed position; `policy` (default: everything) applies only to its first start.
+        `filters` select units. The consumer runs until it is closed or has delivered everything up to `until_tick`.
+        Rows have the schema that they were written with, or, with `schema` "current", the collection's newest.
+
+        Raises GroupBusy, CollectionNotFound, InvalidArgument, and what the scan raises.
         """
         if schema == "current":
-            self._definitions = {}  # whoever asks next hears of the newest
+            self._definitions = {}  # forces a fetch of the newest definitions
         if isinstance(source, str):
             source = self.collection(source)
         channels = source.vchannels if isinstance(source, CollectionInfo) else source
@@ -265,8 +286,10 @@ class Client(Closeable):
         return made
 
     def drop_group(self, group: str) -> None:
-        """Forget a consumer group and where it stands: who consumes for it next begins as for a new one. Idempotent. Raises
-        GroupBusy while a consumer has a place of it, here or elsewhere."""
+        """Delete a consumer group with its positions; its next consumer starts as a new group. Idempotent.
+
+        Raises GroupBusy while a consumer of the group runs anywhere.
+        """
         self.append.drop_group(group)
 
     def changes(
@@ -279,13 +302,15 @@ class Client(Closeable):
         schema: CollectionSchema | None = None,
         metrics: Metrics | None = None,
     ) -> ChangeStream:
-        """The changes of a collection (or its name) as Arrow batches; closed with the client.
+        """Create a stream of a collection's changes as Arrow batches, which is closed with the client.
 
-        They begin at its beginning, behind a tick or moment, or where the positions of an earlier stream say (as they were,
-        or back from JSON), and go on until the stream is closed or has given everything up to `until_tick`. With a `schema`, a
-        version of the collection's, all batches have it; else each that of its last row's tick. Of `channels` alone, which are
-        VChannels of it or PChannels; of all where none is named.
-        Raises CollectionNotFound, InvalidArgument; a poll raises PositionTruncated where the WAL has been trimmed behind `after`.
+        The stream starts at the collection's beginning, after a tick or moment, or at an earlier stream's `positions`
+        (as they were, or parsed from JSON). It runs until it is closed or has returned everything up to `until_tick`.
+        With a `schema`, a version of the collection's, all batches have it; otherwise a batch has the schema at the
+        tick of its last row. `channels` restricts the stream to these VChannels or PChannels; empty means all.
+
+        Raises CollectionNotFound, InvalidArgument. A poll raises PositionTruncated if the WAL was trimmed after
+        `after`.
         """
         from millrace.client.consume.changes import ChangeSources, ChangeStream
 
@@ -313,7 +338,7 @@ class Client(Closeable):
         return LocalTables(self.settings, self.append)
 
     def _definition(self, collection_id: int, version: int) -> CollectionInfo:
-        """A collection that has a schema version, a dropped one too. Raises CollectionNotFound."""
+        """Return a collection, dropped or not, that has a schema version. Raises CollectionNotFound."""
         found = self._definitions.get(collection_id)
         if found is None or found.schema_version < version:
             self._definitions = {each.id: each for each in self.catalog.collections(dropped=True)}
@@ -323,21 +348,21 @@ class Client(Closeable):
         return found
 
     def _open(self, made: Consumer | ChangeStream) -> None:
-        """Close it with this client, unless its user does: who opens many, one after another, has none of them held here."""
+        """Close `made` with this client. Those that their users closed are not kept."""
         self._consumers = [*(each for each in self._consumers if not each.closed), made]
 
     def current_tick(self, pchannels: Iterable[str]) -> int:
-        """A tick behind every append to these PChannels that was answered."""
+        """Return a tick after every acknowledged append to these PChannels."""
         return max(self.append.tick(name) for name in pchannels)
 
     def _stood(self, pchannel: str, producer_id: int, after: int) -> Iterable[AppliedMessage]:
-        """What a producer has in the WAL behind a tick, all of it up to now (millrace.client.produce.producer_recovery.AppliedLookup)."""
+        """Return a producer's messages in the WAL after a tick, up to now (AppliedLookup)."""
         from millrace.client.local_tables import applied_messages
 
         return applied_messages(self.settings, self.append, pchannel, producer_id, after)
 
     def _read_for(self, collection: CollectionInfo, at: int | None) -> tuple[int, pa.Table]:
-        """A collection at a tick; without one at a tick of now, which lies behind every append that was answered."""
+        """Read a collection at a tick, or at the current tick, which is after every acknowledged append."""
         if at is None:
             at = self.current_tick(collection.pchannels)
         return at, self.read(collection, at=at)
@@ -345,11 +370,13 @@ class Client(Closeable):
     def read(
         self, source: str | CollectionInfo, *, metrics: Metrics | None = None, **options: Unpack[ReadOptions]
     ) -> pa.Table:
-        """The rows of a collection (or the one of that name), as :meth:`millrace.client.database.CollectionInfo.read` has it; `deadline` is ``read_deadline`` by default.
+        """Read the rows of a collection as :meth:`millrace.client.database.Collection.read` does.
 
-        Has a tick appended on each PChannel of the collection, so that one on which nothing happens does not hold the read
-        back. No JVM. `metrics` are told how long it took. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument;
-        :func:`millrace.spark.read` is the same for Spark.
+        The default `deadline` is ``read_deadline``. Appends a tick on each PChannel of the collection, so that an idle
+        one does not delay the read. Needs no JVM. `metrics` record the duration. :func:`millrace.spark.read` does the
+        same for Spark.
+
+        Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
         """
         began = time.perf_counter()
         tick, seconds, selection = self._asked(**options)
@@ -359,19 +386,19 @@ class Client(Closeable):
         return rows
 
     def stream(self, source: str | CollectionInfo, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
-        """:meth:`read`, batch by batch, in bounded memory: of collections that are larger than it."""
+        """Read like :meth:`read`, batch by batch, in bounded memory: for collections larger than memory."""
         tick, seconds, selection = self._asked(**options)
         return self._tables.stream(self.current_definition(source), at=tick, seconds=seconds, selection=selection)
 
     def dataset(
         self, source: str | CollectionInfo, *, at: Moment | None = None, deadline: float | None = None
     ) -> CollectionDataset:
-        """:meth:`read` as a dataset of pyarrow, pinned to its tick; what is asked of it later is read then."""
+        """Return the rows as a pyarrow dataset, pinned to its tick; each query reads when it runs."""
         tick, seconds, _ = self._asked(at=at, deadline=deadline)
         return self._tables.dataset(self.current_definition(source), at=tick, seconds=seconds)
 
     def table(self, name: str) -> ds.Dataset:
-        """One of the deployment's own Delta tables, as :meth:`millrace.client.database.Database.table` has it."""
+        """Return one of the deployment's own Delta tables, as :meth:`millrace.client.database.Database.table` does."""
         return self._tables.table(name)
 
     def count(
@@ -382,13 +409,16 @@ class Client(Closeable):
         where: str | None = None,
         deadline: float | None = None,
     ) -> int:
-        """How many rows :meth:`read` would give. Reads none where the tables' logs say it and nothing hides one."""
+        """Count the rows that :meth:`read` would return.
+
+        Reads no rows if the tables' logs have the number and no delete hides a row.
+        """
         tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
         return self._tables.count(self.current_definition(source), at=tick, seconds=seconds, where=selection.where)
 
     def _asked(
         self, *, at: Moment | None = None, deadline: float | None = None, **selected: Unpack[SelectionOptions]
     ) -> tuple[int | None, float, Selection]:
-        """The tick, the seconds to wait and the selection. Raises InvalidArgument."""
+        """Return the tick, the seconds to wait and the selection. Raises InvalidArgument."""
         seconds = self.settings.read_deadline if deadline is None else deadline
         return None if at is None else resolve_tick(at), seconds, Selection.of(**selected)

@@ -1,4 +1,4 @@
-"""The public face of a deployment: a database of collections, here or behind a server.
+"""The public API of a deployment: a database of collections, local or remote.
 
     import millrace
 
@@ -7,7 +7,7 @@
         users.insert([{"id": 1, "name": "Ada"}])
         print(users.read())
 
-What it does is the client's (:mod:`millrace.client.client`): this is where a program begins, with one name for each thing.
+:mod:`millrace.client.client` does the work.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.dataset import CollectionDataset
-    from millrace.client.produce.batch_appender import BatchLimits
-    from millrace.client.produce.collection_batch import CollectionBatch
+    from millrace.client.produce.batch_appender import BatchLimits, CollectionBatch
 
 
 def connect(
@@ -65,14 +64,19 @@ def connect(
     create: bool = False,
     settings: Settings | None = None,
 ) -> Database:
-    """Connect to a deployment: the data folder `where` (default: $MILLRACE_DATA, or the user's own), or the server at
-    ``grpc://host:port`` or ``grpc+tls://host:port``.
+    """Connect to a deployment.
 
-    A data folder's log server is started where none runs, unless `start` is False. `create` makes a deployment in a folder `where` that
-    does not exist or holds something else; an empty folder and the default one need no `create`. A server asks for a `token` (default:
-    $MILLRACE_SERVER_TOKEN); `roots` is a PEM file with the certificates to trust. `settings` go over those of the environment.
-    Close it, or use it in a ``with`` block. Raises LogUnavailable where the server cannot be reached or must not be started,
-    InvalidArgument if `where` is no deployment, InvalidSettings, UnsafeDataFolder.
+    `where` is a data folder (default: $MILLRACE_DATA, or the user's own) or a server, ``grpc://host:port`` or
+    ``grpc+tls://host:port``.
+
+    For a data folder, `start` starts the log server if none runs. `create` makes a deployment in a folder that does not
+    exist or holds something else; an empty folder and the default folder need no `create`. A server needs a `token`
+    (default: $MILLRACE_SERVER_TOKEN); `roots` is a PEM file with trusted certificates. `settings` override those of the
+    environment. Close the database, or use it in a ``with`` block.
+
+    Raises LogUnavailable if the server cannot be reached or must not be started.
+    Raises InvalidArgument if `where` is not a deployment.
+    Raises InvalidSettings, UnsafeDataFolder.
     """
     if isinstance(where, str) and where.startswith(("grpc://", "grpc+tls://", "grpc+tcp://")):
         return Database(Client.at(where, token=token, roots=roots, settings=settings))
@@ -95,18 +99,20 @@ class Database(Closeable):
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        """What this stands upon, for who needs more than the face has."""
+        """The underlying client, for calls that this class does not expose."""
         self._producer: Producer | None = None
 
     def close(self) -> None:
-        """Close what was opened of it: producers, consumers, the connection. Idempotent. Raises DeadlineExceeded where rows
-        could not be sent."""
+        """Close the producers, the consumers and the connection. Idempotent.
+
+        Raises DeadlineExceeded if rows could not be sent.
+        """
         self.client.close()
 
-    # --- collections ------------------------------------------------------------------------------------------------------
+    # --- collections --------------------------------------------------------------------------------------------------
 
     def collections(self) -> list[str]:
-        """The names of the collections, sorted."""
+        """Return the names of the collections, sorted."""
         return sorted(each.name for each in self.client.catalog.collections())
 
     def __contains__(self, name: object) -> bool:
@@ -116,7 +122,7 @@ class Database(Closeable):
         return self.collection(name)
 
     def collection(self, name: str) -> Collection:
-        """The collection of that name. Raises CollectionNotFound."""
+        """Return a collection by name. Raises CollectionNotFound."""
         return Collection(self, self.client.collection(name))
 
     def create_collection(
@@ -135,11 +141,13 @@ class Database(Closeable):
         vchannels: int = 1,
         exist_ok: bool = False,
     ) -> Collection:
-        """Make a collection; done when it can be written to. `schema_of` and what follows it up to `checks` are what
-        :func:`schema` takes.
+        """Create a collection and return it once it accepts rows.
 
-        Its rows are spread over `vchannels` by key: as many can be written beside each other. With `exist_ok` one of that name
-        that has this schema, or had it before fields were added, is given as it is. Raises CollectionExists, InvalidArgument.
+        `schema_of` and the options from `key` to `checks` are those of :func:`schema`. Rows are distributed over
+        `vchannels` VChannels by key, which can be written in parallel. With `exist_ok`, return an existing collection
+        of that name if it has this schema, or had it before fields were added.
+
+        Raises CollectionExists, InvalidArgument.
         """
         made = self.client.catalog.create_collection(
             name,
@@ -160,7 +168,7 @@ class Database(Closeable):
         return Collection(self, made)
 
     def drop_collection(self, name: str) -> None:
-        """Drop a collection with all its rows, for good. Raises CollectionNotFound."""
+        """Drop a collection with all its rows. This cannot be undone. Raises CollectionNotFound."""
         self.client.catalog.drop_collection(name)
 
     def attach(
@@ -171,9 +179,13 @@ class Database(Closeable):
         at: Moment | None = None,
         deadline: float | None = None,
     ) -> int:
-        """Give a DuckDB connection a view of each collection (or of those in `names`) under its name, all at one tick, which is
-        returned: `at`, or now. A query reads the columns and row groups that it needs, with deletes applied; attach again for
-        newer rows. Raises as :meth:`Collection.read`, and InvalidArgument for names that differ by case alone."""
+        """Register a DuckDB view for each collection (or for those in `names`), all at one tick, and return the tick.
+
+        The tick is `at`, or now. A query reads only the columns and row groups that it needs, with deletes applied.
+        Attach again to see newer rows.
+
+        Raises the errors of :meth:`Collection.read`, and InvalidArgument if two names differ only in case.
+        """
         chosen = require_distinct_sql_names(
             self.client.collection(name) for name in (self.collections() if names is None else names)
         )
@@ -186,19 +198,21 @@ class Database(Closeable):
         return tick
 
     def table(self, name: str) -> ds.Dataset:
-        """Return one of the deployment's own Delta tables as a dataset of pyarrow, as it is now: ``wal``, ``segments``, ``collections/3``
-        (docs/tables.md). For DuckDB, Polars and pandas.
+        """Return one of the deployment's own Delta tables as a pyarrow dataset at its current version.
 
-        A collection's rows are those that the flusher has brought, deleted ones among them; :meth:`attach` and
-        :meth:`Collection.read` apply the deletes. Raises TableNotFound, InvalidArgument if the deployment is behind a server elsewhere.
+        Names are ``wal``, ``segments``, ``collections/3`` and so on (docs/tables.md). DuckDB, Polars and pandas read
+        the dataset. A collection's table holds the rows that the flusher has written, including deleted ones;
+        :meth:`attach` and :meth:`Collection.read` apply the deletes.
+
+        Raises TableNotFound. Raises InvalidArgument if the deployment is on a remote server.
         """
         return self.client.table(name)
 
-    # --- producers and consumers ------------------------------------------------------------------------------------------
+    # --- producers and consumers --------------------------------------------------------------------------------------
 
     @property
     def producer(self) -> Producer:
-        """The producer that the collections of this database write with."""
+        """The producer that this database's collections write with."""
         if self._producer is None:
             self._producer = self.client.producer()
         return self._producer
@@ -211,8 +225,13 @@ class Database(Closeable):
         spool_bytes: int = DEFAULT_BYTES,
         on_rejected: OnRejected | None = None,
     ) -> Producer:
-        """A producer of its own. One with a `producer_id` takes over from, and fences, who had that id before; with a folder
-        `spool` rows wait there, at most `spool_bytes` of them, while the log cannot be reached. Raises SpoolBusy."""
+        """Create a producer.
+
+        A producer with a `producer_id` takes over that id and fences its former owner. With a folder `spool`, the
+        producer stores rows there, at most `spool_bytes`, while the log is unreachable.
+
+        Raises SpoolBusy.
+        """
         return self.client.producer(
             producer_id=producer_id, spool=spool, spool_bytes=spool_bytes, on_rejected=on_rejected
         )
@@ -225,21 +244,24 @@ class Database(Closeable):
         start: DeliverPolicy | None = None,
         schema: SchemaMode = "written",
     ) -> Consumer:
-        """A consumer of a collection by name, or of channels; see :meth:`Collection.consume`."""
+        """Create a consumer of a collection by name, or of channels; see :meth:`Collection.consume`."""
         return self.client.consumer(names, group=group, policy=start, schema=schema)
 
     def drop_group(self, group: str) -> None:
-        """Forget a consumer group and where it stands; one that nobody has is no error. Raises GroupBusy while a consumer has it."""
+        """Delete a consumer group with its positions; an unknown group is not an error.
+
+        Raises GroupBusy while a consumer of the group runs.
+        """
         self.client.drop_group(group)
 
 
 class Collection:
-    """A collection of a :class:`Database`: its rows in and out. Thread-safe."""
+    """A collection of a :class:`Database`: writes, reads and schema changes. Thread-safe."""
 
     def __init__(self, database: Database, definition: Definition) -> None:
         self.database = database
         self.definition = definition
-        """Schema versions, partitions and VChannels, as they were when this was asked for or last changed through it."""
+        """Schema versions, partitions and VChannels as of the last refresh, or the last change through this object."""
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{each.name}: {each.type}{'?' * each.nullable}" for each in self.schema.fields)
@@ -251,12 +273,12 @@ class Collection:
 
     @property
     def id(self) -> int:
-        """Its number: the name of its tables' folders."""
+        """The collection's number, which names its table folders."""
         return self.definition.id
 
     @property
     def schema(self) -> CollectionSchema:
-        """The newest schema that is known here."""
+        """The newest schema that this object knows."""
         return self.definition.schema
 
     @property
@@ -264,12 +286,14 @@ class Collection:
         return list(self.definition.partitions)
 
     def refresh(self) -> Collection:
-        """Ask for the definition anew: somebody else may have changed it. Raises CollectionNotFound, also if it was dropped
-        and another has its name."""
+        """Fetch the current definition, which others may have changed.
+
+        Raises CollectionNotFound, also if the collection was dropped and another has its name.
+        """
         self.definition = self.database.client.current_definition(self.definition)
         return self
 
-    # --- writing ----------------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def insert(
         self,
@@ -280,12 +304,13 @@ class Collection:
         raise_rejected: bool = True,
         evolve: bool = False,
     ) -> Written:
-        """Append rows: a DataFrame or relation of any library, Arrow, a list of dicts, dataclass instances or models of pydantic, a
-        dict of columns.
+        """Append rows; they are durable and decided when the call returns.
 
-        Durable and judged when it returns; a key that is there already gets a second row (:meth:`upsert` replaces it). Raises
-        as :meth:`millrace.client.produce.producer.Producer.insert`. With `evolve` the collection gets the columns that it does
-        not have, and wider types where values do not fit, first: for everybody.
+        `rows` are a DataFrame or relation of any library, Arrow data, a dict of columns, or a list of dicts, dataclass
+        instances or pydantic models. `insert` never replaces a row; use :meth:`upsert` for that. With `evolve`, the
+        schema is changed first, for all users: missing columns are added and types that are too narrow are widened.
+
+        Raises the errors of :meth:`millrace.client.produce.producer.Producer.insert`.
         """
         written = self.database.producer.insert(
             self.definition,
@@ -302,8 +327,10 @@ class Collection:
     def upsert(
         self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
     ) -> Written:
-        """Replace the rows of these keys, and insert those that are new; a reader sees the old or the new row at any time. `evolve` as
-        for :meth:`insert`."""
+        """Replace the rows of these keys and insert new ones; a reader sees the old or the new row at any time.
+
+        `evolve` is that of :meth:`insert`.
+        """
         written = self.database.producer.upsert(
             self.definition, rows, partition=partition, partition_by=partition_by, evolve=evolve
         )
@@ -312,24 +339,24 @@ class Collection:
         return written
 
     def delete(self, keys: Keys, *, partition: str | None = None) -> Written:
-        """Delete rows by key; a key without a row is no error."""
+        """Delete rows by key; a key without a row is not an error."""
         return self.database.producer.delete(self.definition, keys, partition=partition)
 
     def delete_where(self, predicate: str | pc.Expression, *, at: Moment | None = None) -> Deleted:
-        """Delete the rows that `predicate` hits at `at` (default: now), such as ``"age > 30 and city == 'Oslo'"``."""
+        """Delete the rows that match `predicate` at `at` (default: now), such as ``"age > 30 and city == 'Oslo'"``."""
         return self.database.producer.delete_where(self.definition, predicate, at=at)
 
     def transaction(self, *, vchannel: int = 0, keepalive_ms: int | None = None) -> Transaction:
-        """A block whose inserts, upserts and deletes, on one VChannel, become visible together or never."""
+        """Open a transaction block on one VChannel: its writes become visible at once or never."""
         return self.database.producer.transaction(self.definition, vchannel=vchannel, keepalive_ms=keepalive_ms)
 
     def batch(self, *, limits: BatchLimits | None = None) -> CollectionBatch:
-        """An appender that gathers many small appends by size and time and gives a future each."""
-        from millrace.client.produce.collection_batch import CollectionBatch
+        """Create an appender that batches small appends by size and time and returns a future for each."""
+        from millrace.client.produce.batch_appender import CollectionBatch
 
         return CollectionBatch(self.definition, self.database.producer.batch(limits=limits))
 
-    # --- reading ----------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(
         self,
@@ -341,39 +368,49 @@ class Collection:
         order_by: ColumnNames | None = None,
         deadline: float | None = None,
     ) -> pa.Table:
-        """The rows at `at` (a time tick, a datetime, ISO 8601 text); without one everything that was decided before the call.
+        """Read the rows at `at`, or, without it, everything decided before the call.
 
-        `columns` to give, in that order; rows for which `where` holds (``"city = 'Oslo' AND age >= 18"``), which files and row groups
-        are left out by; in the order of `order_by` (``["age desc", "id"]``, nulls last), else in none; at most `limit`. Waits up to
-        `deadline` seconds for the streaming node to have come that far. Raises TickNotReached, TickTooOld, CollectionNotFound,
-        InvalidArgument for what the columns do not fit.
+        `at` is a time tick, a datetime or ISO 8601 text. `columns` selects columns, in that order. `where` is a
+        predicate (``"city = 'Oslo' AND age >= 18"``), which also skips files and row groups. `order_by` sorts (``["age
+        desc", "id"]``, nulls last); otherwise rows have no order. `limit` bounds the number of rows. Waits up to
+        `deadline` seconds for the streaming node.
+
+        Raises TickNotReached, TickTooOld, CollectionNotFound. Raises InvalidArgument if an option does not fit the
+        columns.
         """
         return self.database.client.read(
             self.definition, at=at, columns=columns, where=where, limit=limit, order_by=order_by, deadline=deadline
         )
 
     def stream(self, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
-        """:meth:`read`, batch by batch, in bounded memory: for collections that are larger than it. Close it, or take all of it.
+        """Read like :meth:`read`, batch by batch, in bounded memory: for collections larger than memory.
 
-        DuckDB, Polars and pandas take it as it is. Its batches raise TableDamaged, and LogUnavailable where the answer breaks off.
+        DuckDB, Polars and pandas accept the reader. Close it, or read it to the end. Its batches raise TableDamaged,
+        and LogUnavailable if the answer breaks off.
         """
         return self.database.client.stream(self.definition, **options)
 
     def count(self, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None) -> int:
-        """How many rows there are; none is read where the tables' logs say it and nothing hides one."""
+        """Count the rows. Reads none if the tables' logs have the number and no delete hides a row."""
         return self.database.client.count(self.definition, at=at, where=where, deadline=deadline)
 
     def to_pandas(self, **options: Unpack[ReadOptions]) -> pd.DataFrame:
-        """:meth:`read` as a pandas DataFrame that says the same (docs/types.md): integers stay integers, and what is null is not NaN.
+        """Read into a pandas DataFrame without changing values (docs/types.md).
 
-        Raises InvalidArgument for days and moments beyond the years 1 to 9999."""
+        Integers stay integers, and null is not NaN.
+
+        Raises InvalidArgument for dates and timestamps beyond the years 1 to 9999.
+        """
         from millrace.client.pandas_frame import pandas_frame
 
         return pandas_frame(self.read(**options))
 
     def to_polars(self, **options: Unpack[ReadOptions]) -> pl.DataFrame:
-        """:meth:`read` as a Polars DataFrame. Raises InvalidSettings where Polars is not installed, InvalidArgument for days and moments
-        beyond the years 1 to 9999."""
+        """Read into a Polars DataFrame.
+
+        Raises InvalidSettings if Polars is not installed, InvalidArgument for dates and timestamps beyond the years 1
+        to 9999.
+        """
         rows = self.read(**options)
         check_datetime_columns(rows, "Polars")
         return _library("polars", "to_pandas()").DataFrame(rows)
@@ -381,19 +418,30 @@ class Collection:
     def to_duckdb(
         self, connection: duckdb.DuckDBPyConnection | None = None, **options: Unpack[ReadOptions]
     ) -> duckdb.DuckDBPyRelation:
-        """:meth:`read` as a DuckDB relation, of `connection` or of DuckDB's default one; as often as it is asked, it says the same.
-        Raises InvalidSettings where DuckDB is not installed."""
+        """Read into a DuckDB relation of `connection`, or of DuckDB's default connection.
+
+        Repeated queries see the same rows.
+
+        Raises InvalidSettings if DuckDB is not installed.
+        """
         found = _library("duckdb", "read()")
         return (found.default_connection() if connection is None else connection).from_arrow(self.read(**options))
 
     def dataset(self, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
-        """:meth:`read` as a dataset of pyarrow, pinned to its tick: what takes such ones (DuckDB, Polars) asks it for the columns and
-        rows of each query, and as often as it is asked, it says the same. A file that VACUUM took since is TableDamaged."""
+        """Return the rows as a pyarrow dataset, pinned to its tick.
+
+        DuckDB and Polars ask it for the columns and rows of each query; repeated queries see the same rows. A query
+        raises TableDamaged if VACUUM has removed a file since.
+        """
         return self.database.client.dataset(self.definition, at=at, deadline=deadline)
 
     def scan_polars(self, *, at: Moment | None = None, deadline: float | None = None) -> pl.LazyFrame:
-        """:meth:`dataset` as a Polars LazyFrame: its columns and filters are pushed down, but for filters of floats and nested columns.
-        Raises InvalidSettings where Polars is not installed."""
+        """Return :meth:`dataset` as a Polars LazyFrame.
+
+        Columns and filters are pushed down, except filters on floats and nested columns.
+
+        Raises InvalidSettings if Polars is not installed.
+        """
         from millrace.client.dataset import polars_scan
 
         lazy: pl.LazyFrame = polars_scan(_library("polars", "stream()"), self.dataset(at=at, deadline=deadline))
@@ -402,11 +450,13 @@ class Collection:
     def scan(
         self, *, start: DeliverPolicy | None = None, until: Moment | None = None, schema: SchemaMode = "written"
     ) -> Iterator[Change]:
-        """What was inserted and deleted, in the order in which it took effect a VChannel: everything, or from `start` on
-        (:class:`All`, :class:`Latest`, :class:`StartAfterTick`). Goes on with what comes until it is closed, or up to `until`.
+        """Iterate over the inserts and deletes in the order in which they took effect on each VChannel.
 
-        Rows have the fields of the schema that they were written with; with `schema` "current" those that the collection has now, by
-        their names and types of now. Where it changes meanwhile, from the first row on that is written with a newer one."""
+        Starts at the beginning, or at `start` (:class:`All`, :class:`Latest`, :class:`StartAfterTick`), and continues
+        with new changes until the iterator is closed or `until` is reached. Rows have the schema that they were written
+        with; with `schema` "current" they have the collection's current fields and types. If the schema changes
+        meanwhile, rows have the newer one from the first row that was written with it.
+        """
         with self.database.client.consumer(
             self.definition,
             policy=start,
@@ -425,8 +475,13 @@ class Collection:
         until: Moment | None = None,
         schema: SchemaMode = "written",
     ) -> Consumer:
-        """A consumer of its units. A `group` goes on behind what it has acknowledged; `start` counts for its first time alone; `schema`
-        as for :meth:`scan`. Raises GroupBusy."""
+        """Create a consumer of this collection's units.
+
+        A `group` continues after what it has acknowledged; `start` applies only to its first start. `schema` is that of
+        :meth:`scan`.
+
+        Raises GroupBusy.
+        """
         return self.database.client.consumer(
             self.definition,
             group=group,
@@ -442,8 +497,11 @@ class Collection:
         until: Moment | None = None,
         channels: Sequence[str] = (),
     ) -> ChangeStream:
-        """Its changes as Arrow batches, with positions to keep beside the results: each change once, across kills. Of `channels`
-        alone, which are VChannels of it or PChannels, where some are named."""
+        """Stream the changes as Arrow batches, each change exactly once.
+
+        Store the stream's positions with the results to continue after a crash. `channels` restricts the stream to
+        these VChannels or PChannels.
+        """
         return self.database.client.changes(
             self.definition,
             channels=channels,
@@ -454,18 +512,25 @@ class Collection:
     def changes_between(
         self, after: Moment | None = None, until: Moment | None = None, *, channels: Sequence[str] = ()
     ) -> pa.RecordBatchReader:
-        """:meth:`changes` behind `after` (default: from the beginning) up to `until` (default: now) as one stream of batches that
-        ends, all in the collection's newest schema: ``read_all()``, ``read_pandas()``, or what DuckDB and Polars take. In the order of
-        each VChannel; of `channels` alone, as :meth:`changes`. Its batches raise PositionTruncated where the WAL was trimmed behind `after`."""
+        """Read the changes after `after` (default: the beginning) up to `until` (default: now) as one finite stream.
+
+        All batches have the collection's newest schema: use ``read_all()``, ``read_pandas()``, or pass the reader to
+        DuckDB or Polars. Changes keep the order of each VChannel. `channels` is that of :meth:`changes`.
+
+        The batches raise PositionTruncated if the WAL was trimmed after `after`.
+        """
         definition = self.refresh().definition.restricted_to(channels)
         tick = self.database.client.current_tick(definition.pchannels) if until is None else resolve_tick(until)
         stream = self.database.client.changes(definition, after=after, until_tick=tick, schema=definition.schema)
         return stream.reader(definition.schema)
 
-    # --- changing ---------------------------------------------------------------------------------------------------------
+    # --- schema changes -----------------------------------------------------------------------------------------------
 
     def add_field(self, name: str, kind: str) -> None:
-        """Add a column that may be null, such as ``"int64?"``: rows that are there have null in it. Raises InvalidArgument for others."""
+        """Add a nullable column, such as ``"int64?"``; existing rows have null in it.
+
+        Raises InvalidArgument for other types.
+        """
         self.alter(add={name: kind})
 
     def alter(
@@ -483,10 +548,15 @@ class Collection:
         set_default: Mapping[str, Any] | None = None,
         add_check: Mapping[str, str] | None = None,
     ) -> int:
-        """Change the schema, all of it at one tick, in the order of these names; the new version. `rename` and `widen` map a column
-        to its new name and type, `relax` lets columns be null, `add` takes what :func:`schema` does, `order` names the first columns.
-        A field inside of a struct goes by its path: ``add={"address.zip": "string"}``, ``rename={"address.zip": "code"}``; `computed`
-        says of what an added field is made. Checks and defaults go first, and come last. Raises InvalidArgument for what cannot be."""
+        """Change the schema at one tick and return its new version.
+
+        The changes apply in the order of the parameters. `rename` and `widen` map a column to its new name and type,
+        `relax` makes columns nullable, `add` takes what :func:`schema` takes, `computed` gives the expression of an
+        added field, `order` names the first columns. A field inside a struct has a path: ``add={"address.zip":
+        "string"}``, ``rename={"address.zip": "code"}``.
+
+        Raises InvalidArgument if a change is not possible.
+        """
         from millrace.client.nested_changes import resolve_paths
 
         made = alter_changes(
@@ -513,12 +583,12 @@ class Collection:
         self.refresh()
 
     def drop_partition(self, name: str) -> None:
-        """Drop a partition with its rows, for good."""
+        """Drop a partition with its rows. This cannot be undone."""
         self.database.client.catalog.drop_partition(self.refresh().name, name)
         self.refresh()
 
     def flush(self) -> dict[str, int]:
-        """Seal and flush what grows; by VChannel the tick of it, 0 where nothing grew."""
+        """Seal and flush the growing segments. Returns by VChannel the tick of the flush, 0 if nothing grew."""
         return self.database.client.catalog.flush(self.refresh().name)
 
 
@@ -526,4 +596,4 @@ def _library(name: str, instead: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise InvalidSettings(f"{name} is not installed: pip install {name}, or take {instead}") from None
+        raise InvalidSettings(f"{name} is not installed: pip install {name}, or use {instead}") from None

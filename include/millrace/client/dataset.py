@@ -1,6 +1,6 @@
-"""A collection at one tick as a dataset of pyarrow: DuckDB, Polars and whoever else reads such ones push columns and filters into it.
+"""A collection at one tick as a pyarrow dataset, into which DuckDB, Polars and others push columns and filters.
 
-Promises: the same rows however often it is asked, deletes applied; what is asked for decides how little is read (docs/clients.md).
+Repeated queries return the same rows, with deletes applied. Each query reads only what it asks for (docs/clients.md).
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import pyarrow.dataset as ds
 from millrace.base.errors import InvalidArgument
 
 ScanFunction = Callable[[Sequence[str], pc.Expression | None], pa.RecordBatchReader]
-"""(columns, one at least; filter) -> the rows, batch by batch."""
+"""(columns, at least one; filter) -> the rows, batch by batch."""
 
 
 class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types for it
-    """Made by :meth:`millrace.client.database.Collection.dataset`. It has no fragments: it is scanned as a whole."""
+    """Dataset of a collection's rows. Made by :meth:`millrace.client.database.Collection.dataset`.
+
+    It has no fragments.
+    """
 
     def __init__(self, schema: pa.Schema, scan: ScanFunction) -> None:
         super().__init__([], schema=schema)
@@ -31,7 +34,10 @@ class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow ha
     def scanner(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: object
     ) -> CollectionScanner:
-        """The rows for which `filter` holds, with `columns`. Other options say how files are read, and decide nothing here."""
+        """Scan the rows that match `filter`, with `columns`.
+
+        Other options concern how files are read and have no effect.
+        """
         if columns is not None and not all(isinstance(each, str) for each in (*columns,)):
             raise InvalidArgument("columns are given by their names")
         if isinstance(columns, dict):
@@ -39,7 +45,7 @@ class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow ha
         return CollectionScanner(self._scan, self.schema, columns, filter)
 
     def count_rows(self, filter: pc.Expression | None = None, **_: object) -> int:
-        """How many rows there are."""
+        """Count the rows that match `filter`."""
         return self.scanner([self.schema.names[0]], filter).count_rows()
 
     def _refused(self, *_: object, **__: object) -> NoReturn:
@@ -51,7 +57,7 @@ class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow ha
 
 
 class CollectionScanner:
-    """One scan: what DuckDB, Polars and pyarrow's own datasets ask of a scanner."""
+    """One scan, with the methods that DuckDB, Polars and pyarrow's datasets call on a scanner."""
 
     def __init__(
         self, scan: ScanFunction, schema: pa.Schema, columns: Sequence[str] | None, filter: pc.Expression | None
@@ -64,7 +70,7 @@ class CollectionScanner:
         self.projected_schema = pa.schema([schema.field(name) for name in self._names])
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows, batch by batch, in bounded memory."""
+        """Stream the rows in bounded memory."""
         found = self._scan(self._names or [self._any], self._filter)
         if self._names:
             return found
@@ -77,7 +83,7 @@ class CollectionScanner:
         return self.to_reader().read_all()
 
     def head(self, num_rows: int) -> pa.Table:
-        """The first rows; nothing is read behind the batch that has the last of them."""
+        """Return the first rows. Reads no batch after the one with the last of them."""
         found: list[pa.RecordBatch] = []
         with self.to_reader() as batches:
             while (left := num_rows - sum(map(len, found))) > 0 and (batch := next(batches, None)) is not None:
@@ -89,7 +95,10 @@ class CollectionScanner:
 
 
 def referenced_columns(filter: pc.Expression | None, schema: pa.Schema) -> list[str]:
-    """The columns that an expression looks at; an expression does not say it by itself. Raises InvalidArgument where it does not fit."""
+    """Return the columns that an expression refers to, which pyarrow does not expose.
+
+    Raises InvalidArgument if the expression does not fit the schema.
+    """
     if filter is None:
         return []
     empty = schema.empty_table()
@@ -99,7 +108,7 @@ def referenced_columns(filter: pc.Expression | None, schema: pa.Schema) -> list[
 
 
 def filter_reader(rows: pa.RecordBatchReader, columns: Sequence[str], filter: pc.Expression) -> pa.RecordBatchReader:
-    """The rows of a stream for which `filter` holds, with `columns`."""
+    """Stream the rows that match `filter`, with `columns`."""
     schema = pa.schema([rows.schema.field(name) for name in columns])
     batches = (batch.filter(filter).select(list(columns)) for batch in rows)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -114,10 +123,10 @@ def _fits(rows: pa.Table, filter: pc.Expression) -> bool:
 
 
 def polars_scan(polars: Any, dataset: CollectionDataset) -> Any:
-    """A LazyFrame of Polars over `dataset`: its columns and what it filters by are asked of the collection.
+    """Return a Polars LazyFrame over `dataset` that pushes down its columns and filters.
 
-    To Arrow a comparison with NaN is false, to Polars NaN is the greatest number. So what looks at floats is not pushed down, and Polars filters what
-    comes by the whole predicate.
+    Arrow compares NaN as false; Polars orders NaN as the greatest number. So filters on floats are not pushed down, and
+    Polars applies the whole predicate to the rows that it gets.
     """
     schema = dataset.schema
     plain = {field.name for field in schema if not (pa.types.is_floating(field.type) or pa.types.is_nested(field.type))}
@@ -143,7 +152,7 @@ def polars_scan(polars: Any, dataset: CollectionDataset) -> Any:
 
 
 def _conjuncts(predicate: Any) -> Iterator[Any]:
-    """Expressions of Polars that all hold where `predicate` does."""
+    """Yield the terms of a conjunction in Polars' expressions."""
     parts = predicate.meta.pop()
     if len(parts) == 2 and (parts[1] & parts[0]).meta.eq(predicate):
         for part in parts:
@@ -153,7 +162,10 @@ def _conjuncts(predicate: Any) -> Iterator[Any]:
 
 
 class _Asked(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types for it
-    """No rows; it learns as what expression of Arrow Polars pushes a predicate down, which nothing of Polars' says otherwise."""
+    """An empty dataset that captures the Arrow expression that Polars pushes down for a predicate.
+
+    Polars has no API for the conversion.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         super().__init__([], schema=schema)
@@ -165,7 +177,7 @@ class _Asked(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types 
         return ds.Scanner.from_batches([], schema=self.schema)
 
     def as_arrow(self, polars: Any, parts: list[Any]) -> pc.Expression | None:
-        """What holds of each row of which all `parts` do, as far as Arrow has it."""
+        """Return the conjunction of `parts` as an Arrow expression, or None if Polars converts none of them."""
         self._filters = []
         for part in parts:
             polars.scan_pyarrow_dataset(self).filter(part).collect()

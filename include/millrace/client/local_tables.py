@@ -1,6 +1,6 @@
-"""The tables of a deployment whose data folder is here, as its client reads them.
+"""Table access for a client whose data folder is on this machine.
 
-This module brings the libraries of tables; a client of a server elsewhere does without (millrace.client.client).
+This module imports the table libraries; a client of a remote server does not load them (millrace.client.client).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millrace.wal.visible.changes import ChangePosition, ChangeStart
 
 
 class LocalTables:
-    """Reads the files of ``settings.data_dir`` (the protocol Tables of millrace.client.client)."""
+    """Reads the files of ``settings.data_dir`` (implements Tables of millrace.client.client)."""
 
     def __init__(self, settings: Settings, append: AppendClient) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class LocalTables:
         return change_start_at(self._settings, pchannel, collection_id, after)
 
     def group_positions(self) -> GroupPositions:
-        if self._settings.meta_store:  # which the server knows, and no client
+        if self._settings.meta_store:  # only the server knows it
             return RemoteGroupPositions(self._append)
         return FilePositions(self._settings.data_dir / "coord")
 
@@ -79,7 +79,7 @@ class LocalTables:
         return CollectionDataset(fields, scan)
 
     def table(self, name: str) -> ds.Dataset:
-        """One of the deployment's own Delta tables, as it is now. Raises TableNotFound."""
+        """Return one of the deployment's own Delta tables at its current version. Raises TableNotFound."""
         return stored_dataset(self._settings, name)
 
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
@@ -95,8 +95,10 @@ class LocalTables:
 def applied_messages(
     settings: Settings, append: TickSource, pchannel: str, producer_id: int, after: int
 ) -> Iterator[AppliedMessage]:
-    """What a producer has on a PChannel in the ``wal`` table behind the tick `after`, which is waited for up to now. Raises TickNotReached,
-    PositionTruncated."""
+    """Yield a producer's messages on a PChannel in the ``wal`` table after the tick `after`.
+
+    Waits until the table holds everything up to now. Raises TickNotReached, PositionTruncated.
+    """
     words = f"what producer {producer_id} sent before"
     require_confirmed_ticks(settings, words, [pchannel], append, None, settings.read_deadline)
     wal = WalSnapshot.open(settings.wal_uri)
@@ -105,8 +107,9 @@ def applied_messages(
     trimmed, earliest = wal.trimmed(pchannel)
     if trimmed > after:
         raise PositionTruncated(
-            f"the WAL of {pchannel} was trimmed up to tick {trimmed}, and {words} may lie before: read whether its last rows are there,"
-            " and load the rest as another load",
+            f"the WAL of {pchannel} was trimmed up to tick {trimmed}, and {words} may lie before: read whether its"
+            " last rows are there,"
+            " and load the rest as a new load",
             earliest=earliest,
         )
     columns = [

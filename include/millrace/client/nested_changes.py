@@ -1,5 +1,7 @@
-"""Changes of fields inside of fields, by a path such as ``address.zip``: what is added or widened there is the wider type of the whole
-field, what is renamed or dropped a change of its own. A path goes through lists and the values of maps as through what they hold.
+"""Schema changes of nested fields, addressed by paths such as ``address.zip``.
+
+Adding or widening a nested field becomes a wider type of the whole field; renaming and dropping are changes of their
+own. A path passes through lists and map values as if they were not there.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from millrace.message.schema_changes import (
 
 
 def resolve_paths(changes: Sequence[SchemaChange], newest: Callable[[], CollectionSchema]) -> list[SchemaChange]:
-    """`changes` with whole fields in the place of paths, of the `newest` schema, which is asked for where there is any. Raises
-    InvalidArgument."""
+    """Replace paths in `changes` by changes of whole fields of the newest schema.
+
+    `newest` is called only if a change has a path. Raises InvalidArgument.
+    """
     if not any("." in (_name(change) or "") or _is_draft(change) for change in changes):
         return list(changes)
     made: list[SchemaChange] = []
@@ -44,14 +48,14 @@ def resolve_paths(changes: Sequence[SchemaChange], newest: Callable[[], Collecti
 
 
 def _is_draft(change: SchemaChange) -> bool:
-    """Whether it has an expression, which the schema that it comes to gives its types, or a default."""
+    """Return whether the change has a default or an expression whose types depend on the schema."""
     return isinstance(change, AddCheck | SetDefault) or (
         isinstance(change, AddField) and change.field.computed is not None
     )
 
 
 def _typed(change: SchemaChange, schema: CollectionSchema) -> SchemaChange:
-    """`change` as the schema behind it has it: with its expression typed."""
+    """Return `change` with its expression typed by the schema that includes the change."""
     if not _is_draft(change):
         return change
     match change:
@@ -75,7 +79,7 @@ def _name(change: SchemaChange) -> str | None:
 
 
 def _outer(name: str, schema: CollectionSchema) -> FieldSpec | None:
-    """The nested field that a path begins with; none where a field has that very name."""
+    """Return the nested field that a path starts with; None if a field has that exact name."""
     if any(field.name == name for field in schema.fields):
         return None
     found = [field for field in schema.fields if name.startswith(f"{field.name}.") and field.parsed_type.is_nested]
@@ -97,7 +101,7 @@ def _inside_of(
                 )
             return RenameNestedField(outer.name, tuple(path), to)
         case MakeNullable():
-            raise InvalidArgument(f"{shown!r} may be null already, as every field inside of another")
+            raise InvalidArgument(f"{shown!r} is nullable already, like every nested field")
     return _whole(change, outer, path, shown)
 
 

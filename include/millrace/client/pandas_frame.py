@@ -1,8 +1,8 @@
-"""An Arrow table as a DataFrame of pandas that says the same: what a collection's rows are as they are read, and back.
+"""Conversion of Arrow tables to pandas DataFrames that keeps values unchanged.
 
-By itself Arrow makes floats of integers where one is null, which changes those beyond 2**53, and of a null and a NaN one thing. Here a column
-that may be null has the type of pandas that knows nulls (``Int64``, ``Float64``, ``boolean``); what is nested is Python's objects, but for a list
-of numbers without nulls, which is an array of numpy.
+Arrow's own conversion turns integers into floats if one is null, which changes those beyond 2**53, and does not
+distinguish null from NaN. Here a nullable column gets a pandas type with nulls (``Int64``, ``Float64``, ``boolean``).
+Nested columns become Python objects, except lists of numbers without nulls, which become numpy arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WITH_NULLS: Final = {getattr(pa, f"int{bits}")(): f"Int{bits}" for bits in (8, 
 
 
 def pandas_frame(rows: pa.Table) -> pd.DataFrame:
-    """`rows` as a DataFrame. Raises InvalidArgument for days and moments beyond the years 1 to 9999."""
+    """Convert `rows` to a DataFrame. Raises InvalidArgument for dates and timestamps beyond the years 1 to 9999."""
     import pandas as pd
 
     check_datetime_columns(rows, "pandas")
@@ -41,7 +41,7 @@ def pandas_frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def _is_plain_list(column: pa.ChunkedArray) -> bool:
-    """Whether each list holds numbers alone, which numpy has as they are."""
+    """Return whether each list holds only numbers, which numpy stores without conversion."""
     kind = column.type
     return (
         pa.types.is_list(kind)

@@ -1,4 +1,4 @@
-"""The tables of a deployment elsewhere, as its server gives them to a client (protocol Tables, millrace.client.client)."""
+"""Table access through a remote server (implements Tables of millrace.client.client)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from millrace.wal.visible.changes import ChangePosition, ChangeStart
 
 FIRST_PIECE_BYTES: Final = 1 << 20
-"""What the first piece of a history is asked to hold, about: a reader begins soon; one that wants little gets little."""
+"""Approximate size of the first piece of the WAL: small, so that a reader starts soon."""
 PIECE_BYTES: Final = 16 << 20
 
 _log = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ class RemoteTables:
         return lambda: RemoteWalView(self._append, channels)
 
     def uncommitted(self) -> None:
-        return None  # the log is the server's to read
+        return None  # only the server can read the log
 
     def imports(self) -> RemoteImports:
         return RemoteImports(self._append)
 
     def changes_start(self, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
-        from millrace.wal.visible.catalog import VChannelInfo  # what a producer and a consumer do without
+        from millrace.wal.visible.catalog import VChannelInfo  # not needed by producers and consumers
         from millrace.wal.visible.changes import ChangeStart
 
         said = self._append.describe_checkpoint(pchannel, collection_id)
@@ -60,7 +60,7 @@ class RemoteTables:
         return RemoteGroupPositions(self._append)
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
-        """The whole answer, in memory here; the server holds a piece of it at a time."""
+        """Read the whole answer into memory here; the server holds one piece at a time."""
         with self._append.read(collection, at=at, seconds=seconds, selection=selection) as rows:
             return rows.read_all()
 
@@ -70,8 +70,8 @@ class RemoteTables:
         return self._append.read(collection, at=at, seconds=seconds, selection=selection)
 
     def dataset(self, collection: CollectionInfo, *, at: int | None, seconds: float) -> CollectionDataset:
-        """Columns are the server's to choose; a filter is applied here."""
-        from millrace.client.dataset import (  # and with it pyarrow.dataset
+        """Return a dataset: the server selects columns, and filters are applied here."""
+        from millrace.client.dataset import (  # imports pyarrow.dataset
             CollectionDataset,
             filter_reader,
             referenced_columns,
@@ -89,29 +89,32 @@ class RemoteTables:
         return CollectionDataset(fields, scan)
 
     def table(self, name: str) -> ds.Dataset:
-        """Raises InvalidArgument: the files are not here."""
-        raise InvalidArgument(f"the table {name} lies with the server: ask on its host, or read the collection")
+        """Raise InvalidArgument: the files are on the server."""
+        raise InvalidArgument(f"the table {name} is on the server: open it on its host, or read the collection")
 
     def count(self, collection: CollectionInfo, *, at: int | None, seconds: float, where: str | None) -> int:
         return self._append.count(collection, at=at, seconds=seconds, where=where)
 
 
 class RemoteWalView:
-    """The ``wal`` table as its server describes it (the protocol History), each PChannel as it was when first asked for.
+    """The ``wal`` table as the server describes it (implements WalView), each PChannel as of its first use.
 
-    It is read piece by piece, each a call of its own that begins at a message id, so that a server that restarts
-    between two goes on where the one before it stopped. Memory: a piece, about PIECE_BYTES or a row group of the table.
+    It is read in pieces, each a call of its own that starts at a message id, so that reading continues after the server
+    restarts. Memory: one piece, about PIECE_BYTES or a row group of the table.
     """
 
     def __init__(self, append: AppendClient, channels: Sequence[str]) -> None:
-        """`channels` (PChannels, VChannels): what is wanted of it; what lies on other VChannels may stay there."""
+        """Initialize the view.
+
+        The server may leave out messages of other channels than `channels` (PChannels, VChannels).
+        """
         self._append = append
         self._channels = channels
         self._known: dict[str, dict[str, Any]] = {}
 
     @property
     def version(self) -> int:
-        """The newest version that the server spoke of."""
+        """The newest version that the server has named."""
         return max((int(each["version"]) for each in self._known.values()), default=-1)
 
     def refreshed(self) -> RemoteWalView:
@@ -168,7 +171,7 @@ class RemoteWalView:
 
 
 class RemoteImports:
-    """The rows of Imports as the server reads them from its staged files (the protocol Imports)."""
+    """The rows of Imports, which the server reads from its staged files (implements Imports)."""
 
     def __init__(self, append: AppendClient) -> None:
         self._append = append
@@ -179,23 +182,23 @@ class RemoteImports:
 
 
 class RemoteGroupPositions:
-    """The places of consumer groups at the server (the protocol Groups), kept by a thread while there are any."""
+    """Consumer-group positions on the server (implements GroupPositions). A thread renews their leases."""
 
     def __init__(self, append: AppendClient) -> None:
         self._append = append
         self._holder = uuid.uuid4().hex
         self._guard = threading.Lock()
         self._ticks: dict[tuple[str, str], int | None] = {}
-        """Where each place's group stands, as the server has said or was told."""
+        """The position of each group and PChannel, as last read from or written to the server."""
         self._unsure: dict[str, dict[str, int]] = {}
-        """The last move of a group that failed: it may stand, so that it is asked for again before another one."""
+        """A group's last move that failed; it may have taken effect, so it is repeated before the next one."""
         self._lost: GroupBusy | None = None
         self._closed = threading.Event()
 
     def lock(self, group: str, pchannel: str) -> None:
         with self._guard:
             if (group, pchannel) in self._ticks:
-                raise GroupBusy(f"this consumer has the place of group {group!r} on {pchannel} already")
+                raise GroupBusy(f"this consumer has locked the position of group {group!r} on {pchannel} already")
             answer = self._call(group, take=pchannel)
             first = not self._ticks
             self._ticks[group, pchannel] = answer["tick"]
@@ -213,7 +216,7 @@ class RemoteGroupPositions:
             unknown = [name for name in ticks if (group, name) not in self._ticks]
             if unknown:
                 raise InvalidArgument(
-                    f"the place of group {group!r} on {unknown[0]} is not this consumer's: lock it first"
+                    f"this consumer has not locked the position of group {group!r} on {unknown[0]}: lock it first"
                 )
             for moved in (self._unsure.get(group), ticks):
                 if moved is None:
@@ -224,7 +227,7 @@ class RemoteGroupPositions:
                 del self._unsure[group]
 
     def close(self) -> None:
-        """Give the places back; where the server is away they are free once their leases have run out."""
+        """Release the positions. If the server is down, they become free when their leases expire."""
         self._closed.set()
         with self._guard:
             held, self._ticks = self._by_group(), {}
@@ -243,7 +246,7 @@ class RemoteGroupPositions:
                     self._lost = error
                     return
                 except MillraceError as error:
-                    _log.info("the places of consumer group %r were not renewed: %s", group, error)
+                    _log.info("the leases of consumer group %r were not renewed: %s", group, error)
 
     def _by_group(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

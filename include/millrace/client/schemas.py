@@ -1,8 +1,11 @@
-"""A collection's schema from what people have: types by name, a pyarrow schema, a DataFrame, a dataclass.
+"""Collection schemas from user types: type names, a pyarrow schema, a DataFrame, a dataclass.
 
-schema({"id": "int64", "name": "string?"}, key="id")        # a question mark: may be null
-schema(User, key="id")                                      # a dataclass or a model of pydantic, class User: id: int; name: str | None
-schema(frame, key="id")                                     # pandas, Polars, pyarrow, whatever has __arrow_c_schema__ or _stream__
+    schema({"id": "int64", "name": "string?"}, key="id")    # a question mark: nullable
+    schema(User, key="id")                                  # class User: id: int; name: str | None
+    schema(frame, key="id")
+
+`User` is a dataclass or pydantic model. `frame` is pandas, Polars or pyarrow data, or anything with
+``__arrow_c_schema__`` or ``__arrow_c_stream__``.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from millrace.message.schema import CollectionSchema, FieldSpec, normalize_key_n
 from millrace.message.types import OnDuplicate
 from millrace.rpc.selection import ColumnNames, name_list
 
-if TYPE_CHECKING:  # a program that changes no schema does without
+if TYPE_CHECKING:  # not needed by programs that change no schema
     from millrace.message.expression.rules import UntypedExpression
     from millrace.message.schema_changes import SchemaChange
 
 SchemaSource: TypeAlias = CollectionSchema | Mapping[str, str] | pa.Schema | type | Any
-"""What a schema is made of; `Any` stands for a DataFrame of any library."""
+"""Source of a schema; `Any` stands for a DataFrame of any library."""
 
 _BY_CLASS: Final[dict[Any, str]] = {
     bool: "bool",
@@ -57,17 +60,20 @@ def schema(
     computed: Mapping[str, str] | None = None,
     checks: Mapping[str, str] | None = None,
 ) -> CollectionSchema:
-    """The schema of a collection; `key` names its primary key (several names: in its order), `event_time` the timestamp or date of its rows.
+    """Make the schema of a collection.
 
-    `on_duplicate` says what an insert does to the row of its key: ``"keep"`` keeps both, ``"replace"`` upserts. For rows without a
-    key of their own `generated_key`, in the place of `key`, names a uuid field, added in front, that producers fill where a row has none.
+    `source` is a dict of types by column (``"int64"``; ``"string?"`` is nullable), a pyarrow schema, a dataclass or
+    pydantic model (a field ``X | None`` is nullable), a DataFrame, or a schema, which is returned unchanged. `key`
+    names the primary key's column or columns, in order; they must not be nullable. `event_time` names the timestamp or
+    date of a row. `on_duplicate` says what an insert does if a row has its key: ``"keep"`` keeps both, ``"replace"``
+    upserts. Instead of `key`, `generated_key` names a uuid column that is added in front; producers fill it in rows
+    that have none.
 
-    `source` is a dict of types by column (``"int64"``; ``"string?"`` may be null), a pyarrow schema, a dataclass or a model of
-    pydantic (a field that is ``X | None`` may be null), a DataFrame, or a schema, which is taken as it is. The key may not be null.
+    `defaults` maps a column to its value in rows that lack it, or to ``"now()"`` for a date or timestamp. `computed`
+    maps a column to the expression of its value. `checks` maps a name to a condition that every row must meet
+    (docs/expressions.md).
 
-    `defaults` says by column what a row has that does not say it, a value or ``"now()"`` of a date or timestamp; `computed` by column
-    of what its value is made; `checks` by a name of their own what holds of every row (docs/expressions.md). Raises InvalidArgument that
-    names the column and says what is taken.
+    Raises InvalidArgument, which names the column and the accepted values.
     """
     found = _schema(source, key, event_time, on_duplicate, generated_key)
     return with_rules(found, defaults or {}, computed or {}, checks or {})
@@ -76,7 +82,7 @@ def schema(
 def with_rules(
     found: CollectionSchema, defaults: Mapping[str, Any], computed: Mapping[str, str], checks: Mapping[str, str]
 ) -> CollectionSchema:
-    """A schema with defaults, computed fields and checks beside those that it has. Raises InvalidArgument."""
+    """Add defaults, computed fields and checks to a schema. Raises InvalidArgument."""
     if not (defaults or computed or checks):
         return found
     from millrace.message.expression.rules import CheckConstraint
@@ -117,13 +123,13 @@ def _schema(
     if isinstance(source, CollectionSchema):
         given = (normalize_key_names(key or source.primary_key), event_time or source.event_time)
         if given != (source.primary_key, source.event_time) or on_duplicate not in ("keep", source.on_duplicate):
-            raise InvalidArgument("a schema has its key, event time and on_duplicate already: give none beside it")
+            raise InvalidArgument("a schema has its key, event time and on_duplicate already: do not give them again")
         if generated_key is not None and (generated_key, True) != (source.primary_key, source.generated_key):
             raise InvalidArgument("a schema says already whether its key is generated: say nothing of it beside it")
         return source
     if generated_key is not None:
         if key not in (None, generated_key):
-            raise InvalidArgument(f"the key is generated as {generated_key!r}: give no other key beside it")
+            raise InvalidArgument(f"the key is generated as {generated_key!r}: do not give another key")
         return with_generated_key(_fields(source), generated_key, event_time=event_time, on_duplicate=on_duplicate)
     if key is None:
         raise InvalidArgument(
@@ -155,10 +161,12 @@ def alter_changes(
     set_default: Mapping[str, Any] | None = None,
     add_check: Mapping[str, str] | None = None,
 ) -> list[SchemaChange]:
-    """Changes of a schema from what people have, in the order of these names: what comes later knows fields by their new names.
+    """Make the list of schema changes from user types, in the order of the parameters.
 
-    `add` is what :func:`schema` takes, of fields that may be null, for the rows that are there have none of it; inside of a struct any may.
-    One that `computed` names is made of others. Raises InvalidArgument.
+    A later change refers to fields by their new names. `add` takes what :func:`schema` takes; its fields must be
+    nullable, because existing rows lack them, except inside a struct. `computed` gives the expressions of added fields.
+
+    Raises InvalidArgument.
     """
     from millrace.message.schema_changes import (
         AddCheck,
@@ -182,13 +190,12 @@ def alter_changes(
     added, rules = _fields(add) if add is not None else [], computed or {}
     unknown = set(rules) - {field.name for field in added}
     if unknown:
-        raise InvalidArgument(
-            f"{min(unknown)!r} is computed, and not among the columns that are added: add={{{min(unknown)!r}: its type}}"
-        )
+        raise InvalidArgument(f"{min(unknown)!r} is computed but not added: add={{{min(unknown)!r}: its type}}")
     for field in added:
         if not field.nullable and "." not in field.name:
             raise InvalidArgument(
-                f"the rows that are there have no {field.name!r}, so it may be null: write '{field.type}?' (in a class: X | None)"
+                f"the rows that are there have no {field.name!r}, so it may be null: write '{field.type}?' (in a"
+                " class: X | None)"
             )
         rule = _draft(rules[field.name], "a computed column") if field.name in rules else None
         made.append(AddField(dataclasses.replace(field, nullable=True, computed=rule)))
@@ -197,7 +204,8 @@ def alter_changes(
     made += [AddCheck(name, _draft(text, "a check")) for name, text in (add_check or {}).items()]
     if not made:
         raise InvalidArgument(
-            "say what is to change: drop_check, drop_default, drop, rename, widen, relax, add, computed, order, set_default, add_check"
+            "name a change: drop_check, drop_default, drop, rename, widen, relax, add, computed, order, set_default,"
+            " add_check"
         )
     return made
 
@@ -205,7 +213,7 @@ def alter_changes(
 def with_generated_key(
     fields: Sequence[FieldSpec], name: str, *, event_time: str | None = None, on_duplicate: OnDuplicate = "keep"
 ) -> CollectionSchema:
-    """The schema of `fields` whose key, the uuid field `name` (in front, where it is not among them), is generated."""
+    """Make a schema whose key is the generated uuid field `name`, added in front of `fields` if missing."""
     if all(field.name != name for field in fields):
         fields = [FieldSpec(name, "uuid", False), *fields]
     return CollectionSchema(with_key_not_null(fields, name), name, event_time, on_duplicate, generated_key=True)
@@ -218,14 +226,15 @@ def _fields(source: Any) -> list[FieldSpec]:
         hints = _hints(source)
         if hints is None:
             raise InvalidArgument(
-                f"{source.__name__} is no dataclass and no model of pydantic: decorate it with @dataclass, or give types by column"
+                f"{source.__name__} is neither a dataclass nor a pydantic model: decorate it with @dataclass, or give"
+                " types by column"
             )
         return [_of_hint(name, hint) for name, hint in hints.items()]
     return [FieldSpec.from_arrow(field) for field in arrow_schema(source)]
 
 
 def _hints(kind: Any) -> dict[str, Any] | None:
-    """The fields of a dataclass or a model of pydantic with their types; None of anything else."""
+    """Return the fields of a dataclass or pydantic model with their types; None for any other class."""
     if dataclasses.is_dataclass(kind):
         found = [field.name for field in dataclasses.fields(kind)]
     elif isinstance(kind, type) and is_pydantic_model(kind):
@@ -251,13 +260,14 @@ def _of_hint(name: str, hint: Any) -> FieldSpec:
     if kind is None:
         takes = ", ".join(each.__name__ for each in _BY_CLASS)
         raise InvalidArgument(
-            f"field {name!r}: {hint} has no type here; a class has {takes}, lists, dicts and classes of these, and X | None"
+            f"field {name!r}: {hint} has no type here; a class has {takes}, lists, dicts and classes of these, and X |"
+            " None"
         )
     return FieldSpec(name, kind, len(chosen) < len(arms))
 
 
 def _text_of(hint: Any, levels: int) -> str | None:
-    """The type of a hint as text, whether it may be null or not; None where it has none."""
+    """Return the type of a hint as text, without nullability; None if the hint has no type here."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         chosen = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
         return _text_of(chosen[0], levels) if len(chosen) == 1 else None
@@ -277,7 +287,7 @@ def _text_of(hint: Any, levels: int) -> str | None:
 
 
 def arrow_schema(source: Any) -> pa.Schema:
-    """The Arrow schema of what has one: a pyarrow schema or data, a DataFrame. Raises InvalidArgument."""
+    """Return the Arrow schema of a pyarrow schema, Arrow data or a DataFrame. Raises InvalidArgument."""
     if isinstance(source, pa.Schema):
         return source
     if isinstance(source, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
@@ -294,5 +304,6 @@ def arrow_schema(source: Any) -> pa.Schema:
     if hasattr(source, "__arrow_c_stream__"):
         return reader_of(source).schema
     raise InvalidArgument(
-        f"{type(source).__name__} is no schema: give a dict of types by column, a pyarrow schema, a dataclass or a DataFrame"
+        f"{type(source).__name__} is no schema: give a dict of types by column, a pyarrow schema, a dataclass or a"
+        " DataFrame"
     )

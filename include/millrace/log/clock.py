@@ -6,8 +6,8 @@ import time
 from typing import Protocol
 
 from millrace.base.errors import InvalidArgument
-from millrace.rpc.clock import ClockView
 from millrace.rpc.remote_log import RemoteLogService
+from millrace.rpc.wire import ClockView
 
 
 class LogClock(Protocol):

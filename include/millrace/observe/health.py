@@ -18,7 +18,7 @@ from millrace.coord.catalog_store import CatalogStore
 from millrace.observe.maintenance import running_operations
 from millrace.observe.models import HealthFinding, HealthKind, HealthState, JobView, PChannelView
 from millrace.operations.registry import find_operation
-from millrace.rpc.clock import ClockView
+from millrace.rpc.wire import ClockView
 from millrace.runtime.launch import history as launch_history
 from millrace.tables.quality_state import failed_critical_expectations
 

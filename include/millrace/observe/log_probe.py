@@ -13,7 +13,7 @@ from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.message.ids import EARLIEST
 from millrace.message.log_entries import LogDescription
-from millrace.rpc.clock import ClockView
+from millrace.rpc.wire import ClockView
 from millrace.tables.read.freshness import lag_seconds
 from millrace.tables.wal.table import WalPosition, WalTable
 

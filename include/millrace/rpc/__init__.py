@@ -1,4 +1,6 @@
-"""What a client and a server agree on: the wire, an append's outcome, the tail, how a server is found, connections. Knows no server.
+"""The contract between clients and servers: wire form, append outcomes, the tail, discovery, connections.
 
-A client of the log (`remote_log.py`) is here too: it speaks to a server of any version that keeps this contract.
+Knows no server.
+
+A client of the log (`remote_log.py`) is here too: it works with a server of any version that keeps this contract.
 """

@@ -1,7 +1,7 @@
-"""Appends of one producer that are sent before the earlier ones are answered: the client's side of a pipelined stream.
+"""Pipelined appends of one producer: appends are sent before earlier ones are answered. The client's side.
 
-The log answers with ids (RemoteLog.pipeline), the append host with what the chain decided (AppendClient.append_stream); what
-a pipeline does is the same.
+The log answers with ids (RemoteLog.pipeline), the append host with the chain's decisions (AppendClient.append_stream).
+The pipeline is the same for both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Answer = TypeVar("_Answer", covariant=True)
 
 
 class Connector(Protocol):
-    """What finds the server: RemoteLogService, or a Place (millrace.client.channel_router)."""
+    """Finds the server: RemoteLogService, or a ChannelRoute (millrace.client.channel_router)."""
 
     deadline: float
 
@@ -36,16 +36,19 @@ class Connector(Protocol):
     def drop_link(self, link: Link) -> None: ...
 
     def rediscover(self) -> None:
-        """The server that was found last does not have it any more: find out who has. Raises LogUnavailable."""
+        """Look up the server again, after the last one refused because it no longer owns the PChannel.
+
+        Raises LogUnavailable.
+        """
         ...
 
 
 class AnswerStream(Protocol[_Answer]):
-    """One open stream: appends go out and answers come in, in the same order."""
+    """One open stream: appends are sent and answers received in the same order."""
 
     @property
     def ended(self) -> bool:
-        """Whether the stream itself ended, so that an error was its own and no append's."""
+        """Whether the stream itself ended, so that an error concerns it and not an append."""
         ...
 
     def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None: ...
@@ -56,7 +59,7 @@ class AnswerStream(Protocol[_Answer]):
 
 
 class AppendFuture(Generic[T]):
-    """An append on its way."""
+    """An append in flight."""
 
     __slots__ = ("_answers", "_error", "_pipeline", "bytes")
 
@@ -72,7 +75,7 @@ class AppendFuture(Generic[T]):
         return bool(self._answers) or self._error is not None
 
     def result(self) -> T:
-        """Its answer, once it has one; raises what an append without a pipeline raises. Waits at most the service's deadline."""
+        """Return its answer; raises what an append without a pipeline raises. Waits at most the service's deadline."""
         self._pipeline.wait_for(self)
         if self._error is not None:
             raise self._error
@@ -86,12 +89,12 @@ class AppendFuture(Generic[T]):
 
 
 class AppendPipeline(Generic[T]):
-    """Appends of one producer, in order, sent before the earlier ones are answered; the server merges them.
+    """Appends of one producer, in order, sent before earlier ones are answered; the server merges them. Thread-safe.
 
-    There is no thread behind it: whoever waits for a result reads the answers up to his own. When the connection
-    breaks, every append in flight fails as ambiguous and the next one goes out on a new connection. Nothing is ever sent
-    twice, so order holds. At most `appends` of `bytes` together are in flight; `margin` seconds are waited for an answer beyond
-    the service's deadline. Thread-safe.
+    There is no thread: a caller that waits for a result reads all answers up to its own. If the connection breaks,
+    every append in flight fails as ambiguous, and the next one uses a new connection. Nothing is ever sent twice, so
+    order holds. At most `appends` appends of `bytes` bytes in total are in flight. An answer may take `margin` seconds
+    longer than the service's deadline.
     """
 
     def __init__(
@@ -116,13 +119,16 @@ class AppendPipeline(Generic[T]):
         self._link: Link | None = None
         self._stream: AnswerStream[T] | None = None
         self._answered = False
-        """Whether the stream had an answer yet."""
+        """Whether the stream has had an answer."""
         self._stale = False
-        """Whether the server of the last stream said that another one has it."""
+        """Whether the server of the last stream said that another one owns the PChannel."""
 
     def submit(self, values: bytes | Sequence[bytes] | pa.LargeBinaryArray) -> AppendFuture[T]:
-        """Send one atomic batch; waits only while the pipeline is full. Failures come out of `result`, but LogUnavailable
-        is raised here where no server can be reached: then this batch is not in the log."""
+        """Send one atomic batch; waits only while the pipeline is full.
+
+        Failures are raised by `result`. Only LogUnavailable is raised here, if no server can be reached: then this
+        batch is not in the log.
+        """
         array = as_values(values)
         with self._lock:
             pending = AppendFuture(self, array.nbytes)
@@ -148,14 +154,14 @@ class AppendPipeline(Generic[T]):
                     self._receive()
 
     def flush(self) -> None:
-        """Wait for everything in flight; raises the first failure among it."""
+        """Wait for everything in flight; raise the first failure."""
         with self._lock:
             waiting = list(self._pending)
         for pending in waiting:
             pending.result()
 
     def close(self) -> None:
-        """Give up the stream; what is in flight and unanswered is ambiguous. Call `flush` first. Idempotent."""
+        """Close the stream; appends without an answer are ambiguous. Call `flush` first. Idempotent."""
         with self._lock:
             self._break(ConnectionLost("the pipeline was closed"))
 
@@ -192,7 +198,7 @@ class AppendPipeline(Generic[T]):
         return self._stream
 
     def _receive(self) -> None:
-        """Take one answer, which is the oldest append's."""
+        """Read one answer, which is the oldest append's."""
         assert self._stream is not None
         try:
             answer = self._stream.receive(deadline=Deadline.after(self._service.deadline + self._margin))
@@ -203,9 +209,9 @@ class AppendPipeline(Generic[T]):
             if not self._pending:
                 self._break(ConnectionLost("the log server is stopping"))
         except AssignmentStale as error:
-            # What is in flight behind it may be refused too, or not: its caller sends it again with the same sequences.
+            # Later appends in flight may be refused, too, or not: the caller resends them with the same sequences.
             self._oldest().fail(error)
-            self._link = None  # the connection is good, and others may use it
+            self._link = None  # the connection works, and others may use it
             self._break(ConnectionLost(str(error)))
             self._stale = True
         except Exception as error:
@@ -219,15 +225,18 @@ class AppendPipeline(Generic[T]):
             self._oldest().settle(answer)
 
     def _ended(self, error: Exception) -> None:
-        """The server ended the stream, and says why. Where it answered nothing on it, it let the stream not even begin (too many,
-        or not allowed): so says each append's error. Else what was in flight behind the oldest is ambiguous."""
+        """Handle the end of the stream by the server.
+
+        If it answered nothing on the stream, it refused the stream as a whole (too many, or not allowed): every append
+        fails with that error. Otherwise appends in flight after the oldest are ambiguous.
+        """
         self._oldest().fail(error)
         while self._pending and not self._answered:
             self._oldest().fail(error)
         self._break(ConnectionLost(str(error)))
 
     def _oldest(self) -> AppendFuture[T]:
-        """The oldest append in flight, which is none from now on."""
+        """Remove and return the oldest append in flight."""
         pending = self._pending.popleft()
         self._bytes -= pending.bytes
         return pending
@@ -238,10 +247,10 @@ class AppendPipeline(Generic[T]):
             self._stream = None
         link, self._link = self._link, None
         in_use = bool(self._pending)
-        while self._pending:  # before anything that may fail: a caller waits for each
+        while self._pending:  # before anything that may fail: each has a waiting caller
             self._oldest().fail(
                 LogUnavailable(
-                    f"whether this batch is in the log is unknown: the connection broke before its answer ({error})"
+                    f"whether this batch is in the log is unknown: the connection broke before the answer ({error})"
                 )
             )
         if link is not None and in_use:
@@ -249,11 +258,11 @@ class AppendPipeline(Generic[T]):
 
 
 Entries: TypeAlias = bytes | Sequence[bytes] | pa.LargeBinaryArray
-"""What one append takes."""
+"""The argument of one append."""
 
 
 def as_values(values: Entries) -> pa.LargeBinaryArray:
-    """The value or values of one append as Arrow holds them. Raises InvalidArgument for anything but bytes.
+    """Return the value or values of one append as an Arrow array. Raises InvalidArgument for anything but bytes.
 
     Built from buffers: `pa.array` would import pandas, which costs a short-lived producer more than all its appends.
     """

@@ -1,6 +1,6 @@
-"""Who serves which role of which PChannel, as clients and nodes follow it: versioned, and resumable from any version.
+"""Assignments of PChannel roles to nodes, as clients and nodes follow them: versioned, and resumable from any version.
 
-A caller whose assignment turned out stale says so, and gets a newer one when there is one.
+A caller reports a stale assignment and gets a newer one once there is one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millrace.base.errors import RevisionCompacted
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A role of a PChannel; `address` is "" while nobody serves it."""
+    """The assignment of one role of a PChannel; `address` is "" while no node serves it."""
 
     pchannel: str
     role: str
@@ -25,7 +25,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentUpdate:
-    """What is so as of `version`: everything (`whole`), or what changed since the version that was asked for."""
+    """Assignments as of `version`: all of them (`whole`), or the changes since the requested version."""
 
     version: int
     whole: bool
@@ -34,14 +34,14 @@ class AssignmentUpdate:
 
 class AssignmentSource(Protocol):
     def since(self, version: int) -> AssignmentUpdate:
-        """What changed behind `version`. Raises RevisionCompacted."""
+        """Return the changes after `version`. Raises RevisionCompacted."""
         ...
 
     def all(self) -> AssignmentUpdate: ...
 
 
 class AssignmentCache:
-    """One follower's copy. :meth:`step` brings it up to date; it never goes back."""
+    """One client's copy of the assignments. :meth:`refresh` updates it; its version never decreases."""
 
     def __init__(self, source: AssignmentSource) -> None:
         self._source = source
@@ -50,7 +50,7 @@ class AssignmentCache:
         self._stale: dict[tuple[str, str], int] = {}
 
     def refresh(self) -> None:
-        """Ask for what changed. Raises what the source does, RevisionCompacted aside."""
+        """Fetch the changes. Raises the source's errors except RevisionCompacted."""
         try:
             update = self._source.all() if self.version < 0 else self._source.since(self.version)
         except RevisionCompacted:
@@ -59,7 +59,7 @@ class AssignmentCache:
 
     def _take(self, update: AssignmentUpdate) -> None:
         if update.version < self.version:
-            return  # a slow answer, overtaken by a later one
+            return  # a late answer, overtaken by a newer one
         if update.whole:
             self._known = {}
         for each in update.assignments:
@@ -67,18 +67,18 @@ class AssignmentCache:
         self.version = update.version
 
     def invalidate(self) -> None:
-        """Ask for everything in the next step: what is known may not be so any more, and nobody would say so."""
+        """Fetch everything in the next refresh: what is known may be outdated without a change to report it."""
         self.version = -1
 
     def get(self, pchannel: str, role: str) -> Assignment | None:
-        """Who serves the role, None where nobody is known to: wait for the next step."""
+        """Return the assignment of a role, or None if no node is known to serve it: wait for the next refresh."""
         found = self._known.get((pchannel, role))
         if found is None or not found.address or found.term <= self._stale.get((pchannel, role), 0):
             return None
         return found
 
     def mark_stale(self, assignment: Assignment) -> None:
-        """Its node does not serve that term any more: only a newer term counts from now on."""
+        """Note that the node no longer serves that term: only a newer term counts from now on."""
         key = assignment.pchannel, assignment.role
         self._stale[key] = max(assignment.term, self._stale.get(key, 0))
 

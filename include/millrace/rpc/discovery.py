@@ -1,9 +1,11 @@
-"""How the server of a log folder is found, started and recognised as dead: `server.json` and two lock files.
+"""Discovery of a log folder's server: how it is found, started and recognized as dead.
 
-`server.json` (mode 0600: whoever can read it may use the log) names the address, the process and a token generated at each
-start. It counts only while that very process holds the file (millrace.base.file_lock): a copied folder, a reused id and a step of
-the clock deceive nobody. `server.lock` is held by the server for its lifetime, so that there is never a second
-one, whatever `server.json` says; `server.starting.lock` lets one of several starters start.
+It uses `server.json` and two lock files.
+
+`server.json` (mode 0600: its readers may use the log) has the address, the process and a token that is generated at
+each start. It is valid only while that process locks the file (millrace.base.file_lock), so a copied folder, a reused
+process id or a clock step cannot mislead. The server holds `server.lock` for its lifetime, so there is never a second
+one, whatever `server.json` says. `server.starting.lock` serializes starters.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ LOCK_FILE: Final = "server.lock"
 STARTING_FILE: Final = "server.starting.lock"
 OUTPUT_FILE: Final = "server.log"
 STARTUP_ERROR: Final = "millrace-log-server cannot start: "
-"""Begins the line by which a server that cannot start tells its starter the typed error."""
+"""Prefix of the line by which a server that cannot start reports the typed error to its starter."""
 
 REMOTE_PID: Final = 0
 """The process id of a server on another host."""
@@ -43,7 +45,7 @@ _SAME_START: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """One running server. `started` is in seconds since boot, `instance` random for each start."""
+    """One running server. `started` is in seconds since boot; `instance` is random for each start."""
 
     address: str
     pid: int
@@ -51,25 +53,25 @@ class ServerRecord:
     instance: str
     token: str
     roots: str = ""
-    """File with the certificates (PEM) by which its TLS is trusted; empty: no TLS, or the system's own."""
+    """File with trusted certificates (PEM) for TLS; empty: no TLS, or the system's certificates."""
     tls_name: str = ""
-    """The name to look for in its certificate; empty: the host of its address."""
+    """The name to expect in its certificate; empty: the host of its address."""
     holds: bool = False
-    """Whether the server holds `server.json` itself; servers of earlier builds hold `server.lock` alone."""
+    """Whether the server locks `server.json` itself; servers of earlier builds lock only `server.lock`."""
 
     @classmethod
     def remote(cls, address: str, token: str, *, roots: str = "", tls_name: str = "") -> ServerRecord:
-        """A server on another host, of which only this is known: it cannot be looked up, started or watched from here."""
+        """Make the record of a server on another host, which cannot be looked up, started or watched from here."""
         return cls(address, REMOTE_PID, 0.0, "", token, roots, tls_name)
 
     @classmethod
     def of_this_process(cls, address: str) -> ServerRecord:
-        """A record of this process with a new instance id and token."""
+        """Make a record of this process with a new instance id and token."""
         me = current_process()
         return cls(address, me.pid, me.seconds_since_boot, secrets.token_hex(8), secrets.token_urlsafe(32), holds=True)
 
     def alive(self) -> bool:
-        """Whether that very process still runs; of a server on another host that is not known, and assumed."""
+        """Return whether that process still runs; assumed for a server on another host."""
         if self.pid == REMOTE_PID:
             return True
         found = find_process(self.pid)
@@ -77,7 +79,7 @@ class ServerRecord:
 
 
 class Liveness:
-    """Tells at once, and for a microsecond, whether a record's process still runs."""
+    """Checks within a microsecond whether a record's process still runs."""
 
     def __init__(self, record: ServerRecord) -> None:
         self._record = record
@@ -87,12 +89,12 @@ class Liveness:
         try:
             self._descriptor = os.pidfd_open(record.pid)
         except (OSError, AttributeError):
-            pass  # gone already, or a system without process descriptors: the record itself is asked each time
+            pass  # gone already, or no pidfd support: the record is checked on each call
         if not record.alive():
-            self.close()  # the descriptor may be another process's that got the id
+            self.close()  # the descriptor may belong to another process with the same id
 
     def is_alive(self) -> bool:
-        """Whether the process runs. A zombie does not."""
+        """Return whether the process runs. A zombie does not."""
         descriptor = self._descriptor
         if descriptor < 0:
             return self._record.alive()
@@ -101,24 +103,27 @@ class Liveness:
         return not ended.poll(0)
 
     def close(self) -> None:
-        """Give the descriptor back. Idempotent."""
+        """Close the descriptor. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def write_record(folder: Path, record: ServerRecord) -> LockedFile:
-    """Publish `record` for as long as the answer lives, readable by the owner alone. The caller holds `server.lock`."""
+    """Publish `record`, readable by the owner only, while the returned object exists.
+
+    The caller holds `server.lock`.
+    """
     return LockedFile(folder / RECORD_FILE, asdict(record))
 
 
 def read_record(folder: Path) -> ServerRecord | None:
-    """The record in `folder`, of a living server or a dead one; None where there is none that can be read."""
+    """Return the record in `folder`, of a live or dead server; None if there is no readable one."""
     return _read(folder)[0]
 
 
 def _read(folder: Path) -> tuple[ServerRecord | None, bool]:
-    """The record, and whether a process holds it."""
+    """Return the record, and whether a process locks it."""
     try:
         data, held_now = read_locked_file(folder / RECORD_FILE)
         document = json.loads(data)
@@ -138,9 +143,9 @@ def _read(folder: Path) -> tuple[ServerRecord | None, bool]:
 
 
 def running_server(folder: Path) -> ServerRecord | None:
-    """The record of the server that runs for `folder`; None where none does.
+    """Return the record of the server that runs for `folder`, or None.
 
-    Raises DataFolderCopied where the record names a living process that serves another folder: the one that this is a copy of.
+    Raises DataFolderCopied if the record names a live process that serves another folder, of which this one is a copy.
     """
     while True:
         record, proven = _read(folder)
@@ -149,21 +154,25 @@ def running_server(folder: Path) -> ServerRecord | None:
         if proven or (not record.holds and is_locked(folder / LOCK_FILE)):
             return record
         if _read(folder)[0] != record:
-            continue  # it ended in order meanwhile, or another one began
+            continue  # it shut down meanwhile, or another one started
         if not has_open_files(record.pid):
-            return None  # it is ending: the kernel has closed its files, and its id goes next
+            return None  # it is exiting: its files are closed, and its process id is freed next
         raise DataFolderCopied(
-            f"{folder} is a copy: its {RECORD_FILE} names the log server of the original (process {record.pid}), which runs. Remove"
-            f" {folder / RECORD_FILE} to use the copy on its own. A copy that was made while the original was written to may be"
-            " torn: `millrace operations backup` makes a whole one"
+            f"{folder} is a copy: its {RECORD_FILE} names the log server of the original (process {record.pid}), which"
+            " runs. Remove"
+            f" {folder / RECORD_FILE} to use the copy on its own. A copy made while the original was being written may"
+            " be"
+            " torn: `millrace operations backup` makes a consistent one"
         )
 
 
 def await_record(folder: Path, *, seconds: float) -> ServerRecord | None:
-    """The record of the living server; None where no process holds the folder.
+    """Return the record of the live server; None if no process locks the folder.
 
-    Where one holds it and `server.json` is missing, waits up to `seconds` until the server has written it again. Raises LogBusy if it
-    has not, DataFolderCopied. Starts nothing and makes nothing.
+    If a process locks it and `server.json` is missing, wait up to `seconds` for the server to write it again. Starts
+    and creates nothing.
+
+    Raises LogBusy if the file is still missing, DataFolderCopied.
     """
     if (found := running_server(folder)) is not None or not is_locked(folder / LOCK_FILE):
         return found
@@ -171,21 +180,23 @@ def await_record(folder: Path, *, seconds: float) -> ServerRecord | None:
         found := poll_until(lambda: running_server(folder), Deadline.after(seconds), interval=_POLL)
     ) is None and is_locked(folder / LOCK_FILE):
         raise LogBusy(
-            f"a process holds {folder / LOCK_FILE}, but {RECORD_FILE} does not say which: find it (fuser {folder / LOCK_FILE}) and end it"
+            f"a process holds {folder / LOCK_FILE}, but {RECORD_FILE} does not name it: find it (fuser"
+            f" {folder / LOCK_FILE}) and stop it"
         )
     return found
 
 
 def remove_record(folder: Path, record: ServerRecord) -> None:
-    """Take `record` back, unless another server has published its own since."""
+    """Remove `record`, unless another server has published its own since."""
     if read_record(folder) == record:
         (folder / RECORD_FILE).unlink(missing_ok=True)
 
 
 def find_or_start(folder: Path, *, start: bool, deadline: Deadline, launch: ServerLaunch | None = None) -> ServerRecord:
-    """The record of the living server of `folder`; where there is none, starts one or, without `start`, raises LogUnavailable.
+    """Return the record of the live server of `folder`; start one if there is none and `start` is True.
 
-    Raises what kept a started server from running (LogCorrupted, ...); DataFolderCopied.
+    Raises LogUnavailable if there is none and `start` is False. Raises the error that kept a started server from
+    running (LogCorrupted and others); DataFolderCopied.
     """
     record = running_server(folder)
     if record is not None:
@@ -218,7 +229,7 @@ def _start(folder: Path, *, deadline: Deadline, launch: ServerLaunch) -> ServerR
 
 
 def _spawn(folder: Path, output: Path, launch: ServerLaunch) -> int:
-    """Start a server in a session of its own, a child of init and not of ours: it outlives us and leaves us no zombie."""
+    """Start a server in its own session, as a child of init: it outlives this process and leaves it no zombie."""
     command = [
         sys.executable,
         "-P",
@@ -253,4 +264,4 @@ def _startup_failure(output: Path, offset: int) -> Exception:
         if line.startswith(STARTUP_ERROR):
             return error_from_bytes(line.removeprefix(STARTUP_ERROR).encode())
     tail = " | ".join(lines[-3:])
-    return LogUnavailable(f"the log server ended while it started; {output} ends with: {tail}")
+    return LogUnavailable(f"the log server exited during startup; {output} ends with: {tail}")

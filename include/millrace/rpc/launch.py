@@ -1,4 +1,4 @@
-"""How the server of a log folder is started by whoever needs it: what crosses its command line, and what a deployment asks for."""
+"""How clients start a log folder's server: its command line, and the options of a deployment."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from millrace.base.settings import Settings
 from millrace.message.log_entries import DEFAULT_MAX_ENTRY_BYTES
 
 APPEND_HOST: Final = "millrace.node.append.server:append_extension"
-"""What a log server is given as --extension to host the append role: the one call upward, by name."""
+"""The --extension of a log server that hosts the append role: the one call outward, by name."""
 CLUSTER_APPEND_HOST: Final = "millrace.node.cluster.append_router:append_extension"
-"""The same where nodes of a cluster may have the append role: it knows who does."""
+"""The same, if nodes of a cluster may have the append role: it knows which node has it."""
 SHARED_APPEND_HOST: Final = "millrace.node.cluster.single_node:append_extension"
-"""The same where none may, and the catalog lies in a meta store."""
+"""The same, if no node may have it and the catalog is in a meta store."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLaunch:
-    """How a client starts a server; one that runs already is taken as it is."""
+    """Options for starting a server; a server that already runs is used as it is."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: a free one."""
+    """0: a free port."""
     idle_timeout: float | None = None
-    """Seconds without a client until it stops by itself; None: never."""
+    """Seconds without a client after which the server stops by itself; None: never."""
     tls: tuple[str, str, str] | None = None
     """Files of its certificate chain and key (PEM), and the name in the certificate; None: no TLS."""
     backend: str = ""
-    """URL of the log that it serves (millrace.log.registry); empty: the embedded one in the folder."""
+    """URL of the log that it serves (millrace.log.registry); empty: the embedded log in the folder."""
     connections: int | None = None
-    """Connections that it takes (millrace.log.server.connections); None: as many as is usual."""
+    """Maximum number of connections (millrace.log.server.connections); None: the default."""
     streams: int | None = None
-    """Streams of appends that it takes."""
+    """Maximum number of append streams; None: the default."""
     settings: tuple[tuple[str, str], ...] = ()
-    """Of the backend (RocksMQSettings for the embedded log), by name."""
+    """Settings of the backend by name (RocksMQSettings for the embedded log)."""
     extensions: tuple[str, ...] = ()
-    """What else it hosts: `module:function`, each of which takes the LogService and the folder and returns an Extension."""
+    """Extensions that it hosts, as `module:function`.
+
+    Each takes the LogService and the folder and returns an Extension.
+    """
 
     environment: tuple[tuple[str, str], ...] = ()
-    """Settings of the deployment that it is handed, as variables: what hosts it is has them from its environment."""
+    """Settings of the deployment, passed as environment variables, where its extensions read them."""
 
     def arguments(self) -> list[str]:
-        """As the server's command line takes them."""
+        """Return the options as command-line arguments of the server."""
         given = [f"--host={self.host}", f"--port={self.port}"]
         if self.idle_timeout is not None:
             given.append(f"--idle-timeout={self.idle_timeout}")
@@ -63,7 +66,7 @@ class ServerLaunch:
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 
 DEFAULT_LAUNCH: Final = ServerLaunch(extensions=(APPEND_HOST,))
-"""How whoever may start the log's server must start it: with the append host in it. Of a deployment: launch_of."""
+"""Default launch of a log server, with the append host in it. For a deployment, use launch_of."""
 
 
 def _append_host(settings: Settings) -> str:
@@ -73,18 +76,21 @@ def _append_host(settings: Settings) -> str:
 
 
 def _idle_timeout(settings: Settings) -> float | None:
-    """After how long without a client the server ends. Clients elsewhere, who know its address, could not start it again."""
+    """Return after how many seconds without a client the server stops.
+
+    A server that remote clients may use never does: they know its address, but could not start it again.
+    """
     for_this_host = settings.log_port == 0 and settings.log_host in _LOOPBACK
     return settings.log_idle_seconds if for_this_host and settings.log_idle_seconds > 0 else None
 
 
 def launch_of(settings: Settings) -> ServerLaunch:
-    """How the log's server of a deployment is started: over the backend of the setting `log`, with the append host in it."""
+    """Return how a deployment's log server is started: on the setting `log`'s backend, with the append host."""
     embedded = is_in_data_folder(settings.log)
     given: dict[str, str] = {}
     if embedded:
         given |= {"segment_bytes": str(settings.log_file_bytes), "clock_leap": str(settings.log_clock_leap)}
-    # A broker has a limit of its own, which the setting's default is not to contradict.
+    # A broker has its own limit, which the setting's default must not override.
     if embedded or settings.max_entry_bytes != DEFAULT_MAX_ENTRY_BYTES:
         given["max_entry_bytes"] = str(settings.max_entry_bytes)
     return replace(

@@ -1,7 +1,7 @@
-"""A client's connection to one running log server: calls with a deadline each, and append streams that are used again.
+"""A client's connection to one running log server: calls with a deadline each, and reusable append streams.
 
-A Link belongs to one ServerRecord and never outlives it: when a call fails on its way (ConnectionLost), the client drops the
-link, finds the server anew and makes another. Nothing here retries.
+A Link belongs to one ServerRecord. If a call is lost (ConnectionLost), the client drops the link, finds the server
+again and makes a new one. Nothing here retries.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from millrace.rpc.wire import (
 )
 
 CONNECTION_FAILURES: Final = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
-"""What Flight raises when a call does not come through; an error with `extra_info` did, and is unpacked first."""
+"""Errors that Flight raises if a call is lost. One with `extra_info` was answered, and is unpacked first."""
 
 _TICK: Final = 0.1
 
 
 class ConnectionLost(Exception):
-    """The call failed on its way; whether it had an effect is unknown unless `sent` is False."""
+    """The call was lost; whether it had an effect is unknown unless `sent` is False."""
 
     def __init__(self, reason: str, *, sent: bool = True) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class ConnectionLost(Exception):
 
 
 class Watchdog:
-    """Ends waits that Flight cannot bound itself: a read on an open stream has no timeout of its own, but can be cancelled."""
+    """Ends waits that Flight cannot bound: a read on an open stream has no timeout, but can be cancelled."""
 
     def __init__(self) -> None:
         self._guards: dict[int, tuple[Deadline, Callable[[], None]]] = {}
@@ -57,7 +57,7 @@ class Watchdog:
 
     @contextmanager
     def guard(self, cancel: Callable[[], None], deadline: Deadline) -> Iterator[None]:
-        """Call `cancel` where the body still runs at `deadline`, within a tenth of a second."""
+        """Call `cancel` if the block still runs at `deadline`, within a tenth of a second."""
         if self._thread is None:
             self._start()
         number = next(self._numbers)
@@ -92,7 +92,7 @@ class ExchangeStream:
     def __init__(self, link: Link, command: dict[str, Any]) -> None:
         self.link = link
         self.ended = False
-        """Whether the stream itself ended, so that it is of no more use."""
+        """Whether the stream has ended and is of no further use."""
         try:
             self._writer, self._reader = link.client.do_exchange(
                 flight.FlightDescriptor.for_command(to_json(command)), link.options(None)
@@ -103,7 +103,7 @@ class ExchangeStream:
         link.opened(self)
 
     def request(self, values: pa.LargeBinaryArray, metadata: bytes | None, *, deadline: Deadline) -> None:
-        """Send one append, by `deadline`. Raises ConnectionLost."""
+        """Send one append by `deadline`. Raises ConnectionLost."""
         batch = pa.RecordBatch.from_arrays([values], schema=VALUE_SCHEMA)
         with self.link.watchdog.guard(self._reader.cancel, deadline):
             try:
@@ -119,7 +119,7 @@ class ExchangeStream:
                 raise call_error(error, sent=self._begun) from error
 
     def answer(self, *, deadline: Deadline) -> flight.FlightStreamChunk:
-        """The next answer, by `deadline`. Raises ConnectionLost, or the typed error that ended the stream."""
+        """Return the next answer by `deadline`. Raises ConnectionLost, or the typed error that ended the stream."""
         with self.link.watchdog.guard(self._reader.cancel, deadline):
             try:
                 return self._reader.read_chunk()
@@ -128,21 +128,21 @@ class ExchangeStream:
                 raise call_error(error) from error
 
     def cancel(self) -> None:
-        """Break the stream: whoever waits on it, in whatever thread, gets ConnectionLost."""
+        """Cancel the stream: a thread that waits on it gets ConnectionLost."""
         self.ended = True
         self._reader.cancel()
 
     def close(self) -> None:
-        """End the stream. Idempotent; never raises for a stream that broke."""
+        """Close the stream. Idempotent; never raises for a broken stream."""
         try:
             self._reader.cancel()
             self._writer.close()
         except CONNECTION_FAILURES:
-            pass  # it is gone already, which is all we want
+            pass  # it is closed already
 
 
 class AppendStream(ExchangeStream):
-    """A stream of appends to the log itself, each answered by its ids."""
+    """A stream of appends to the log itself, each answered with its ids."""
 
     def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
         super().__init__(link, {"append": pchannel, "pipelined": pipelined})
@@ -152,13 +152,13 @@ class AppendStream(ExchangeStream):
         self.request(values, None, deadline=deadline)
 
     def receive(self, *, deadline: Deadline) -> Sequence[LogId]:
-        """The next acknowledgement. Raises what that append raised, NotTaken or ConnectionLost."""
+        """Return the next acknowledgement. Raises what that append raised, NotAccepted or ConnectionLost."""
         metadata = self.answer(deadline=deadline).app_metadata
         return ack_from_bytes(metadata.to_pybytes() if metadata is not None else b"")
 
 
 class Link:
-    """A Flight client for one server, with its token, and its idle append streams."""
+    """A Flight client for one server, with its token and its idle append streams."""
 
     def __init__(self, record: ServerRecord, watchdog: Watchdog) -> None:
         self.record = record
@@ -176,7 +176,10 @@ class Link:
         return self._closed
 
     def opened(self, stream: ExchangeStream) -> None:
-        """A stream of this connection, which is to break with it. Raises ConnectionLost where it is closed already."""
+        """Register a stream, which ends with this connection.
+
+        Raises ConnectionLost if the connection is closed already.
+        """
         with self._lock:
             self._streams.add(stream)
             closed = self._closed
@@ -185,16 +188,19 @@ class Link:
             raise ConnectionLost("the connection was closed", sent=False)
 
     def options(self, timeout: float | None) -> flight.FlightCallOptions:
-        """Options of a call: its token and, unless None, its deadline in seconds from now."""
+        """Return the options of a call: its token and, unless None, its timeout in seconds from now."""
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def check(self) -> None:
-        """Raise ConnectionLost(sent=False) where the server's process is gone: nothing is sent in vain, nothing in doubt."""
+        """Raise ConnectionLost(sent=False) if the server's process is gone.
+
+        So no call is sent in vain or left in doubt.
+        """
         if not self._server.is_alive():
             raise ConnectionLost(f"the log server (process {self.record.pid}) is gone", sent=False)
 
     def act(self, name: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-        """One action. Raises its typed error or ConnectionLost."""
+        """Call one action. Raises its typed error or ConnectionLost."""
         try:
             results = list(self.client.do_action(flight.Action(name, to_json(request)), self.options(timeout)))
             return from_json(results[0].body.to_pybytes()) if results else {}
@@ -202,26 +208,29 @@ class Link:
             raise call_error(error) from error
 
     def get(self, request: dict[str, Any], *, timeout: float) -> tuple[list[pa.RecordBatch], dict[str, Any]]:
-        """One DoGet: its batches and the metadata of the last. Raises its typed error or ConnectionLost."""
+        """Call one DoGet; return its batches and the metadata of the last. Raises its typed error or ConnectionLost."""
         _, parts = self.parts(request, timeout=timeout)
         found = list(parts)
         told = found[-1][1]
         if told is None:
-            raise ConnectionLost("the log server answered a read with nothing")
+            raise ConnectionLost("the log server sent an empty answer to a read")
         return [batch for batch, _ in found], told
 
     def parts(
         self, request: dict[str, Any], *, timeout: float
     ) -> tuple[pa.Schema, Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]]]:
-        """One DoGet as it comes: the schema, then batches, each with its metadata, if it has any. Raises its typed error or ConnectionLost here or
-        with a batch; the answer that is not taken to its end is given up."""
+        """Stream one DoGet: return the schema, and an iterator of batches, each with its metadata, if any.
+
+        An iterator that is not exhausted cancels the call when it is closed. Raises the call's typed error or
+        ConnectionLost, here or with a batch.
+        """
         try:
             reader = self.client.do_get(flight.Ticket(to_json(request)), self.options(timeout))
             schema, first = reader.schema, next(reader, None)
         except CONNECTION_FAILURES as error:
             raise call_error(error) from error
         if first is None:
-            raise ConnectionLost("the log server answered a read with nothing")
+            raise ConnectionLost("the log server sent an empty answer to a read")
 
         def rest() -> Iterator[tuple[pa.RecordBatch, dict[str, Any] | None]]:
             ended = False
@@ -241,7 +250,10 @@ class Link:
 
     @contextmanager
     def stream(self, pchannel: str) -> Iterator[AppendStream]:
-        """A plain append stream for the body alone; kept for the next where the body ended well or by a typed error."""
+        """Yield a plain append stream for exclusive use.
+
+        It is reused if the block ends normally or with a typed error.
+        """
         self.check()
         with self._lock:
             idle = self._idle.get(pchannel)
@@ -264,7 +276,7 @@ class Link:
                 stream.close()
 
     def close(self) -> None:
-        """Close the idle streams and the client; streams in use break, also those on which a server that sleeps is waited for."""
+        """Close the idle streams and the client; cancel streams in use, even if they wait for a suspended server."""
         with self._lock:
             self._closed = True
             idle = [stream for each in self._idle.values() for stream in each]
@@ -273,13 +285,13 @@ class Link:
         for stream in idle:
             stream.close()
         for broken in used:
-            broken.cancel()  # closing the client leaves them as they are: who waits there would wait for his deadline
+            broken.cancel()  # closing the client does not end them: their callers would wait for their deadlines
         self.client.close()
         self._server.close()
 
 
 def _tls(record: ServerRecord) -> dict[str, Any]:
-    """How the server is trusted, as FlightClient takes it. Raises LogUnavailable where its certificates cannot be read."""
+    """Return the TLS options for FlightClient. Raises LogUnavailable if the certificates cannot be read."""
     if not record.roots:
         return {}
     try:
@@ -292,11 +304,11 @@ def _tls(record: ServerRecord) -> dict[str, Any]:
 
 
 def call_error(error: BaseException, *, sent: bool = True) -> MillraceError | ConnectionLost:
-    """The typed error that a failed call carries, else ConnectionLost."""
+    """Return the typed error that a failed call carries, else ConnectionLost."""
     typed = typed_error(error)
     if typed is not None:
         return typed
-    # A refused token proves that nothing was looked at: another server lives at this address now.
+    # A refused token proves that nothing was processed: another server has this address now.
     sent = sent and not isinstance(error, flight.FlightUnauthenticatedError)
     return ConnectionLost(str(error) or type(error).__name__, sent=sent)
 

@@ -1,7 +1,7 @@
-"""What an append came to: one row for each message of the appended entries, as columns; and the typed view of it.
+"""The outcome of an append: one row for each message of the appended entries, as columns, and a typed view of it.
 
-The columns are what the chain wrote down, without payloads, so that an answer of a thousand messages costs a few arrays.
-A producer of few messages takes :meth:`AppendOutcome.results`, where a duplicate stands for the first one's result.
+The columns are those of the chain's decisions, without payloads, so an answer for a thousand messages is a few arrays.
+A producer of few messages uses :meth:`AppendOutcome.results`, in which a duplicate has the first result.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ OUTCOME_SCHEMA: Final = pa.schema(
         pa.field("lc_index", pa.int32(), nullable=False),
         pa.field("lc_ordinal", pa.int32(), nullable=False),
         pa.field("txn_id", pa.int64(), nullable=False),
-        pa.field("reason", pa.utf8(), nullable=False),  # a Reason; "" where the message was accepted
-        pa.field("detail", pa.utf8(), nullable=False),  # a rejection in words; "" otherwise
+        pa.field("reason", pa.utf8(), nullable=False),  # a Reason; "" if the message was accepted
+        pa.field("detail", pa.utf8(), nullable=False),  # a rejection's message; "" otherwise
     ]
 )
-"""One row a message, in the order (entry, index) in which they were appended."""
+"""One row per message, in the order (entry, index) of the append."""
 
 ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
 CONFIRMED_COLUMNS: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
@@ -53,9 +53,12 @@ class TxnContext:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """An accepted message: where it stands, and from where a reader misses nothing that becomes visible after it.
+    """An accepted message: its id and tick, and the LastConfirmed for readers.
 
-    Of a resolved duplicate these are the first one's; its LastConfirmed went out with the first answer alone and is None.
+    A reader that starts at LastConfirmed misses nothing that becomes visible after the message.
+
+    For a resolved duplicate, these are the first message's; its LastConfirmed is None, because only the first answer
+    has it.
     """
 
     message_id: MessageId
@@ -67,7 +70,7 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class AppendOutcome:
-    """The decisions about one append's messages, in order; `rows` is of OUTCOME_SCHEMA."""
+    """The decisions about one append's messages, in order; `rows` has OUTCOME_SCHEMA."""
 
     rows: pa.RecordBatch
 
@@ -75,27 +78,27 @@ class AppendOutcome:
         return self.rows.num_rows
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A numeric column of OUTCOME_SCHEMA as a numpy view of shape ``(messages,)``."""
+        """Return a numeric column of OUTCOME_SCHEMA as a numpy view of shape ``(messages,)``."""
         return self.rows.column(name).to_numpy(zero_copy_only=False)
 
     @property
     def rejected(self) -> int:
-        """How many messages were rejected, duplicates among them."""
+        """Number of rejected messages, including duplicates."""
         return self.rows.num_rows - int(pc.sum(pc.equal(self.rows.column("reason"), "")).as_py() or 0)
 
     @property
     def last_tick(self) -> int:
-        """The greatest time tick among the messages; 0 where there is none."""
+        """The greatest time tick of the messages; 0 if there are none."""
         ticks = self.column("time_tick")
         return int(ticks.max()) if len(ticks) else 0
 
     def message_outcomes(self) -> Iterator[AppendResult | AppendRejected]:
-        """Each message's result or rejection, in order; a duplicate gives what the first one came to."""
+        """Yield each message's result or rejection, in order; a duplicate has the first message's outcome."""
         for row in self.rows.to_pylist():
             yield _judged(row)
 
     def results(self) -> list[AppendResult]:
-        """Each message's result, in order. Raises the first rejection among them as AppendRejected."""
+        """Return each message's result, in order. Raises the first rejection as AppendRejected."""
         found: list[AppendResult] = []
         for each in self.message_outcomes():
             if isinstance(each, AppendRejected):
@@ -104,9 +107,12 @@ class AppendOutcome:
         return found
 
     def result(self) -> AppendResult:
-        """The result of the only message. Raises AppendRejected, or InvalidArgument where there are several."""
+        """Return the result of the only message.
+
+        Raises AppendRejected, or InvalidArgument if there are several messages.
+        """
         if len(self) != 1:
-            raise InvalidArgument(f"this append has {len(self)} messages: take results()")
+            raise InvalidArgument(f"this append has {len(self)} messages: use results()")
         return self.results()[0]
 
 
@@ -132,9 +138,10 @@ def _judged(row: dict[str, Any]) -> AppendResult | AppendRejected:
 
 
 def parse_duplicate(detail: str) -> tuple[MessageId, int, str]:
-    """The first one's message id, time tick and reason ("" where accepted) from a DUPLICATE rejection's detail.
+    """Return the first message's id, time tick and reason ("" if accepted) from a DUPLICATE rejection's detail.
 
-    The form is `<message id>@<tick>`, and for a rejected original a blank and its reason (docs/chain.md, "Producers").
+    The form is `<message id>@<tick>`, followed by a blank and the reason if the original was rejected (docs/chain.md,
+    "Producers").
     """
     place, _, reason = detail.partition(" ")
     text, _, tick = place.partition("@")
@@ -142,9 +149,10 @@ def parse_duplicate(detail: str) -> tuple[MessageId, int, str]:
 
 
 def outcome_rows(messages: pa.RecordBatch, rejections: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows that answer for appended messages, of a chain outcome (two ROW_SCHEMA batches), in id order.
+    """Return the rows that answer appended messages, from a chain outcome (two ROW_SCHEMA batches), in id order.
 
-    Leaves out what the chain emitted: CreateSegment and Flush, which it alone makes, and a RollbackTxn with a detail.
+    Messages that the chain emitted are left out: CreateSegment and Flush, which only it makes, and a RollbackTxn with a
+    detail.
     """
     emitted = _emitted(messages)
     own = _columns(messages) if emitted is None else _columns(messages.filter(pa.array(~emitted)))
@@ -156,13 +164,13 @@ def outcome_rows(messages: pa.RecordBatch, rejections: pa.RecordBatch) -> pa.Rec
 
 
 _EMITTED: Final = np.array([Flag.EMITTED in (flags_of(member) or Flag.NONE) for member in TYPE_CODES])
-"""By code of a type: whether the chain alone makes it."""
+"""By type code: whether only the chain makes such messages."""
 _ROLLBACK: Final = TYPE_CODES[MessageType.ROLLBACK_TXN]
-"""The chain makes it, or a producer."""
+"""The chain or a producer makes it."""
 
 
 def _emitted(messages: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-    """Which messages the chain emitted; None where it emitted none."""
+    """Return which messages the chain emitted; None if none."""
     codes = messages.column("type").indices.to_numpy()
     emitted = _EMITTED[codes]
     rollbacks = codes == _ROLLBACK

@@ -1,13 +1,13 @@
-"""The log through its server: a LogService for any process, any number of them at once.
+"""The log through its server: a LogService for any number of processes.
 
     with RemoteLogService.connect(folder) as service:
         log = service.open("p0")
         ids = log.append([b"..."])
 
-The server is found through the folder, started where none runs, and found or started again when it died. Reads and calls
-that may be repeated are repeated until the deadline. An append is sent once: where its answer got lost on the way,
-LogUnavailable says that it is in the log once or not at all, and the caller settles it by the producer's sequence; the next
-append works again.
+The service finds the server through the folder, starts it if none runs, and finds or starts it again after it dies.
+Reads and idempotent calls are repeated until the deadline. An append is sent once: if its answer is lost,
+LogUnavailable says that it is in the log once or not at all. The caller resolves this by the producer's sequence; the
+next append works again.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from millrace.base.errors import InvalidArgument, LogUnavailable
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, VerifyReport
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Connector, as_values
-from millrace.rpc.clock import ClockView
 from millrace.rpc.discovery import ServerRecord, find_or_start, running_server
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost, Link, NotAccepted, Watchdog
-from millrace.rpc.wire import DEFAULT_DEADLINE, log_id, optional_log_id
+from millrace.rpc.wire import DEFAULT_DEADLINE, ClockView, log_id, optional_log_id
 
 _PAUSE: Final = 0.02
 
 _LEAST: Final = 0.05
-"""Seconds that a call gets, however little is left of its deadline."""
+"""Minimum timeout of a call in seconds, however little of its deadline is left."""
 
 _T = TypeVar("_T")
 
 
 class RemoteLogService(Closeable):
-    """A LogService whose log lives in another process. Thread-safe."""
+    """A LogService whose log is in another process. Thread-safe."""
 
     def __init__(
         self,
@@ -71,9 +70,11 @@ class RemoteLogService(Closeable):
         deadline: float = DEFAULT_DEADLINE,
         launch: ServerLaunch | None = None,
     ) -> Self:
-        """The service of the log in `data_dir`; `start` lets it start the server, `deadline` bounds each call in seconds.
+        """Connect to the log in `data_dir`.
 
-        Raises LogUnavailable where no server runs and `start` is False, or what keeps the server from starting.
+        With `start`, start the server if none runs. `deadline` bounds each call, in seconds.
+
+        Raises LogUnavailable if no server runs and `start` is False, or the error that kept the server from starting.
         """
         service = cls(Path(data_dir).absolute(), start=start, deadline=deadline, launch=launch or ServerLaunch())
         service.link(Deadline.after(deadline))
@@ -89,14 +90,16 @@ class RemoteLogService(Closeable):
         tls_name: str = "",
         deadline: float = DEFAULT_DEADLINE,
     ) -> Self:
-        """The service at an address on any host, ``grpc://host:port`` or ``grpc+tls://host:port``.
+        """Connect to the log at an address on any host, ``grpc://host:port`` or ``grpc+tls://host:port``.
 
-        `roots` is a PEM file with the certificates that the server's is trusted by (default: the system's), `tls_name` the
-        name in it where that is not the host's. The server is neither started nor stopped from here. Raises LogUnavailable.
+        `roots` is a PEM file with trusted certificates (default: the system's); `tls_name` is the name in the server's
+        certificate if that is not the host. The server is neither started nor stopped from here.
+
+        Raises LogUnavailable, InvalidArgument.
         """
         if not address.startswith(("grpc://", "grpc+tls://")):
             raise InvalidArgument(
-                f"{address!r} is no address of a log server: write grpc://host:port or grpc+tls://host:port"
+                f"{address!r} is not the address of a log server: write grpc://host:port or grpc+tls://host:port"
             )
         record = ServerRecord.remote(address, token, roots=str(roots), tls_name=tls_name)
         service = cls(Path(), start=False, deadline=deadline, launch=ServerLaunch(), elsewhere=record)
@@ -104,34 +107,36 @@ class RemoteLogService(Closeable):
         return service
 
     def create(self, pchannel: str) -> None:
-        """Make an empty log. Raises ChannelExists; LogUnavailable where it is unknown whether it was made."""
+        """Create an empty log. Raises ChannelExists; LogUnavailable if it is unknown whether it was created."""
         self._once("create", {"pchannel": pchannel})
 
     def open(self, pchannel: str) -> RemoteLog:
-        """A handle on an existing log. Raises ChannelNotFound."""
+        """Return a handle to an existing log. Raises ChannelNotFound."""
         self._act("open", {"pchannel": pchannel})
         return RemoteLog(self, pchannel)
 
     def names(self) -> list[str]:
-        """The PChannels, sorted."""
+        """Return the PChannels, sorted."""
         return [str(name) for name in self._act("names", {})["names"]]
 
     def ends(self, pchannels: Iterable[str]) -> dict[str, LogId]:
-        """Of each PChannel the position behind the last entry, by one call. Raises ChannelNotFound; InvalidArgument at a server of an
-        earlier build."""
+        """Return the position after the last entry of each PChannel in one call.
+
+        Raises ChannelNotFound; InvalidArgument from a server of an earlier build.
+        """
         found = self._act("ends", {"pchannels": list(pchannels)})["ends"]
         return {str(name): log_id(end) for name, end in found.items()}
 
     def drop(self, pchannel: str) -> None:
-        """Destroy a log. Raises ChannelNotFound; LogUnavailable where it is unknown whether it is gone."""
+        """Delete a log. Raises ChannelNotFound; LogUnavailable if it is unknown whether it was deleted."""
         self._once("drop", {"pchannel": pchannel})
 
     def groups(self) -> list[str]:
-        """The consumer groups, sorted."""
+        """Return the consumer groups, sorted."""
         return [str(name) for name in self._act("groups", {})["groups"]]
 
     def group_position(self, group: str, pchannel: str) -> LogId | None:
-        """Where a group stands in a log; None where it never moved there. Raises ChannelNotFound."""
+        """Return a group's position in a log; None if it never moved there. Raises ChannelNotFound."""
         return optional_log_id(self._act("group_position", {"group": group, "pchannel": pchannel})["position"])
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
@@ -139,24 +144,25 @@ class RemoteLogService(Closeable):
         self._act("move_group", {"group": group, "pchannel": pchannel, "position": position})
 
     def drop_group(self, group: str) -> None:
-        """Forget a group with all its positions."""
+        """Delete a group with all its positions."""
         self._act("drop_group", {"group": group})
 
     def clock(self, *, accept: bool = False) -> ClockView:
-        """The clock that the server stamps by; with `accept` it believes the wall clock, however far that leapt.
+        """Return the clock that stamps entries; with `accept`, the server accepts the wall clock, however far it leapt.
 
-        Raises InvalidArgument where brokers stamp.
+        Raises InvalidArgument if brokers stamp the entries.
         """
         return ClockView(**self._act("accept_clock" if accept else "clock", {}))
 
     def ping(self) -> dict[str, Any]:
-        """The server's process id (`pid`) and whether it is stopping."""
+        """Return the server's process id (`pid`) and whether it is stopping."""
         return self._act("ping", {})
 
     def shutdown(self, *, timeout: float = DEFAULT_DEADLINE) -> None:
-        """Stop the server that runs for the folder cleanly, and wait until its process is gone. Starts none for that.
+        """Stop the server of the folder cleanly and wait until its process is gone. Starts none for that.
 
-        It need not be the one that this service last spoke to, which may have died. A later call would start another.
+        The server need not be the one that this service last used, which may have died. A later call would start
+        another.
         """
         if self._elsewhere is not None:
             raise InvalidArgument(f"the log server at {self._elsewhere.address} runs on another host: stop it there")
@@ -171,15 +177,15 @@ class RemoteLogService(Closeable):
         try:
             link.act("shutdown", {}, timeout=timeout)
         except ConnectionLost:
-            pass  # it is going, which the loop below waits for
+            pass  # it is stopping; the loop below waits for that
         finally:
             link.close()
         while record.alive():
             if not deadline.pause(jittered(_PAUSE)):
-                raise LogUnavailable(f"the log server (process {record.pid}) is asked to stop but still runs")
+                raise LogUnavailable(f"the log server (process {record.pid}) was told to stop but still runs")
 
     def close(self) -> None:
-        """Release the connection; the server goes on. Idempotent."""
+        """Close the connection; the server keeps running. Idempotent."""
         with self._linking:
             self._closed = True
             link, self._link = self._link, None
@@ -187,10 +193,10 @@ class RemoteLogService(Closeable):
             link.close()
         self._watchdog.close()
 
-    # --- for RemoteLog, and for clients of the server's extensions -------------------------------------------------------
+    # --- for RemoteLog, and for clients of the server's extensions ----------------------------------------------------
 
     def link(self, deadline: Deadline) -> Link:
-        """The connection to the living server, found or started by `deadline`."""
+        """Return the connection to the live server, found or started by `deadline`."""
         link = self._link
         if link is not None:
             return link
@@ -217,14 +223,14 @@ class RemoteLogService(Closeable):
                 raise LogUnavailable(f"the log server at {record.address} does not answer: {reason}")
 
     def drop_link(self, link: Link) -> None:
-        """Forget a connection that failed; the next call makes another."""
+        """Drop a failed connection; the next call makes another."""
         with self._linking:
             if self._link is link:
                 self._link = None
         link.close()
 
     def call_with_retry(self, call: Callable[[Link, Deadline], _T], *, seconds: float) -> _T:
-        """`call(link, deadline)`, repeated on new connections while it fails on its way, for `seconds` at the most."""
+        """Call `call(link, deadline)`, again on a new connection if it is lost, for at most `seconds`."""
         deadline = Deadline.after(seconds)
         while True:
             link = self.link(deadline)
@@ -237,11 +243,11 @@ class RemoteLogService(Closeable):
                     raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
 
     def call_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
-        """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
+        """Call `call(link, deadline)`, again only if the server certainly did not accept it."""
         return call_once(self, call, seconds=seconds, what=what)
 
     def rediscover(self) -> None:
-        """There is one server: it is asked again (the protocol Connector)."""
+        """Do nothing: there is one server, and the next call asks it again (implements Connector)."""
 
     def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         return self.call_with_retry(
@@ -259,7 +265,7 @@ class RemoteLogService(Closeable):
 
 
 def call_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
-    """`call(link, deadline)`, repeated only while it is certain that the server took nothing of it."""
+    """Call `call(link, deadline)`, again only if the server certainly did not accept it."""
     deadline = Deadline.after(seconds)
     while True:
         link = connector.link(deadline)
@@ -270,14 +276,14 @@ def call_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, sec
             connector.drop_link(link)
             if isinstance(error, ConnectionLost) and error.sent:
                 raise LogUnavailable(
-                    f"{what}: the connection to the log server broke before its answer ({error})"
+                    f"{what}: the connection to the log server broke before the answer ({error})"
                 ) from error
             if deadline.expired():
-                raise LogUnavailable(f"{what}: not done, no log server took it within {seconds:.1f} s") from error
+                raise LogUnavailable(f"not done: no log server accepted the call within {seconds:.1f} s") from error
 
 
 class RemoteLog:
-    """One PChannel's log behind the server. Thread-safe: each appending thread has a stream of its own while it appends."""
+    """One PChannel's log through the server. Thread-safe: each appending thread uses a stream of its own."""
 
     def __init__(self, service: RemoteLogService, pchannel: str) -> None:
         self._open: RemoteLogService | None = service
@@ -291,10 +297,12 @@ class RemoteLog:
         return service
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
-        """Append one atomic batch; its ids, once all are durable.
+        """Append one atomic batch and return its ids once all are durable.
 
-        Raises EntryTooLarge (nothing is appended), and LogUnavailable where the answer got lost: the batch is then in the
-        log once or not at all. Where it is certain that the server took nothing, the batch is sent again.
+        If the server certainly accepted nothing, the batch is sent again.
+
+        Raises EntryTooLarge (nothing is appended). Raises LogUnavailable if the answer was lost: the batch is in the
+        log once or not at all.
         """
         array = as_values(values)
         if not len(array):
@@ -312,7 +320,7 @@ class RemoteLog:
     def pipeline(
         self, *, appends: int = PIPELINE_APPENDS, bytes: int = PIPELINE_BYTES
     ) -> AppendPipeline[Sequence[LogId]]:
-        """Several appends in flight at once, in order, at most so many of so many bytes together."""
+        """Open a pipeline: appends in order, at most `appends` of them with `bytes` bytes in total in flight."""
 
         def stream(link: Link) -> AppendStream:
             return AppendStream(link, self.pchannel, pipelined=True)
@@ -327,7 +335,7 @@ class RemoteLog:
         max_bytes: int = 64 << 20,
         timeout: float = 0.0,
     ) -> LogEntries:
-        """Entries with position <= id < end, as millrace.log.protocol.Log.read promises.
+        """Read entries with position <= id < end, as millrace.log.protocol.Log.read specifies.
 
         Raises PositionTruncated, ChannelNotFound, LogUnavailable.
         """
@@ -350,28 +358,34 @@ class RemoteLog:
             if rows or wait <= 0 or (end is not None and following >= end):
                 return LogEntries(_joined(rows), following)
             if metadata["busy"]:
-                # The server has no thread left to wait in: ask again in a moment.
+                # The server has no thread left for the wait: ask again soon.
                 threading.Event().wait(min(wait, _PAUSE))
 
     def truncate(self, position: LogId) -> int:
-        """Give up everything before `position`; bytes freed (by the last try, where the connection broke)."""
+        """Remove everything before `position`; return the bytes freed.
+
+        If the connection broke, these are the bytes freed by the last attempt.
+        """
         return int(self._service._act("truncate", {"pchannel": self.pchannel, "position": position})["freed"])
 
     def describe(self) -> LogDescription:
-        """Where the log stands now."""
+        """Return the log's begin, end and size."""
         found = self._service._act("describe", {"pchannel": self.pchannel})
         return LogDescription(begin=log_id(found["begin"]), end=log_id(found["end"]), bytes=int(found["bytes"]))
 
     def end(self) -> LogId:
-        """The position behind the last entry."""
+        """Return the position after the last entry."""
         return self.describe().end
 
     def enforce_retention(self, *, allowed: LogId) -> int:
-        """Give up whole files above the server's retention settings, but nothing from `allowed` on; bytes freed."""
+        """Remove whole files beyond the server's retention settings; return the bytes freed.
+
+        Nothing from `allowed` on is removed.
+        """
         return int(self._service._act("retain", {"pchannel": self.pchannel, "allowed": allowed})["freed"])
 
     def verify(self, *, seconds: float = 3600.0) -> VerifyReport:
-        """Scan every checksum of the log, which may take `seconds`. Raises LogUnavailable beyond."""
+        """Verify every checksum of the log, which may take up to `seconds`. Raises LogUnavailable after that."""
 
         found = self._service.call_with_retry(
             lambda link, deadline: link.act(
@@ -382,7 +396,7 @@ class RemoteLog:
         return VerifyReport(**found | {"first_bad": optional_log_id(found["first_bad"])})
 
     def close(self) -> None:
-        """Refuse calls from now on; other handles go on. Idempotent."""
+        """Refuse calls from now on; other handles keep working. Idempotent."""
         self._open = None
 
 

@@ -1,4 +1,4 @@
-"""What a reader wants of a collection's rows: which columns, which rows, how many, in which order. Crosses the wire as JSON."""
+"""Selection of a collection's rows: which columns, which rows, how many, in which order. Sent as JSON."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pyarrow.compute as pc
 from millrace.base.errors import InvalidArgument
 from millrace.message.ids import Moment
 
-if TYPE_CHECKING:  # a producer, which selects nothing, does without
+if TYPE_CHECKING:  # not needed by producers
     from millrace.base.predicate.language import Condition
 
 _ORDER: Final = re.compile(r"(`(?:[^`]|``)+`|\S+?)(?:\s+(asc|desc))?", re.IGNORECASE)
 
 ColumnNames: TypeAlias = str | Sequence[str]
-"""Names as a list, or as text with commas between them."""
+"""Column names as a list, or as comma-separated text."""
 
 
 class SelectionOptions(TypedDict, total=False):
-    """What of a collection's rows is wanted, as people write it."""
+    """Options that select rows, in user types."""
 
     columns: ColumnNames | None
     where: str | None
@@ -32,7 +32,7 @@ class SelectionOptions(TypedDict, total=False):
 
 
 class ReadOptions(SelectionOptions, total=False):
-    """What reads take: the moment, what of the rows, and how many seconds to wait for the tables."""
+    """Options of a read: the moment, the selection, and how many seconds to wait for the tables."""
 
     at: Moment | None
     deadline: float | None
@@ -40,7 +40,10 @@ class ReadOptions(SelectionOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`where` is a predicate (:mod:`millrace.base.predicate.language`); `order_by` are columns, each with whether it descends."""
+    """A parsed selection.
+
+    `where` is a predicate (:mod:`millrace.base.predicate.language`); `order_by` has columns and whether they descend.
+    """
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
@@ -56,44 +59,44 @@ class Selection:
         limit: int | None = None,
         order_by: ColumnNames | None = None,
     ) -> Self:
-        """As people write it: ``order_by=["price desc", "id"]``. Raises InvalidArgument for what is no selection."""
+        """Parse a selection, such as ``order_by=["price desc", "id"]``. Raises InvalidArgument if it is not valid."""
         if where is not None and not isinstance(where, str):
             raise InvalidArgument(
                 f"where is a predicate as text, such as \"city = 'Oslo'\", not {type(where).__name__}"
             )
         if limit is not None and (type(limit) is not int or limit < 0):
-            raise InvalidArgument(f"limit is a number of rows from 0 on, not {limit!r}")
+            raise InvalidArgument(f"limit is a number of rows, at least 0, not {limit!r}")
         chosen = None if columns is None else tuple(name_list(columns))
         if chosen is not None and (not chosen or len(set(chosen)) < len(chosen)):
-            raise InvalidArgument(f"columns are one or more, each once, not {', '.join(chosen) or 'none'}")
+            raise InvalidArgument(f"columns are at least one, each once, not {', '.join(chosen) or 'none'}")
         made = cls(chosen, where, limit, tuple(map(_ordered, name_list(order_by or ()))))
         _ = made.condition
         return made
 
     def to_json(self) -> dict[str, Any]:
-        """What is asked for beyond everything."""
+        """Return the options that differ from selecting everything."""
         wanted = {"columns": self.columns, "where": self.where, "limit": self.limit, "order_by": self.order_by or None}
         return {name: value for name, value in wanted.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`; takes no notice of other keys. Raises InvalidArgument."""
+        """Parse the result of :meth:`to_json`, ignoring other keys. Raises InvalidArgument."""
         try:
             made = cls.of(columns=value.get("columns"), where=value.get("where"), limit=value.get("limit"))
             order = tuple((str(name), bool(descends)) for name, descends in value.get("order_by") or ())
         except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"this is no selection of rows: {error}") from None
+            raise InvalidArgument(f"this is not a selection of rows: {error}") from None
         return cls(made.columns, made.where, made.limit, order)
 
     @property
     def condition(self) -> Condition | None:
-        """`where`, understood. Raises InvalidArgument."""
+        """The parsed `where`. Raises InvalidArgument."""
         from millrace.base.predicate.language import parse_condition
 
         return None if self.where is None else parse_condition(self.where)
 
     def names(self, schema: pa.Schema) -> list[str]:
-        """The columns to give, in their order. Raises InvalidArgument for one that is not there."""
+        """Return the selected columns, in order. Raises InvalidArgument for a missing one."""
         for each in (*(self.columns or ()), *(name for name, _ in self.order_by)):
             if each not in schema.names:
                 raise InvalidArgument(f"there is no column {each!r}; there are {', '.join(schema.names)}")
@@ -101,14 +104,14 @@ class Selection:
 
     @property
     def referenced_columns(self) -> set[str]:
-        """The columns that `where` and `order_by` look at."""
+        """The columns that `where` and `order_by` refer to."""
         from millrace.base.predicate.language import column_names
 
         found = self.condition
         return {*(name for name, _ in self.order_by), *(() if found is None else column_names(found))}
 
     def expression(self, schema: pa.Schema) -> pc.Expression | None:
-        """`where` over these columns. Raises InvalidArgument where it does not fit them."""
+        """Return `where` as an expression over these columns. Raises InvalidArgument if it does not fit them."""
         from millrace.base.predicate.arrow import compile_condition
 
         found = self.condition
@@ -119,7 +122,7 @@ ALL_ROWS: Final = Selection()
 
 
 def name_list(given: ColumnNames) -> list[str]:
-    """Names as a list. Raises InvalidArgument."""
+    """Return names as a list. Raises InvalidArgument."""
     if isinstance(given, str):
         given = [each.strip() for each in given.split(",") if each.strip()]
     if not all(isinstance(each, str) for each in given):
@@ -130,5 +133,5 @@ def name_list(given: ColumnNames) -> list[str]:
 def _ordered(text: str) -> tuple[str, bool]:
     found = _ORDER.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgument(f"{text!r} is no order: give a column, with asc or desc behind it")
+        raise InvalidArgument(f"{text!r} is not an order: give a column, followed by asc or desc")
     return found[1].strip("`"), (found[2] or "").lower() == "desc"

@@ -1,4 +1,4 @@
-"""What a reader is told of the newest messages of a PChannel, and how these rows cross the wire."""
+"""The tail: the newest messages of a PChannel as a reader gets them, and their wire form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.wal.schema import ROW_SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class TailBatch:
-    """Messages (ROW_SCHEMA, in tick order) behind the asked tick, and the tick up to which they are all there is."""
+    """Messages (ROW_SCHEMA, in tick order) after the requested tick, complete up to `confirmed_tick`."""
 
     batches: list[pa.RecordBatch]
     confirmed_tick: int
@@ -21,19 +21,22 @@ class TailBatch:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The asked tick lies before the buffer: everything behind `earliest` can be had here, the rest from ``wal``."""
+    """The requested tick is before the buffer: everything after `earliest` is available here, the rest in ``wal``."""
 
     earliest: int
 
 
 class Mvcc(NamedTuple):
-    """A VChannel's MVCC: the reference document's ``MVCCInfo``."""
+    """The MVCC state of a VChannel: the reference document's ``MVCCInfo``."""
 
     vchannel: str
     time_tick: int
     """The greatest tick at which something became visible there, as far as the log is decided (docs/chain.md)."""
     confirmed: bool
-    """Whether all that the log held when this was asked is decided: a read at `time_tick` then sees every append before."""
+    """Whether everything in the log at the time of the call is decided.
+
+    A read at `time_tick` then sees every earlier append.
+    """
 
 
 TAIL_SCHEMA: Final = pa.schema(
@@ -42,22 +45,22 @@ TAIL_SCHEMA: Final = pa.schema(
         for field in ROW_SCHEMA
     ]
 )
-"""ROW_SCHEMA on the wire: Flight sends no dictionaries beside metadata."""
+"""ROW_SCHEMA on the wire: Flight cannot send dictionaries and metadata together."""
 
 
 def wire_schema(names: Sequence[str]) -> pa.Schema:
-    """Of TAIL_SCHEMA the columns of these names, in their order."""
+    """Return the columns of TAIL_SCHEMA with these names, in order."""
     return pa.schema([TAIL_SCHEMA.field(name) for name in names])
 
 
 def to_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of ROW_SCHEMA, or of some of its columns, as TAIL_SCHEMA has them."""
+    """Convert a batch with ROW_SCHEMA, or some of its columns, to TAIL_SCHEMA."""
     columns = [each.dictionary_decode() if isinstance(each, pa.DictionaryArray) else each for each in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=wire_schema(batch.schema.names))
 
 
 def from_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch from the wire as ROW_SCHEMA has its columns again."""
+    """Convert a batch from the wire back to ROW_SCHEMA."""
     schema = pa.schema([ROW_SCHEMA.field(name) for name in batch.schema.names])
     arrays = [
         column.dictionary_encode() if pa.types.is_dictionary(field.type) else column

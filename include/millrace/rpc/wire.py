@@ -1,8 +1,8 @@
-"""What crosses the wire between the log's server and its clients, beside Arrow itself.
+"""Wire form between the log server and its clients, apart from Arrow itself.
 
-Requests are JSON objects (tickets, commands, action bodies); values and entries are Arrow record batches. Errors cross as
-their stable code, message and attributes, and come out as the same class. An acknowledgement is a few dozen bytes, since the
-ids of one atomic batch are consecutive in every backend that we know; other ids travel in full.
+Requests are JSON objects (tickets, commands, action bodies); values and entries are Arrow record batches. Errors are
+sent as their stable code, message and attributes, and are raised as the same class. An acknowledgement is a few dozen
+bytes, because the ids of an atomic batch are consecutive in every known backend; other ids are sent in full.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,19 +20,19 @@ from millrace.base.errors import InvalidArgument, LogError, LogUnavailable, Mill
 from millrace.message.ids import LogId, LogIds
 
 VALUE_SCHEMA: Final = pa.schema([pa.field("value", pa.large_binary(), nullable=False)])
-"""One record batch of it is one append."""
+"""Schema of an append; one record batch is one append."""
 
 TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
-"""Environment variable with a token that the server takes beside its own: for clients that cannot read server.json."""
+"""Environment variable with another token that the server accepts, for clients that cannot read server.json."""
 APPEND_ROLE: Final = "append"
-"""The extension of a log's server that judges appends and answers them, as requests name it."""
+"""Name, in requests, of the log server's extension that decides and answers appends."""
 TIMEOUT: Final = struct.Struct("<d")
-"""The metadata of an append to it: the seconds to wait for its outcome."""
+"""Metadata of an append to that extension: the seconds to wait for its outcome."""
 DEFAULT_DEADLINE: Final = 30.0
-"""Seconds that a call may take where its caller does not say."""
+"""Default timeout of a call, in seconds."""
 AUTHORIZATION: Final = "authorization"
 MAX_ERROR_TEXT: Final = 1000
-"""Characters of an error's message that cross the wire: gRPC carries errors in headers, which are bounded."""
+"""Maximum length of an error's message on the wire: gRPC sends errors in headers, which are bounded."""
 
 _LARGEST: Final = (1 << 63) - 1
 _CONSECUTIVE: Final = 0
@@ -42,12 +43,14 @@ _ACK: Final = struct.Struct("<BQqq")
 
 
 class NotAccepted(Exception):
-    """The server is stopping and took nothing of this append: it can be sent again elsewhere without doubt."""
+    """The server is stopping and accepted nothing of this append, which can safely be sent again."""
 
 
 def is_valid_batch(batch: pa.RecordBatch) -> bool:
-    """Whether a batch from the wire holds what its lengths and offsets say, which Flight takes as they come: before this was
-    asked nothing may be read of it, not even its size."""
+    """Return whether a batch from the wire has the data that its lengths and offsets claim.
+
+    Flight does not check this. Nothing of a batch may be read before, not even its size.
+    """
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
@@ -56,12 +59,12 @@ def is_valid_batch(batch: pa.RecordBatch) -> bool:
 
 
 def to_json(document: object) -> bytes:
-    """One JSON document, compact."""
+    """Encode one JSON document, compactly."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def from_json(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidArgument for anything else."""
+    """Decode a JSON object. Raises InvalidArgument for anything else."""
     try:
         document = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -72,7 +75,7 @@ def from_json(data: bytes) -> dict[str, Any]:
 
 
 def request_number(request: dict[str, Any], key: str, default: float) -> float:
-    """A number of a request, 0 or more. Raises InvalidArgument."""
+    """Return a number of a request, at least 0. Raises InvalidArgument."""
     value = request.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
         raise InvalidArgument(f"{key!r} of the request is a number, 0 or more")
@@ -80,7 +83,7 @@ def request_number(request: dict[str, Any], key: str, default: float) -> float:
 
 
 def log_id(value: object) -> LogId:
-    """A position as JSON carries it: `[ledger, entry]`."""
+    """Parse a position from JSON: `[ledger, entry]`."""
     match value:
         case [int(ledger), int(entry)] if all(-_LARGEST <= part <= _LARGEST for part in (ledger, entry)):
             return LogId(ledger, entry)
@@ -89,11 +92,11 @@ def log_id(value: object) -> LogId:
 
 
 def optional_log_id(value: object) -> LogId | None:
-    """:func:`log_id`, or None for null."""
+    """Parse a position like :func:`log_id`, or null as None."""
     return None if value is None else log_id(value)
 
 
-# --- errors ------------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def _classes(root: type[MillraceError] = MillraceError) -> Iterator[type[MillraceError]]:
@@ -103,7 +106,7 @@ def _classes(root: type[MillraceError] = MillraceError) -> Iterator[type[Millrac
 
 
 def error_to_bytes(error: BaseException) -> bytes:
-    """An error for the wire. What is not of our family is an internal failure, whose effect is unknown: LogUnavailable."""
+    """Encode an error. One outside our family is an internal failure with unknown effect: LogUnavailable."""
     if not isinstance(error, MillraceError):
         error = LogUnavailable(
             f"the log server failed inside ({type(error).__name__}: {error}); its log file has the trace"
@@ -113,7 +116,7 @@ def error_to_bytes(error: BaseException) -> bytes:
 
 
 def error_from_bytes(data: bytes) -> MillraceError:
-    """Inverse of :func:`error_to_bytes`; a code that this build does not know becomes a LogError with that code's text."""
+    """Decode the result of :func:`error_to_bytes`; a code unknown to this build becomes a LogError with its text."""
     try:
         document = json.loads(data)
         code, message, attributes = document["code"], document["message"], document["attributes"]
@@ -130,21 +133,21 @@ def error_from_bytes(data: bytes) -> MillraceError:
 
 
 def flight_error(error: BaseException) -> flight.FlightError:
-    """What a Flight method raises, so that the client can have the original back."""
+    """Return the error that a Flight method raises, from which the client restores the original."""
     return flight.FlightServerError(str(error)[:MAX_ERROR_TEXT], error_to_bytes(error))
 
 
 def typed_error(error: BaseException) -> MillraceError | None:
-    """The original of :func:`flight_error`, or None where the call failed on its way."""
+    """Return the original of :func:`flight_error`, or None if the call was lost."""
     data = getattr(error, "extra_info", b"")
     return error_from_bytes(data) if data else None
 
 
-# --- acknowledgements --------------------------------------------------------------------------------------------------------
+# --- acknowledgements -------------------------------------------------------------------------------------------------
 
 
 def ack_to_bytes(ids: Sequence[LogId]) -> bytes:
-    """An append's ids, which strictly increase."""
+    """Encode an append's ids, which strictly increase."""
     if not ids:
         return _ACK.pack(_CONSECUTIVE, 0, 0, 0)
     first, last = ids[0], ids[-1]
@@ -155,14 +158,14 @@ def ack_to_bytes(ids: Sequence[LogId]) -> bytes:
 
 
 def failure_to_bytes(error: BaseException) -> bytes:
-    """An append's failure, in place of its ids."""
+    """Encode an append's failure in place of its ids."""
     if isinstance(error, NotAccepted):
         return _ACK.pack(_NOT_TAKEN, 0, 0, 0)
     return _ACK.pack(_FAILED, 0, 0, 0) + error_to_bytes(error)
 
 
 def ack_from_bytes(data: bytes) -> Sequence[LogId]:
-    """The ids of an acknowledgement; raises what the append raised, or NotTaken."""
+    """Decode the ids of an acknowledgement. Raises what the append raised, or NotAccepted."""
     status, count, ledger, entry = _ACK.unpack_from(data)
     if status == _CONSECUTIVE:
         return LogIds(ledger, range(entry, entry + count))
@@ -172,3 +175,19 @@ def ack_from_bytes(data: bytes) -> Sequence[LogId]:
     if status == _NOT_TAKEN:
         raise NotAccepted
     raise error_from_bytes(data[_ACK.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class ClockView:
+    """The state of a stamping clock, in Unix milliseconds."""
+
+    wall_ms: int
+    stamp_ms: int
+    held_since_ms: int | None
+    """The stamp at which an unaccepted leap of the wall clock began; None if the wall clock is accepted."""
+    leap_seconds: float
+
+    @property
+    def ahead_seconds(self) -> float:
+        """How far stamps are ahead of the wall clock; negative while a leap of it is not accepted."""
+        return (self.stamp_ms - self.wall_ms) / 1000

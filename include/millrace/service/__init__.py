@@ -1,1 +1,4 @@
-"""The one web application for people and programs: who comes in, what each call needs, its routes; served alone or inside Airflow."""
+"""The web application for people and programs: authentication, permissions and routes.
+
+Served alone or inside Airflow.
+"""

@@ -1,4 +1,4 @@
-"""A coordinator as a program: it stands by or leads, and serves people and programs by HTTP meanwhile.
+"""A coordinator as a program: it leads or stands by, and serves people and programs over HTTP meanwhile.
 
     python -m millrace.service [--name NAME]
 
@@ -30,10 +30,10 @@ from millrace.service.server import serving
 
 
 def main() -> int:
-    """Coordinate until a signal comes; 1 where the meta store cannot be opened, or its port is taken."""
+    """Coordinate until a signal arrives; return 1 if the meta store cannot be opened or the port is in use."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--name", default=f"{socket.gethostname()}-{os.getpid()}", help="how it is called in `millrace balance`"
+        "--name", default=f"{socket.gethostname()}-{os.getpid()}", help="its name in `millrace balance`"
     )
     name = parser.parse_args().name
     stop = set_up_service()

@@ -1,6 +1,7 @@
-"""The application: parts (routes with the table of what they need) behind a door, their description, errors as answers.
+"""The application: route groups with permissions, authentication, OpenAPI, and errors as answers.
 
-Airflow's web server mounts one with its own login and the pages (plugins/millrace_airflow/ui); a coordinator serves one by tokens.
+Airflow's web server mounts one with its own login and the pages (plugins/millrace_airflow/ui); a coordinator serves one
+with tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from millrace.observe.cluster import ClusterReader
 from millrace.observe.observer import Observer
 from millrace.service import cluster_routes, error_responses, read_routes
 from millrace.service.authentication import Authenticator, AuthorizeCall, require_permission
-from millrace.service.bodies import BodyLimit
-from millrace.service.middleware import SecurityHeaders
-from millrace.service.requests import RequestLog
+from millrace.service.middleware import BodyLimit, RequestLog, SecurityHeaders
 
 OPENAPI_CALLS: Final[Mapping[str, Requirement]] = {
     "openapi": Requirement((Role.READ, Role.PRODUCE), Scope.ANYTHING, description="the description of all this"),
@@ -28,16 +27,16 @@ OPENAPI_CALLS: Final[Mapping[str, Requirement]] = {
 
 
 class RouteGroup(NamedTuple):
-    """Routes, and what each of them needs, by the name of its function."""
+    """Routes, and the permission that each needs, by the name of its function."""
 
     router: APIRouter
     calls: Mapping[str, Requirement]
     authorize: AuthorizeCall | None = None
-    """Who comes in, where more than `calls` says it."""
+    """Authorizes calls, if `calls` is not sufficient."""
 
 
 def core_routes(observer: Observer, look: ClusterReader) -> list[RouteGroup]:
-    """What every application has: the read model, the metrics, the cluster."""
+    """Return the route groups of every application: the read model, the metrics, the cluster."""
     return [
         RouteGroup(read_routes.router(observer), read_routes.CALLS),
         RouteGroup(read_routes.metrics_router(observer.metrics), read_routes.CALLS),
@@ -48,14 +47,14 @@ def core_routes(observer: Observer, look: ClusterReader) -> list[RouteGroup]:
 def build_app(
     parts: Sequence[RouteGroup], door: Authenticator, *, page: error_responses.ErrorRenderer | None = None
 ) -> FastAPI:
-    """The application of `core_routes` for whom `door` lets in; `page` renders an error for a browser."""
+    """Build the application of `parts` for callers that `door` accepts; `page` renders an error for a browser."""
     app = FastAPI(
         title="Millrace",
         version=VERSION,
-        summary="What a running Millrace is doing, and what its cluster is to do. Operations are runs of DAGs, through Airflow's own API.",
+        summary="The state of a running Millrace and its cluster. Operations are DAG runs, through Airflow's API.",
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # FastAPI would serve them to anybody
+        openapi_url=None,  # FastAPI would serve it without authentication
     )
     app.add_middleware(BodyLimit, door=door)
     app.add_middleware(SecurityHeaders)

@@ -1,4 +1,7 @@
-"""Assignments to many followers at once: one look at the meta store for all of them, and each hears what changed behind its version."""
+"""Watch of assignments for many clients with one poller of the meta store.
+
+Each client gets the changes after its version.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,24 @@ from millrace.rpc.assignments import AssignmentSource, AssignmentUpdate
 
 POLL_SECONDS: Final = 0.1
 KEEPALIVE_SECONDS: Final = 10.0
-"""A follower that heard nothing for so long is told the version, so that it can go on from there, and that somebody is there."""
+"""Interval of keepalives: an idle client gets the current version, from which it can continue."""
 MAX_UPDATES: Final = 1_000
 
 
 class AssignmentWatch:
-    """Follows the source that `source` gives while anybody follows it. For one event loop."""
+    """Polls the source that `source` returns while there are followers. For one event loop."""
 
     def __init__(self, source: Callable[[], AssignmentSource]) -> None:
         self._source = source
         self._updates: deque[AssignmentUpdate] = deque()
         self._version = self._floor = -1
-        """Up to where was looked, and behind what `_updates` has everything."""
+        """The version up to which the source was polled, and the one after which `_updates` is complete."""
         self._changed = asyncio.Event()
         self._followers = 0
         self._looking: asyncio.Task[None] | None = None
 
     async def first(self, after: int | None) -> AssignmentUpdate:
-        """What a follower hears first: what changed behind `after`, or everything where that cannot be said."""
+        """Return a follower's first update: the changes after `after`, or everything if they are unknown."""
 
         def ask() -> AssignmentUpdate:
             source = self._source()
@@ -41,13 +44,13 @@ class AssignmentWatch:
                 try:
                     return source.since(after)
                 except (RevisionCompacted, InvalidArgument):
-                    pass  # too old, or another store's
+                    pass  # too old, or of another store
             return source.all()
 
         return await run_in_threadpool(ask)
 
     async def follow(self, first: AssignmentUpdate) -> AsyncIterator[AssignmentUpdate]:
-        """`first`, then what changes behind it; a version alone now and then. Endless."""
+        """Yield `first`, then later changes, and now and then only a version. Endless."""
         version = first.version
         yield first
         self._followers += 1
@@ -59,7 +62,7 @@ class AssignmentWatch:
         try:
             while True:
                 changed = self._changed
-                if version < self._floor:  # it came from before, or was too slow
+                if version < self._floor:  # it continues from an old version, or was too slow
                     update = await self.first(version)
                     version = update.version
                     yield update
@@ -83,7 +86,7 @@ class AssignmentWatch:
             try:
                 update = await self.first(self._version)
             except MillraceError:
-                await asyncio.sleep(POLL_SECONDS)  # the store is away: what was so stays so
+                await asyncio.sleep(POLL_SECONDS)  # the store is unreachable: nothing changes
                 continue
             self._version = update.version
             if update.whole or update.assignments:
@@ -96,5 +99,5 @@ class AssignmentWatch:
 
 
 def sse_event(update: AssignmentUpdate) -> str:
-    """An update as an event; one that says nothing but its version as well."""
+    """Format an update as a server-sent event, even if it only has a version."""
     return f"event: assignments\nid: {update.version}\ndata: {json.dumps(asdict(update), separators=(',', ':'))}\n\n"

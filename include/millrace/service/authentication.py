@@ -1,6 +1,8 @@
-"""Who comes in and what each call needs: a door says who calls, a table says what a route asks of its caller (millrace.access).
+"""Authentication and permissions of requests.
 
-A route is a call by the name of its function. One that stands in no table is refused to everybody.
+An authenticator says who calls; a table says what a route requires (millrace.access).
+
+A route is a call with the name of its function. A route that is in no table is refused to everybody.
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ from millrace.access.permissions import Requirement, authorize
 from millrace.access.token_file import TokenFile
 
 METRICS_TOKEN: Final = "MILLRACE_METRICS_TOKEN"
-"""Environment variable: a bearer token that reads the metrics and nothing else, for Prometheus."""
+"""Environment variable with a bearer token that reads the metrics and nothing else, for Prometheus."""
 
 ON_AUTHENTICATED: Final = "welcome"
-"""Where a server leaves in a request's state what is told who has been let in (millrace.service.server)."""
+"""Key in a request's state of the callback for an authenticated caller (millrace.service.server)."""
 
 _bearer = HTTPBearer(auto_error=False, description="A token (millrace tokens add; in Airflow one of POST /auth/token).")
 credentials_of: Final[Callable[[Request], Awaitable[HTTPAuthorizationCredentials | None]]] = _bearer
-"""The bearer token of a request, as a door takes it."""
+"""The bearer token of a request, as an authenticator takes it."""
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 Authenticator: TypeAlias = Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Caller]]
-"""Says who calls. Raises HTTPException 401."""
+"""Returns who calls. Raises HTTPException 401."""
 
 
 def token_authenticator(own: Sequence[str], tokens: TokenFile) -> Authenticator:
-    """Whoever has one of the deployment's tokens, or of the machine's `own`, which may do everything."""
+    """Accept the deployment's tokens, and the machine's `own`, whose holders may do everything."""
 
     async def door(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
         given = "" if credentials is None else credentials.credentials
-        # Each one is compared, whichever it is, so that the time says nothing.
+        # Compare with every token, so that the time reveals nothing.
         if sum(hmac.compare_digest(given.encode(), each.encode()) for each in own if each):
             return LOCAL_ADMIN
         caller = tokens.authenticate(given) if given else None
@@ -51,14 +53,16 @@ def token_authenticator(own: Sequence[str], tokens: TokenFile) -> Authenticator:
 
 
 AuthorizeCall: TypeAlias = Callable[[Caller, str, Mapping[str, Any]], Caller]
-"""Lets a caller into a call with those path parameters, with what a part knows of him besides; raises a MillraceError."""
+"""Authorizes a call with its path parameters and returns the caller; raises a MillraceError."""
 
 
 def require_permission(
     door: Authenticator, calls: Mapping[str, Requirement], admit: AuthorizeCall | None = None
 ) -> Any:
-    """The dependency that lets a request of a route in, by `calls` or by a part's own `admit`; who it is stands in
-    ``request.state.caller``."""
+    """Return the dependency that authorizes a route's requests, by `calls` or by a route group's own function.
+
+    The caller is then in ``request.state.caller``.
+    """
 
     async def check(request: Request, credentials: Credentials) -> None:
         name = str(request.scope["route"].name)

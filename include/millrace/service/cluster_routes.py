@@ -1,7 +1,7 @@
-"""The cluster's routes: assignments and their watch, nodes, channels with their moves, broadcasts; draining and freezing.
+"""Routes of the cluster: assignments and their watch, nodes, channels, moves, broadcasts; draining, freezing.
 
-What is asked for is written into the meta store; whoever leads does it in its next round. So every coordinator answers, whoever
-leads. What changes something is a PUT or a DELETE: a browser sends neither for a page from elsewhere.
+Requests are written into the meta store, and the leader executes them in its next round. So every coordinator can
+answer, not only the leader. Changes are PUT or DELETE, which a browser does not send for a page of another site.
 """
 
 from __future__ import annotations
@@ -57,26 +57,33 @@ _log: Final = logging.getLogger(__name__)
 
 
 def router(look: ClusterReader) -> APIRouter:
-    """Routes under /api/v1; each but `broadcasts` raises InvalidSettings (409) where the deployment has no cluster."""
+    """Return the routes under /api/v1.
+
+    Each but `broadcasts` raises InvalidSettings (409) if the deployment has no cluster.
+    """
     made = APIRouter(prefix="/api/v1", tags=["cluster"], responses=ERROR_RESPONSES)
     watch = AssignmentWatch(lambda: MetaStoreAssignmentSource(look.store()))
 
     @made.get("/assignments")
     def assignments() -> AssignmentUpdate:
-        """Who serves what, as of `version`; "" is the address of what nobody serves now."""
+        """Return the assignments as of `version`; the address of a role that no node serves is ""."""
         return MetaStoreAssignmentSource(look.store()).all()
 
     @made.get(
         "/assignments/watch", response_class=StreamingResponse, responses={200: {"content": {"text/event-stream": {}}}}
     )
     async def watch_assignments(
-        after: Annotated[int | None, Query(ge=0, description="A version; without it everything comes first.")] = None,
+        after: Annotated[
+            int | None, Query(ge=0, description="A version; without it, the first event has everything.")
+        ] = None,
         last_event_id: Annotated[
-            int | None, Header(ge=0, description="As `after`: what a browser that reconnects sends.")
+            int | None, Header(ge=0, description="Like `after`; a browser sends it when it reconnects.")
         ] = None,
     ) -> StreamingResponse:
-        """Events `assignments`: what changed behind a version, or everything (`whole`) where that is not known any more. The id
-        of an event is its version: go on from there."""
+        """Stream events `assignments`: the changes after a version, or everything (`whole`) if unknown.
+
+        The id of an event is its version, from which a client continues.
+        """
         from_version = last_event_id if last_event_id is not None else after
         first = await watch.first(from_version)
         return StreamingResponse(
@@ -85,51 +92,51 @@ def router(look: ClusterReader) -> APIRouter:
 
     @made.get("/nodes")
     def nodes() -> list[NodeRow]:
-        """The nodes that are there, and those that are gone and have something still, or are to be emptied."""
+        """Return the nodes: those that run, and those that are gone but still own something or are to be drained."""
         return node_rows(look.store())
 
     @made.put("/nodes/{name}/drain")
     def drain(name: str, request: Request) -> BalanceView:
-        """Have a node emptied, and given nothing, until this is taken back."""
+        """Drain a node: move its PChannels away and assign it none until this is undone."""
         control.drain(look.store(), name)
         return _done(request, f"drains {name!r}")
 
     @made.delete("/nodes/{name}/drain")
     def undrain(name: str, request: Request) -> BalanceView:
-        """Let a node have PChannels again."""
+        """Allow a node to own PChannels again."""
         control.undrain(look.store(), name)
-        return _done(request, f"drains {name!r} no more")
+        return _done(request, f"stops draining {name!r}")
 
     @made.get("/balance")
     def balance() -> BalanceView:
-        """Who leads, and what people asked for."""
+        """Return the leader, and what operators have requested."""
         return balance_view(look.store())
 
     @made.put("/balance/freeze")
     def freeze(request: Request) -> BalanceView:
-        """Have nothing moved for balance alone. What has no owner is placed, and what is drained is emptied, all the same."""
+        """Move nothing for balance alone. PChannels without an owner are still assigned, and drained nodes emptied."""
         control.freeze(look.store(), frozen=True)
         return _done(request, "freezes the balance")
 
     @made.delete("/balance/freeze")
     def unfreeze(request: Request) -> BalanceView:
-        """Have PChannels moved for balance again."""
+        """Move PChannels for balance again."""
         control.freeze(look.store(), frozen=False)
-        return _done(request, "freezes the balance no more")
+        return _done(request, "unfreezes the balance")
 
     @made.get("/channels")
     def channels() -> list[ChannelRow]:
-        """Each role of each PChannel: state, term, owner, and its newest moves with their causes."""
+        """Return each role of each PChannel: state, term, owner, and its newest moves with their causes."""
         return channel_rows(look.store())
 
     @made.get("/moves")
     def moves(limit: Annotated[int, Query(ge=1, le=MAX_MOVES)] = 50) -> list[MoveRow]:
-        """The newest moves of all PChannels, newest first."""
+        """Return the newest moves of all PChannels, newest first."""
         return newest_moves(channel_rows(look.store()), limit=limit)
 
     @made.get("/broadcasts")
     def broadcasts(limit: Annotated[int, Query(ge=1, le=MAX_BROADCASTS)] = 50) -> list[BroadcastRow]:
-        """Those that are not closed, all of them, and the newest others; newest first. One node has them as well."""
+        """Return all open broadcasts and the newest others, newest first. A single node has them as well."""
         return broadcast_rows(look.settings, limit=limit)
 
     def _done(request: Request, words: str) -> BalanceView:

@@ -1,4 +1,4 @@
-"""Errors as answers: typed, with the status that HTTP has for them; JSON for programs, a page for people."""
+"""Errors as answers: typed, with the matching HTTP status; JSON for programs, a page for people."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ HTTP_STATUS: Final = {
 
 
 class ApiError(BaseModel):
-    """An error as the API gives it."""
+    """An error in an answer."""
 
     code: str
     message: str
     retriable: bool
     problems: list[dict[str, str]] | None = None
-    """What is wrong with a declaration: field, message and kind of each fault."""
+    """Faults of a declaration: field, message and kind of each."""
 
 
 class ErrorResponse(BaseModel):
@@ -70,15 +70,15 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     401: {"model": ErrorResponse, "description": "Not logged in."},
     403: {"model": ErrorResponse, "description": "No permission."},
     404: {"model": ErrorResponse, "description": "No such thing."},
-    422: {"model": ErrorResponse, "description": "A parameter that can not be right."},
+    422: {"model": ErrorResponse, "description": "An invalid parameter."},
 }
-"""What a route's documentation says of them."""
+"""Descriptions of error answers for a route's documentation."""
 
 ErrorRenderer: TypeAlias = Callable[[Request, int, ApiError], Response]
 
 
 def install_error_handlers(app: FastAPI, page: ErrorRenderer | None) -> None:
-    """Answer errors of `app`; `page(request, status, fault)` renders one for a browser."""
+    """Answer the errors of `app`; `page(request, status, fault)` renders one for a browser."""
 
     def answer(
         request: Request, status: int, code: str, message: str, retriable: bool = False, problems: Any = None
@@ -100,7 +100,7 @@ def install_error_handlers(app: FastAPI, page: ErrorRenderer | None) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        # Of this one status the standard's name depends on Python's version.
+        # The standard name of this status depends on Python's version.
         code = "BODY_TOO_LARGE" if error.status_code == 413 else HTTPStatus(error.status_code).name
         return answer(request, error.status_code, code, str(error.detail))
 

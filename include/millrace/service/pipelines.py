@@ -1,4 +1,4 @@
-"""The pipeline service as a program: its routes at a port of its own, and its pipelines kept as people asked for them.
+"""The pipeline service as a program: its routes on their own port, and the reconciler of its pipelines.
 
     python -m millrace.service.pipelines [--config pipeline-config.yaml]
 
@@ -42,19 +42,19 @@ from millrace.service.server import serving
 
 RECONCILE_SECONDS: Final = 5.0
 HEALTH: Final = "/health"
-"""Where probes look."""
+"""Path of the health probe."""
 LOG: Final = "service.log"
-"""In ``<data>/pipelines``, as `log:` of the configuration says."""
+"""Log file in ``<data>/pipelines``, configured by `log:`."""
 _log: Final = logging.getLogger(__name__)
 
 
 def pipeline_routes(management: Management) -> RouteGroup:
-    """The routes of pipelines, for whoever serves the application."""
+    """Return the routes of pipelines, for any application."""
     return RouteGroup(router(management, ERROR_RESPONSES), CALLS, partial(management.admit, CALLS))
 
 
 def metrics_routes(settings: Settings, management: Management) -> RouteGroup:
-    """``/metrics``: what the workers of this folder say, and whether each pipeline has the one that it is to have."""
+    """Return ``/metrics``: the metrics of this folder's workers, and whether each pipeline has its worker."""
 
     def render() -> bytes:
         return merge_expositions([*pipeline_metrics(settings), management.metrics().decode()])
@@ -63,13 +63,16 @@ def metrics_routes(settings: Settings, management: Management) -> RouteGroup:
 
 
 def service_app(settings: Settings, management: Management, door: Authenticator) -> FastAPI:
-    """What the service serves: the calls, the metrics, its health to anybody (a probe has no token), and at ``/`` where to go, which tells
-    somebody without a token no more than the docs."""
+    """Return the service's application: calls, metrics, health and an index.
+
+    Health needs no token, because probes have none. The index at ``/`` tells callers without a token no more than the
+    documentation does.
+    """
     app = build_app([pipeline_routes(management), metrics_routes(settings, management)], door)
 
     @app.get(HEALTH)
     def health(response: Response) -> ServiceHealth:
-        """What this is, and whether its store answers: 503 where that does not. Needs no token."""
+        """Return what this service is, and whether its store answers: 503 if it does not. Needs no token."""
         ready = management.ready()
         response.status_code = 200 if ready else 503
         return ServiceHealth(**service_facts(), ready=ready)
@@ -95,7 +98,7 @@ def service_app(settings: Settings, management: Management, door: Authenticator)
 
 
 class LazyPipelineStore(Closeable):
-    """The store of a deployment, opened by the first call that needs it, and again by the next where it could not be. Thread-safe."""
+    """A deployment's store, opened by the first call that needs it; a failed opening is tried again. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -103,7 +106,7 @@ class LazyPipelineStore(Closeable):
         self._store: PipelineStore | None = None
 
     def __call__(self) -> PipelineStore:
-        """Raises MetaUnavailable, UnsupportedVersion, UnsafeDataFolder."""
+        """Return the store. Raises MetaUnavailable, UnsupportedVersion, UnsafeDataFolder."""
         with self._lock:
             if self._store is None:
                 prepare_data_folder(self._settings.data_dir)
@@ -118,13 +121,16 @@ class LazyPipelineStore(Closeable):
 
 
 def configuration_of(settings: Settings, config: Path | None = None) -> Configuration:
-    """The pipeline-config.yaml that `config`, or else the settings, name; its defaults where none does. Raises InvalidSettings."""
+    """Load the pipeline-config.yaml named by `config` or the settings; the defaults if none is.
+
+    Raises InvalidSettings.
+    """
     path = config or (Path(settings.pipeline_config) if settings.pipeline_config else None)
     return Configuration() if path is None else Configuration.load(path)
 
 
 def run_reconciler(management: Management, stop: Event) -> None:
-    """Keep pipelines as they were asked to be, until `stop`."""
+    """Keep pipelines in their declared state until `stop`."""
     while not stop.is_set():
         try:
             management.tend()
@@ -134,7 +140,7 @@ def run_reconciler(management: Management, stop: Event) -> None:
 
 
 def main() -> int:
-    """Serve until a signal comes; 1 where the store cannot be opened, or the port is taken."""
+    """Serve until a signal arrives; return 1 if the store cannot be opened or the port is in use."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, help="a pipeline-config.yaml")
     options = parser.parse_args()

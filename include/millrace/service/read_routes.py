@@ -1,4 +1,4 @@
-"""The read model as JSON, a route a question, and the metrics. Everything is a GET."""
+"""Routes of the read model as JSON, one per question, and the metrics. All are GET."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from millrace.service.search_parameters import rejection_query, transaction_quer
 
 INT64 = (1 << 63) - 1
 Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page.")]
-Offset = Annotated[int, Query(ge=0, le=1 << 40, description="Items to leave out.")]
+Offset = Annotated[int, Query(ge=0, le=1 << 40, description="Items to skip.")]
 Before = Annotated[str, Query(max_length=200, description="`next` of the page before this one.")]
 Text = Annotated[str, Query(max_length=200)]
 
@@ -59,32 +59,32 @@ CALLS: Final[Mapping[str, Requirement]] = {
 
 
 def router(observer: Observer) -> APIRouter:
-    """Routes under /api/v1."""
+    """Return the routes under /api/v1."""
     made = APIRouter(prefix="/api/v1", tags=["millrace"], responses=ERROR_RESPONSES)
 
     @made.get("/overview")
     def overview() -> Overview:
-        """The state of the whole: overall state, jobs, PChannels, totals."""
+        """Return the overall state: jobs, PChannels, totals."""
         return observer.overview()
 
     @made.get("/history")
     def history(window: Text = "15m") -> HistoryView:
-        """Throughput, lag and freshness over a window: 15m, 1h, 6h or 24h."""
+        """Return throughput, lag and freshness over a window: 15m, 1h, 6h or 24h."""
         return observer.history(window)
 
     @made.get("/collections")
     def collections(dropped: bool = False) -> list[CollectionRow]:
-        """All collections; the dropped ones too where `dropped`."""
+        """Return all collections; with `dropped`, also the dropped ones."""
         return observer.collections(dropped=dropped)
 
     @made.get("/collections/{name}")
     def collection(name: str) -> CollectionView:
-        """A collection by name or id: schema, partitions, VChannels, sizes."""
+        """Return a collection by name or id: schema, partitions, VChannels, sizes."""
         return observer.collection(name)
 
     @made.get("/collections/{name}/segments")
     def segments(name: str, state: Text = "", offset: Offset = 0, limit: Limit = 50) -> SegmentPage:
-        """Segments, newest first; of one state (growing, flushed, dropped) or all."""
+        """Return segments, newest first: of one state (growing, flushed, dropped) or all."""
         return observer.segments(name, state=state, offset=offset, limit=limit)
 
     @made.get("/collections/{name}/files")
@@ -95,7 +95,7 @@ def router(observer: Observer) -> APIRouter:
         offset: Offset = 0,
         limit: Limit = 50,
     ) -> FilePage:
-        """Files of the rows table (or of the deletes table)."""
+        """Return files of the rows table (or of the deletes table)."""
         return observer.files(name, deletes=deletes, order=order, offset=offset, limit=limit)
 
     @made.get("/collections/{name}/sample")
@@ -104,58 +104,58 @@ def router(observer: Observer) -> APIRouter:
         at: Annotated[int | None, Query(ge=0, le=INT64, description="A time tick; without it the newest.")] = None,
         limit: Limit = 20,
     ) -> RowSample:
-        """Some of the newest rows that are visible at a time tick, deletes applied."""
+        """Return some of the newest rows that are visible at a time tick, with deletes applied."""
         return observer.sample(name, at=at, limit=limit)
 
     @made.get("/rejections")
     def rejections(
         query: Annotated[Any, Depends(rejection_query)], before: Before = "", limit: Limit = 50
     ) -> RejectionSearch:
-        """Rejected messages, newest first."""
+        """Return rejected messages, newest first."""
         return observer.rejections(query, limit=limit, before=before)
 
     @made.get("/transactions")
     def transactions(
         query: Annotated[Any, Depends(transaction_query)], before: Before = "", limit: Limit = 50
     ) -> TransactionSearch:
-        """Open transactions, and those that ended, newest first."""
+        """Return open transactions, and ended ones, newest first."""
         return observer.transactions(query, limit=limit, before=before)
 
     @made.get("/messages/{pchannel}/{message_id}")
     def message(pchannel: str, message_id: str) -> MessageView:
-        """A message or rejection of the WAL, decoded."""
+        """Return a message or rejection of the WAL, decoded."""
         return observer.message(pchannel, message_id)
 
     @made.get("/checkpoints")
     def checkpoints() -> CheckpointsView:
-        """Checkpoints of each PChannel, and what truncation could free."""
+        """Return the checkpoints of each PChannel, and what truncation could free."""
         return observer.checkpoints()
 
     @made.get("/maintenance")
     def maintenance(job: Text = "", limit: Limit = 50) -> MaintenanceView:
-        """The tables' health, and operations that run or ran (of one job)."""
+        """Return the tables' health, and current and past operations (of one job)."""
         return observer.maintenance(job=job, limit=limit)
 
     @made.get("/streams")
     def streams() -> StreamsView:
-        """Declared streams and the tables between them: state, rows, lag, watermark, state and late rows of each."""
+        """Return declared streams and the tables between them: state, rows, lag, watermark and late rows of each."""
         return observer.streams()
 
     @made.get("/quality")
     def quality(limit: Limit = 100) -> QualityView:
-        """Results of the data-quality checks, newest first, and what they block."""
+        """Return results of the data-quality checks, newest first, and what they block."""
         return observer.quality(limit=limit)
 
     return made
 
 
 def metrics_router(render: Callable[[], bytes]) -> APIRouter:
-    """The route of the metrics that `render` gives."""
+    """Return the route of the metrics that `render` returns."""
     made = APIRouter(tags=["metrics"])
 
     @made.get("/metrics", response_class=Response, responses=ERROR_RESPONSES)
     def metrics() -> Response:
-        """All metrics in the Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return Response(render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return made

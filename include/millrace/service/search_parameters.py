@@ -1,4 +1,4 @@
-"""The parameters of searches, shared by API and pages: text as it stands in an address, checked and made a query."""
+"""Search parameters of the API and the pages: text from a URL, validated and turned into a query."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def rejection_query(
     since: Text = "",
     until: Text = "",
 ) -> WalQuery:
-    """A search for rejections. Moments are ISO 8601 (UTC where they name no zone) or Unix seconds. Raises InvalidArgument."""
+    """Build a search for rejections. Times are ISO 8601 (UTC without a zone) or Unix seconds.
+
+    Raises InvalidArgument.
+    """
     return WalQuery(
         "rejection",
         pchannel=pchannel.strip(),
@@ -44,7 +47,7 @@ def rejection_query(
 def transaction_query(
     pchannel: Text = "", vchannel: Text = "", txn: Text = "", state: Text = "", since: Text = "", until: Text = ""
 ) -> WalQuery:
-    """A search for transactions. Raises InvalidArgument."""
+    """Build a search for transactions. Raises InvalidArgument."""
     states = {
         "": TXN_END_TYPES,
         "committed": TXN_END_TYPES[:1],
@@ -65,7 +68,7 @@ def transaction_query(
 
 
 def parse_id(name: str, text: str) -> int | None:
-    """A 64-bit id; None for nothing. Raises InvalidArgument."""
+    """Parse a 64-bit id; None for empty text. Raises InvalidArgument."""
     text = text.strip()
     if not text:
         return None
@@ -75,7 +78,7 @@ def parse_id(name: str, text: str) -> int | None:
 
 
 def parse_moment_ms(name: str, text: str) -> int | None:
-    """Unix milliseconds of a moment; None for nothing. Raises InvalidArgument."""
+    """Parse a time into Unix milliseconds; None for empty text. Raises InvalidArgument."""
     text = text.strip()
     if not text:
         return None

@@ -1,7 +1,8 @@
-"""An application behind a port of its own, in a thread of this process.
+"""An application on a port of its own, in a thread of this process.
 
-What a stranger may take of it is bounded as at the log's server (millrace.log.server.connections): connections, the time until a call with a
-token comes, and bytes until then. The head of a request is at most 64 KiB, its body is read by `bodies.py`.
+Resources that a stranger can use are bounded as in the log server (millrace.log.server.connections): connections, and
+the time and bytes until an authenticated call arrives. A request's head is limited to 64 KiB; `middleware.py` limits
+its body.
 """
 
 from __future__ import annotations
@@ -21,21 +22,20 @@ from millrace.base.settings import Settings
 from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
 from millrace.log.server.flight import WILDCARD_HOSTS
 from millrace.service.authentication import ON_AUTHENTICATED
-from millrace.service.bodies import MAX_BODY_BYTES
-from millrace.service.middleware import App, Message, Receive, Scope, Send
+from millrace.service.middleware import MAX_BODY_BYTES, App, Message, Receive, Scope, Send
 
 _GRACE_SECONDS: Final = 1
-"""How long requests that are under way are waited for at the end: a watch never ends by itself."""
+"""How long running requests may take at shutdown: a watch never ends by itself."""
 
 _UNKNOWN_BYTES: Final = MAX_BODY_BYTES + (1 << 20)
-"""A body lies in the kernel until its sender is known, so that it may be there before that."""
+"""A body stays in the kernel until its sender is authenticated, so it may have arrived before."""
 _HEAD_BYTES: Final = 64 << 10
 
 _log: Final = logging.getLogger(__name__)
 
 
 class _Welcomed:
-    """Tells `connections` who is let in over which, and ends those over which nobody was, behind one answer."""
+    """Reports authenticated callers to `connections`, and closes other connections after one answer."""
 
     def __init__(self, app: App, connections: ConnectionGuard) -> None:
         self._app, self._connections = app, connections
@@ -65,10 +65,11 @@ class _Welcomed:
 
 @contextmanager
 def serving(app: Any, settings: Settings, limits: ConnectionLimits | None = None) -> Iterator[str]:
-    """Serve `app` at `log_host` and `service_port`, by TLS where the log's server does; its address. Without `limits`: as many connections as
-    the log's server takes.
+    """Serve `app` on `log_host` and `service_port`, with TLS if the log server uses it; yield its address.
 
-    Raises InvalidSettings where it cannot listen.
+    The default `limits` allow as many connections as the log server does.
+
+    Raises InvalidSettings if it cannot listen.
     """
     host, tls = settings.log_host, settings.log_tls
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -76,15 +77,16 @@ def serving(app: Any, settings: Settings, limits: ConnectionLimits | None = None
         listener = socket.create_server((host, settings.service_port), family=family)
     except OSError as error:
         raise InvalidSettings(
-            f"the service cannot listen at {host}, port {settings.service_port} (MILLRACE_SERVICE_PORT): {error.strerror}"
+            f"the service cannot listen at {host}, port {settings.service_port} (MILLRACE_SERVICE_PORT):"
+            f" {error.strerror}"
         ) from error
     limits = limits or ConnectionLimits(settings.log_connections, unauthenticated_bytes=_UNKNOWN_BYTES)
     connections = ConnectionGuard(listener.getsockname()[1], limits)
     config = uvicorn.Config(
         _Welcomed(app, connections),
-        http="h11",  # the other one takes heads of any size
+        http="h11",  # httptools does not limit the size of a head
         h11_max_incomplete_event_size=_HEAD_BYTES,
-        proxy_headers=False,  # a peer is who connects, whatever it says of itself
+        proxy_headers=False,  # the peer is the connected address, whatever headers say
         log_config=None,
         access_log=False,
         lifespan="off",

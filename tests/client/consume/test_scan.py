@@ -110,7 +110,7 @@ def deployed(folder: Path, where: str, host_settings: HostSettings | None = None
             yield Deployment(service, host, folder / "wal", settings.wal_uri, host)
             return
         patch = served.enter_context(pytest.MonkeyPatch.context())
-        for name in ("FIRST_BYTES", "PIECE_BYTES"):
+        for name in ("FIRST_PIECE_BYTES", "PIECE_BYTES"):
             patch.setattr(remote_tables, name, 1)  # a piece a row group
         extension = AppendExtension(host, histories=ServedHistories(settings, NoCollections(), host))
         server = LogServer(service, tokens=[TOKEN], extensions=[extension])

@@ -200,7 +200,7 @@ def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
     [
         (pa.table({"id": [1], "town": ["x"]}), "no column 'town'"),
         (pa.table({"id": [1]}), "'city' is missing"),
-        (pa.table({"id": ["x"], "city": ["y"]}), "'id' is no int64"),
+        (pa.table({"id": ["x"], "city": ["y"]}), "'id' is not int64"),
         (pa.table({"id": [1], "city": pa.array([None], pa.string())}), "'city' has nulls"),
     ],
 )

@@ -12,7 +12,7 @@ from millrace.base.errors import AppendUnresolved, LogUnavailable, SpoolBusy, Sp
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
-from millrace.client.produce import framing
+from millrace.client.produce import rows as producer_rows
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.queue import SpoolChannel
 from millrace.client.spool.sender import SpoolSender
@@ -232,7 +232,7 @@ def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_set
 def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
     shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "ENTRY_OVERHEAD_BYTES", 1)
+    monkeypatch.setattr(producer_rows, "ENTRY_BYTES", 1)
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
         for turn in range(5):

@@ -24,6 +24,7 @@ from millrace.base.errors import (
     InvalidArgument,
     LogUnavailable,
     Malformed,
+    MillraceError,
     UnsupportedVersion,
 )
 from millrace.base.settings import Settings
@@ -261,6 +262,17 @@ def test_a_scan_works_through_the_client(client: AppendClient, data_dir: Path) -
         assert [unit.id for unit in found][-1] == result.message_id
 
 
+def append_until_answered(client: AppendClient, entry: bytes, *, seconds: float) -> AppendResult:
+    """Append `entry`, again after each retriable error, as a producer does."""
+    deadline = Deadline.after(seconds)
+    while True:
+        try:
+            return client.append(PCHANNEL, entry, deadline=seconds).result()
+        except MillraceError as error:
+            if not error.retriable or not deadline.pause(0.05):
+                raise
+
+
 @pytest.mark.slow
 def test_appends_repeated_through_kills_of_the_server_have_one_effect_each(tmp_path: Path) -> None:
     keys = keys_of(V0, 60)
@@ -271,7 +283,7 @@ def test_appends_repeated_through_kills_of_the_server_have_one_effect_each(tmp_p
         with AppendClient.connect(tmp_path) as own:
             for place, key in enumerate(keys):
                 entry = encode_entry([insert(key, producer=9, sequence=place)])
-                results.append(own.append(PCHANNEL, entry, deadline=60, attempts=100, retry_delay=0.05).result())
+                results.append(append_until_answered(own, entry, seconds=60))
                 if place in (15, 35):
                     half.set()
         stop.set()
@@ -325,6 +337,6 @@ def test_an_append_whose_answer_is_lost_is_ambiguous_and_its_repeat_gets_the_fir
             os.kill(pid, signal.SIGKILL)
             with suppress(LogUnavailable):
                 lost.result(timeout=30)  # answered, where the append was not on its way yet when the server died
-        again = client.append(PCHANNEL, entry, deadline=20, attempts=3).result()
+        again = append_until_answered(client, entry, seconds=20)
         assert client.append(PCHANNEL, entry, deadline=20).result().message_id == again.message_id
         client.service.shutdown()

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.pipelines.api.routes import CALLS
-from millrace.service.bodies import MAX_BODY_BYTES
+from millrace.service.middleware import MAX_BODY_BYTES
 from millrace.service.server import serving
 from tests.pipelines.api.matrix import calls
 from tests.pipelines.api.test_routes import DECLARED, OWN, Service, service

@@ -1,1 +1,1 @@
-"""Units out, in time-tick order a VChannel, with positions that a group keeps; and a collection's changes as a stream."""
+"""Consumers of units in the tick order of each VChannel, with group positions; and change streams."""

@@ -1,9 +1,11 @@
-"""A consumer for asyncio: ``async for``, without a thread a call.
+"""A consumer for asyncio: ``async for``, without a thread per call.
 
-async with AsyncConsumer(client.consumer("users", group="mailer")) as consumer:
-    async for delivery in consumer:
-        ...
-        consumer.acknowledge(delivery)
+    async with AsyncConsumer(client.consumer("users", group="mailer")) as consumer:
+        async for delivery in consumer:
+            ...
+            consumer.acknowledge(delivery)
+
+The consumer wakes the event loop when a unit is ready (:meth:`Consumer.on_ready`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class AsyncConsumer(AsyncCloseable):
         self.consumer = consumer
 
     async def poll(self, *, timeout: float) -> Delivery | None:
-        """As :meth:`Consumer.poll`."""
+        """Await the next unit; see :meth:`Consumer.poll`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
         while True:
@@ -38,25 +40,28 @@ class AsyncConsumer(AsyncCloseable):
             try:
                 await asyncio.wait_for(ready, timeout=left)
             except TimeoutError:
-                pass  # one last look
-            if self.consumer.closed:  # while this waited
+                pass  # poll once more
+            if self.consumer.closed:  # during the wait
                 return None
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """As :meth:`Consumer.acknowledge`; a commit that is due is made here, which takes about a millisecond."""
+        """Acknowledge a unit as :meth:`Consumer.acknowledge` does.
+
+        A due commit runs here and takes about a millisecond.
+        """
         self.consumer.acknowledge(delivery)
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         while not self.consumer.ended:
             try:
                 delivery = await self.poll(timeout=1.0)
-            except Closed:  # by another thread, a moment ago
+            except Closed:  # another thread closed it just now
                 return
             if delivery is not None:
                 yield delivery
 
     async def close(self) -> None:
-        """As :meth:`Consumer.close`."""
+        """Close the consumer as :meth:`Consumer.close` does."""
         await asyncio.to_thread(self.consumer.close)
 
 

@@ -1,7 +1,7 @@
-"""Small messages that a consumer is handed together, whose rows are decoded by one call when the first of them is asked for.
+"""Batch decoding of small messages: one call decodes all of a batch when the rows of the first are requested.
 
-A call of its own is most of what a small message costs its reader. Memory: the rows of about TOGETHER_BYTES of payloads of each kind,
-for as long as one of the deliveries is there.
+For a small message, the fixed cost of a decode call dominates. Memory: the rows of about DECODE_BYTES of payloads of
+each kind, while one of the deliveries exists.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from millrace.message.payload.rows import DecodedRows, decode_many, decode_rows
 from millrace.message.types import MessageType
 
 DECODE_BYTES: Final = 256 << 10
-"""Of payloads that are decoded by one call, about."""
+"""Approximate size of the payloads that one call decodes."""
 
 MAX_BATCHED_PAYLOAD_BYTES: Final = 16 << 10
-"""A larger payload is decoded alone, over its own bytes."""
+"""Larger payloads are decoded alone, without copying."""
 
 _ROWS: Final = frozenset({MessageType.INSERT, MessageType.UPSERT, MessageType.DELETE})
 
 _Kind: TypeAlias = tuple[int, int, bool]
-"""Collection, schema version, and whether they are keys: what lies in payloads of one shape."""
+"""Collection, schema version, and whether the rows are keys: payloads of one kind have one schema."""
 
 
 @dataclass(slots=True)
@@ -37,18 +37,21 @@ class _Chunk:
 
 
 class BatchDecoder:
-    """The messages of some deliveries of one PChannel, all of which are added before rows of any are asked for. Thread-safe."""
+    """Decoder of the messages of some deliveries of one PChannel. Add all messages before requesting rows.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chunks: dict[_Kind, list[_Chunk]] = {}
         self._places: dict[int, tuple[int, int]] = {}
-        """By the tick of a message, which no other of its PChannel has: which chunk of its kind, and where in that."""
+        """The chunk of its kind and the place in it, by a message's tick, which is unique in its PChannel."""
         self._decoded: dict[_Kind, tuple[int, DecodedRows, list[int]]] = {}
-        """Of each kind the chunk that was asked for last: its number, its rows, and where those of each payload begin."""
+        """The last decoded chunk of each kind: its number, its rows, and the offsets of each payload's rows."""
 
     def add(self, message: ImmutableMessage) -> None:
-        """Take a message, where it is a small one with rows."""
+        """Add a message if it is small and has rows."""
         size = len(message.payload)
         if message.type not in _ROWS or size > MAX_BATCHED_PAYLOAD_BYTES:
             return
@@ -60,7 +63,7 @@ class BatchDecoder:
         chunks[-1].bytes += size
 
     def rows(self, message: ImmutableMessage, schema: pa.Schema) -> pa.RecordBatch:
-        """The rows or keys of a message, which are of `schema`, whoever asks how often. Raises Malformed."""
+        """Return the rows or keys of a message, which have `schema`; repeated calls are allowed. Raises Malformed."""
         found = self._places.get(message.time_tick)
         if found is None:
             return decode_rows(message.payload, schema)

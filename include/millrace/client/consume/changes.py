@@ -1,13 +1,15 @@
-"""A collection's changes as a stream of Arrow batches, from any tick on, with positions that a program keeps with its results.
+"""A stream of a collection's changes as Arrow batches, from any tick on.
 
     with client.changes("people", after=positions) as stream:
-        for batch in stream:              # batch.rows: the columns, `_change`, `_time_tick`, ... (millrace.wal.visible.changes)
+        for batch in stream:    # batch.rows: the columns, `_change`, `_time_tick`, ... (wal.visible.changes)
             save(batch.rows, stream.positions)
 
-Promises: every row that was written, loaded, backfilled or restored, every key that was deleted, and a retraction for all that
-was replaced or dropped, each once, in the order of its VChannel; the positions name the place behind the last batch that was
-given, between two rows of an import too, so that a program that keeps them with its results has each change once. Memory:
-one piece of the WAL (tables.wal_reader.BATCH_BYTES) and one batch a PChannel, and what open transactions hold.
+The stream has every row that was written, loaded, backfilled or restored, every key that was deleted, and a retraction
+for everything that was replaced or dropped: each once, in the order of its VChannel. The positions are those after the
+last returned batch, which may be between two rows of an import. A program that stores them with its results processes
+each change exactly once.
+
+Memory: one piece of the WAL (BATCH_BYTES of the ``wal`` reader) and one batch per PChannel, and the open transactions.
 """
 
 from __future__ import annotations
@@ -44,20 +46,23 @@ _TURN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ChangeSources:
-    """Where changes are read from: the files of a data folder, or a server elsewhere (millrace.client.client.Tables)."""
+    """Where changes are read from: the files of a data folder or a remote server (millrace.client.client.Tables)."""
 
     wal: WalOpener
     tail: TailSource
     imports: ImportSource
     start: Callable[[str, int, ChangePosition], ChangeStart]
-    """(PChannel, collection id, position) -> where a reader behind the position begins."""
+    """(PChannel, collection id, position) -> where a reader after the position starts."""
     log: UncommittedReader | None = None
     stall_timeout: float = STALL_TIMEOUT
-    """Of its scans, in seconds."""
+    """Stall timeout of the scans, in seconds."""
 
 
 class ChangeStream(Closeable):
-    """Changes of one collection. One thread polls; any may close it. Made by :meth:`millrace.client.client.Client.changes`."""
+    """Changes of one collection. One thread polls; any thread may close.
+
+    Made by :meth:`millrace.client.client.Client.changes`.
+    """
 
     def __init__(
         self,
@@ -69,8 +74,11 @@ class ChangeStream(Closeable):
         schema: CollectionSchema | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        """The changes behind `after`: a tick or moment, or positions as a stream has them; a PChannel that these do not name
-        begins at the beginning. All of them have `schema`, a version of the collection's, where one is given."""
+        """Start the stream after `after`, a tick or moment, or the positions of a stream.
+
+        A PChannel that the positions lack starts at its beginning. With a `schema`, a version of the collection's, all
+        changes have it.
+        """
         channels: dict[str, list[str]] = {}
         for vchannel in collection.vchannels:
             channels.setdefault(pchannel_of(vchannel), []).append(vchannel)
@@ -84,7 +92,7 @@ class ChangeStream(Closeable):
 
     @property
     def positions(self) -> dict[str, ChangePosition]:
-        """By PChannel where a stream goes on that is done with every batch so far; as JSON, lists of two integers."""
+        """By PChannel the position after all returned batches; as JSON, lists of two integers."""
         return {feed.pchannel: feed.position for feed in self._feeds}
 
     @property
@@ -93,14 +101,16 @@ class ChangeStream(Closeable):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes: closed, or everything up to `until_tick` was given."""
+        """Whether the stream is closed or has returned everything up to `until_tick`."""
         return self._closed or all(feed.ended for feed in self._feeds)
 
     def poll(self, *, timeout: float) -> ChangeBatch | None:
-        """The next batch; None where none came within `timeout` seconds, or the stream has ended.
+        """Return the next batch, or None if none arrives within `timeout` seconds or the stream has ended.
 
-        Raises what the log and the tables raise: PositionTruncated where retention has taken what comes next,
-        StagedFileDamaged, LogUnavailable. The next poll goes on from the positions, whatever was raised.
+        After an error, the next poll continues from the positions.
+
+        Raises the errors of the log and the tables: PositionTruncated if retention has removed the next changes,
+        StagedFileDamaged, LogUnavailable.
         """
         deadline = Deadline.after(timeout)
         wait = 0.0
@@ -117,14 +127,17 @@ class ChangeStream(Closeable):
         return None
 
     def __iter__(self) -> Iterator[ChangeBatch]:
-        """Batches until the stream ends."""
+        """Yield batches until the stream ends."""
         while not self.ended:
             batch = self.poll(timeout=_WAIT)
             if batch is not None:
                 yield batch
 
     def reader(self, schema: CollectionSchema) -> pa.RecordBatchReader:
-        """What is left of it, which was made with `schema`, as Arrow's stream of batches; it is closed at its end."""
+        """Return the rest of a stream that was made with `schema` as an Arrow reader.
+
+        The reader closes the stream at its end.
+        """
 
         def batches() -> Iterator[pa.RecordBatch]:
             with self:
@@ -134,14 +147,14 @@ class ChangeStream(Closeable):
         return pa.RecordBatchReader.from_batches(change_schema(schema), batches())
 
     def close(self) -> None:
-        """End the stream. Idempotent."""
+        """Close the stream. Idempotent."""
         self._closed = True
         for feed in self._feeds:
             feed.close()
 
 
 class _Feed:
-    """One PChannel: its scan and its reader, opened anew from the position after an error."""
+    """The scan and the reader of one PChannel, reopened at the position after an error."""
 
     def __init__(
         self,
@@ -194,7 +207,7 @@ class _Feed:
         return batch
 
     def _passed(self, found: Scan) -> None:
-        """Everything that the scan has delivered was given."""
+        """Advance the position after everything that the scan delivered was returned."""
         tick = found.confirmed_tick if self._until is None else min(found.confirmed_tick, self._until)
         if tick > self.position.tick:
             self.position = ChangePosition(tick)
@@ -227,14 +240,16 @@ class _Feed:
 def _positions(
     after: Moment | Mapping[str, Sequence[Any]] | None, pchannels: Mapping[str, object]
 ) -> dict[str, ChangePosition]:
-    """By PChannel where changes begin. Raises InvalidArgument for what is no position."""
+    """Return by PChannel the start position. Raises InvalidArgument if `after` is not a position."""
     if after is None:
         return {}
     if not isinstance(after, Mapping):
         return dict.fromkeys(pchannels, ChangePosition(resolve_tick(after)))
     for name, place in after.items():
         if name not in pchannels:
-            raise InvalidArgument(f"the collection has no VChannel on {name!r}: these are positions of another one")
+            raise InvalidArgument(
+                f"the collection has no VChannel on {name!r}: the positions belong to another collection"
+            )
         if not 1 <= len(place) <= 2 or any(not isinstance(part, int) or part < 0 for part in place):
-            raise InvalidArgument(f"a position is [tick, rows], as the stream's positions have it, not {place!r}")
+            raise InvalidArgument(f"a position is [tick, rows], as in the stream's `positions`, not {place!r}")
     return {name: ChangePosition(*place) for name, place in after.items()}

@@ -1,4 +1,4 @@
-"""A consumer: the units of one or several channels, each VChannel's in order, with positions that a group keeps.
+"""A consumer of one or more channels: units in the order of each VChannel, with positions that a group keeps.
 
     with client.consumer("users", group="mailer") as consumer:
         for delivery in consumer:
@@ -6,10 +6,10 @@
                 ...
             consumer.acknowledge(delivery)
 
-A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). The position of a
-group on a PChannel is the greatest tick below which everything that was delivered is acknowledged: no gap is ever stepped
-over. It is written down every `commit_interval` seconds, on `commit` and on `close`; a consumer of the same group begins
-exactly behind it, so that what was delivered and not acknowledged comes again (at least once).
+A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). A group's
+position on a PChannel is the greatest tick below which every delivered unit is acknowledged, so it never skips a gap.
+It is committed every `commit_interval` seconds, on `commit` and on `close`. A new consumer of the group starts right
+after it: units that were delivered but not acknowledged are delivered again (at least once).
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFETCH_BYTES: Final = 16 << 20
-"""Bytes of units that are read ahead, at most about, a unit that is larger apart; one piece of a scan beside that, in Arrow's memory."""
+"""Approximate bytes of units to read ahead; a larger unit alone may exceed it.
+
+One piece of a scan is in Arrow's memory in addition.
+"""
 
 _HAND_BYTES: Final = 512 << 10
-"""Bytes of units that are handed over together, about."""
+"""Approximate bytes of units that are queued at a time."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -53,34 +56,37 @@ _PAUSE: Final = 0.2
 
 
 class GroupPositions(Protocol):
-    """The places of consumer groups, one a group and PChannel; thread-safe. The files of a data folder stand behind it
-    (millrace.client.consume.positions), or a server elsewhere (millrace.client.remote_tables)."""
+    """Positions of consumer groups, one for each group and PChannel. Thread-safe.
+
+    Implementations are the files of a data folder (millrace.client.consume.positions) and a remote server
+    (millrace.client.remote_tables).
+    """
 
     def lock(self, group: str, pchannel: str) -> None:
-        """Take a group's place on a PChannel, until `close` or the end of the process. Raises GroupBusy."""
+        """Lock a group's position on a PChannel until `close` or the end of the process. Raises GroupBusy."""
         ...
 
     def get(self, group: str, pchannel: str) -> int | None:
-        """The tick up to which everything is done; None for a group that never moved there."""
+        """Return the tick up to which everything is done; None for a group that never moved there."""
         ...
 
     def move(self, group: str, ticks: dict[str, int]) -> None:
-        """Move a group, by PChannel; durable when it returns, all of it or nothing. Raises GroupBusy where its place is lost."""
+        """Move a group, by PChannel; durable and atomic. Raises GroupBusy if its lock is lost."""
         ...
 
     def close(self) -> None:
-        """Give the places back. Idempotent."""
+        """Release the locks. Idempotent."""
         ...
 
 
 @dataclass(slots=True)
 class _Place:
-    """One PChannel: what was delivered and is not done, in order, and the position below that."""
+    """Progress of one PChannel: delivered units that are not done, in order, and the position below them."""
 
     tick: int
     out: deque[AckState] = field(default_factory=deque)
     seen: int = 0
-    """Everything up to here was read and handed out."""
+    """Everything up to this tick was read and delivered."""
     committed: int = -1
 
     def settle(self) -> None:
@@ -91,7 +97,10 @@ class _Place:
 
 
 class Consumer(Closeable):
-    """Reads `channels` (PChannels or VChannels). One thread polls; any may acknowledge. Made by :meth:`Client.consumer`."""
+    """Reads `channels` (PChannels or VChannels). One thread polls; any may acknowledge.
+
+    Made by :meth:`Client.consumer`.
+    """
 
     def __init__(
         self,
@@ -114,9 +123,9 @@ class Consumer(Closeable):
         patience: float = STALL_TIMEOUT,
     ) -> None:
         if schema not in get_args(SchemaMode):
-            raise InvalidArgument(f"rows are given in the schema 'written' or 'current', not {schema!r}")
+            raise InvalidArgument(f"schema is 'written' or 'current', not {schema!r}")
         if group is not None and positions is None:
-            raise InvalidArgument("a group needs a place for its positions: take the consumer from Client.consumer()")
+            raise InvalidArgument("a group needs a store for its positions: make the consumer with Client.consumer()")
         self.group = group
         self._positions = positions
         self._definitions = definitions
@@ -170,15 +179,15 @@ class Consumer(Closeable):
         for thread in threads:
             thread.start()
 
-    # --- what a caller does -------------------------------------------------------------------------------------------------
+    # --- public methods -----------------------------------------------------------------------------------------------
 
     def poll(self, *, timeout: float) -> Delivery | None:
-        """The next unit; None where none came within `timeout` seconds, or everything up to `until_tick` was delivered.
+        """Return the next unit; None after `timeout` seconds, or once everything up to `until_tick` is delivered.
 
-        Raises Closed, and what a scan raised; where that is retriable, the next poll goes on.
+        Raises Closed, and the errors of a scan; after a retriable one, the next poll continues.
         """
         if self._closed:
-            raise Closed("this consumer is closed, and delivers nothing more: make another one")
+            raise Closed("this consumer is closed: make a new one")
         end = Deadline.after(timeout)
         while True:
             with self._changed:
@@ -186,7 +195,7 @@ class Consumer(Closeable):
                     if end.expired() or self.ended:
                         return None
                     end.wait(self._changed, maximum=_WAIT)
-                if self.closed:  # while it waited
+                if self.closed:  # during the wait
                     return None
                 item = self._ready.popleft()
                 if isinstance(item, Delivery):
@@ -198,11 +207,11 @@ class Consumer(Closeable):
             self._commit_in_time()
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Units until the consumer ends: closed, or everything up to `until_tick` delivered."""
+        """Yield units until the consumer is closed or has delivered everything up to `until_tick`."""
         while not self.ended:
             try:
                 delivery = self.poll(timeout=_WAIT)
-            except Closed:  # by another thread, a moment ago
+            except Closed:  # another thread closed it just now
                 return
             if delivery is not None:
                 yield delivery
@@ -213,13 +222,15 @@ class Consumer(Closeable):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Whether the consumer will deliver no more units."""
         return self._closed or (not self._running and not self._ready)
 
     @property
     def lag(self) -> float:
-        """Seconds that the newest delivered unit is old, or where none was delivered the consumer's start; 0 where everything that is
-        in the log was delivered, infinite where nothing is known of its time."""
+        """Age in seconds of the newest delivered unit, or of the start position if nothing was delivered.
+
+        It is 0 if everything in the log was delivered, and infinite if no time is known.
+        """
         with self._changed:
             if not self._ready and self._caught_up >= self._places.keys():
                 return 0.0
@@ -233,7 +244,10 @@ class Consumer(Closeable):
             return {pchannel: place.tick for pchannel, place in self._places.items()}
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """The unit is done: it is not delivered to this group again, once everything before it is done and committed."""
+        """Mark a unit as done.
+
+        The group does not get it again once all units before it are done and the position is committed.
+        """
         with self._changed:
             delivery.ack.done = True
             place = self._places[delivery.pchannel]
@@ -242,8 +256,11 @@ class Consumer(Closeable):
         self._commit_in_time()
 
     def commit(self) -> None:
-        """Write the group's positions down; they are durable when this returns. Raises what keeps them from that; in between, where
-        they are written by themselves, what passes (a store that is away) is no reason to stop: they are written later."""
+        """Commit the group's positions; they are durable when this returns.
+
+        Raises what prevents that. Automatic commits in between ignore retriable errors, such as an unavailable store,
+        and try again later.
+        """
         self._committed_at = time.monotonic()
         if self.group is None or self._positions is None:
             return
@@ -257,7 +274,7 @@ class Consumer(Closeable):
                     self._places[name].committed = tick
 
     def on_ready(self, call: Callable[[], None]) -> None:
-        """Have `call` called once, from any thread, when a poll would find something or the consumer has ended."""
+        """Call `call` once, from any thread, when a poll would return at once or the consumer has ended."""
         with self._changed:
             if not self._ready and not self.ended:
                 self._wakers.append(call)
@@ -265,7 +282,7 @@ class Consumer(Closeable):
         call()
 
     def close(self) -> None:
-        """Write the positions down and end. Idempotent."""
+        """Commit the positions and close. Idempotent."""
         with self._changed:
             if self._closed:
                 return
@@ -283,13 +300,13 @@ class Consumer(Closeable):
             if self._positions is not None:
                 self._positions.close()
 
-    # --- under it -----------------------------------------------------------------------------------------------------------
+    # --- reading ahead ------------------------------------------------------------------------------------------------
 
     def _delivered(self, delivery: Delivery) -> Delivery:
         self._held -= delivery.held_bytes
         self._changed.notify_all()
         place = self._places[delivery.pchannel]
-        place.out.append(delivery.ack)  # not the delivery: one that nobody acknowledges holds no rows here
+        place.out.append(delivery.ack)  # not the delivery, whose rows would stay in memory until it is acknowledged
         physical = delivery.unit.commit if isinstance(delivery.unit, ImmutableTxn) else delivery.unit
         self._newest_ms = physical.physical_ms
         delivery.lag = max(0.0, time.time() - physical.physical_ms / 1000)
@@ -301,7 +318,7 @@ class Consumer(Closeable):
         return delivery
 
     def _marked(self, pchannel: str, tick: int) -> None:
-        """Everything up to `tick` was handed out before this."""
+        """Note that everything up to `tick` was delivered before this."""
         place = self._places[pchannel]
         place.seen = max(place.seen, tick)
         place.settle()
@@ -323,7 +340,7 @@ class Consumer(Closeable):
             self._behind = True
 
     def _read(self, pchannel: str, opened: Callable[[DeliverPolicy], Scan]) -> None:
-        """Read ahead of one PChannel, until the scan ends or fails for good."""
+        """Read ahead on one PChannel until the scan ends or fails with an error that is not retriable."""
         found = self._scans[pchannel]
         handed = found.confirmed_tick
         try:
@@ -331,7 +348,7 @@ class Consumer(Closeable):
                 try:
                     rows = found.poll(timeout=_WAIT)
                     for deliveries in self._portions(pchannel, rows):
-                        # All that lies before a unit was handed over with it or before it.
+                        # Everything before a unit was queued with it or earlier.
                         if not self._hand_over(pchannel, deliveries, deliveries[-1].tick, caught_up=False):
                             return
                         handed = deliveries[-1].tick
@@ -357,7 +374,7 @@ class Consumer(Closeable):
                 self._wake()
 
     def _portions(self, pchannel: str, rows: pa.Table | None) -> Iterator[list[Delivery]]:
-        """The units of a piece of a scan as deliveries, some at a time: none is made before there is room for it."""
+        """Yield the units of a piece of a scan as lists of deliveries, each made once the queue has room for it."""
         portion: list[Delivery] = []
         size, together = 0, BatchDecoder()
         for unit in () if rows is None else visible_units(rows):
@@ -380,7 +397,7 @@ class Consumer(Closeable):
             yield portion
 
     def _hand_over(self, pchannel: str, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> bool:
-        """Put them into the queue, as soon as it has room, and that everything up to tick `through` is there with them."""
+        """Queue deliveries once there is room, and note that everything up to tick `through` is queued."""
         with self._changed:
             while self._held >= self._prefetch and not self._closed:
                 self._changed.wait(_WAIT)
@@ -404,7 +421,7 @@ class Consumer(Closeable):
 
 
 def _split(channel: str) -> tuple[str, str]:
-    """(PChannel, VChannel or "") of a channel's name."""
+    """Return (PChannel, VChannel or "") of a channel name."""
     head, _, tail = channel.rpartition("_")
     collection, v, number = tail.partition("v")
     if head and v and collection.isdigit() and number.isdigit():

@@ -1,9 +1,11 @@
-"""What a consumer delivers: units, and the changes of a collection's rows that they make.
+"""Deliveries: units, and the changes that they make to a collection's rows.
 
-A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). Its changes are the rows
-and keys in it, those of the files that an Import names too, and a retraction for what a drop or a replacement takes away, so
-that whoever applies them in order has the collection. Memory: one message with the small ones beside it
-(:mod:`millrace.client.consume.batch_decoder`), or one piece of a staged file.
+A unit is a message outside transactions or a whole committed transaction (:mod:`millrace.wal.scanner`). Its changes are
+its rows and keys, the rows of the files that an Import names, and a retraction for what a drop or replacement removes.
+Applying them in order yields the collection.
+
+Memory: one message and the small messages decoded with it (:mod:`millrace.client.consume.batch_decoder`), or one piece
+of a staged file.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from millrace.message.types import MessageType
 from millrace.wal.scanner import ImmutableTxn, TypeFilter
 
 _OBJECT_BYTES: Final = 2 << 10
-"""Of a message as an object, beside its payload, about."""
+"""Approximate size of a message object, without its payload."""
 
 SchemaMode: TypeAlias = Literal["written", "current"]
-"""In which schema a change's rows are given: each in that which it was written with, or all in the collection's newest: the one
-known when the consumer began, and a newer one from the first row of such a one on."""
+"""The schema of a change's rows: the one they were written with ("written"), or the collection's newest ("current").
+
+The newest is the one known when the consumer started, and a newer one from the first row that was written with it.
+"""
 
 DefinitionLookup = Callable[[int, int], CollectionInfo]
-"""(collection id, schema version) -> the collection's definition, which has that version."""
+"""(collection id, schema version) -> the definition of the collection, which includes that version."""
 
 CHANGES: Final = TypeFilter(
     {
@@ -43,15 +47,15 @@ CHANGES: Final = TypeFilter(
         MessageType.DROP_COLLECTION,
     }
 )
-"""The filter that lets all units through that change a collection's rows, and no others."""
+"""Filter for the units that change a collection's rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows that were inserted or imported (all columns), keys that were deleted (the primary key's columns), or a retraction.
+    """Inserted or imported rows (all columns), deleted keys (the primary key's columns), or a retraction.
 
-    `partition_id` is 0 for a delete or a retraction in all partitions. A retraction has no rows: everything that the VChannel
-    had in that partition before it is gone, because a partition or the collection was dropped or an import replaced it.
+    A retraction has no rows: everything that the VChannel had in that partition is gone, because a partition or the
+    collection was dropped or an import replaced it. `partition_id` is 0 for a delete or a retraction in all partitions.
     """
 
     kind: Literal["insert", "delete", "retract"]
@@ -59,12 +63,12 @@ class Change:
     partition_id: int
     rows: pa.RecordBatch
     key: str | tuple[str, ...]
-    """The name of the primary key, or its names."""
+    """The name or names of the primary key."""
 
 
 @dataclass(slots=True)
 class AckState:
-    """What a consumer remembers of a unit that it delivered."""
+    """What a consumer remembers of a delivered unit."""
 
     tick: int
     done: bool = False
@@ -72,7 +76,7 @@ class AckState:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A unit that was delivered: visible at `tick` on `pchannel`, `lag` seconds after it was appended to the log."""
+    """A delivered unit, visible at `tick` on `pchannel`, `lag` seconds after it was appended to the log."""
 
     pchannel: str
     unit: ImmutableMessage | ImmutableTxn
@@ -88,7 +92,7 @@ class Delivery:
 
     @property
     def done(self) -> bool:
-        """Whether it was acknowledged."""
+        """Whether the unit was acknowledged."""
         return self.ack.done
 
     @property
@@ -110,14 +114,15 @@ class Delivery:
 
     @property
     def held_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate size in memory."""
         return self.bytes + _OBJECT_BYTES * len(self.bodies)
 
     def changes(self) -> Iterator[Change]:
-        """The rows and keys that the unit inserts, deletes and retracts, in order; an import's rows in pieces of bounded size.
+        """Yield the rows and keys that the unit inserts, deletes and retracts, in order.
 
-        Nothing for flushes and other DDL. Raises Malformed, StagedFileDamaged, and PositionTruncated where retention has
-        taken an import's files meanwhile.
+        An import's rows come in pieces of bounded size. Flushes and other DDL have no changes.
+
+        Raises Malformed, StagedFileDamaged, and PositionTruncated if retention has removed an import's files.
         """
         for message in self.bodies:
             if message.type in CHANGES.types and self._definitions is not None:
@@ -133,7 +138,7 @@ class Delivery:
             return Change("insert", message.vchannel, partition_id, found, given.primary_key)
 
         def deleted(partition_id: int, keys: pa.RecordBatch) -> Change:
-            # A key keeps its fields, their types and their order whatever they are called.
+            # A key's fields keep their types and order, even if they are renamed.
             named = pa.RecordBatch.from_arrays(keys.columns, schema=given.key_arrow())
             return Change("delete", message.vchannel, partition_id, named, given.primary_key)
 

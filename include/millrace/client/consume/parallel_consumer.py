@@ -1,15 +1,15 @@
-"""A consumer with a pool of workers: order by VChannel or by key, at least once, and no gap ever acknowledged.
+"""A consumer with a pool of workers: ordered by VChannel or by key, at least once, without acknowledging gaps.
 
     ParallelConsumer(consumer, handle, workers=8, by="key").run()
 
-Every unit goes to the worker of its VChannel, or, by key, its rows to the workers of their keys (a hash of the primary key);
-a worker takes one piece of work after the other, in order. A unit is acknowledged when all its work is done, and the group's
-position stays below the oldest unit that is not. Work that fails is tried again by a policy; then it goes to `on_dead` and
-counts as done, or, without one, everything stops with that error and the unit is delivered again to the next consumer.
+By VChannel, every unit goes to its VChannel's worker; by key, its rows go to the workers of their keys (a hash of the
+primary key). A worker processes its work in order. A unit is acknowledged when all its work is done, so the group's
+position stays below the oldest unit that is not. Failed work is retried; then it goes to `on_dead` and counts as done.
+Without `on_dead`, processing stops with that error, and the next consumer gets the unit again.
 
-An import's unit comes to `handle` in several pieces of work, in order; a retraction (:class:`millrace.client.consume.delivery.Change`) is a
-piece of its own, which every worker gets where the order is that of keys. What workers have at once is bounded, in pieces
-and in bytes.
+An import's unit reaches `handle` as several pieces of work, in order. A retraction
+(:class:`millrace.client.consume.delivery.Change`) is a piece of its own, which every worker gets if the order is by
+key. The pieces and bytes in flight are bounded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from millrace.message.keys import key_column, key_hashes
 from millrace.message.types import DML
 
 MAX_BYTES: Final = 64 << 20
-"""Bytes of rows that workers have at once, at most about; one piece of work in any case."""
+"""Approximate limit of the bytes of rows in flight; one piece of work is always allowed."""
 
 _WAIT: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker gets: a delivery, and those of its changes that are the worker's."""
+    """A delivery, and those of its changes that belong to one worker."""
 
     delivery: Delivery
     changes: list[Change]
@@ -50,24 +50,24 @@ DeadLetterHandler = Callable[[Work, Exception], None]
 
 @dataclass(slots=True)
 class _Out:
-    """A delivery that workers have, and perhaps the dispatcher still."""
+    """A delivery that workers process, and that may still be being dispatched."""
 
     delivery: Delivery
     left: int = 1
-    """Shares that are not done; the dispatcher has one until it has handed out the last."""
+    """Shares that are not done; the dispatcher holds one until it has dispatched the last."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True)
 class _Piece:
-    """A part of a delivery that was dispatched at once: the room that it takes until its last share is done."""
+    """A part of a delivery that was dispatched at once, which takes up room until its last share is done."""
 
     bytes: int
     left: int
 
 
 class _Room:
-    """Pieces and bytes that may be in flight."""
+    """Limit of the pieces and bytes in flight."""
 
     def __init__(self, pieces: int, bytes: int) -> None:
         self._pieces = pieces
@@ -76,7 +76,10 @@ class _Room:
         self._changed = threading.Condition()
 
     def take(self, bytes: int, *, timeout: float) -> bool:
-        """Whether there was room for a piece within `timeout` seconds; the first one always has it."""
+        """Reserve room for a piece; False if there is none within `timeout` seconds.
+
+        The first piece always has room.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._fits(bytes), timeout):
                 return False
@@ -94,7 +97,7 @@ class _Room:
 
 
 class ParallelConsumer:
-    """Runs `handle` for everything that `consumer` delivers, which stays the caller's to close."""
+    """Runs `handle` for everything that `consumer` delivers. The caller closes `consumer`."""
 
     def __init__(
         self,
@@ -122,7 +125,9 @@ class ParallelConsumer:
         self._queues: list[queue.SimpleQueue[_Item | None]] = [queue.SimpleQueue() for _ in range(workers)]
 
     def run(self, *, until: Callable[[], bool] | None = None) -> None:
-        """Deliver until the consumer ends, :meth:`stop` is called or `until` says so; then wait for what is in flight.
+        """Deliver until the consumer ends, :meth:`stop` is called or `until` returns True.
+
+        Then wait for the work in flight.
 
         Raises the error of work that failed for good, or of the consumer.
         """
@@ -138,7 +143,7 @@ class ParallelConsumer:
                 if delivery is not None:
                     self._dispatch(delivery)
         except Closed:
-            pass  # the consumer has ended, by another thread
+            pass  # another thread closed the consumer
         finally:
             for each in self._queues:
                 each.put(None)
@@ -149,7 +154,7 @@ class ParallelConsumer:
             raise self._failure
 
     def stop(self) -> None:
-        """Deliver nothing more; `run` returns once the workers are done with what they have begun. From any thread."""
+        """Stop delivering; `run` returns once the workers finish what they have started. Thread-safe."""
         self._stop.set()
 
     def _dispatch(self, delivery: Delivery) -> None:
@@ -168,14 +173,14 @@ class ParallelConsumer:
         self._finished(out)
 
     def _shares(self, delivery: Delivery, changes: list[Change]) -> list[tuple[int, list[Change]]]:
-        """(worker, changes) of a piece of a delivery: at least one."""
+        """Return the (worker, changes) of a piece of a delivery: at least one."""
         count = len(self._queues)
         home = stable_hash(delivery.vchannel or delivery.pchannel) % count
         if self._by == "vchannel" or not changes or count == 1:
             return [(home, changes)]
         found: dict[int, list[Change]] = {}
         for change in changes:
-            if change.kind == "retract":  # it concerns every key
+            if change.kind == "retract":  # it applies to every key
                 for worker in range(count):
                     found.setdefault(worker, []).append(change)
                 continue
@@ -190,7 +195,7 @@ class ParallelConsumer:
     def _work(self, mine: queue.SimpleQueue[_Item | None]) -> None:
         while (item := mine.get()) is not None:
             out, piece, work = item
-            # After a stop nothing new is begun: it was not acknowledged, and comes again.
+            # After a stop, no new work starts: it was not acknowledged, so it is delivered again.
             if self._stop.is_set() or not self._done(work):
                 continue
             with out.lock:
@@ -201,7 +206,7 @@ class ParallelConsumer:
             self._finished(out)
 
     def _finished(self, out: _Out) -> None:
-        """A share of a delivery is done."""
+        """Note that a share of a delivery is done."""
         with out.lock:
             out.left -= 1
             complete = not out.left
@@ -233,7 +238,7 @@ _Item = tuple[_Out, _Piece, Work]
 
 
 def _pieces(delivery: Delivery) -> Iterator[list[Change]]:
-    """A delivery's changes as they are dispatched: an import's and a drop's one by one, as they come, all others at once."""
+    """Yield a delivery's changes as dispatched: an import's or a drop's one by one, all others at once."""
     if all(message.type in DML for message in delivery.bodies):
         yield list(delivery.changes())
         return
@@ -246,5 +251,5 @@ def _pieces(delivery: Delivery) -> Iterator[list[Change]]:
 
 
 def stable_hash(name: str) -> int:
-    """A number of a name that is the same in every process."""
+    """Return a hash of a name that is the same in every process."""
     return int(key_hashes(pa.array([name]))[0])

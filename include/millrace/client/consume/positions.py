@@ -1,11 +1,11 @@
-"""Where consumer groups stand: by group and PChannel the time tick up to which everything is done, and who has the place there.
+"""Positions of consumer groups: by group and PChannel the time tick up to which everything is done, and the lock on it.
 
-A scan's place is a time tick, not a place in the log: from a tick it resumes exactly, transactions that were open there
-included (it begins at that tick's LastConfirmed). So these positions are beside the log's own consumer groups
+A scan resumes exactly at a time tick, including transactions that were open then, because it starts at the tick's
+LastConfirmed. So these positions are separate from the log's own consumer groups
 (:class:`millrace.log.protocol.LogService`), whose positions are entries.
 
-One node keeps them in one SQLite file, synced (:class:`FilePositions`); a cluster whose meta store is named keeps them there
-(millrace.coord.consumer_positions).
+One node keeps them in a synced SQLite file (:class:`FilePositions`). A cluster with a meta store keeps them there
+(millrace.coord.positions).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millrace.base.files import make_folder
 from millrace.base.sqlite_errors import translate_busy
 
 FILE: Final = "consumers.db"
-"""In the folder `coord` of the data folder."""
+"""Name of the file in the data folder's `coord` folder."""
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for another process's transaction."""
 
@@ -35,55 +35,71 @@ create table if not exists position (
     grp text not null, pchannel text not null, tick integer not null, primary key (grp, pchannel));
 """
 _MOVED: Final = "create table moved (at real not null)"
-"""Is there once the positions lie in a meta store: from then on the file says nothing."""
+"""Exists once the positions are in a meta store; from then on the file is not used."""
 
 
 class PositionStore(Protocol):
-    """Thread-safe; any number of processes."""
+    """Store of group positions. Thread-safe; any number of processes may use it."""
 
     def get(self, group: str, pchannel: str) -> int | None:
-        """The tick up to which everything is done; None for a group that never moved there."""
+        """Return the tick up to which everything is done; None for a group that never moved there."""
         ...
 
     def move(self, group: str, ticks: dict[str, int]) -> None:
-        """Move a group, by PChannel; durable when it returns, all of it or nothing."""
+        """Move a group, by PChannel; durable and atomic."""
         ...
 
     def groups(self) -> dict[str, dict[str, int]]:
-        """By group and PChannel the ticks."""
+        """Return the ticks by group and PChannel."""
         ...
 
     def drop(self, group: str, pchannels: Collection[str]) -> None:
-        """Forget a group, and its places on these PChannels with it; idempotent. Raises GroupBusy where a consumer has one."""
+        """Delete a group with its positions on these PChannels; idempotent.
+
+        Raises GroupBusy if a consumer has locked one.
+        """
         ...
 
     def lock(self, group: str, pchannel: str, *, holder: str = "") -> None:
-        """Take a group's place on a PChannel, until `unlock`, `close` or the end of the process. Raises GroupBusy where another
-        has it. `holder` names for whom it is taken where that is not this process: whoever takes it for the same one next has it."""
+        """Lock a group's position on a PChannel until `unlock`, `close` or the end of the process.
+
+        `holder` names on whose behalf it is locked, if that is not this process: a later lock for the same holder
+        succeeds.
+
+        Raises GroupBusy if another has it.
+        """
         ...
 
     def unlock(self, group: str, pchannel: str) -> None:
-        """Give one place back."""
+        """Release one lock."""
         ...
 
     def close(self) -> None:
-        """Give the places back. Idempotent."""
+        """Release all locks. Idempotent."""
         ...
 
 
 def _held(error: sqlite3.OperationalError) -> PositionsBusy:
     return PositionsBusy(
-        f"another process holds the consumers' positions, coord/{FILE}, and did not let go of them in time ({error}): nothing"
+        f"another process holds the consumers' positions, coord/{FILE}, and did not release it in time ({error})."
+        " Nothing"
         " was done. Call it again; where it stays so, a process that has the file open is suspended, or copies it"
     )
 
 
 class FilePositions:
-    """The positions in the file of `folder` (the protocol Positions). A place is a lock of a file, which ends with its process."""
+    """The positions in the file of `folder` (implements PositionStore).
+
+    Locks are file locks, which end with their process.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises InvalidSettings where they lie in a meta store by now; PositionsBusy, here as in each call below, where another
-        process holds the file for too long: nothing was done."""
+        """Open the file.
+
+        Raises InvalidSettings if the positions are in a meta store by now.
+        Raises PositionsBusy, here and in every method, if another process holds the file for too long; nothing was
+        done.
+        """
         make_folder(folder)
         self._folder = folder
         self._guard = threading.RLock()
@@ -101,13 +117,13 @@ class FilePositions:
 
     @contextmanager
     def _typed(self) -> Iterator[sqlite3.Connection]:
-        """One caller at a time inside; what another process keeps from it is an error that says so."""
+        """Serialize callers, and turn SQLite's busy error into PositionsBusy."""
         with self._guard, translate_busy(_held):
             yield self._db
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, durable at its end."""
+        """Run one transaction, durable at its end."""
         with self._typed() as db:
             db.execute("begin immediate")
             try:
@@ -122,12 +138,13 @@ class FilePositions:
     def _check(self) -> None:
         if self.migrated:
             raise InvalidSettings(
-                "the consumer groups of this deployment stand in its cluster's meta store: set MILLRACE_META_STORE as its nodes have it"
+                "the consumer groups of this deployment are in its cluster's meta store: set MILLRACE_META_STORE as on"
+                " its nodes"
             )
 
     @property
     def migrated(self) -> bool:
-        """Whether the positions lie in a meta store by now."""
+        """Whether the positions are in a meta store by now."""
         return self._db.execute("select 1 from sqlite_master where name = 'moved'").fetchone() is not None
 
     def get(self, group: str, pchannel: str) -> int | None:
@@ -166,11 +183,12 @@ class FilePositions:
             except BlockingIOError:
                 os.close(file)
                 raise GroupBusy(
-                    f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its own"
+                    f"another consumer of group {group!r} reads {pchannel}: stop it, or give this one a group of its"
+                    " own"
                 ) from None
             except FileNotFoundError:
                 pass
-            os.close(file)  # the group was dropped between the two: what is locked has no name any more
+            os.close(file)  # the group was dropped between open and flock: the locked file is unlinked
         with self._guard:
             self._locks[group, pchannel] = file
 
@@ -192,11 +210,13 @@ class FilePositions:
 
 
 def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, int]], str], None]) -> None:
-    """Hand the positions in the file of `folder` over to `take(positions, name)`, once; afterwards nobody uses the file. `name` is the
-    file's own, the same in each attempt. A file that is absent or empty hands over nothing, and is never taken for the truth.
+    """Pass the positions in the file of `folder` to `take(positions, name)` once; afterwards nobody uses the file.
 
-    Only one process gets this far at a time. Where `take` raises, or this process dies, the file stays the truth, and the next call
-    hands its positions over again. Raises GroupBusy where a consumer of the file has a place, PositionsBusy, and what `take` raises.
+    `name` identifies the file and is the same in each attempt. A missing or empty file passes on nothing and never
+    overrides the meta store. Only one process may get this far at a time. If `take` raises or this process dies, the
+    file stays authoritative, and the next call passes its positions on again.
+
+    Raises GroupBusy if a consumer has locked a position in the file, PositionsBusy, and what `take` raises.
     """
     try:
         file = FilePositions(folder)
@@ -204,12 +224,12 @@ def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, in
         return
     try:
         with file._writing() as db:
-            name = _name(db)  # durable before it is put anywhere
+            name = _name(db)  # must be durable before it is stored anywhere else
         with file._writing() as db:
             found = _groups(db)
             for group, ticks in found.items():
                 for pchannel in ticks:
-                    file.lock(group, pchannel)  # until the end: nobody's consumer is at work on the file
+                    file.lock(group, pchannel)  # held until the end, so that no consumer uses the file
             take(found, name)
             db.execute(_MOVED)
     except InvalidSettings:
@@ -220,7 +240,7 @@ def migrate_positions(folder: Path, take: Callable[[Mapping[str, Mapping[str, in
 
 
 def reset_file_id(db: sqlite3.Connection) -> None:
-    """Have a copy of the file be another one than its original."""
+    """Give a copy of the file an identity of its own."""
     db.execute("drop table if exists file")
 
 

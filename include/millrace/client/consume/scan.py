@@ -1,15 +1,16 @@
-"""A scan over both sources of a PChannel through one call: the ``wal`` table up to its end, then the append host's tail.
+"""A scan of a PChannel over both sources: the ``wal`` table up to its end, then the append host's tail.
 
     with scan("p0_1v0", StartAfterTick(tick), wal=settings.wal_uri, tail=client) as found:
         for message in found:
             ...
 
-The place of a scan is a time tick: both sources are asked for what lies behind it and hold the same rows in the same order
-(the chain is pure), so that the switch leaves no gap and repeats nothing. A reader too slow for the tail goes on in the
-table and comes back. A scan begins at the LastConfirmed of its starting tick, so that transactions that are open there are
-whole when they commit. What has left the tail and is not in the table yet is read from the log itself, if that can be had here.
+A scan's position is a time tick. Both sources return what comes after it, and have the same rows in the same order (the
+chain is pure), so switching between them leaves no gap and repeats nothing. A reader that is too slow for the tail
+returns to the table and catches up. A scan starts at the LastConfirmed of its starting tick, so that transactions that
+are open there are complete when they commit. Messages that have left the tail and are not in the table yet are read
+from the log, if it is available here.
 
-Every wait for a source ends: in TickNotReached, which names what is waited for.
+Every wait for a source has a timeout, and ends in TickNotReached, which says what the scan waits for.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ from millrace.wal.scanner import (
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
 _WAIT: Final = 1.0
-"""Longest wait for the tail in one go, in seconds: how long a close may take."""
+"""Longest wait for the tail per call, in seconds; a close may take that long."""
 _PAUSE: Final = 0.05
-"""Pause before the table is looked at again, where the tail has gone past and the table is not there yet."""
+"""Pause before checking the table again, if the tail has gone past and the table is not there yet."""
 _TABLE_FIRST: Final = 1.0
-"""Seconds that the table may take to come that far before the log is read instead: a running streaming node takes less."""
+"""Seconds to wait for the table before reading the log instead; a running streaming node needs less."""
 STALL_TIMEOUT: Final = 30.0
-"""Seconds without any progress after which a scan says what it waits for."""
+"""Seconds without progress after which a scan raises TickNotReached."""
 _ASK_MS: Final = 200
-"""Least time between two time ticks that a scan asks for."""
+"""Minimum time between two time ticks that a scan requests."""
 _ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
 
 
 class TailSource(Protocol):
-    """What a scan tails: an AppendHost, or an AppendClient."""
+    """The source of the tail: an AppendHost, or an AppendClient."""
 
     def tail(
         self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20
@@ -69,25 +70,28 @@ class TailSource(Protocol):
 
 
 class WalView(Protocol):
-    """One version of the ``wal`` table: millrace.tables.wal.reader.WalSnapshot, or what a server says of its own."""
+    """One version of the ``wal`` table: a WalSnapshot (millrace.tables.wal.reader), or a server's."""
 
     @property
     def version(self) -> int: ...
 
     def refreshed(self) -> WalView:
-        """The newest version; this one is of no more use where that is another."""
+        """Return the newest version; if that is another one, this one is no longer usable."""
         ...
 
     def last_tick(self, pchannel: str) -> int:
-        """Everything of `pchannel` up to this tick is in this version; 0 where nothing was committed."""
+        """Return the tick up to which this version has everything of `pchannel`; 0 if nothing was committed."""
         ...
 
     def trimmed(self, pchannel: str) -> tuple[int, LogId]:
-        """Up to which tick retention may have taken rows away, and the first entry that a reader may begin at."""
+        """Return the tick up to which retention may have removed rows, and the first readable entry."""
         ...
 
     def confirmed_at(self, pchannel: str, tick: int) -> MessageId:
-        """LastConfirmed of the last message <= `tick`: from there on is all that becomes visible after `tick`."""
+        """Return the LastConfirmed of the last message <= `tick`.
+
+        Everything that becomes visible after `tick` starts there or later.
+        """
         ...
 
     def messages(
@@ -98,23 +102,28 @@ class WalView(Protocol):
         after_tick: int = 0,
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.Table]:
-        """Messages in id order, with id >= `start` or, without one, time_tick > after_tick. Raises PositionTruncated at once."""
+        """Yield messages in id order, with id >= `start`, or time_tick > `after_tick` without `start`.
+
+        Raises PositionTruncated at once.
+        """
         ...
 
 
 WalOpener: TypeAlias = Callable[[], WalView | None]
-"""Opens the newest version; None where there is no table yet."""
+"""Opens the newest version; returns None if there is no table yet."""
 
 
 UncommittedReader: TypeAlias = Callable[[str], Iterator[tuple[pa.RecordBatch, int]]]
-"""Gives the messages of a PChannel that the log has after the newest version of the ``wal`` table: in order, each piece with the
-tick that it completes."""
+"""Yields the messages of a PChannel that the log has after the newest version of the ``wal`` table, in order.
+
+Each piece has the tick that it completes.
+"""
 
 
 def wal_opener(wal: str) -> WalOpener:
-    """The ``wal`` table at the URI `wal`."""
+    """Return an opener of the ``wal`` table at the URI `wal`."""
     from millrace.tables.wal.reader import (
-        WalSnapshot,  # brings the library of tables, which clients of a server do without
+        WalSnapshot,  # imports the table library, which clients of a remote server do not need
     )
 
     return partial(WalSnapshot.open, wal)
@@ -132,13 +141,18 @@ def scan(
     log: UncommittedReader | None = None,
     patience: float = STALL_TIMEOUT,
 ) -> Scan:
-    """Units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order; `policy` is All by default.
+    """Scan the units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order.
 
-    The scan goes on until it is closed, or has delivered everything up to `until_tick`; on a PChannel where nothing more
-    happens it has a time tick appended for that. `wal` is the table's URI (it need not exist yet) or who opens it, `tail` the append host
-    or its client. Raises what the sources raise, TickNotReached if for `patience` seconds neither the tail nor the table (nor the
-    `log`) has what comes next, PositionTruncated where retention has taken what lies behind the scan's place,
-    be it while the scan stood there; WalGap where a source is broken.
+    `policy` is All by default. `wal` is the table's URI (it need not exist yet) or an opener, `tail` the append host or
+    its client. The scan runs until it is closed or has delivered everything up to `until_tick`; on an idle PChannel it
+    requests a time tick to get there.
+
+    Raises what the sources raise.
+    Raises TickNotReached if for `stall_timeout` seconds neither the tail nor the table (nor the `log`) has the next
+    messages.
+    Raises PositionTruncated if retention has removed messages after the scan's position, even while the scan is
+    running.
+    Raises WalGap if a source is broken.
     """
     pchannel, is_vchannel = _pchannel(channel)
     own = [VChannelFilter({channel})] if is_vchannel else []
@@ -156,7 +170,7 @@ def scan(
 
 
 class Scan(Closeable):
-    """A scan under way. One thread reads; any may close it."""
+    """A running scan. One thread reads; any thread may close it."""
 
     def __init__(
         self,
@@ -176,11 +190,11 @@ class Scan(Closeable):
         self._untaken: Iterator[tuple[pa.RecordBatch, int]] | None = None
         self._patience = patience
         self._waiting: float | None = None
-        """Since when nothing has what comes next, by the monotonic clock."""
+        """Since when no source has the next messages, by the monotonic clock."""
         self._log_helps = False
-        """Whether the log has not been read in vain since then."""
+        """Whether reading the log may still help; False after it was read in vain since then."""
         self._table_stood = 0
-        """Where the table stood when that began, or when it last moved."""
+        """The table's tick when the wait began, or when the table last advanced."""
         self._caught_up = False
         self._metrics = metrics
         self._tail = tail
@@ -188,17 +202,17 @@ class Scan(Closeable):
         self._closed = threading.Event()
         self._closing = threading.Lock()
         self._wal = wal
-        # A snapshot is taken before the tail is asked where it stands: what lies between is in the tail or in a newer one.
+        # The order matters: with the snapshot first, messages between the two are in the tail or in a newer snapshot.
         self._snapshot = wal()
         after, first_id = self._begin(policy)
         self._scanner = Scanner(after_tick=after, first_id=first_id, filters=filters)
-        after = self._scanner.after_tick  # a tick filter may lie behind the policy
+        after = self._scanner.after_tick  # a tick filter may start after the policy
         snapshot = self._snapshot
         start = snapshot.confirmed_at(pchannel, after) if snapshot is not None else None
         self._asked = 0
-        """When a tick was asked for, in Unix milliseconds."""
+        """When a tick was last requested, in Unix milliseconds."""
         self._seen = 0
-        """Every row up to this tick was pushed, or lies before the start."""
+        """Every row up to this tick was pushed, or is before the start."""
         self._delivered = after
         self._table = self._catch_up(start)
         if metrics is not None:
@@ -206,22 +220,24 @@ class Scan(Closeable):
 
     @property
     def confirmed_tick(self) -> int:
-        """Everything that became visible up to this tick has been returned by :meth:`poll`."""
+        """The tick up to which :meth:`poll` has returned everything that became visible."""
         return self._delivered
 
     @property
     def caught_up(self) -> bool:
-        """Whether the tail had nothing more when it was asked last."""
+        """Whether the tail had nothing new at the last call."""
         return self._caught_up
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to come: closed, or everything up to `until_tick` returned."""
+        """Whether the scan is closed or has returned everything up to `until_tick`."""
         return self._closed.is_set() or (self._until is not None and self._delivered >= self._until)
 
     def poll(self, *, timeout: float) -> pa.Table | None:
-        """The next units as rows of ROW_SCHEMA with ``visible_tick``; None where none came within `timeout` seconds. Raises
-        TickNotReached, and what the sources raise; the next poll goes on where that is retriable."""
+        """Return the next units as rows of ROW_SCHEMA with ``visible_tick``; None after `timeout` seconds.
+
+        Raises TickNotReached, and what the sources raise. After a retriable error, the next poll continues.
+        """
         deadline = Deadline.after(timeout)
         while not self.ended:
             rows = self._next(deadline.remaining())
@@ -232,31 +248,31 @@ class Scan(Closeable):
         return None
 
     def tables(self) -> Iterator[pa.Table]:
-        """Units as tables (see :meth:`poll`), until the scan ends."""
+        """Yield units as tables (see :meth:`poll`) until the scan ends."""
         while not self.ended:
             rows = self.poll(timeout=_WAIT)
             if rows is not None:
                 yield rows
 
     def __iter__(self) -> Iterator[ImmutableMessage | ImmutableTxn]:
-        """Units as objects, until the scan ends."""
+        """Yield units as objects until the scan ends."""
         for rows in self.tables():
             yield from visible_units(rows)
 
     def close(self) -> None:
-        """End the scan; who waits in it returns within a second. Idempotent."""
+        """Close the scan; a waiting reader returns within a second. Idempotent."""
         with self._closing:
             first = not self._closed.is_set()
             self._closed.set()
         if first and self._metrics is not None:
             self._metrics.wal_scanner_total.labels(self._pchannel).dec()
 
-    # --- where it begins ------------------------------------------------------------------------------------------------
+    # --- start --------------------------------------------------------------------------------------------------------
 
     def _begin(self, policy: DeliverPolicy) -> tuple[int, MessageId | None]:
-        """The tick after which units are delivered, and the least id of a unit, where ids decide."""
+        """Return the tick after which units are delivered, and the least id of a unit if the policy is by id."""
         match policy:
-            case All():  # all that there is: retention may have taken the beginning
+            case All():  # everything that exists: retention may have removed the beginning
                 return 0 if self._snapshot is None else self._snapshot.trimmed(self._pchannel)[0], None
             case StartAfterTick(tick):
                 return tick, None
@@ -268,16 +284,16 @@ class Scan(Closeable):
                 first = MessageId(ledger, entry, index, ordinal + 1)
                 return self._tick_before(first), first
             case _:
-                raise InvalidArgument(f"{policy!r} is no deliver policy")
+                raise InvalidArgument(f"{policy!r} is not a deliver policy")
 
     def _now(self) -> int:
         try:
             return self._tail.tick(self._pchannel)
         except InvalidArgument:
-            return 0  # no term is open yet: there is nothing that would not be new
+            return 0  # no term is open yet, so every message is new
 
     def _tick_before(self, first: MessageId) -> int:
-        """A tick before that of the first message with an id >= `first`, as close to it as the table can say."""
+        """Return a tick before the first message with an id >= `first`, as close to it as the table allows."""
         snapshot = self._snapshot
         if snapshot is None:
             return 0
@@ -286,10 +302,10 @@ class Scan(Closeable):
             return int(table.column("time_tick")[0].as_py()) - 1
         return snapshot.last_tick(self._pchannel)
 
-    # --- going on -------------------------------------------------------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------------------------------
 
     def _next(self, timeout: float) -> pa.Table | None:
-        """What the next piece of either source delivers, perhaps nothing; None where there was no piece."""
+        """Return what the next piece of either source delivers, perhaps nothing; None if there was no piece."""
         if self._table is not None:
             return self._next_of_table()
         if self._untaken is not None:
@@ -311,7 +327,7 @@ class Scan(Closeable):
         return self._pushed(found.batches, found.confirmed_tick)
 
     def _wait_for_the_table(self, timeout: float) -> None:
-        """Wait a moment for what the tail has let go; then the log is read, or the wait is over. Raises TickNotReached."""
+        """Wait for messages that have left the tail; then read the log, or raise TickNotReached."""
         now = time.monotonic()
         stands = 0 if self._snapshot is None else self._snapshot.last_tick(self._pchannel)
         if self._waiting is None or stands > self._table_stood:
@@ -322,8 +338,10 @@ class Scan(Closeable):
         elif waited >= self._patience:
             self._waiting = None
             raise TickNotReached(
-                f"the server's tail of {self._pchannel} no longer has what follows tick {self._seen}, and for {waited:.0f} s the wal"
-                f" table, which is at tick {stands}, has not come further: is the streaming node running (`millrace status`)?"
+                f"the server's tail of {self._pchannel} no longer has the messages after tick {self._seen}, and for"
+                f" {waited:.0f} s the wal"
+                f" table, which is at tick {stands}, has not advanced: is the streaming node running (`millrace"
+                " status`)?"
             )
         else:
             self._closed.wait(min(timeout, _PAUSE))
@@ -331,7 +349,7 @@ class Scan(Closeable):
     def _next_of_log(self, uncommitted: Iterator[tuple[pa.RecordBatch, int]]) -> pa.Table | None:
         try:
             piece = next(uncommitted, None)
-        except PositionTruncated:  # the table has taken it meanwhile
+        except PositionTruncated:  # it has reached the table meanwhile
             piece = None
         if piece is None:
             self._untaken = None
@@ -339,11 +357,11 @@ class Scan(Closeable):
         rows, through = piece
         if through <= self._seen:
             return None
-        self._waiting = None  # and where the log has been read to its end, it may help again
+        self._waiting = None  # reading the log may help again later
         return self._pushed([rows.filter(pc.greater(rows.column("time_tick"), self._seen))], through)
 
     def _ask_for_a_tick(self) -> None:
-        """Have the PChannel pass `until_tick` where nobody appends to it any more, once its time has come."""
+        """Have an idle PChannel pass `until_tick` once its time has come."""
         now = time.time_ns() // 1_000_000
         if self._until is None or tick_physical_ms(self._until) > now or now < self._asked + _ASK_MS:
             return
@@ -356,7 +374,7 @@ class Scan(Closeable):
         try:
             piece = next(self._table, None)
         except TableDamaged as error:
-            # Compaction and VACUUM may have taken a file of this version: the newer one has the same rows elsewhere.
+            # Compaction and VACUUM may have removed a file of this version; the newer one has the same rows.
             version = self._snapshot.version
             self._snapshot = self._snapshot.refreshed()
             if not error.missing or self._snapshot.version == version:
@@ -369,7 +387,7 @@ class Scan(Closeable):
         return self._pushed([], self._snapshot.last_tick(self._pchannel))
 
     def _pushed(self, pieces: Sequence[pa.Table | pa.RecordBatch], through: int) -> pa.Table | None:
-        """Push rows, after which every row up to tick `through` is pushed."""
+        """Push rows, which complete every row up to tick `through`."""
         left_out = self._scanner.filtered_count
         try:
             visible = [self._scanner.push(piece) for piece in pieces]
@@ -406,12 +424,12 @@ class Scan(Closeable):
     def _rest_of_table(self) -> Iterator[pa.Table]:
         assert self._snapshot is not None
         if self._snapshot.trimmed(self._pchannel)[0] > self._seen:
-            # Retention has come by while this scan stood: it says so where a scan that began here would.
+            # Retention has removed rows during the scan: raise the error that a new scan from here would raise.
             self._snapshot.messages(self._pchannel, start=self._snapshot.confirmed_at(self._pchannel, self._seen))
         return self._snapshot.messages(self._pchannel, after_tick=self._seen)
 
     def _newer_table(self) -> Iterator[pa.Table] | None:
-        """The table's rows behind what was seen, where it has got that far by now."""
+        """Return the table's rows after the last pushed one, if the table has advanced past it."""
         self._snapshot = self._wal() if self._snapshot is None else self._snapshot.refreshed()
         if self._snapshot is None or self._snapshot.last_tick(self._pchannel) <= self._seen:
             return None
@@ -419,7 +437,7 @@ class Scan(Closeable):
 
 
 def _pchannel(channel: str) -> tuple[str, bool]:
-    """The PChannel of a channel's name, and whether it names a VChannel."""
+    """Return the PChannel of a channel name, and whether the name is a VChannel's."""
     head, _, tail = channel.rpartition("_")
     collection, v, number = tail.partition("v")
     if head and v and collection.isdigit() and number.isdigit():

@@ -1,1 +1,4 @@
-"""Rows and keys in: messages cut by VChannel, stamped, sent in order by one lane a PChannel (`lane.py`), each with one effect (law 8)."""
+"""Producers: rows in, durable and decided messages out.
+
+Single appends, batches, transactions, upserts, and rows from files.
+"""

@@ -1,10 +1,10 @@
-"""A producer for asyncio: awaited appends without a thread a call; who awaits room holds up nobody else.
+"""A producer for asyncio: awaited appends without a thread per call.
 
     async with AsyncProducer(client.producer()) as producer:
         written = await producer.insert(users, rows)
 
-Appends are gathered as :class:`~millrace.client.produce.batch_appender.BatchAppender` does, so that many tasks share messages; the
-order of the calls of one task is kept, and of those that wait for room by who came first.
+Appends are batched as in :class:`~millrace.client.produce.batch_appender.BatchAppender`, so many tasks share messages.
+The calls of one task keep their order; tasks that wait for room proceed in the order of their calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millrace.client.produce.written import Written
 
 
 class AsyncProducer(AsyncCloseable):
-    """Awaitable appends of `producer`, which stays the caller's to close. Use it from one event loop."""
+    """Awaitable appends of `producer`. The caller closes `producer`. Use it from one event loop."""
 
     def __init__(self, producer: Producer, *, limits: BatchLimits | None = None) -> None:
         self.producer = producer
@@ -40,9 +40,11 @@ class AsyncProducer(AsyncCloseable):
         partition_by: str | None = None,
         evolve: bool = False,
     ) -> Written:
-        """Append rows; done once they are durable and judged. Raises as :meth:`Producer.insert`, and BufferFull.
+        """Append rows; they are durable and decided when the await ends.
 
-        With `evolve` the schema is changed first where the newest one known here does not take the rows (in a thread).
+        With `evolve`, the schema is changed first, in a thread, if the newest known one does not fit the rows.
+
+        Raises the errors of :meth:`Producer.insert`, and BufferFull.
         """
         taker = await self._taker(collection, rows, evolve)
         return await self._settled(
@@ -58,18 +60,18 @@ class AsyncProducer(AsyncCloseable):
         partition_by: str | None = None,
         evolve: bool = False,
     ) -> Written:
-        """Replace the rows of these keys and insert those that are new; as `insert`, see :meth:`BatchAppender.upsert`."""
+        """Replace the rows of these keys and insert new ones, as :meth:`BatchAppender.upsert` does."""
         taker = await self._taker(collection, rows, evolve)
         return await self._settled(
             lambda: self._batch.upsert(taker, rows, partition=partition, partition_by=partition_by, wait=False)
         )
 
     async def delete(self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None) -> Written:
-        """Delete by primary key; as `insert`."""
+        """Delete by primary key."""
         return await self._settled(lambda: self._batch.delete(collection, keys, partition=partition, wait=False))
 
     async def close(self) -> None:
-        """Wait until everything is settled. Raises DeadlineExceeded. (The one call that takes a thread.)"""
+        """Wait until every append is decided. Uses a thread. Raises DeadlineExceeded."""
         await asyncio.to_thread(self._batch.close)
 
     async def _taker(self, collection: CollectionInfo | str, rows: Rows, evolve: bool) -> CollectionInfo | str:
@@ -81,7 +83,7 @@ class AsyncProducer(AsyncCloseable):
         return (await asyncio.wrap_future(await self._taken(take))).checked()
 
     async def _taken(self, take: Callable[[], Future[Written]]) -> Future[Written]:
-        """Hand an append over as soon as there is room for it, in the order of the calls."""
+        """Start an append once there is room, in the order of the calls."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._batch.limits.deadline
         async with self._order:
@@ -96,7 +98,7 @@ class AsyncProducer(AsyncCloseable):
                 try:
                     await asyncio.wait_for(room, timeout=max(0.001, end - loop.time()))
                 except TimeoutError:
-                    pass  # one last look, which says BufferFull
+                    pass  # try once more, which raises BufferFull
 
 
 def _wake(loop: asyncio.AbstractEventLoop, room: asyncio.Future[None]) -> None:

@@ -1,14 +1,14 @@
-"""Appends gathered by size and time: many small calls become few large messages, and each call has a future of its own.
+"""Appends batched by size and time: many small calls become few large messages, and each call has a future.
 
     with producer.batch() as batch:
         future = batch.insert(users, rows)
         ...
         print(future.result().last_tick)
 
-Rows of one VChannel keep the order of the calls. Calls for the same partition that follow each other share a message, and get
-its result. At most `buffer_bytes` of rows are held; a call beyond that waits, and raises BufferFull where there is no room in
-time. A future's result is Written, with the rejections of its rows in it; it fails with AppendUnresolved where nobody can
-know now what became of them. What was not sent yet waits for the log.
+Rows of one VChannel keep the order of the calls. Consecutive calls for the same partition share a message and its
+result. The appender holds at most `buffer_bytes` of rows; a call beyond that waits, and raises BufferFull if there is
+no room in time. A future's result is a Written, which includes the rejections of its rows. A future fails with
+AppendUnresolved if the outcome is unknown. Rows that were not sent yet wait for the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -44,9 +44,9 @@ from millrace.client.produce.batch_queue import (
     take_entry,
     to_outbound_entry,
 )
-from millrace.client.produce.framing import ENTRY_BYTES
 from millrace.client.produce.lane import Lane
 from millrace.client.produce.rows import (
+    ENTRY_BYTES,
     Keys,
     Rows,
     conform,
@@ -65,12 +65,14 @@ _IDLE: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """When a batch goes out (`bytes` of rows or `count` calls for a PChannel, or `delay` seconds after its first), and what may be
-    held."""
+    """When a batch is sent, and how much may be held.
+
+    A PChannel's batch is sent at `bytes` of rows or `count` calls, or `delay` seconds after its first row.
+    """
 
     bytes: int = 1 << 20
     count: int = 0
-    """Calls' shares of a PChannel that are enough for a batch; 0: bytes and delay alone decide."""
+    """Calls' shares of a PChannel that complete a batch; 0: only bytes and delay count."""
     delay: float = 0.005
     buffer_bytes: int = 64 << 20
     deadline: float = 30.0
@@ -78,7 +80,7 @@ class BatchLimits:
 
 
 class Deliverer(Protocol):
-    """Who sends for a lane, instead of the lane itself: a spool."""
+    """Sends in place of a lane: a spool."""
 
     def deliver(
         self, pchannel: str, source: Callable[[], OutboundEntry | None], *, size: Callable[[], int] | None = None
@@ -88,7 +90,7 @@ class Deliverer(Protocol):
 
 
 class BatchAppender(Closeable):
-    """Gathers appends of one producer; made by :meth:`Producer.batch`. Thread-safe; one thread a PChannel sends."""
+    """Batches appends of one producer; made by :meth:`Producer.batch`. Thread-safe; one thread per PChannel sends."""
 
     def __init__(
         self,
@@ -134,10 +136,12 @@ class BatchAppender(Closeable):
         wait: bool = True,
         evolve: bool = False,
     ) -> Future[Written]:
-        """Take rows to append (see :meth:`Producer.insert`); waits while the buffer is full, unless `wait` is False.
+        """Buffer rows to append (see :meth:`Producer.insert`); wait while the buffer is full, unless `wait` is False.
 
-        With `evolve` the schema is changed first, in this call, where the newest one known here does not take the rows; what was
-        taken before keeps its own. Raises BufferFull (nothing was taken), InvalidArgument, Closed.
+        With `evolve`, the schema is changed first, in this call, if the newest known one does not fit the rows; rows
+        that are buffered already keep theirs.
+
+        Raises BufferFull (nothing was buffered), InvalidArgument, Closed.
         """
         collection = self._known(collection)
         if evolve:
@@ -154,11 +158,13 @@ class BatchAppender(Closeable):
         wait: bool = True,
         evolve: bool = False,
     ) -> Future[Written]:
-        """Take rows to upsert (see :meth:`Producer.upsert`). Of rows of one key the last counts: of a call, and of calls that
-        share a message. The rows of a message change together, not those of the call.
+        """Buffer rows to upsert (see :meth:`Producer.upsert`).
 
-        A PChannel whose term runs a version of the chain before 4 rejects them (UNSUPPORTED_TYPE, in the result): there
-        :meth:`Producer.upsert` finds another way. Raises as `insert` does.
+        Of several rows with one key, the last one counts, within a call and among calls that share a message. The rows
+        of a message change at once, those of a call may not. A PChannel whose term runs a chain version before 4
+        rejects them (UNSUPPORTED_TYPE, in the result); :meth:`Producer.upsert` has a fallback for that.
+
+        Raises the errors of `insert`.
         """
         collection = self._known(collection)
         if evolve:
@@ -186,7 +192,7 @@ class BatchAppender(Closeable):
     def delete(
         self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None, wait: bool = True
     ) -> Future[Written]:
-        """Take primary keys to delete. Raises as `insert` does."""
+        """Buffer primary keys to delete. Raises the errors of `insert`."""
         collection = self._known(collection)
         found = key_rows(keys, collection)
         number = 0 if partition is None else partition_id(collection, partition)
@@ -199,7 +205,7 @@ class BatchAppender(Closeable):
         )
 
     def flush(self, *, deadline: float | None = None) -> None:
-        """Send all that is held now, and wait until it is settled. Raises DeadlineExceeded: it goes on being sent."""
+        """Send everything held and wait until it is settled. Raises DeadlineExceeded; sending continues."""
         end = Deadline.after(self.limits.deadline if deadline is None else deadline)
         with self._changed:
             self._flushing += 1
@@ -213,9 +219,10 @@ class BatchAppender(Closeable):
                 self._flushing -= 1
 
     def close(self, *, deadline: float | None = None) -> None:
-        """Flush and stop. What could not be sent in time fails with LogUnavailable (it is not in the log). Idempotent.
+        """Flush and stop. Idempotent.
 
-        Raises DeadlineExceeded where anything was given up.
+        What cannot be sent in time fails with LogUnavailable and is not in the log. Raises DeadlineExceeded if anything
+        was given up.
         """
         with self._changed:
             if self._closed:
@@ -230,14 +237,14 @@ class BatchAppender(Closeable):
                 self._drop(queue, LogUnavailable("the appender was closed before this was sent: it is not in the log"))
 
     def on_capacity(self, call: Callable[[], None]) -> None:
-        """Have `call` called once, from any thread, when there may be room again: for who must not wait in a thread."""
+        """Call `call` once, from any thread, when there may be room again: for callers that must not block."""
         with self._changed:
             if self._held:
                 self._room.append(call)
                 return
         call()
 
-    # --- taking -----------------------------------------------------------------------------------------------------------
+    # --- buffering ----------------------------------------------------------------------------------------------------
 
     def _take(
         self,
@@ -260,7 +267,7 @@ class BatchAppender(Closeable):
                 queue.pieces.append(Piece(key, collection, rows, own, ticket, now))
                 queue.bytes += own
                 news |= self._full(queue)
-            if news:  # a sender that waits for the delay of what is there needs no word of each call
+            if news:  # a sender that already waits for the delay is not woken by each call
                 self._changed.notify_all()
         return ticket.future
 
@@ -275,10 +282,10 @@ class BatchAppender(Closeable):
                 )
             end.wait(self._changed, maximum=_IDLE)
         if self._closed:
-            raise Closed("this appender is closed, and takes nothing more: make another one")
+            raise Closed("this appender is closed: make a new one")
 
     def _full(self, queue: ChannelQueue) -> bool:
-        """Whether what waits is a batch."""
+        """Return whether the queue holds a batch."""
         return queue.bytes >= self.limits.bytes or 0 < self.limits.count <= len(queue.pieces)
 
     def _queue(self, pchannel: str) -> ChannelQueue:
@@ -290,7 +297,7 @@ class BatchAppender(Closeable):
             thread.start()
         return queue
 
-    # --- sending ----------------------------------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------------------------------
 
     def _run(self, pchannel: str, queue: ChannelQueue) -> None:
         lane = self._lane(pchannel)
@@ -305,11 +312,11 @@ class BatchAppender(Closeable):
                 else:
                     lane.deliver(lambda: self._next(queue, lane.lock.contended))
             except SpoolFull:
-                self._pause()  # what waits goes on waiting, and the buffer fills up
+                self._pause()  # the pieces keep waiting, and the buffer fills up
             except AppendUnresolved as error:
                 for sending in lane.unresolved:
                     self._give_up(sending, error)
-            except Exception as error:  # of a bug too: no future may wait for ever
+            except Exception as error:  # even a bug: no future may wait forever
                 for sending in lane.unresolved:
                     self._give_up(sending, error)
                 self._drop(queue, error)
@@ -327,7 +334,7 @@ class BatchAppender(Closeable):
         return self._spool is not None and self._spool.contended(pchannel)
 
     def _wait_until_ripe(self, queue: ChannelQueue) -> bool:
-        """Wait for a batch that is to go out; whether there is one (there is none any more at the end)."""
+        """Wait for a batch to send; False if there will be none."""
         with self._changed:
             while True:
                 if self._given_up:
@@ -342,7 +349,7 @@ class BatchAppender(Closeable):
                     self._changed.wait(_IDLE)
 
     def _next(self, queue: ChannelQueue, contended: bool) -> OutboundEntry | None:
-        """The next entry's worth; None where nothing waits, or somebody else is to have the lane first."""
+        """Return the next entry, or None if nothing waits or another caller should get the lane first."""
         if contended and not self._given_up:
             return None
         with self._changed:
@@ -365,13 +372,13 @@ class BatchAppender(Closeable):
             call()
 
     def _give_up(self, sending: OutboundEntry, error: Exception) -> None:
-        """Fail the futures of what stays in the lane: it will be sent again, and nobody waits for that here."""
+        """Fail the futures of what stays in the lane, which resends it later without them."""
         carried = sending.context
         if isinstance(carried, EntryContents):
             carried.fail(error)
 
     def _drop(self, queue: ChannelQueue, error: Exception) -> None:
-        """Give up what waits in a queue: its futures fail, and its room is free again."""
+        """Drop a queue's contents: fail its futures and free its room."""
         with self._changed:
             dropped = list(queue.pieces)
             queue.pieces.clear()
@@ -379,3 +386,31 @@ class BatchAppender(Closeable):
         for piece in dropped:
             piece.ticket.fail(error)
         self._release(sum(piece.bytes for piece in dropped))
+
+
+class CollectionBatch(Closeable):
+    """A batch appender of one collection. Thread-safe; made by :meth:`millrace.client.database.Collection.batch`."""
+
+    def __init__(self, definition: CollectionInfo, appender: BatchAppender) -> None:
+        self._definition = definition
+        self._appender = appender
+
+    def insert(self, rows: Rows, **where: Any) -> Any:
+        """Buffer rows to append and return a future of :class:`Written`. Raises BufferFull, InvalidArgument."""
+        return self._appender.insert(self._definition, rows, **where)
+
+    def upsert(self, rows: Rows, **where: Any) -> Any:
+        """Buffer rows to upsert; see `insert`."""
+        return self._appender.upsert(self._definition, rows, **where)
+
+    def delete(self, keys: Keys, **where: Any) -> Any:
+        """Buffer keys to delete; see `insert`."""
+        return self._appender.delete(self._definition, keys, **where)
+
+    def flush(self) -> None:
+        """Send everything held and wait until it is settled. Raises DeadlineExceeded."""
+        self._appender.flush()
+
+    def close(self) -> None:
+        """Flush and stop. Raises DeadlineExceeded if anything was given up."""
+        self._appender.close()

@@ -1,4 +1,4 @@
-"""What a batch appender holds: calls, their pieces by VChannel and partition, and the messages that pieces share."""
+"""Queues of a batch appender: calls, their pieces by VChannel and partition, and the messages that pieces share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.produce.framing import ENTRY_BYTES
 from millrace.client.produce.rows import (
+    ENTRY_BYTES,
     MESSAGE_BYTES,
     MESSAGE_ROWS,
     delete_message,
@@ -26,13 +26,13 @@ from millrace.message.types import MessageType
 
 
 class PendingCall:
-    """One call: its future, and how many of its pieces are still out."""
+    """One call: its future, and how many of its pieces are not settled."""
 
     __slots__ = ("_left", "_lock", "future", "written")
 
     def __init__(self) -> None:
         self.future: Future[Written] = Future()
-        self.future.set_running_or_notify_cancel()  # what is on its way cannot be cancelled
+        self.future.set_running_or_notify_cancel()  # an append in flight cannot be cancelled
         self.written = Written()
         self._left = 0
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class PendingCall:
             try:
                 self.future.set_result(self.written)
             except InvalidStateError:
-                pass  # it was given up as unresolved before
+                pass  # it failed as unresolved before
 
     def fail(self, error: BaseException) -> None:
         with self._lock:
@@ -73,7 +73,7 @@ class Piece:
 
 @dataclass(slots=True)
 class ChannelQueue:
-    """What waits for one PChannel, in order."""
+    """Pieces that wait for one PChannel, in order."""
 
     pieces: deque[Piece] = field(default_factory=deque)
     bytes: int = 0
@@ -82,7 +82,7 @@ class ChannelQueue:
 
 @dataclass(slots=True)
 class EntryContents:
-    """By message of a Sending the pieces in it; released once."""
+    """The pieces in each message of an OutboundEntry; released once."""
 
     pieces: list[list[Piece]]
     release: Callable[[int], None]
@@ -119,7 +119,10 @@ def _spooled(written: Written, rows: int) -> None:
 
 
 def take_entry(queue: ChannelQueue) -> list[list[Piece]]:
-    """Take pieces in order for one entry: by message the pieces that share it, each VChannel's messages together."""
+    """Take pieces in order for one entry: by message the pieces that share it.
+
+    The messages of a VChannel are next to each other.
+    """
     by_vchannel: dict[str, list[list[Piece]]] = {}
     size = messages = 0
     while queue.pieces and size + queue.pieces[0].bytes <= max(ENTRY_BYTES, queue.pieces[0].bytes if not size else 0):

@@ -1,8 +1,8 @@
-"""Values as people have them, as columns of a field's type: from Arrow columns of any layout, and from Python's objects.
+"""Conversion of user values to columns of a field's type: from Arrow columns of any layout, and from Python objects.
 
-Promises: nothing is lost in silence. A value that the type does not hold raises InvalidArgument, ValueError, TypeError,
-OverflowError or what Arrow raises, for the caller to say whose it was (:data:`CONVERSION_ERRORS`). What is wider, dictionary-encoded, large,
-a view or an extension becomes the type's one layout (docs/types.md).
+No conversion loses information silently. A value that the type cannot hold raises InvalidArgument, ValueError,
+TypeError, OverflowError or an Arrow error (:data:`CONVERSION_ERRORS`), and the caller adds the column's name. Wider,
+dictionary-encoded, large, view and extension types become the type's canonical layout (docs/types.md).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ScalarBuilder: TypeAlias = Callable[[list[Any], FieldType], pa.Array]
 _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 _UUID_LAYOUT: Final = re.compile(_UUID)
 _FLOAT_DIGITS: Final = 15
-"""Decimal digits that a float64 surely keeps."""
+"""Decimal digits that a float64 always preserves."""
 
 _WHOLE_FLOATS: Final = 1 << 53
-"""Below it each whole number is a float64 of its own."""
+"""Below this, every integer has a float64 of its own."""
 
 _MINUTE: Final = timedelta(minutes=1)
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -45,15 +45,15 @@ _BY_OBJECT: Final = frozenset({"decimal", "uuid", "json"})
 
 
 def needs_declared_type(kind: FieldType) -> bool:
-    """Whether Python's objects do not say the type by themselves, so that a column is made with it in view."""
+    """Return whether Python objects do not imply the type, so that the column is built with the declared type."""
     return kind.is_nested or kind.kind in _BY_OBJECT
 
 
 def from_arrow(values: Any, kind: FieldType) -> Any:
-    """An array (or a chunked one) as `kind`'s one layout, where that loses nothing."""
+    """Convert an array (or chunked array) to the canonical layout of `kind`, if that is lossless."""
     if values.type == kind.arrow and not kind.is_annotated:
         check_datetime_range(values)
-        return values  # its layout already, as most columns are: of a call of one row a cast is what costs
+        return values  # canonical already, as most columns are: a cast would dominate the cost of a one-row call
     if isinstance(values, pa.ChunkedArray):
         return pa.chunked_array([from_arrow(each, kind) for each in values.chunks], kind.arrow)
     source = values.type
@@ -68,7 +68,7 @@ def from_arrow(values: Any, kind: FieldType) -> Any:
         if source.extension_name == "arrow.uuid" and kind.kind == "string":
             return pa.array([None if each is None else str(each) for each in values.to_pylist()], kind.arrow)
         return from_arrow(values.storage if source.extension_name != "arrow.bool8" else values.cast(pa.bool_()), kind)
-    # Not an empty column: streams check the types of a sink by one.
+    # Not for an empty column: streams check a sink's types with one.
     if pa.types.is_null(source) or 0 < values.null_count == len(values):
         return pa.nulls(len(values), kind.arrow)
     if kind.is_nested:
@@ -89,7 +89,7 @@ def from_arrow(values: Any, kind: FieldType) -> Any:
 
 
 def _takeable(values: pa.Array) -> pa.Array:
-    """Values of an encoding in a layout from which Arrow (26.0) takes and decodes: views are none."""
+    """Return an encoding's values in a layout that Arrow (26.0) can take and decode; views are not."""
     if pa.types.is_string_view(values.type):
         return values.cast(pa.large_utf8())
     return values.cast(pa.large_binary()) if pa.types.is_binary_view(values.type) else values
@@ -113,14 +113,14 @@ def _is_text(source: pa.DataType) -> bool:
 
 
 def _refuse_guess(values: pa.Array, kind: FieldType) -> None:
-    """Raises InvalidArgument for values of which Arrow's cast would only guess what they mean for `kind`."""
+    """Raise InvalidArgument for values whose meaning for `kind` Arrow's cast would only guess."""
     source = values.type
     if kind.kind in ("string", "uuid", "json") and not _is_text(source):
-        raise InvalidArgument(f"{_named(source)} is no text: write the text that you mean")
+        raise InvalidArgument(f"{_named(source)} is not text: convert it to text explicitly")
     if kind.kind == "binary" and not _is_octets(source):
-        raise InvalidArgument(f"{_named(source)} is no binary: encode it to the bytes that you mean")
+        raise InvalidArgument(f"{_named(source)} is not binary: encode it explicitly")
     if pa.types.is_boolean(source) and kind.kind != "bool":
-        raise InvalidArgument(f"a bool is no {kind.text}: write the value that you mean")
+        raise InvalidArgument(f"a bool is not {kind.text}: convert it explicitly")
     if pa.types.is_integer(kind.arrow) and _is_text(source):
         plain = pc.match_substring_regex(values, r"^[+-]?[0-9]+$")
         if pc.all(plain).as_py() is False:  # Arrow reads 0x10 as 16
@@ -133,11 +133,11 @@ def _refuse_guess(values: pa.Array, kind: FieldType) -> None:
     if moment and _is_number(kind.arrow):
         raise InvalidArgument("a date or a moment is no number: cast it to the unit you mean")
     if pa.types.is_timestamp(source) and source.tz is not None and kind.kind == "timestamp_ntz":
-        raise InvalidArgument("it has a time zone, and timestamp_ntz has none: take it off by the one you mean")
+        raise InvalidArgument("it has a time zone, and timestamp_ntz has none: remove it explicitly")
 
 
 def _named(source: pa.DataType) -> str:
-    """What a value of a type is called."""
+    """Return a noun for values of a type, for messages."""
     if pa.types.is_boolean(source):
         return "a bool"
     if _is_number(source):
@@ -148,7 +148,7 @@ def _named(source: pa.DataType) -> str:
 
 
 def _refuse_loss(values: pa.Array, found: pa.Array, kind: FieldType) -> None:
-    """Raises InvalidArgument where Arrow's cast of `values` lost something without a word."""
+    """Raise InvalidArgument if Arrow's cast of `values` lost information silently."""
     source = values.type
     if pa.types.is_floating(source) and pa.types.is_integer(kind.arrow):
         largest = pc.max(pc.abs(values.cast(pa.float64()))).as_py()
@@ -156,19 +156,17 @@ def _refuse_loss(values: pa.Array, found: pa.Array, kind: FieldType) -> None:
             raise InvalidArgument(f"a float of {largest:.0f} may stand for another whole number: give integers")
     if kind.kind == "date" and pa.types.is_timestamp(source) and not found.cast(source).equals(values):
         raise InvalidArgument(
-            "it has a time of day (in UTC), and a date has none: cut it off, or make it a timestamp field"
+            "it has a time of day (in UTC), and a date has none: truncate it, or use a timestamp field"
         )
     if kind.kind not in ("float32", "float64") or pa.types.is_integer(source):
         return
     if pa.types.is_decimal(source):
         if not found.cast(source).equals(values):
-            raise InvalidArgument(
-                f"a decimal has more digits than {kind.kind} holds: round it, or make it a decimal field"
-            )
+            raise InvalidArgument(f"a decimal has more digits than {kind.kind}: round it, or use a decimal field")
         return
     endless = pc.is_inf(found)
     if pc.any(endless).as_py() and not pc.all(_endless(values.filter(endless))).as_py():
-        raise InvalidArgument(f"a number is greater than {kind.kind} holds")
+        raise InvalidArgument(f"a number exceeds the range of {kind.kind}")
 
 
 def _endless(values: pa.Array) -> Any:
@@ -178,7 +176,7 @@ def _endless(values: pa.Array) -> Any:
 
 
 def _nested(values: pa.Array, kind: FieldType) -> pa.Array:
-    """An array of a nested type as `kind`, level by level; one of another shape by its objects."""
+    """Convert an array to a nested type, level by level, or by its objects if the shape differs."""
     source, missing = values.type, pc.is_null(values)
     if kind.kind == "struct" and pa.types.is_struct(source):
         given = [source.field(place).name for place in range(source.num_fields)]
@@ -192,16 +190,16 @@ def _nested(values: pa.Array, kind: FieldType) -> pa.Array:
         ]
         return pa.StructArray.from_arrays(children, fields=list(kind.arrow), mask=missing)
     if kind.kind == "map" and pa.types.is_struct(source):
-        raise InvalidArgument("a struct is no map: which fields a row lacks and which are null is not told apart")
+        raise InvalidArgument("a struct is not a map: missing fields and null fields cannot be told apart")
     if kind.kind == "list" and is_list(source):
         lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
         offsets = _offsets(lengths)
-        # Arrow (26.0) makes no empty column of an extension.
+        # Arrow (26.0) cannot make an empty column of an extension type.
         items = values.flatten() if lengths.any() else pa.nulls(0, kind.children[0].arrow)
         inner = from_arrow(items, kind.children[0])
         return pa.ListArray.from_arrays(offsets, inner, type=kind.arrow, mask=missing)
     if kind.kind == "map" and pa.types.is_map(source):
-        bounds = values.offsets.to_numpy()  # of a part of an array they do not begin at 0
+        bounds = values.offsets.to_numpy()  # in a slice they do not start at 0
         mine = (each.slice(bounds[0], bounds[-1] - bounds[0]) for each in (values.keys, values.items))
         keys, items = (from_arrow(part, each) for part, each in zip(mine, kind.children, strict=True))
         return _mapped(pa.array(bounds - bounds[0]), keys, items, kind, missing)
@@ -222,14 +220,14 @@ def _decimals(values: pa.Array, kind: FieldType) -> pa.Array:
     if pa.types.is_integer(values.type):
         values = values.cast(_WHOLE)
     found = values.cast(kind.arrow)
-    # Arrow rounds a float to the scale without a word.
+    # Arrow silently rounds a float to the scale.
     if pa.types.is_floating(values.type) and not found.cast(values.type).equals(values):
-        raise InvalidArgument(f"a float has other digits than {kind.text} holds: round it, or give text or decimals")
+        raise InvalidArgument(f"a float has more digits than {kind.text}: round it, or give text or decimals")
     return found
 
 
 def _text_of(values: pa.Array, kind: FieldType) -> pa.Array:
-    """Text of an annotated type, checked, in its one form."""
+    """Validate text of an annotated type and return it in canonical form."""
     if kind.kind == "uuid":
         lower = pc.utf8_lower(values)
         if pc.all(pc.match_substring_regex(lower, _UUID)).as_py() is False:
@@ -272,12 +270,12 @@ def _refuse_unknown(given: Iterable[str], kind: FieldType) -> None:
 
 
 def from_python(values: Sequence[Any], kind: FieldType) -> pa.Array:
-    """Objects as a column: lists, dicts, pairs, dataclasses; Decimal, UUID, datetime and their like; texts of them."""
+    """Convert objects to a column: lists, dicts, pairs, dataclasses, Decimal, UUID, datetime, and their text."""
     return build_column(values, kind, _leaf, _leaf)
 
 
 def build_column(values: Sequence[Any], kind: FieldType, leaf: ScalarBuilder, key_leaf: ScalarBuilder) -> pa.Array:
-    """Nested objects as a column whose scalars `leaf` makes, and a map's keys `key_leaf`."""
+    """Build a column of nested objects, with `leaf` for its scalars and `key_leaf` for map keys."""
     given: list[Any] = missing_as_none(list(values))
     if not kind.is_nested:
         return leaf(given, kind)
@@ -312,7 +310,7 @@ def _members(value: Any, kind: FieldType) -> Mapping[str, Any]:
 
 
 def object_fields(value: Any) -> Mapping[str, Any] | None:
-    """What an object with fields has in them: a dict, a dataclass instance, a model of pydantic; None for anything else."""
+    """Return the fields of a dict, a dataclass instance or a pydantic model; None for anything else."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, type):
@@ -323,7 +321,7 @@ def object_fields(value: Any) -> Mapping[str, Any] | None:
 
 
 def is_pydantic_model(kind: type) -> bool:
-    """Whether a class is a model of pydantic (2), which is not imported for that."""
+    """Return whether a class is a pydantic (2) model, without importing pydantic."""
     return isinstance(getattr(kind, "model_fields", None), Mapping) and hasattr(kind, "model_validate")
 
 
@@ -331,7 +329,7 @@ def _items(value: Any) -> Sequence[Any]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple | np.ndarray):
-        raise TypeError(f"a list is no {type(value).__name__}")
+        raise TypeError(f"a list is required, not {type(value).__name__}")
     return list(value)
 
 
@@ -369,7 +367,10 @@ def _leaf(values: list[Any], kind: FieldType) -> pa.Array:
 
 
 def array_of(values: Any) -> Any:
-    """Python's objects as the column that Arrow makes of them, but for what it cuts off of them. Raises what REFUSALS names."""
+    """Convert Python objects to the column that Arrow infers, without the truncation that Arrow allows.
+
+    Raises CONVERSION_ERRORS.
+    """
     values = missing_as_none(values)
     first = next((value for value in values if value is not None), None) if isinstance(values, list | tuple) else None
     if isinstance(first, datetime | timedelta) and any(_nanoseconds(value) for value in values):
@@ -380,7 +381,7 @@ def array_of(values: Any) -> Any:
 
 
 def missing_as_none(values: Any) -> Any:
-    """A list with None in the place of pandas' own nulls, NaT and NA; what is no list as it is."""
+    """Replace pandas' NaT and NA in a list by None; return anything else unchanged."""
     if not isinstance(values, list | tuple) or not any(
         kind.__name__ in ("NaTType", "NAType") and kind.__module__.startswith("pandas.")
         for kind in set(map(type, values))
@@ -390,45 +391,48 @@ def missing_as_none(values: Any) -> Any:
 
 
 def _in_whole_minutes(value: Any) -> Any:
-    """A moment whose offset has seconds, which Arrow knows none of, in UTC; whatever else as it is."""
+    """Return a datetime whose UTC offset has seconds, which Arrow does not support, in UTC; anything else unchanged."""
     if isinstance(value, datetime) and isinstance(value.tzinfo, timezone) and value.utcoffset() % _MINUTE:  # type: ignore[operator]
         return value.astimezone(UTC)
     return value
 
 
 def _nanoseconds(value: Any) -> int:
-    """Of pandas' objects those that Python's have not."""
+    """Return the nanoseconds of a pandas object, which Python's objects lack."""
     return getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
 
 
 def json_text(value: Any) -> str:
-    """A JSON value as text."""
+    """Return a JSON value as text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def decimal_of(value: Any) -> Decimal | None:
-    """A number or its text as a decimal. Raises ValueError for a float whose digits are not sure, and for what is no number."""
+    """Convert a number or its text to a Decimal.
+
+    Raises ValueError for a float with uncertain digits and for anything that is not a number.
+    """
     if value is None or (isinstance(value, Decimal) and value.is_finite()):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{value!r:.60} is no decimal")
+        raise ValueError(f"{value!r:.60} is not a decimal")
     if isinstance(value, float) and len(Decimal(repr(value)).as_tuple().digits) > _FLOAT_DIGITS:
-        raise ValueError(f"{value!r} has more digits than a float keeps: give text or Decimal")
+        raise ValueError(f"{value!r} has more digits than a float preserves: give text or Decimal")
     if (
         isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is None
-    ):  # Python takes 1_000 and other scripts' digits
-        raise ValueError(f"{value!r:.60} is no decimal")
+    ):  # Python accepts 1_000 and digits of other scripts
+        raise ValueError(f"{value!r:.60} is not a decimal")
     try:
         found = Decimal(repr(value) if isinstance(value, float) else value)
     except InvalidOperation:
-        raise ValueError(f"{value!r:.60} is no decimal") from None
+        raise ValueError(f"{value!r:.60} is not a decimal") from None
     if not found.is_finite():
-        raise ValueError(f"{value!r:.60} is no decimal")
+        raise ValueError(f"{value!r:.60} is not a decimal")
     return found
 
 
 def _microseconds(value: Any) -> Any:
-    """A time of day or a duration as the int64 that stands for it; whatever else as it is."""
+    """Return a time of day or a duration as its int64; anything else unchanged."""
     if isinstance(value, time):
         if value.tzinfo is not None:
             raise ValueError("a time of day with a zone")

@@ -1,7 +1,7 @@
-"""Rows on their way into messages, by the rules of their schema: defaults, computed values, checks.
+"""Rules of a schema, applied to rows before they become messages: defaults, computed values, checks.
 
-A producer fills what its rows do not say and refuses what the chain would reject, so that the rows of one call harm no others
-that share a message with them. The chain judges again: it does not know who has sent a message.
+A producer fills in missing values and refuses rows that the chain would reject, so that the rows of one call do not
+harm others that share a message with them. The chain checks again, because it does not trust the sender.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 
 
 def now_micros() -> int:
-    """This moment, as ``now()`` of a default is stamped."""
+    """Return the current time in microseconds, the value of ``now()`` in a default."""
     return time.time_ns() // 1_000
 
 
 def with_defaults(table: pa.Table, schema: CollectionSchema) -> pa.Table:
-    """`table` with a column for each field that has a default and is not among them."""
+    """Return `table` with a column for each missing field that has a default."""
     now = now_micros()
     for field in schema.fields:
         if field.default is not None and field.name not in table.column_names:
@@ -33,15 +33,17 @@ def with_defaults(table: pa.Table, schema: CollectionSchema) -> pa.Table:
 
 
 def default_value(field: FieldSpec) -> Any:
-    """A field's default as an object of Python."""
+    """Return a field's default as a Python object."""
     return default_values(field.default, now_micros(), field, 1)[0].as_py()
 
 
 def compute_and_check(table: pa.Table, schema: CollectionSchema, given: set[str]) -> pa.Table:
-    """`table`, whose columns are the schema's, with computed fields where they are not among those that were `given`, or null.
+    """Return `table` with computed fields filled in where they were not `given` or are null.
 
-    Raises CheckViolated, with the first row, for rows that make a check false, say another value than a computed one, or of which
-    one cannot be computed; InvalidArgument for a computed null where none may be.
+    `table` has the schema's columns.
+
+    Raises CheckViolated, with the first row, if rows fail a check, contradict a computed value, or cannot be computed.
+    Raises InvalidArgument if a computed value is null and must not be.
     """
     parts: list[pa.RecordBatch] = []
     start = 0
@@ -52,9 +54,10 @@ def compute_and_check(table: pa.Table, schema: CollectionSchema, given: set[str]
 
 
 def apply_rules_to_file(table: pa.Table, schema: CollectionSchema, absent: set[str]) -> tuple[pa.Table, dict[int, str]]:
-    """A file's rows, whose columns may all be null, by the rules: filled, and by place why one cannot be, or breaks them.
+    """Apply the rules to a file's rows, all of whose columns may be null.
 
-    A default fills a column that the file does not have (`absent`), and each empty place of one that may not be null.
+    Returns the filled rows, and by row number why a row cannot be filled or violates a rule. A default fills a column
+    that the file lacks (`absent`), and each null in a column that is not nullable.
     """
     now = now_micros()
     for place, field in enumerate(schema.fields):
@@ -77,7 +80,7 @@ def apply_rules_to_file(table: pa.Table, schema: CollectionSchema, absent: set[s
 
 
 def violations(batch: pa.RecordBatch, schema: CollectionSchema) -> dict[int, str]:
-    """By place the rows of a batch that the schema's rules refuse, with the first rule that does."""
+    """Return by row number the first rule that a row violates."""
     found: dict[int, str] = {}
     for rule in find_violations(batch, schema, schema, now_micros()):
         for place in rule.rows.nonzero()[0].tolist():
@@ -88,7 +91,10 @@ def violations(batch: pa.RecordBatch, schema: CollectionSchema) -> dict[int, str
 def fill_computed(
     batch: pa.RecordBatch, schema: CollectionSchema, given: set[str]
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """A batch with its computed fields filled, and by place the rows of which one cannot be computed, or is null and must not."""
+    """Fill in a batch's computed fields.
+
+    Returns the batch, and by row number why a value cannot be computed, or is null and must not be.
+    """
     brought = UpgradedRows(batch, schema, schema, 0)
     columns, wrong = dict(zip(batch.schema.names, batch.columns, strict=True)), dict[int, str]()
     for field in schema.fields:
@@ -99,7 +105,7 @@ def fill_computed(
                 wrong.setdefault(place, f"field {field.name!r} cannot be computed")
             if not field.nullable and columns[field.name].null_count:
                 for place in columns[field.name].is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
-                    wrong.setdefault(place, f"field {field.name!r} is computed to be null, and it is not nullable")
+                    wrong.setdefault(place, f"field {field.name!r} computes to null, and it is not nullable")
     return pa.RecordBatch.from_arrays([columns[name] for name in batch.schema.names], schema=batch.schema), wrong
 
 
@@ -109,7 +115,7 @@ def _judged(batch: pa.RecordBatch, schema: CollectionSchema, given: set[str], st
         wrong = violations(filled, schema)
     if wrong:
         place = min(wrong)
-        more = f", and {len(wrong) - 1} more with faults" if len(wrong) > 1 else ""
+        more = f", and {len(wrong) - 1} more bad rows" if len(wrong) > 1 else ""
         words = f"row {start + place}: {wrong[place]}{more}; none was sent"
         raise InvalidArgument(words) if "not nullable" in wrong[place] else CheckViolated(words)
     return filled

@@ -1,4 +1,4 @@
-"""Turns at a place where one may be at a time: first come, first served, so that a busy one starves nobody."""
+"""A fair lock: callers get it in the order in which they asked, so a busy one starves nobody."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class FairLock:
-    """A lock that is given in the order of asking."""
+    """A first-come, first-served lock."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -18,19 +18,19 @@ class FairLock:
 
     @property
     def contended(self) -> bool:
-        """Whether somebody waits for whoever has the turn now."""
+        """Whether another caller waits for the lock."""
         return self._next - self._now > 1
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, nobody else is."""
+        """Hold the lock while the block runs."""
         with self._changed:
             mine = self._next
             self._next += 1
             try:
                 while self._now != mine:
                     self._changed.wait(1.0)
-            except BaseException:  # interrupted while it waited
+            except BaseException:  # interrupted during the wait
                 self._passed.add(mine)
                 self._pass_by()
                 raise

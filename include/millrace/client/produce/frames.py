@@ -13,13 +13,13 @@ from millrace.message.field_types import FieldType
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 BATCH_ROWS = 65_536
-"""Rows that are taken of a frame at a time, at most."""
+"""Maximum number of rows taken from a frame at a time."""
 
 BATCH_BYTES = 16 << 20
 
 
 class ArrowStream(Protocol):
-    """What gives its rows by the Arrow PyCapsule interface: Polars, DuckDB, pyarrow, pandas 2.2 ..."""
+    """Data with the Arrow PyCapsule interface: Polars, DuckDB, pyarrow, pandas 2.2 and others."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -29,9 +29,10 @@ Frame: TypeAlias = ArrowStream | Iterable[pa.RecordBatch] | Any
 
 
 def batches_of(frame: Frame, schema: CollectionSchema | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of `frame` in order, in batches of at most about BATCH_BYTES. Raises InvalidArgument for what is none.
+    """Yield the rows of `frame` in order, in batches of at most about BATCH_BYTES.
 
-    `schema` says what Python's objects in a column of pandas are to be.
+    `schema` gives the types of pandas columns that hold Python objects. Raises InvalidArgument if `frame` is not a
+    DataFrame.
     """
     for batch in _batches(frame, schema):
         step = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1)))
@@ -56,27 +57,29 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
         for each in frame:
             if not isinstance(each, pa.RecordBatch | pa.Table):
                 raise InvalidArgument(
-                    f"a stream of rows holds record batches, not {type(each).__name__}: give Arrow batches, or a list of dicts"
+                    f"a stream of rows holds record batches, not {type(each).__name__}: give Arrow batches, or a list"
+                    " of dicts"
                 )
             yield from _batches(each, schema)
     else:
         raise InvalidArgument(
-            f"{type(frame).__name__} is no DataFrame: give a DataFrame of pandas, Polars (collected) or Spark, pyarrow, or what has"
+            f"{type(frame).__name__} is no DataFrame: give a DataFrame of pandas, Polars (collected) or Spark,"
+            " pyarrow, or what has"
             " __arrow_c_stream__ (`millrace produce` takes files)"
         )
 
 
 def is_from_library(frame: object, library: str) -> bool:
-    """Whether it is an object of that library, which is not imported for that."""
+    """Return whether an object is of that library's types, without importing the library."""
     return type(frame).__module__.partition(".")[0] == library
 
 
 def reader_of(frame: ArrowStream | Any) -> pa.RecordBatchReader:
-    """The Arrow stream of a DataFrame. Raises InvalidArgument for columns that Arrow has no type for."""
+    """Return the Arrow stream of a DataFrame. Raises InvalidArgument for columns without an Arrow type."""
     if is_from_library(frame, "polars"):
         objects = [name for name, kind in getattr(frame, "schema", {}).items() if str(kind) == "Object"]
-        if objects:  # as Arrow they are the addresses of Python's objects
-            raise InvalidArgument(f"the column {objects[0]!r} holds Python's objects: cast it to a type of Polars")
+        if objects:  # in Arrow they would be the addresses of Python objects
+            raise InvalidArgument(f"the column {objects[0]!r} holds Python objects: cast it to a Polars type")
     try:
         return pa.RecordBatchReader.from_stream(frame)
     except pa.ArrowException as error:
@@ -84,13 +87,15 @@ def reader_of(frame: ArrowStream | Any) -> pa.RecordBatchReader:
 
 
 def _of_spark(frame: Any) -> Iterator[pa.RecordBatch]:
-    """The rows of a DataFrame of Spark. Memory: one of its batches here (10,000 rows, by Spark's settings), one of its partitions, as
-    Arrow, in its driver, which asks for a partition when those before it are taken. (Its own Arrow stream, which 4.2 has, does this too, and fails on
-    timestamps.)"""
+    """Yield the rows of a Spark DataFrame.
+
+    Memory: one batch here (10,000 rows by Spark's default) and one partition, as Arrow, in the driver, which requests
+    partitions one by one. Spark 4.2's own Arrow stream does this as well, but fails on timestamps.
+    """
 
     def packed(
         batches: Iterator[pa.RecordBatch],
-    ) -> Iterator[pa.RecordBatch]:  # in Spark's tasks, which need not have this package
+    ) -> Iterator[pa.RecordBatch]:  # runs in Spark's tasks, which may lack this package
         import pyarrow
 
         for batch in batches:
@@ -104,7 +109,10 @@ def _of_spark(frame: Any) -> Iterator[pa.RecordBatch]:
 
 
 def with_named_index(frame: Any) -> Any:
-    """A frame of pandas whose index, where it has a name that no column has, is a column: it holds values that no column has."""
+    """Turn the named index of a pandas frame into a column, unless a column has its name.
+
+    The index may hold values.
+    """
     names = [name for name in frame.index.names if name is not None and name not in frame.columns]
     return frame.reset_index(level=names) if names else frame
 
@@ -127,7 +135,10 @@ def _of_pandas(frame: Any, schema: CollectionSchema | None) -> pa.Table:
 
 
 def _is_own(dtype: str, field: FieldSpec) -> bool:
-    """Whether a column of pandas is made with its field in view: of objects, and of numpy's floats where NaN is no null."""
+    """Return whether a pandas column is converted by its field.
+
+    These are columns of objects, and numpy floats in which NaN is not null.
+    """
     if dtype == "object":
         return needs_declared_type(field.parsed_type)
     return dtype in ("float32", "float64") and field.parsed_type.kind in ("float32", "float64") and not field.nullable
@@ -142,4 +153,4 @@ def _column(frame: Any, name: str, kind: FieldType | None) -> Any:
     try:
         return from_python(values, kind)
     except CONVERSION_ERRORS as error:
-        raise InvalidArgument(f"the column {name!r} is no {kind.text}: {error}") from None
+        raise InvalidArgument(f"the column {name!r} is not {kind.text}: {error}") from None

@@ -1,16 +1,17 @@
-"""One PChannel as one producer sends to it: stamps, order, several entries in flight, and every answer settled for good.
+"""One producer's path to one PChannel: sequences, order, several entries in flight, a final outcome for each message.
 
-What a lane promises:
+A lane guarantees:
 
 - The messages of a VChannel take effect in the order in which they were given, each once or never.
-- A lost answer is settled by sending the same sequence again (law 8). Beside one entry, at most WINDOW messages of a VChannel
-  are unanswered at a time: the chain remembers that many results, so that a repeat gets the first one's.
-- Where the log cannot be asked, the messages stay here with their sequences and go out before any other (AppendUnresolved).
-- Messages whose numbers can no longer follow (one before them was refused without using its number; the chain forgot the
-  producer) go on in a new epoch, which fences what may still be under way of the older one.
-- A producer whose acknowledged sequences the log does not know any more says LogRegressed.
+- A lost answer is resolved by sending the same sequence again (law 8). Apart from one entry, at most WINDOW messages of
+  a VChannel are unanswered at a time: the chain remembers that many results, so a repeat gets the first result.
+- If the log is unreachable, messages stay here with their sequences and are sent before any other (AppendUnresolved).
+- Messages whose numbers can no longer follow (an earlier one was refused without using its number, or the chain forgot
+  the producer) continue in a new epoch, which fences messages of the older one that may still arrive.
+- A producer whose acknowledged sequences the log no longer knows raises LogRegressed.
 
-What goes out next, and what an answer means, `sequencer.py` decides; here are the turns, the streams, the waits and whom to ask.
+`sequencer.py` decides what is sent next and what an answer means. This module has the locks, streams, waits and remote
+calls.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.client.produce.fair_lock import FairLock
-from millrace.client.produce.identity import ProducerIdentity
 from millrace.client.produce.sequencer import (
     Action,
     FetchEpochs,
@@ -62,6 +62,36 @@ def _next(waiting: deque[OutboundEntry]) -> OutboundEntry | None:
 EntrySource = Callable[[], OutboundEntry | None]
 
 
+class TermSource(Protocol):
+    """Source of the open term of a PChannel and of producer epochs: the coordinator."""
+
+    def term(self, pchannel: str) -> int: ...
+
+    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int: ...
+
+
+class ProducerIdentity:
+    """A producer's id and newest epoch, shared by its lanes.
+
+    The coordinator assigns the epochs of ids that callers choose.
+    """
+
+    def __init__(self, producer_id: int, terms: TermSource, *, owned: bool, epoch: int | None = None) -> None:
+        self.id = producer_id
+        self.terms = terms
+        self._owned = owned
+        self._lock = threading.Lock()
+        self.epoch = epoch if epoch is not None else terms.next_epoch(producer_id) if owned else 1
+
+    def renew(self, after: int) -> int:
+        """Return an epoch above `after`. Raises ProducerFenced if a newer producer has the id."""
+        with self._lock:
+            if self.epoch <= after:
+                held = self.epoch
+                self.epoch = self.terms.next_epoch(self.id, held=held) if self._owned else after + 1
+            return self.epoch
+
+
 class Appender(Protocol):
     """What a producer needs of an append host's client."""
 
@@ -76,7 +106,7 @@ class _Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """An append that is made when its answer is asked for."""
+    """An append that is sent when its result is requested."""
 
     call: Callable[[], AppendOutcome]
 
@@ -85,7 +115,7 @@ class _Direct:
 
 
 class Lane:
-    """Sends one producer's messages to one PChannel. Thread-safe: one delivery at a time, in the order they came."""
+    """Sends one producer's messages to one PChannel. Thread-safe: one delivery at a time, in the order of the calls."""
 
     def __init__(
         self,
@@ -105,7 +135,7 @@ class Lane:
         except MillraceError as error:
             if not error.retriable:
                 raise
-            term = 0  # who knows it cannot be reached either: the chain fences 0, and it is asked for then
+            term = 0  # the source is unreachable, too: the chain fences term 0, and the term is fetched then
         self.sequencer = Sequencer(pchannel, identity.id, term=term, epoch=identity.epoch)
         self._patience = RetryPolicy(
             settings.append_attempts, settings.append_retry_delay, throttle_seconds=settings.append_deadline
@@ -119,32 +149,36 @@ class Lane:
 
     @property
     def unresolved(self) -> list[OutboundEntry]:
-        """What was sent and could not be settled, in order: it goes out again before anything else."""
+        """Entries that were sent and have no final outcome, in order; they are sent again before anything else."""
         return list(self.sequencer.unresolved)
 
     def close(self) -> None:
-        """Give up the connection; who waits between two attempts stops waiting. Idempotent."""
+        """Close the connection and end waits between attempts. Idempotent."""
         self.sequencer.closed = True
         self._closing.set()
         if self._pipeline is not None:
             self._pipeline.close()
 
     def take_unresolved(self) -> list[OutboundEntry]:
-        """Hand what is unresolved, in order and with its stamps, to somebody who will settle it (a spool)."""
+        """Hand the unresolved entries, in order and stamped, to a caller that settles them (a spool)."""
         with self.lock.held():
             taken, self.sequencer.unresolved = self.sequencer.unresolved, []
             return taken
 
     def numbers(self) -> dict[str, tuple[int, int]]:
-        """By VChannel the epoch and the next sequence."""
+        """Return by VChannel the epoch and the next sequence."""
         with self.lock.held():
             return self.sequencer.numbers()
 
     def resume(
         self, numbers: Mapping[str, tuple[int, int]], *, tick: int = 0, standing: AppliedLookup | None = None
     ) -> None:
-        """Go on from the numbers of a lane that is gone: what is sent next it may have sent already, with these very numbers, and
-        behind `tick`. Where the chain does not know them any more, `standing` is asked what stands."""
+        """Continue from the numbers of a former lane, which may have sent the next messages already.
+
+        It sent them, if at all, with the same numbers and after `tick`.
+
+        If the chain no longer knows those numbers, `applied_lookup` finds what took effect.
+        """
         with self.lock.held():
             self.sequencer.resume(numbers)
             self.sequencer.tick = max(self.sequencer.tick, tick)
@@ -153,25 +187,27 @@ class Lane:
 
     @property
     def tick(self) -> int:
-        """The greatest tick that an answer had: what is sent from now on has a greater one."""
+        """The greatest tick of any answer; messages sent from now on get a greater one."""
         return self.sequencer.tick
 
     def stamp(self, messages: Sequence[MutableMessage]) -> list[MutableMessage]:
-        """`messages` with term, producer, epoch and the next sequences: for what is kept elsewhere before it is sent.
+        """Stamp `messages` with term, producer, epoch and the next sequences.
 
-        The caller sees to it that no delivery but of stamped messages is under way.
+        For messages that are stored before they are sent.
+
+        The caller ensures that only stamped messages are being delivered.
         """
         if self.sequencer.needs_new_epoch(messages):
             self.sequencer.begin_epochs(self._renewed(FetchEpochs(self.sequencer.epochs_to_renew())))
         self.sequencer.epoch = self._identity.epoch
         return self.sequencer.stamp(
             messages, barrier=0
-        )  # its numbers cannot change later: no verdict must ask for others
+        )  # stamped numbers cannot change later, so no verdict may require others
 
     def send(self, groups: Sequence[list[MutableMessage]]) -> Written:
-        """Append the groups, one entry each, in order; what became of their messages.
+        """Append the groups, one entry each, in order, and return their outcome.
 
-        Raises AppendUnresolved where that cannot be known now, and what the append host raises.
+        Raises AppendUnresolved if the outcome is unknown for now, and what the append host raises.
         """
         if self._resumed and self._standing is not None:
             sent = self._send_resumed(groups, self._standing)
@@ -194,9 +230,12 @@ class Lane:
         return sent
 
     def _send_resumed(self, groups: Sequence[list[MutableMessage]], standing: AppliedLookup) -> list[OutboundEntry]:
-        """As :meth:`_send`, of what a lane that is gone may have sent: under its numbers, and what does not stand under new ones where
-        the chain has forgotten these. Whatever is raised, the next call may begin it again."""
-        from millrace.client.produce.producer_recovery import (  # what other producers do without
+        """Send like :meth:`_send` what a former lane may have sent: first under its numbers.
+
+        Messages that did not take effect and that the chain has forgotten are sent under new numbers. After an error,
+        the next call may start over.
+        """
+        from millrace.client.produce.producer_recovery import (  # other producers do not need it
             match_applied,
             unknown_vchannels,
         )
@@ -241,7 +280,7 @@ class Lane:
             raise
 
     def _hold(self, rest: Iterable[OutboundEntry]) -> None:
-        """Keep what a call had not sent yet behind what it sent: its caller is told that all of it is held."""
+        """Keep what a call had not sent yet after what it sent: the caller is told that all of it is held."""
         with self.lock.held():
             for sending in rest:
                 self.sequencer.number(sending)
@@ -250,11 +289,12 @@ class Lane:
     def deliver(
         self, source: EntrySource, *, pipelined: bool = True, stamped: bool = False, attempts: int | None = None
     ) -> None:
-        """Send what `source` gives until it gives None with nothing in flight; first what was unresolved before.
+        """Send what `source` returns until it returns None with nothing in flight; unresolved entries go first.
 
-        Each Sending of the source is settled when this returns. `stamped` ones keep the numbers they have, and the verdict
-        that asks for others is raised. Raises AppendUnresolved after `attempts` (default: the setting) without progress;
-        LogRegressed.
+        Every entry of the source is settled when this returns. `stamped` entries keep their numbers, and a verdict that
+        requires others is raised.
+
+        Raises AppendUnresolved after `attempts` (default: the setting) without progress; LogRegressed.
         """
         patience = self._patience if attempts is None else replace(self._patience, attempts=attempts)
         with self.lock.held():
@@ -281,7 +321,7 @@ class Lane:
                         reply = error
 
     def _done(self, action: Action, flight: deque[_Answer], pipelined: bool) -> Any:
-        """What came of an action. Raises what kept it from being done."""
+        """Perform an action and return its result. Raises what prevented it."""
         if isinstance(action, Send):
             flight.append(self._submitted(action.sending, pipelined))
         elif isinstance(action, Receive):

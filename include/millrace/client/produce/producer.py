@@ -1,10 +1,10 @@
-"""A producer: rows and keys in, durable and judged messages out, each with one effect however often it is sent.
+"""A producer: rows and keys in, durable and decided messages out, each with one effect however often it is sent.
 
-Rows go to the VChannel of their primary key; the messages for one PChannel travel in entries of a few MiB, several in flight
-at once, and those of a VChannel keep their order. Every message carries (producer id, epoch, sequence), so that a retry after
-an ambiguous failure, with the same sequences, has no second effect and gets the first one's result (law 8). What could not be
-settled is held (AppendUnresolved) and settled before anything else is sent: nothing is ever appended twice in the hope that
-the first time failed.
+A row goes to the VChannel of its primary key. Messages for one PChannel travel in entries of a few MiB, several in
+flight at once; those of a VChannel keep their order. Every message carries (producer id, epoch, sequence), so a retry
+after an ambiguous failure, with the same sequences, has no second effect and gets the first result (law 8). Messages
+without a final outcome are held (AppendUnresolved) and settled before anything else is sent. Nothing is ever resent
+under new numbers while its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo, pchannel_of
 from millrace.client.produce.frames import Frame, batches_of
-from millrace.client.produce.framing import group_messages
-from millrace.client.produce.identity import ProducerIdentity, TermSource
-from millrace.client.produce.lane import Appender, Lane
+from millrace.client.produce.lane import Appender, Lane, ProducerIdentity, TermSource
 from millrace.client.produce.rows import (
     Keys,
     Rows,
     conform,
     delete_message,
+    group_messages,
     insert_message,
     is_in_memory,
     key_rows,
@@ -49,13 +48,13 @@ from millrace.client.spool.sender import SpoolSender
 from millrace.message.ids import COORDINATOR_ID, Moment, resolve_tick
 from millrace.message.model import MutableMessage
 
-if TYPE_CHECKING:  # who sends one append at a time has no need of them
+if TYPE_CHECKING:  # not needed for single appends
     from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
     from millrace.client.produce.producer_recovery import AppliedLookup
     from millrace.message.schema_changes import SchemaChange
 
 CollectionReader = Callable[[CollectionInfo, int | None], tuple[int, pa.Table]]
-"""(collection, tick or None for now) -> the tick it was read at, and the rows that were visible then."""
+"""(collection, tick or None for now) -> the tick of the read, and the rows that were visible then."""
 
 
 class ProducerCatalog(TermSource, Protocol):
@@ -67,11 +66,11 @@ class ProducerCatalog(TermSource, Protocol):
 
 
 class Producer(Closeable):
-    """An idempotent producer. Thread-safe; calls to different PChannels go on at once.
+    """An idempotent producer. Thread-safe; calls to different PChannels run in parallel.
 
-    With a `producer_id` of the caller's it takes over: a new epoch begins, and an older producer of that id is fenced
-    (ProducerFenced). Without one the id is random, or `resumed`, that of a producer that is gone and whose numbers its lanes take
-    over (Lane.resume): no new epoch begins. With a `spool` rows are kept there while the log cannot be reached.
+    With a `producer_id` of the caller's, it starts a new epoch and fences an older producer of that id
+    (ProducerFenced). Without one, the id is random, or `resumed`, the id of a former producer whose numbers its lanes
+    take over without a new epoch (Lane.resume). With a `spool`, rows are stored there while the log is unreachable.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Producer(Closeable):
         self._settings = settings
         self._reader = reader
         if producer_id == COORDINATOR_ID:
-            raise InvalidArgument(f"producer_id {producer_id} is the coordinator's own: choose another")
+            raise InvalidArgument(f"producer_id {producer_id} is reserved for the coordinator: choose another")
         number = producer_id or resumed or secrets.randbits(62) + 1
         self._identity = ProducerIdentity(number, catalog, owned=producer_id is not None)
         self._lanes: dict[str, Lane] = {}
@@ -104,7 +103,7 @@ class Producer(Closeable):
         self._batches: list[BatchAppender] = []
         self.closed = False
         self._newest: dict[int, CollectionInfo] = {}
-        """By collection what the catalog said last of one whose schema was to evolve."""
+        """By collection the catalog's last definition, for collections whose schema was to evolve."""
         self.spool = spool
         if spool is not None:
             spool.start(self.lane)
@@ -115,11 +114,11 @@ class Producer(Closeable):
 
     @property
     def unresolved(self) -> int:
-        """Messages of which nobody knows yet whether they are in the log; `settle` asks."""
+        """Number of messages whose outcome is unknown; `settle` resolves them."""
         return sum(len(sending.unanswered) for lane in self._all_lanes() for sending in lane.unresolved)
 
     def close(self) -> None:
-        """Send what its batch appenders hold, then release everything. Idempotent. Raises DeadlineExceeded."""
+        """Send what the batch appenders hold, then release everything. Idempotent. Raises DeadlineExceeded."""
         self.closed = True
         with ExitStack() as closing:
             closing.callback(self._pool.shutdown)
@@ -140,16 +139,19 @@ class Producer(Closeable):
         raise_rejected: bool = True,
         evolve: bool = False,
     ) -> Written:
-        """Append `rows` (columns of the collection's schema, cast where that loses nothing) to a collection, or the one of that name.
+        """Append `rows` to a collection, given by definition or name.
 
-        They go to `partition`, to the partition that the column `partition_by` names, or to ``_default``. Batches of
-        a DataFrame or a stream are taken one by one and sent while the next is taken, so that a stream may be larger than the
-        memory. Raises AppendRejected for the first rejected message, or gives all of them in the result where `raise_rejected` is
-        False; InvalidArgument for rows that do not fit the schema or a partition that is not there; AppendUnresolved,
-        CollectionNotFound. Of a stream, what was sent before stands.
+        The rows have columns of the collection's schema, which are cast if that is lossless.
 
-        With `evolve` columns that the collection does not have are added to it first, and fields whose type is too narrow for
-        the values are widened (of a DataFrame or a stream by its types): a change of the schema, for everybody.
+        Rows go to `partition`, to the partition that the column `partition_by` names, or to ``_default``. The batches
+        of a DataFrame or stream are sent one by one while the next is read, so a stream may be larger than memory. With
+        `evolve`, missing columns are added to the collection first and types that are too narrow are widened (for a
+        DataFrame or stream by its types), for all users.
+
+        Raises AppendRejected for the first rejected message; with `raise_rejected` False, the result has all rejections
+        instead.
+        Raises InvalidArgument if rows do not fit the schema or a partition does not exist; AppendUnresolved,
+        CollectionNotFound. After an error, the batches of a stream that were sent before remain in effect.
         """
         collection = self.known(collection)
         if evolve:
@@ -187,10 +189,13 @@ class Producer(Closeable):
         return written.checked() if raise_rejected else written
 
     def evolved(self, collection: CollectionInfo, rows: Rows, *, ask: bool = False) -> CollectionInfo:
-        """The collection with a schema that takes `rows`, changed for that where it must be; others may change it at the same time.
+        """Return the collection with a schema that fits `rows`, after changing it if necessary.
 
-        The catalog is asked where the newest schema that is known here does not take them, or for every call (`ask`). Raises
-        InvalidArgument for what no change makes fit.
+        Others may change the schema at the same time.
+
+        The catalog is asked if the newest known schema does not fit the rows, or on every call (`ask`).
+
+        Raises InvalidArgument if no change makes the rows fit.
         """
         from millrace.client.produce.schema_evolution import required_changes
 
@@ -208,11 +213,14 @@ class Producer(Closeable):
                 self._catalog.alter(collection.name, changes)
             except InvalidArgument:
                 if self._catalog.collection(collection.name).schema_version == collection.schema_version:
-                    raise  # else another producer was as quick
+                    raise  # otherwise another producer changed the schema at the same time
         return collection
 
     def known(self, collection: CollectionInfo | str) -> CollectionInfo:
-        """The collection, asked for where it is given by name. Raises CollectionNotFound, InvalidArgument, Closed."""
+        """Return the definition of a collection, given by definition or name.
+
+        Raises CollectionNotFound, InvalidArgument, Closed.
+        """
         self._require_open()
         if isinstance(collection, str):
             return self._catalog.collection(collection)
@@ -228,12 +236,14 @@ class Producer(Closeable):
         partition_by: str | None = None,
         evolve: bool = False,
     ) -> Written:
-        """Replace the rows of these primary keys, wherever they are, and insert those that are new; with `evolve` as for :meth:`insert`.
+        """Replace the rows of these primary keys, wherever they are, and insert new ones.
 
-        For each key the old row goes and the new one comes at one tick: a reader sees one of them at any time. All keys of a
-        VChannel (up to about 32 MiB of rows) change together; of a stream, a relation or a frame of Spark, those of a batch, which are
-        taken one by one. Of several rows of one key the last counts. Where it raises, some VChannels may have changed and others not;
-        to upsert again is harmless.
+        `evolve` is that of :meth:`insert`.
+
+        For each key, the old row disappears and the new one appears at one tick: a reader always sees one of them. All
+        keys of a VChannel (up to about 32 MiB of rows) change at once; for a stream, a relation or a Spark DataFrame,
+        those of a batch do. Of several rows with one key, the last one counts. After an error, some VChannels may have
+        changed and others not; upserting again is safe.
         """
         collection = self.known(collection)
         if evolve:
@@ -248,7 +258,7 @@ class Producer(Closeable):
     def delete(
         self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True
     ) -> Written:
-        """Delete rows by primary key, in `partition` or in all; a key without a row is no error."""
+        """Delete rows by primary key, in `partition` or in all; a key without a row is not an error."""
         collection = self.known(collection)
         found = key_rows(keys, collection)
         number = 0 if partition is None else partition_id(collection, partition)
@@ -261,11 +271,12 @@ class Producer(Closeable):
     def delete_where(
         self, collection: CollectionInfo | str, predicate: str | pc.Expression, *, at: Moment | None = None
     ) -> Deleted:
-        """Delete the rows that the predicate (:mod:`millrace.base.predicate.language`) hits at `at` (default: now).
+        """Delete the rows that match the predicate (:mod:`millrace.base.predicate.language`) at `at` (default: now).
 
-        The rows are read at that tick, then deleted by key. A row written after it whose key was among them is deleted too
-        if it was written before its delete; one with another key is not, whatever its values. Raises TickNotReached where
-        the streaming node is behind, InvalidArgument for a predicate that is none.
+        The rows are read at that tick, then deleted by key. A row that was written between the read and its key's
+        delete is deleted too; a new row with another key is not, whatever its values.
+
+        Raises TickNotReached if the streaming node is behind, InvalidArgument if `predicate` is not a predicate.
         """
         collection = self.known(collection)
         tick, keys = self._hit(collection, predicate, at)
@@ -277,7 +288,7 @@ class Producer(Closeable):
     def _hit(
         self, collection: CollectionInfo, predicate: str | pc.Expression, at: Moment | None
     ) -> tuple[int, pa.Table]:
-        """The tick that was read, and the keys, each once, of the rows that the predicate hits there."""
+        """Return the tick of the read and the distinct keys of the rows that match the predicate."""
         from millrace.base.predicate.arrow import filter_table
 
         if self._reader is None:
@@ -288,12 +299,13 @@ class Producer(Closeable):
         return tick, last_of_each_key(read.rename_columns(list(names)), names)
 
     def _key_of(self, collection: CollectionInfo, columns: pa.Schema) -> tuple[str, ...]:
-        """The primary key's names among the columns of a read: it may have been renamed before or behind it."""
+        """Return the primary key's names among a read's columns: it may have been renamed before or after."""
         schemas = (collection, collection.require_same_id(self._catalog.collection(collection.name)))
         known = {each.key_names for found in schemas for each in found.schemas if each.arrow().equals(columns)}
         if len(known) != 1:
             raise InvalidArgument(
-                f"the key of {collection.name!r} had several names by which its rows are alike: read them, and delete by key"
+                f"the key of {collection.name!r} had several names, which the read cannot tell apart: read the rows,"
+                " and delete by key"
             )
         return known.pop()
 
@@ -305,10 +317,11 @@ class Producer(Closeable):
         keepalive_ms: int | None = None,
         max_lifetime: float = MAX_LIFETIME,
     ) -> Transaction:
-        """Inserts, upserts and deletes on one VChannel that become visible together at the end of the block, or never.
+        """Open a transaction block on one VChannel: its writes become visible at once at its end, or never.
 
-        The lease is renewed while the block runs. An exception inside the block rolls back and goes on. Raises
-        TransactionLost where it had ended before the commit, AppendRejected where the commit was refused.
+        The lease is renewed while the block runs. An exception inside the block rolls back and propagates.
+
+        Raises TransactionLost if the transaction ended before the commit, AppendRejected if the commit was refused.
         """
         collection = self.known(collection)
         if not 0 <= vchannel < len(collection.vchannels):
@@ -320,7 +333,10 @@ class Producer(Closeable):
         return Transaction(self, collection, name, keepalive_ms=keepalive_ms, max_lifetime=max_lifetime, hit=self._hit)
 
     def batch(self, *, limits: BatchLimits | None = None) -> BatchAppender:
-        """An appender that gathers small appends by size and time and gives a future each; closed with the producer."""
+        """Create an appender that batches small appends by size and time and returns a future for each.
+
+        It is closed with the producer.
+        """
         from millrace.client.produce.batch_appender import BatchAppender
 
         self._require_open()
@@ -331,7 +347,7 @@ class Producer(Closeable):
         return made
 
     def settle(self) -> Written:
-        """Ask the log what became of the appends that are unresolved, by sending them again; AppendUnresolved where it cannot."""
+        """Resolve the unresolved appends by sending them again. Raises AppendUnresolved if the log is unreachable."""
         self._require_open()
         written = Written()
         for lane in self._all_lanes():
@@ -342,13 +358,13 @@ class Producer(Closeable):
         return written
 
     def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written:
-        """Stamp and append `messages`, in order within each VChannel; PChannels at once. Raises Closed."""
+        """Stamp and append `messages`, in order within each VChannel, with PChannels in parallel. Raises Closed."""
         self._require_open()
         by_pchannel: dict[str, list[MutableMessage]] = {}
         for message in messages:
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
         if self.spool is not None:
-            self.spool.require_room(messages)  # for all PChannels together: a call is taken as a whole, or not at all
+            self.spool.require_room(messages)  # for all PChannels at once: a call is accepted as a whole, or not at all
         if len(by_pchannel) == 1:
             parts = [self._send_to(*item) for item in by_pchannel.items()]
         else:
@@ -361,7 +377,7 @@ class Producer(Closeable):
         return written.checked() if raise_rejected else written
 
     def lane(self, pchannel: str) -> Lane:
-        """This producer's way to a PChannel."""
+        """Return this producer's lane to a PChannel."""
         with self._guard:
             lane = self._lanes.get(pchannel)
             if lane is None:
@@ -373,21 +389,27 @@ class Producer(Closeable):
     def _send_to(self, pchannel: str, messages: list[MutableMessage]) -> Written:
         if self.spool is not None:
             return self.spool.send(pchannel, messages)
-        # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
+        # Sorted by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
         return self.lane(pchannel).send(list(group_messages(sorted(messages, key=lambda each: order[each.vchannel]))))
 
     def numbers(self) -> dict[str, tuple[int, int]]:
-        """By VChannel the epoch and the next sequence of this producer: for one that goes on where it ended."""
+        """Return by VChannel this producer's epoch and next sequence, for a producer that continues after it."""
         return {name: each for lane in self._all_lanes() for name, each in lane.numbers().items()}
 
     def ticks(self) -> dict[str, int]:
-        """By PChannel a tick behind which the next call's messages stand: for one that goes on where this one ended."""
+        """Return by PChannel a tick after which the next call's messages are.
+
+        For a producer that continues after this one.
+        """
         return {lane.pchannel: lane.tick for lane in self._all_lanes()}
 
     def resume(self, numbers: Mapping[str, tuple[int, int]], ticks: Mapping[str, int] | None = None) -> None:
-        """Take over the numbers of a producer of this id that is gone, and its `ticks`: the next call may have been its last, and has one
-        effect, on a VChannel that has forgotten the producer too, as the WAL says (where it can be read here)."""
+        """Take over the numbers and `ticks` of a former producer of this id.
+
+        The next call may repeat the former producer's last one, and has one effect. On a VChannel that has forgotten
+        the producer, the WAL decides, if it is readable here.
+        """
         ticks = ticks or {}
         for pchannel in {*ticks, *map(pchannel_of, numbers)}:
             mine = {name: each for name, each in numbers.items() if pchannel_of(name) == pchannel}
@@ -395,7 +417,7 @@ class Producer(Closeable):
 
     def _require_open(self) -> None:
         if self.closed:
-            raise Closed(f"producer {self.id} is closed, and takes nothing more: make another one")
+            raise Closed(f"producer {self.id} is closed: make a new one")
 
     def _all_lanes(self) -> list[Lane]:
         with self._guard:

@@ -1,9 +1,11 @@
-"""What a producer that is gone may have sent behind the place from which another goes on, and what of it stands.
+"""Recovery of a producer's last call: which of its messages took effect.
 
-The place is by VChannel an epoch and the next sequence; behind it lies one call of the producer's, whose messages came in one order in
-every attempt. The chain knows them again by their numbers. Where it has forgotten the producer, or an attempt before this one was
-told so and began an epoch, the WAL knows: what the chain forgot is long in there. Every attempt sends what it has left in the call's
-order, and what it left out it had an answer for; so what the WAL has, epoch by epoch and in order, is found again by what is in it.
+A producer that continues for a former one has its position: by VChannel an epoch and the next sequence. After the
+position, there is at most one call, whose messages have the same order in every attempt. The chain recognizes them by
+their numbers. If it has forgotten the producer, or an earlier attempt learned this and started an epoch, the WAL has
+the answer, because what the chain forgot reached the WAL long ago. Each attempt sends, in the call's order, the
+messages for which the previous ones had no answer. So the payloads of an epoch in the WAL, in order, match a
+subsequence of the messages that were left.
 """
 
 from __future__ import annotations
@@ -28,16 +30,20 @@ class AppliedMessage(NamedTuple):
 
 
 AppliedLookup: TypeAlias = Callable[[str, int, int], Iterable[AppliedMessage]]
-"""(PChannel, producer id, tick) -> what the producer has in the WAL behind the tick, all of it up to now. Raises TickNotReached while
-the WAL is behind, PositionTruncated where retention has been at it."""
+"""(PChannel, producer id, tick) -> the producer's messages in the WAL after the tick, up to now.
+
+Raises TickNotReached while the WAL is behind, PositionTruncated if retention has removed some.
+"""
 
 MessageRef: TypeAlias = tuple[OutboundEntry, int]
-"""A message: its Sending, and where it is in there."""
+"""A message: its OutboundEntry, and its index there."""
 
 
 def unknown_vchannels(sent: Iterable[OutboundEntry]) -> set[str]:
-    """The VChannels on which the numbers of `sent` say nothing any more: nothing came of a message, an epoch was begun behind its own, or
-    its result is no longer kept."""
+    """Return the VChannels on which the numbers of `sent` do not give the outcome.
+
+    There, a message has no answer, an epoch was started after its own, or its result is no longer kept.
+    """
     return {
         message.vchannel
         for sending in sent
@@ -53,9 +59,12 @@ def match_applied(
     numbers: Mapping[str, tuple[int, int]],
     stood: Iterable[AppliedMessage],
 ) -> tuple[list[MessageRef], dict[str, int]]:
-    """Answer those messages on the VChannels of `numbers` that stand; the others, in order, and by VChannel the newest epoch there.
+    """Answer the messages on the VChannels of `numbers` that took effect.
 
-    `numbers` are the epoch and sequence of the first message of each. Raises AppendUnresolved where the WAL has others.
+    `numbers` are the epoch and sequence of the first message of each VChannel. Returns the other messages, in order,
+    and by VChannel the newest epoch there.
+
+    Raises AppendUnresolved if the WAL has other messages.
     """
     known: dict[str, dict[int, list[AppliedMessage]]] = {}
     for each in sorted(stood, key=lambda each: (each.epoch, each.sequence)):
@@ -76,7 +85,7 @@ def match_applied(
 
 
 def _without(tried: list[MessageRef], stand: Sequence[AppliedMessage]) -> list[MessageRef]:
-    """What an attempt that sent some of `tried`, in order, left of it; what stands of it has its answer then."""
+    """Return the messages of `tried` that an attempt did not send; answer those that it did, in order."""
     left: list[MessageRef] = []
     found = iter(stand)
     wanted = next(found, None)
@@ -88,7 +97,8 @@ def _without(tried: list[MessageRef], stand: Sequence[AppliedMessage]) -> list[M
             left.append((sending, at))
     if wanted is not None:
         raise AppendUnresolved(
-            f"{wanted.vchannel} has other rows of this producer than those that are sent again (epoch {wanted.epoch}, sequence"
+            f"{wanted.vchannel} has other rows of this producer than those that are resent (epoch {wanted.epoch},"
+            " sequence"
             f" {wanted.sequence}): read which of them are there, and load the rest as another load"
         )
     return left

@@ -1,13 +1,13 @@
-"""Rows on their way into messages: fitted to a collection's schema, and cut by VChannel and partition."""
+"""Rows to messages to entries: conversion to a schema, splitting by VChannel and partition, framing."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,31 +30,35 @@ from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 MESSAGE_BYTES: Final = 1 << 20
-"""Rows are cut into messages of about this size."""
+"""Approximate size of a message's rows."""
 
 MESSAGE_ROWS: Final = 65_536
 
 Rows: TypeAlias = Frame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | Sequence[Any]
-"""Rows as people have them: a DataFrame of any library, Arrow, a dict of columns, or a list of dicts, dataclass instances or models
-of pydantic."""
+"""Rows in user types.
+
+A DataFrame of any library, Arrow data, a dict of columns, or a list of dicts, dataclass instances or pydantic models.
+"""
 
 Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[Any] | Rows
-"""Primary keys: values where the key has one field, else tuples in the key's order; or rows with its columns."""
+"""Primary keys: values if the key has one field, else tuples in the key's order; or rows with the key's columns."""
 
 
 def require_collection(collection: CollectionInfo) -> None:
-    """Raises InvalidArgument for what is no collection's definition, such as its name."""
+    """Raise InvalidArgument if `collection` is not a definition, for example if it is a name."""
     if not isinstance(collection, CollectionInfo):
         raise InvalidArgument(
-            f"a collection is given by its name or its definition, not as {type(collection).__name__} ({collection!r:.80}):"
-            " client.collection(name) has it"
+            f"a collection is a name or a definition, not {type(collection).__name__} ({collection!r:.80}): use"
+            " client.collection(name)"
         )
 
 
 def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
-    """All of `rows` as one Arrow table with the columns they have. Raises InvalidArgument for what is no rows.
+    """Return all `rows` as one Arrow table with the columns that they have.
 
-    `schema` says what objects are to be that do not say it themselves: whether a dict is a struct or a map, say.
+    `schema` gives the types that objects do not imply: whether a dict is a struct or a map, for example.
+
+    Raises InvalidArgument if `rows` are not rows.
     """
     if isinstance(rows, pa.Table):
         return rows
@@ -66,27 +70,28 @@ def table_of(rows: Rows, schema: CollectionSchema | None = None) -> pa.Table:
         return _columns(rows_to_columns(rows, schema), schema)
     batches = list(batches_of(rows, schema))
     if not batches and hasattr(rows, "__arrow_c_stream__"):
-        return reader_of(rows).schema.empty_table()  # a frame without rows says its columns
+        return reader_of(rows).schema.empty_table()  # an empty frame still has columns
     if not batches:
         raise InvalidArgument("the stream of Arrow batches has none: nothing says what its columns are")
     return pa.Table.from_batches(batches)
 
 
 def is_in_memory(rows: Rows) -> bool:
-    """Whether rows lie in memory here, so that they are taken at once; else batch by batch."""
+    """Return whether rows are in memory, and so converted as a whole; otherwise they are read batch by batch."""
     held = pa.Table | pa.RecordBatch | Mapping | list | tuple
     return isinstance(rows, held) or is_from_library(rows, "pandas") or is_from_library(rows, "polars")
 
 
 def rows_to_columns(rows: Sequence[Any], schema: CollectionSchema | None = None) -> dict[str, list[Any]]:
-    """Rows one by one as columns; what one row lacks and another has is null there, or the default that `schema` has for it."""
+    """Turn a list of rows into columns. A value that a row lacks is null, or the default in `schema`."""
     found: list[Mapping[str, Any]] = []
     for place, row in enumerate(rows):
         mapping = object_fields(row)
         if mapping is None:
             raise InvalidArgument(
-                f"row {place} is {type(row).__name__}: rows are dicts, dataclass instances or models of pydantic, a dict of columns, or a"
-                " DataFrame (pandas, Polars, Spark, pyarrow, whatever has __arrow_c_stream__)"
+                f"row {place} is {type(row).__name__}: rows are dicts, dataclass instances or pydantic models, a dict"
+                " of columns, or a"
+                " DataFrame (pandas, Polars, Spark, pyarrow, any object with __arrow_c_stream__)"
             )
         found.append(mapping)
     names = dict.fromkeys(name for row in found for name in row)
@@ -112,7 +117,7 @@ def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | No
                 arrays[name] = values if isinstance(values, pa.ChunkedArray) else array_of(values)
         except CONVERSION_ERRORS as error:
             if kind is not None and needs_declared_type(kind):
-                raise InvalidArgument(f"the column {name!r} is no {kind.text}: {error}") from None
+                raise InvalidArgument(f"the column {name!r} is not {kind.text}: {error}") from None
             raise InvalidArgument(f"the column {name!r} is no list of values of one type: {error}") from None
     try:
         return pa.table(arrays)
@@ -121,11 +126,12 @@ def _columns(columns: Mapping[str, Sequence[Any]], schema: CollectionSchema | No
 
 
 def conform(rows: Rows, collection: CollectionInfo, *, ruled: bool = True) -> pa.Table:
-    """`rows` with the collection's columns, in its order and types; a column that is absent has its default or computed value, else
-    it is null, a generated key is made.
+    """Return `rows` with the collection's columns, in its order and types.
 
-    Rows that were there before are not `ruled`: they have nulls in the place of defaults and computed values, and no check is put to them.
-    Raises InvalidArgument that names the column, or says what is taken where these are no rows or no collection; CheckViolated.
+    A missing column gets its default or computed value, else null; a generated key is created. Without `apply_rules`,
+    for rows that were stored before, defaults and computed values are null, and checks are not applied.
+
+    Raises InvalidArgument, which names the column or says what is accepted; CheckViolated.
     """
     require_collection(collection)
     table = table_of(rows, collection.schema)
@@ -164,9 +170,11 @@ def conform(rows: Rows, collection: CollectionInfo, *, ruled: bool = True) -> pa
 
 
 def with_generated_keys(table: pa.Table, schema: CollectionSchema) -> pa.Table:
-    """`table`, with a key for each row that has none where the collection's is generated: a uuid of version 7 (RFC 9562).
+    """Return `table` with a key for each row without one, if the collection's key is generated.
 
-    It is made before the row is appended, so a repeat of the append has the same.
+    The key is a UUID of version 7 (RFC 9562).
+
+    The key is created before the row is appended, so a repeated append has the same key.
     """
     if not schema.generated_key:
         return table
@@ -195,14 +203,14 @@ def _fitted(values: pa.ChunkedArray, field: FieldSpec) -> Any:
     try:
         found = from_arrow(values, field.parsed_type)
     except CONVERSION_ERRORS as error:
-        raise InvalidArgument(f"the column {field.name!r} is no {field.type}: {error}") from None
+        raise InvalidArgument(f"the column {field.name!r} is not {field.type}: {error}") from None
     if not field.nullable and values.null_count and field.computed is None:
         raise InvalidArgument(f"the column {field.name!r} has nulls, and it is not nullable")
     return found
 
 
 def last_of_each_key(table: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last row of each key (of the fields `key`), in the order of the rows."""
+    """Return the last row of each key (of the fields `key`), in the order of the rows."""
     if len(table) < 2:
         return table
     codes = key_column(table, key).combine_chunks().dictionary_encode()
@@ -211,12 +219,12 @@ def last_of_each_key(table: pa.Table, key: Sequence[str]) -> pa.Table:
     if len(codes.dictionary) == len(places):
         return table
     last = np.zeros(len(codes.dictionary), dtype=np.int64)
-    last[places] = np.arange(len(places))  # of equal places the last assignment stays
+    last[places] = np.arange(len(places))  # for equal indexes, the last assignment wins
     return table.take(pa.array(np.sort(last)))
 
 
 def partition_id(collection: CollectionInfo, name: str) -> int:
-    """The id of a partition by its name. Raises InvalidArgument that names those there are."""
+    """Return the id of a partition by name. Raises InvalidArgument, which lists the partitions."""
     try:
         return collection.partitions[name]
     except KeyError:
@@ -227,9 +235,9 @@ def partition_id(collection: CollectionInfo, name: str) -> int:
 def split_rows(
     table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """The rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES.
+    """Yield the rows of each VChannel and partition, in their order, in batches of about MESSAGE_BYTES.
 
-    Of rows of one key in one call a collection that replaces takes the last alone: no message has a key twice.
+    For a collection that replaces, only the last of a call's rows with one key is kept: no message has a key twice.
     """
     if not len(table):
         return
@@ -241,13 +249,14 @@ def split_rows(
             raise InvalidArgument("partition and partition_by: give one of them")
         if partition_by not in table.column_names:
             raise InvalidArgument(
-                f"partition_by names no column of collection {collection.name!r}: {partition_by!r}; it has {', '.join(table.column_names)}"
+                f"partition_by names no column of collection {collection.name!r}: {partition_by!r}; it has"
+                f" {', '.join(table.column_names)}"
             )
         names = pc.dictionary_encode(table.column(partition_by)).combine_chunks()
         names = names.chunk(0) if isinstance(names, pa.ChunkedArray) else names
         if names.null_count:
             raise InvalidArgument(
-                f"the column {partition_by!r} names no partition in {names.null_count} rows: it is null"
+                f"the column {partition_by!r} is null in {names.null_count} rows, which have no partition"
             )
         ids = np.array([partition_id(collection, name) for name in names.dictionary.to_pylist()], dtype=np.int64)
         partitions = ids[names.indices.to_numpy(zero_copy_only=False)]
@@ -255,7 +264,8 @@ def split_rows(
         chosen = collection.default_partition if partition is None else partition
         if chosen is None:
             raise InvalidArgument(
-                f"name the partition: collection {collection.name!r} has no {DEFAULT_PARTITION}, but {', '.join(collection.partitions) or 'none'}"
+                f"name the partition: collection {collection.name!r} has no {DEFAULT_PARTITION}, but"
+                f" {', '.join(collection.partitions) or 'none'}"
             )
         number = partition_id(collection, chosen)
         if len(table) == 1:
@@ -279,7 +289,10 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def key_rows(keys: Keys, collection: CollectionInfo) -> pa.RecordBatch:
-    """Primary keys as rows of the key's fields: shape ``(keys, fields)``. Raises InvalidArgument for what are none."""
+    """Return primary keys as rows of the key's fields, of shape ``(keys, fields)``.
+
+    Raises InvalidArgument if they are not keys.
+    """
     require_collection(collection)
     schema = collection.schema
     if isinstance(keys, str | bytes):
@@ -298,7 +311,7 @@ def key_rows(keys: Keys, collection: CollectionInfo) -> pa.RecordBatch:
 
 
 def _key_table(keys: Keys, schema: CollectionSchema) -> pa.Table:
-    """The keys' columns by name: rows of any kind, a tuple for each key, or, where the key has one field, its values."""
+    """Return the keys as columns by name: from rows, from tuples, or from values if the key has one field."""
     names = schema.key_names
     if isinstance(keys, Mapping | pa.Table | pa.RecordBatch) or hasattr(keys, "columns"):
         return table_of(keys, schema)
@@ -312,7 +325,7 @@ def _key_table(keys: Keys, schema: CollectionSchema) -> pa.Table:
     try:
         values: list[Any] = list(given)
     except TypeError:
-        raise InvalidArgument(f"{type(keys).__name__} is no list of keys") from None
+        raise InvalidArgument(f"{type(keys).__name__} is not a list of keys") from None
     if values and all(isinstance(each, Mapping) for each in values):
         return table_of(values, schema)
     if len(names) > 1:
@@ -323,7 +336,7 @@ def _key_table(keys: Keys, schema: CollectionSchema) -> pa.Table:
 
 
 def split_keys(keys: pa.RecordBatch, collection: CollectionInfo) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The keys of each VChannel, in their order, in batches of about MESSAGE_BYTES."""
+    """Yield the keys of each VChannel, in their order, in batches of about MESSAGE_BYTES."""
     homes = vchannel_index(key_column(keys, collection.schema.key_names), len(collection.vchannels))
     step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(keys) // max(keys.nbytes, 1)))
     for home in np.unique(homes).tolist():
@@ -341,7 +354,7 @@ def insert_message(
     txn_id: int = 0,
     upsert: bool = False,
 ) -> MutableMessage:
-    """An Insert (or Upsert) of `rows`, not stamped yet."""
+    """Build an Insert (or Upsert) of `rows`, without stamps."""
     return builders.insert(
         rows,
         vchannel=vchannel,
@@ -357,7 +370,7 @@ def insert_message(
 def delete_message(
     keys: pa.RecordBatch, collection: CollectionInfo, *, vchannel: str, partition_id: int = 0, txn_id: int = 0
 ) -> MutableMessage:
-    """A Delete of `keys` (partition 0: wherever they are), not stamped yet."""
+    """Build a Delete of `keys` (partition 0: in all partitions), without stamps."""
     return builders.delete(
         keys,
         schema=collection.schema,
@@ -368,3 +381,31 @@ def delete_message(
         term=0,
         txn_id=txn_id,
     )
+
+
+ENTRY_BYTES: Final = 4 << 20
+"""Approximate size of an entry."""
+
+MAX_ENTRY_MESSAGES: Final = 1_000
+
+_T = TypeVar("_T")
+
+
+def group_into_entries(items: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Yield runs of `items`, in order, that make one entry each: about ENTRY_BYTES and at most MAX_ENTRY_MESSAGES."""
+    run: list[_T] = []
+    held = 0
+    for item in items:
+        bytes_ = size(item)
+        if run and (held + bytes_ > ENTRY_BYTES or len(run) == MAX_ENTRY_MESSAGES):
+            yield run
+            run, held = [], 0
+        run.append(item)
+        held += bytes_
+    if run:
+        yield run
+
+
+def group_messages(messages: Iterable[MutableMessage]) -> Iterator[list[MutableMessage]]:
+    """Yield runs of messages that make one entry each, by payload size."""
+    return group_into_entries(messages, lambda message: len(message.payload))

@@ -1,7 +1,7 @@
-"""What a schema lacks for some rows: fields that it does not have, and wider types where values do not fit.
+"""Schema evolution: the changes with which a schema fits given rows.
 
-Promises: what comes out adds and widens, and nothing else; a field whose values fit stays as it is; where no wider type takes
-them nothing is said, and sending the rows raises what it would have raised.
+Changes only add fields and widen types. A field whose values fit stays unchanged. If no wider type fits, no change is
+returned, and sending the rows raises the usual error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from millrace.message.schema_changes import AddField, SchemaChange, WidenField, 
 
 
 def required_changes(rows: Rows, schema: CollectionSchema) -> list[SchemaChange]:
-    """The changes with which `schema` takes `rows`; of a stream, a relation or Spark's frame by its types alone. Raises
-    InvalidArgument for a column of which no value says its type."""
+    """Return the changes with which `schema` fits `rows`.
+
+    For a stream, a relation or a Spark DataFrame, only the types count. Raises InvalidArgument for a column without
+    typed values.
+    """
     if isinstance(rows, list | tuple) and not any(isinstance(each, pa.RecordBatch | pa.Table) for each in rows):
         rows = rows_to_columns(rows)
     elif is_from_library(rows, "pandas") or is_from_library(rows, "polars"):
@@ -40,13 +43,13 @@ def required_changes(rows: Rows, schema: CollectionSchema) -> list[SchemaChange]
         return _of_columns(rows, schema)
     if isinstance(rows, Iterable) and not hasattr(rows, "__arrow_c_stream__") and not hasattr(rows, "columns"):
         raise InvalidArgument(
-            "an iterator of batches says no types before it is read: give a reader, a table or a DataFrame"
+            "an iterator of batches has no types before it is read: give a reader, a table or a DataFrame"
         )
     return required_field_changes([FieldSpec.from_arrow(field) for field in arrow_schema(rows)], schema)
 
 
 def required_field_changes(fields: Iterable[FieldSpec], schema: CollectionSchema) -> list[SchemaChange]:
-    """The changes with which `schema` takes rows of `fields`, by their types."""
+    """Return the changes with which `schema` fits rows of `fields`, by their types."""
     known = {field.name: field for field in schema.fields}
     made: list[SchemaChange] = []
     for field in fields:
@@ -96,7 +99,7 @@ def _fits(values: Any, kind: FieldType) -> bool:
 
 
 def _joined(here: FieldType, found: FieldType, *, widen: bool) -> FieldType:
-    """`here` with the fields of structs that only `found` has and, with `widen`, its scalars where these are wider."""
+    """Merge types: add the struct fields that only `found` has and, with `widen`, widen the scalars."""
     if here.kind == found.kind == "decimal" and widen:
         scale = max(here.scale, found.scale)
         whole = max(here.precision - here.scale, found.precision - found.scale)

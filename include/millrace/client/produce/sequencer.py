@@ -1,8 +1,12 @@
-"""What a lane does next: numbers, windows, answers, repeats and epochs as a state machine without threads, clock or I/O.
+"""Sequencing of a lane's sends as a state machine without threads, clock or I/O.
 
-A delivery (:meth:`Sequencer.delivery`) is a generator. It yields one action at a time; what came of that is sent back in, and
-failures of a way to somebody come back as values. Who drives it (`lane.py`; a property test) may close it at any action:
-what was drawn and has no answer is then `unresolved`, in its order.
+It covers numbers, windows, answers, resends and epochs.
+
+A delivery (:meth:`Sequencer.delivery`) is a generator. It yields one action at a time and receives its result; failures
+of a remote call come back as values. The driver (`lane.py`; a property test) may close it at any action: entries that
+were drawn and have no final outcome are then `unresolved`, in order.
+
+Only this module decides what is resent, how often and after which pause.
 """
 
 from __future__ import annotations
@@ -30,29 +34,32 @@ from millrace.message.model import MutableMessage
 from millrace.wal.reasons import Reason
 
 WINDOW: Final = 16
-"""Messages of one VChannel in flight beside one entry: results that the chain remembers (``dedup_results``)."""
+"""Messages of one VChannel in flight besides one entry: the results that the chain keeps (``dedup_results``)."""
 
 _TERMS: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
 _AGAIN: Final = _TERMS | {Reason.SEQUENCE_GAP, Reason.UNKNOWN_PRODUCER}
-"""Verdicts that say nothing of the message itself: it goes out again."""
+"""Verdicts that do not concern the message itself: it is sent again."""
 
 _UNNUMBERED: Final = frozenset({Reason.MALFORMED, Reason.UNSUPPORTED_TYPE, Reason.TOO_LARGE})
-"""Final verdicts that leave the sequence where it was, so that what follows needs new numbers."""
+"""Final verdicts that do not use the sequence, so the following messages need new numbers."""
 
 
 _MOVING_PAUSE: Final = 0.1
-"""Seconds between two attempts while the PChannel goes from one node to another."""
+"""Seconds between two attempts while the PChannel moves between nodes."""
 
 _REFUSED: Final = EntryTooLarge("an entry was refused for good, and settled as such: what follows goes on")
-"""Stands for such a refusal, whatever it was; never raised."""
+"""Stands for any refusal that settles an entry for good; never raised."""
 
 _NOT_TAKEN: Final = (AssignmentStale, RateLimited, EntryTooLarge, PermissionDenied, ServerFull)
-"""Refusals of the server that prove that nothing was appended."""
+"""Refusals that prove that nothing was appended."""
 
 
 @dataclass(slots=True, eq=False)
 class OutboundEntry:
-    """Messages that travel in one entry, and what became of each; `settled` is called once that is known of all."""
+    """Messages that are sent in one entry, and the outcome of each.
+
+    `on_settled` is called once all outcomes are known.
+    """
 
     messages: list[MutableMessage]
     on_settled: Callable[[OutboundEntry], None] | None = None
@@ -60,17 +67,17 @@ class OutboundEntry:
     ambiguous: bool = False
     """Whether an attempt's answer was lost, so that it may have taken effect."""
     context: object = None
-    """What belongs to whoever sent it."""
+    """Data of the caller."""
     entry: bytes = b""
-    """The messages as an entry, where whoever sends them has it: for the first attempt."""
+    """The encoded entry for the first attempt, if the caller has it."""
 
     @property
     def unanswered(self) -> list[int]:
-        """The places of messages that nothing is known of yet."""
+        """The indexes of the messages without an outcome."""
         return [place for place, answer in enumerate(self.answers) if answer is None]
 
     def written(self) -> Written:
-        """What became of the messages that are settled."""
+        """Return the outcome of the messages that have one."""
         found = Written()
         for message, answer in zip(self.messages, self.answers, strict=True):
             if answer is not None:
@@ -78,48 +85,51 @@ class OutboundEntry:
         return found
 
 
-# --- what is asked of whoever drives a delivery, and what comes back ------------------------------------------------------
+# --- actions for the driver of a delivery; each docstring says what the driver sends back -----------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Give the next Sending, or None where there is none now."""
+    """Return the next entry to send, or None if there is none now."""
 
 
 @dataclass(slots=True)
 class Send:
-    """Put the open messages of a Sending on the way, behind all that is there. None, or the failure: it is not on the way."""
+    """Send the unanswered messages of an entry after all that are in flight.
+
+    Returns None, or the failure: then it was not sent.
+    """
 
     sending: OutboundEntry
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Take the answer to the oldest that is on the way: a Judged for each message that was open, or the failure."""
+    """Return the answer to the oldest entry in flight: an outcome per unanswered message, or the failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """All is known of a Sending: tell who waits for it. None."""
+    """Notify the caller that an entry has all its outcomes. Returns None."""
 
     sending: OutboundEntry
 
 
 @dataclass(frozen=True, slots=True)
 class FetchTerm:
-    """The PChannel's open term, or the failure."""
+    """Return the PChannel's open term, or the failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchEpochs:
-    """By VChannel an epoch above the one given, or the failure."""
+    """Return by VChannel an epoch above the given one, or the failure."""
 
     above: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Another round follows: let `pause` seconds pass before. None."""
+    """Wait `pause` seconds; another round follows. Returns None."""
 
     pause: float
 
@@ -133,8 +143,10 @@ RECEIVE: Final = Receive()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Rounds without progress before a delivery gives up, and the seconds between two; for `limited` seconds where it is
-    only put off."""
+    """Bounds of a delivery: `attempts` rounds without progress, `pause` seconds apart.
+
+    While the server only postpones appends (rate limit, moving PChannel), attempts continue for `throttle_seconds`.
+    """
 
     attempts: int
     pause: float
@@ -142,33 +154,39 @@ class RetryPolicy:
 
 
 class Sequencer:
-    """The numbers of one producer on one PChannel, and what of it is not settled. One delivery at a time."""
+    """The sequence numbers of one producer on one PChannel, and its unresolved entries. One delivery at a time."""
 
     def __init__(self, pchannel: str, producer_id: int, *, term: int, epoch: int) -> None:
         self.pchannel = pchannel
         self.id = producer_id
         self.term = term
         self.epoch = epoch
-        """The producer's newest epoch, in which it begins on a VChannel; whoever drives keeps it up to date."""
+        """The producer's newest epoch, in which it starts on a VChannel; the driver keeps it up to date."""
         self.tick = 1
-        """The greatest tick that an answer had, which whoever drives keeps up to date. A first message has it as its barrier, so that
-        the chain knows a repeat of it for one even when it has forgotten the producer (docs/chain.md, "Producers")."""
+        """The greatest tick of any answer; the driver keeps it up to date.
+
+        It is the barrier of a first message, by which the chain recognizes a repeat even after it has forgotten the
+        producer (docs/chain.md, "Producers").
+        """
         self.closed = False
-        """Whether a failure is not worth a pause any more."""
+        """Whether failures are raised without further attempts."""
         self.unresolved: list[OutboundEntry] = []
-        """What was sent and could not be settled, in order: it goes out again before anything else."""
+        """Entries that were sent and have no final outcome, in order; they are sent again before anything else."""
         self._epochs: dict[str, int] = {}
         self._sequences: dict[str, int] = {}
         self._renumber: set[str] = set()
         self._verdict: tuple[str, AppendRejected] | None = None
 
-    # --- one delivery ---------------------------------------------------------------------------------------------------
+    # --- one delivery -------------------------------------------------------------------------------------------------
 
     def delivery(self, patience: RetryPolicy, *, pipelined: bool = True, stamped: bool = False) -> Steps:
-        """Send what `Pull` gives until it gives None with nothing on the way; first what was unresolved before.
+        """Send what `Pull` returns until it returns None with nothing in flight; unresolved entries go first.
 
-        One at a time is on the way without `pipelined`. `stamped` ones keep the numbers they have, and the verdict that asks
-        for others is raised. Raises AppendUnresolved where patience ends; LogRegressed; what no other attempt can help.
+        Without `pipelined`, one entry is in flight at a time. `stamped` entries keep their numbers, and a verdict that
+        requires others is raised.
+
+        Raises AppendUnresolved if the retry policy is exhausted, LogRegressed, and any error that another attempt
+        cannot cure.
         """
         again: deque[OutboundEntry] = deque(self.unresolved)
         self.unresolved = []
@@ -184,7 +202,7 @@ class Sequencer:
                         failure = yield from self._mend(again, failures, patience.attempts, stamped)
                     except AppendRejected:
                         raise
-                    except MillraceError as error:  # who knows the term, or gives epochs, cannot be reached
+                    except MillraceError as error:  # the source of terms or epochs is unreachable
                         failure = error
                 yield RetryAfter(0.0 if failure is None else self._pause(failure, failures, patience, again))
         finally:
@@ -193,9 +211,11 @@ class Sequencer:
     def _pass(
         self, again: deque[OutboundEntry], pipelined: bool, stamped: bool
     ) -> Generator[Action, Any, tuple[MillraceError | None, bool]]:
-        """Send while all goes well; what stopped that, and whether anything was settled. `again` is then what to repeat.
+        """Send until something stops it; return that failure, and whether anything was settled.
 
-        Whatever ends it, an interrupt too: what was sent and has no answer is in `again`, in its order.
+        `again` then holds what to resend.
+
+        However it ends, even by an interrupt, entries that were sent and have no answer are in `again`, in order.
         """
         flight: deque[OutboundEntry] = deque()
         back: list[OutboundEntry] = []
@@ -222,7 +242,7 @@ class Sequencer:
         while True:
             while failure is None and not back and (not flight or pipelined):
                 if self._renumber and flight and not again and not stamped:
-                    break  # what follows begins an epoch, once it is known of all before it what becomes of them
+                    break  # the next entry starts an epoch, which must wait for the outcome of all earlier entries
                 if not again:
                     failure = yield from self._draw(again, stamped)
                 if failure is not None or not again:
@@ -233,7 +253,7 @@ class Sequencer:
                     break
                 try:
                     failure = yield Send(sending)
-                except BaseException:  # interrupted while it went out
+                except BaseException:  # interrupted while sending
                     sending.ambiguous = True
                     raise
                 if failure is not None:
@@ -264,7 +284,7 @@ class Sequencer:
                 yield Settle(sending)
 
     def _draw(self, again: deque[OutboundEntry], stamped: bool) -> Generator[Action, Any, MillraceError | None]:
-        """Put what is drawn, if anything, behind `again`; why it could not be numbered as it should be."""
+        """Append the next entry, if any, to `again`; return why it could not be numbered as it should be."""
         sending: OutboundEntry | None = yield PULL
         if sending is None:
             return None
@@ -274,8 +294,8 @@ class Sequencer:
             return None
         try:
             if self.needs_new_epoch(sending.messages):
-                yield from self._begin_epoch(())  # nothing of this producer is under way here
-        except MillraceError as error:  # no epoch is to be had now: the old one's numbers hold its place
+                yield from self._begin_epoch(())  # nothing of this producer is in flight here
+        except MillraceError as error:  # no epoch is available now: the old epoch's numbers keep its place
             if isinstance(error, AppendRejected):
                 raise
             return error
@@ -291,14 +311,14 @@ class Sequencer:
                     self._note(message.vchannel, judged)
                     continue
                 if judged.reason == Reason.PRODUCER_FENCED:
-                    words = f"a newer producer took over the id {self.id}: close this one"
+                    words = f"a newer producer has taken over the id {self.id}: close this one"
                     judged = ProducerFenced(_as_known(sending, words))
                 if judged.reason in _UNNUMBERED:
                     self._renumber.add(message.vchannel)
             sending.answers[place] = judged
 
     def _failed(self, sending: OutboundEntry, error: MillraceError, stamped: bool) -> MillraceError:
-        """Note that no answer came; the failure that is to be counted."""
+        """Note that no answer came; return the failure to count."""
         if isinstance(error, EntryTooLarge):
             self._refuse(sending, AppendRejected(_as_known(sending, str(error)), reason=Reason.TOO_LARGE))
             error = _REFUSED
@@ -309,29 +329,29 @@ class Sequencer:
         return error
 
     def _refuse(self, sending: OutboundEntry, answer: AppendRejected) -> None:
-        """This attempt is not in the log, nor ever will be."""
+        """Settle an attempt that is not in the log and never will be."""
         for place in sending.unanswered:
             sending.answers[place] = answer
             self._renumber.add(sending.messages[place].vchannel)
 
-    # --- what a verdict asks for ----------------------------------------------------------------------------------------
+    # --- reactions to verdicts ----------------------------------------------------------------------------------------
 
     def _note(self, vchannel: str, judged: AppendRejected) -> None:
-        """Keep the first verdict of a pass that sends messages out again."""
+        """Keep the first verdict of a pass that resends messages."""
         if self._verdict is None:
             self._verdict = (vchannel, judged)
 
     def _mend(
         self, again: deque[OutboundEntry], failures: int, attempts: int, stamped: bool
     ) -> Generator[Action, Any, MillraceError | None]:
-        """Make what is to go out again acceptable; the failure where only waiting can."""
+        """Make the entries to resend acceptable; return the failure if only waiting can."""
         if self._verdict is None:
             return None
         vchannel, judged = self._verdict
         if judged.reason in _TERMS:
             term = _given((yield FetchTerm()))
             older = any(each.messages[place].term != term for each in again for place in each.unanswered)
-            if term == self.term and not older:  # an opening is under way, or the log is not the coordinator's
+            if term == self.term and not older:  # a term is being opened, or the log belongs to another coordinator
                 if failures < attempts:
                     return judged
                 yield from self._give_up(again, judged, None)
@@ -346,7 +366,7 @@ class Sequencer:
             None,
         )
         if stamped and failures > 1:
-            raise judged  # numbers that are kept elsewhere too cannot change here
+            raise judged  # stamped numbers are also stored elsewhere and cannot change here
         if stamped:
             return None
         if judged.reason == Reason.UNKNOWN_PRODUCER and (first is None or not first.ambiguous):
@@ -355,11 +375,11 @@ class Sequencer:
             yield from self._begin_epoch(again)
             return None
         if failures <= 1:
-            return None  # what came before it goes out first this time
+            return None  # on this attempt, earlier messages are sent first
         if judged.reason == Reason.SEQUENCE_GAP:
             return LogRegressed(
                 f"{self.pchannel} does not know sequences of producer {self.id} that it acknowledged ({judged}):"
-                " the log lost its tail. Compare it with the WAL (`millrace verify`) before anything is sent again"
+                " the log lost its tail. Compare it with the WAL (`millrace verify`) before sending anything again"
             )
         if failures < attempts:
             return judged
@@ -367,7 +387,7 @@ class Sequencer:
         return None
 
     def _give_up(self, again: deque[OutboundEntry], judged: AppendRejected, vchannel: str | None) -> Steps:
-        """What is to go out again, on one VChannel or on all, was refused for good."""
+        """Settle the entries to resend, on one VChannel or on all, as refused for good."""
         for sending in list(again):
             answer = AppendRejected(_as_known(sending, str(judged)), reason=judged.reason)
             for place in sending.unanswered:
@@ -381,20 +401,20 @@ class Sequencer:
                     yield Settle(sending)
 
     def _begin_epoch(self, again: Iterable[OutboundEntry]) -> Steps:
-        """Number what is to go out again on the VChannels to renumber from 0 in a new epoch; all of it, or nothing changes."""
+        """Number the entries to resend from 0 in a new epoch on the VChannels that need it: all of them, or none."""
         self.begin_epochs(_given((yield FetchEpochs(self.epochs_to_renew()))), again)
 
     def _pause(
         self, failure: MillraceError, failures: int, patience: RetryPolicy, again: Iterable[OutboundEntry]
     ) -> float:
-        """Seconds before the next attempt. Raises where there is none left, or where none can help."""
+        """Return the seconds before the next attempt. Raises if there is none left, or none can help."""
         if failure is _REFUSED:
             return 0.0
         attempts, delay = patience.attempts, patience.pause
         if isinstance(failure, RateLimited):
             delay = failure.retry_after
             attempts = max(attempts, int(patience.throttle_seconds / max(delay, 0.001)))
-        if isinstance(failure, AssignmentStale):  # the PChannel moves, which ends by itself
+        if isinstance(failure, AssignmentStale):  # the PChannel is moving, which ends by itself
             delay = min(delay, _MOVING_PAUSE)
             attempts = max(attempts, int(patience.throttle_seconds / max(delay, 0.001)))
         verdict = isinstance(failure, AppendRejected)
@@ -405,23 +425,26 @@ class Sequencer:
             words = "nothing of" if known else "it is unknown what became of"
             raise AppendUnresolved(
                 f"after {failures} attempts {words} the newest appends to {self.pchannel}"
-                f"{' was taken' if known else ''}: {failure.code}, {failure}."
+                f"{' was accepted' if known else ''}: {failure.code}, {failure}."
                 " They keep their sequences; settle() or the next append sends them again"
             ) from failure
         return delay
 
-    # --- numbers --------------------------------------------------------------------------------------------------------
+    # --- numbers ------------------------------------------------------------------------------------------------------
 
     def needs_new_epoch(self, messages: Iterable[MutableMessage]) -> bool:
-        """Whether new epochs are to begin before `messages` get their numbers; not while anything of older ones is open."""
+        """Return whether new epochs must start before `messages` are numbered.
+
+        Never while entries of older epochs are unresolved.
+        """
         return not self.unresolved and any(message.vchannel in self._renumber for message in messages)
 
     def epochs_to_renew(self) -> dict[str, int]:
-        """The VChannels on which a new epoch is to begin, and the one that each is in."""
+        """Return the VChannels that need a new epoch, with their current one."""
         return {name: self._epochs.get(name, 0) for name in self._renumber}
 
     def begin_epochs(self, epochs: Mapping[str, int], again: Iterable[OutboundEntry] = ()) -> None:
-        """Go on in these epochs; what is open of `again` on their VChannels is numbered anew, in its order."""
+        """Continue in these epochs; unanswered messages of `again` on their VChannels are renumbered, in order."""
         self._renumber.difference_update(epochs)
         self._epochs |= epochs
         self._sequences |= dict.fromkeys(epochs, 0)
@@ -431,21 +454,24 @@ class Sequencer:
                     (sending.messages[place],) = self.stamp([sending.messages[place]])
 
     def number(self, sending: OutboundEntry) -> None:
-        """Give its messages the next numbers; nothing is known of them yet."""
+        """Give the entry's messages the next numbers; no outcome is known yet."""
         sending.messages[:] = self.stamp(sending.messages)
         sending.answers = [None] * len(sending.messages)
 
     def numbers(self) -> dict[str, tuple[int, int]]:
-        """By VChannel the epoch and the next sequence."""
+        """Return by VChannel the epoch and the next sequence."""
         return {name: (epoch, self._sequences.get(name, 0)) for name, epoch in self._epochs.items()}
 
     def resume(self, numbers: Mapping[str, tuple[int, int]]) -> None:
-        """Go on from these."""
+        """Continue from these numbers."""
         self._epochs = {name: epoch for name, (epoch, _) in numbers.items()}
         self._sequences = {name: sequence for name, (_, sequence) in numbers.items()}
 
     def stamp(self, messages: Sequence[MutableMessage], *, barrier: int | None = None) -> list[MutableMessage]:
-        """`messages` with term, producer, epoch and the next sequences, a first one with `barrier` (default: the greatest tick known)."""
+        """Stamp `messages` with term, producer, epoch and the next sequences.
+
+        A first message gets `barrier` (default: the greatest known tick).
+        """
         stamped = []
         for message in messages:
             name = message.vchannel
@@ -459,21 +485,21 @@ class Sequencer:
 
 
 def _given(reply: Any) -> Any:
-    """What was asked for. Raises the failure where that came instead."""
+    """Return the reply. Raises it if it is a failure."""
     if isinstance(reply, MillraceError):
         raise reply
     return reply
 
 
 def _as_known(sending: OutboundEntry, words: str) -> str:
-    """A refusal in words: it tells of one attempt, and an earlier one may have taken effect."""
+    """Add to a refusal that an earlier attempt may have taken effect, if that is so."""
     if sending.ambiguous:
         words += "; whether these messages took effect before, read: their first answer was lost"
     return words
 
 
 def _counted(sending: OutboundEntry) -> dict[str, int]:
-    """How many messages of each VChannel it carries."""
+    """Count the entry's messages by VChannel."""
     found: dict[str, int] = {}
     for message in sending.messages:
         found[message.vchannel] = found.get(message.vchannel, 0) + 1
@@ -481,5 +507,5 @@ def _counted(sending: OutboundEntry) -> dict[str, int]:
 
 
 def _fits(mine: Mapping[str, int], held: Mapping[str, int]) -> bool:
-    """Whether `mine` may be sent while `held` messages of the VChannels are in flight."""
+    """Return whether `mine` may be sent while `held` messages of the VChannels are in flight."""
     return all(held[name] + count <= WINDOW for name, count in mine.items())

@@ -1,4 +1,7 @@
-"""A transaction: inserts, upserts and deletes on one VChannel that become visible together, its lease renewed while the block runs."""
+"""A transaction: inserts, upserts and deletes on one VChannel that become visible at once.
+
+The lease is renewed while the block runs.
+"""
 
 from __future__ import annotations
 
@@ -35,30 +38,31 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
 DEFAULT_LEASE_MS: Final = 10_000
-"""The chain's lease of a transaction that names none (docs/chain.md, ``default_txn_keepalive_ms``)."""
+"""The chain's default lease of a transaction (docs/chain.md, ``default_txn_keepalive_ms``)."""
 
 MAX_LIFETIME: Final = 3600.0
-"""Seconds that the chain lets a transaction live at most (``max_txn_lifetime_ms``)."""
+"""The chain's maximum lifetime of a transaction, in seconds (``max_txn_lifetime_ms``)."""
 
 TXN_ENDED: Final = frozenset({Reason.TXN_EXPIRED, Reason.TXN_NOT_ACTIVE, Reason.TXN_NOT_FOUND})
 
 
 KeyMatcher = Callable[[CollectionInfo, "str | pc.Expression", Moment | None], tuple[int, pa.Table]]
-"""(collection, predicate, tick or None for now) -> the tick it was read at, and the keys of the rows that the predicate hits."""
+"""(collection, predicate, tick or None for now) -> the tick of the read, and the keys of the rows that match."""
 
 
 class MessageSender(Protocol):
-    """What a transaction needs of its producer."""
+    """What a transaction or upsert needs of its producer."""
 
     def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written: ...
 
 
 class Transaction:
-    """An open transaction, as a context manager; made by :meth:`Producer.transaction`.
+    """An open transaction, used as a context manager; made by :meth:`Producer.transaction`.
 
-    A thread renews the lease every third of it, for `max_lifetime` seconds at most, while the block runs. The end of the
-    block commits; an exception in it rolls back and goes on. Raises TransactionLost where the transaction ended before its
-    commit, so that nothing of it is visible.
+    A thread renews the lease every third of it, for at most `max_lifetime` seconds, while the block runs. The end of
+    the block commits; an exception in it rolls back and propagates.
+
+    Raises TransactionLost if the transaction ended before its commit, so that nothing of it is visible.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Transaction:
 
     @property
     def lost(self) -> bool:
-        """Whether a renewal was told that the transaction is over: its commit will raise TransactionLost."""
+        """Whether a renewal found that the transaction has ended: its commit will raise TransactionLost."""
         return self._lost is not None
 
     def __enter__(self) -> Self:
@@ -111,15 +115,22 @@ class Transaction:
     def insert(
         self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
     ) -> Written:
-        """Append rows to the transaction. Raises InvalidArgument for a key of another VChannel, TransactionLost; with `evolve` also
-        for rows that need a change of the schema, which would roll the transaction back: make it before (:meth:`CollectionInfo.alter`)."""
+        """Append rows to the transaction.
+
+        Raises TransactionLost. Raises InvalidArgument for a key of another VChannel, and with `evolve` for rows that
+        need a schema change, which would roll the transaction back: change the schema before
+        (:meth:`Collection.alter`).
+        """
         return self._put(rows, partition, partition_by, evolve, upsert=False)
 
     def upsert(
         self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
     ) -> Written:
-        """Replace the rows of these keys at the commit, those that the transaction has written before too. Raises as `insert` does, and
-        AppendRejected (UNSUPPORTED_TYPE) where the PChannel's term runs a version of the chain before 4."""
+        """Replace the rows of these keys at the commit, including those that the transaction wrote before.
+
+        Raises the errors of `insert`, and AppendRejected (UNSUPPORTED_TYPE) if the PChannel's term runs a chain version
+        before 4.
+        """
         return self._put(rows, partition, partition_by, evolve, upsert=True)
 
     def _put(
@@ -142,7 +153,7 @@ class Transaction:
         )
 
     def delete(self, keys: Keys, *, partition: str | None = None) -> Written:
-        """Delete by key within the transaction; all keys must belong to its VChannel. Raises as `insert` does."""
+        """Delete by key within the transaction; all keys must belong to its VChannel. Raises the errors of `insert`."""
         shares = list(split_keys(key_rows(keys, self._collection), self._collection))
         self._check(vchannel for vchannel, _ in shares)
         number = 0 if partition is None else partition_id(self._collection, partition)
@@ -154,9 +165,13 @@ class Transaction:
         )
 
     def delete_where(self, predicate: str | pc.Expression, *, at: Moment | None = None) -> Deleted:
-        """Delete the rows that the predicate hits at `at` (default: now), by key, within the transaction: rows that it wrote itself are
-        deleted only if their key was hit, too. All that are hit must be on its VChannel. Raises as `insert` and
-        :meth:`millrace.client.produce.producer.Producer.delete_where` do."""
+        """Delete the rows that match the predicate at `at` (default: now), by key, within the transaction.
+
+        Rows that the transaction wrote itself are deleted only if their key matched, too. All matching rows must be on
+        its VChannel.
+
+        Raises the errors of `insert` and of :meth:`millrace.client.produce.producer.Producer.delete_where`.
+        """
         if self._hit is None:
             raise InvalidArgument("this transaction has nothing to read with: take it from Producer.transaction()")
         tick, keys = self._hit(self._collection, predicate, at)
@@ -177,8 +192,10 @@ class Transaction:
                 if isinstance(each, AddField | WidenField)
             ]
             raise InvalidArgument(
-                f"these rows need other fields or types ({', '.join(names)}) than the transaction's schema has, and a change of the"
-                " schema rolls open transactions back: change it first, or insert one row with evolve=True before the transaction begins"
+                f"these rows need other fields or types ({', '.join(names)}) than the transaction's schema has, and a"
+                " change of the"
+                " schema rolls open transactions back: change it first, or insert one row with evolve=True before the"
+                " transaction begins"
             )
 
     def keep_alive(self) -> None:
@@ -190,9 +207,12 @@ class Transaction:
         others = sorted(set(vchannels) - {self.vchannel})
         if others:
             raise InvalidArgument(
-                f"a transaction is on one VChannel, this one on {self.vchannel}, and these keys belong to {', '.join(others)} too:"
-                " open a transaction for each VChannel (vchannel=0, 1, ...) with the keys of each, or make the collection with"
-                " vchannels=1 if all its rows have to change together; without a transaction, an upsert takes any keys and may be repeated"
+                f"a transaction is on one VChannel, this one on {self.vchannel}, and these keys belong to"
+                f" {', '.join(others)} too:"
+                " open a transaction for each VChannel (vchannel=0, 1, ...) with the keys of each, or make the"
+                " collection with"
+                " vchannels=1 if all its rows have to change together; without a transaction, an upsert takes any keys"
+                " and may be repeated"
             )
 
     def _send(self, messages: list[MutableMessage]) -> Written:
@@ -205,7 +225,7 @@ class Transaction:
             raise
 
     def _keep(self) -> None:
-        """Renew until the block ends, the lifetime is over, or the chain says that the transaction is."""
+        """Renew the lease until the block ends, the lifetime is over, or the chain has ended the transaction."""
         pause = (self._lease_ms or DEFAULT_LEASE_MS) / 3000
         end = Deadline.after(self._lifetime)
         while not self._ended.wait(pause) and not end.expired():
@@ -215,7 +235,7 @@ class Transaction:
                 return
             except MillraceError as error:
                 if not error.retriable and isinstance(error, AppendRejected):
-                    return  # fenced, say: the commit will hear it too
+                    return  # for example fenced: the commit will raise it, too
 
     def _commit(self) -> None:
         if self._lost is not None:
@@ -228,11 +248,12 @@ class Transaction:
         try:
             self._producer.send([rollback], raise_rejected=False)
         except MillraceError:
-            pass  # the lease ends it; the caller's own error is the one to tell
+            pass  # the lease will end it; the caller's own error must propagate
 
     def _lost_error(self, rejection: AppendRejected) -> TransactionLost:
         return TransactionLost(
-            f"transaction {self.id} on {self.vchannel} ended before its commit, and nothing of it is visible ({rejection}):"
+            f"transaction {self.id} on {self.vchannel} ended before its commit, and nothing of it is visible"
+            f" ({rejection}):"
             " begin a new one with the same rows",
             reason=rejection.reason,
         )

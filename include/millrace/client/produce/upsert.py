@@ -1,21 +1,21 @@
 """Upserts by primary key: the delete of the old row and the insert of the new one become visible at one tick.
 
-One message where the rows of a VChannel fit one, which travels and shares an entry with others as an insert does; else a
-transaction a VChannel. The transaction's body is sent first, and the Commit only once the chain has accepted all of it: an
-upsert of which a part was refused (its partition was dropped meanwhile, say) must never become visible in part.
+If the rows of a VChannel fit one message, they are sent as one Upsert message, which shares entries with others as an
+insert does; otherwise as a transaction per VChannel. The Commit is sent only after the chain has accepted the whole
+body: an upsert of which a part was refused (because its partition was dropped, for example) must never become partly
+visible.
 
-A PChannel whose open term runs an older version of the chain rejects upserts (UNSUPPORTED_TYPE). There a transaction carries
-deletes and inserts instead, as before that version; a newer term is looked for again after a while.
+A PChannel whose open term runs an older chain version rejects upserts (UNSUPPORTED_TYPE). There, a transaction carries
+deletes and inserts instead; the producer checks for a newer term after a while.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 
@@ -30,30 +30,24 @@ from millrace.client.produce.rows import (
     split_keys,
     split_rows,
 )
-from millrace.client.produce.transaction import TXN_ENDED
+from millrace.client.produce.transaction import TXN_ENDED, MessageSender
 from millrace.client.produce.written import Written
 from millrace.message import builders
 from millrace.message.model import MutableMessage
 from millrace.wal.reasons import Reason
 
 TXN_BYTES: Final = 32 << 20
-"""Rows of one transaction: far below the chain's ``max_txn_bytes``."""
+"""Bytes of rows in one transaction, far below the chain's ``max_txn_bytes``."""
 
 LEASE_MS: Final = 60_000
 
 CHAIN_RECHECK_SECONDS: Final = 60.0
-"""Seconds for which a producer that met an older version of the chain writes as that takes it."""
-
-
-class Sender(Protocol):
-    """What an upsert needs of its producer."""
-
-    def send(self, messages: Sequence[MutableMessage], *, raise_rejected: bool = True) -> Written: ...
+"""Seconds for which a producer that met an older chain version avoids upsert messages."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """Rows of one VChannel that change together."""
+    """Rows of one VChannel that change at once."""
 
     vchannel: str
     pieces: list[tuple[int, pa.RecordBatch]]
@@ -63,7 +57,7 @@ class _Part:
 class Upserter:
     """The upserts of one producer."""
 
-    def __init__(self, producer: Sender, pool: ThreadPoolExecutor, settings: Settings) -> None:
+    def __init__(self, producer: MessageSender, pool: ThreadPoolExecutor, settings: Settings) -> None:
         self._producer = producer
         self._pool = pool
         self._attempts = settings.append_attempts
@@ -72,7 +66,7 @@ class Upserter:
     def run(
         self, table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None
     ) -> Written:
-        """Upsert the conformed rows. VChannels of different PChannels at once; the first failure is raised at the end."""
+        """Upsert the conformed rows, with PChannels in parallel; the first failure is raised at the end."""
         parts = _parts(last_of_each_key(table, collection.schema.key_names), collection, partition, partition_by)
         if time.monotonic() < self._older_until:
             return self._transactions(parts, collection)
@@ -84,14 +78,14 @@ class Upserter:
         ]
         written = self._producer.send(messages, raise_rejected=False)
         if self._older(written):
-            return self._transactions(parts, collection)  # what has taken effect may take it again
+            return self._transactions(parts, collection)  # repeating what took effect is harmless
         written.checked()
         if cut:
             written.add(self._transactions(cut, collection))
         return written
 
     def _older(self, written: Written) -> bool:
-        """Whether a term rejected what its version of the chain does not know."""
+        """Return whether a term rejected a message type that its chain version does not know."""
         found = any(each.reason == Reason.UNSUPPORTED_TYPE for each in written.rejections)
         if found:
             self._older_until = time.monotonic() + CHAIN_RECHECK_SECONDS
@@ -119,7 +113,7 @@ class Upserter:
         return written
 
     def _repeated(self, part: _Part, collection: CollectionInfo) -> Written:
-        """A transaction that DDL, a flush or its lease ended had no effect: begin another."""
+        """Run a transaction, again if DDL, a flush or its lease ended it without effect."""
         for _ in range(self._attempts - 1):
             try:
                 return self._once(part, collection)
@@ -143,7 +137,7 @@ class Upserter:
             sent = self._producer.send(body, raise_rejected=False)
         except AppendUnresolved as error:
             raise LogUnavailable(
-                f"the upsert on {name} has no effect, for its transaction was not committed ({error}): upsert again"
+                f"the upsert on {name} has no effect, because its transaction was not committed ({error}): upsert again"
             ) from error
         if sent.rejections:
             rollback = builders.rollback_txn(txn_id, vchannel=name, collection_id=number, term=0)
@@ -168,7 +162,7 @@ def _deletes(part: _Part, collection: CollectionInfo, txn_id: int) -> list[Mutab
 
 
 def _lost(rejection: AppendRejected, vchannel: str) -> AppendRejected:
-    """The rejection, as TransactionLost where another transaction can do what this one could not."""
+    """Return the rejection, as TransactionLost if another transaction may succeed."""
     if rejection.reason not in TXN_ENDED:
         return rejection
     return TransactionLost(f"the upsert's transaction on {vchannel} ended: {rejection}", reason=rejection.reason)

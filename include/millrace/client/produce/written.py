@@ -1,4 +1,4 @@
-"""What appends came to, counted: the answer of a producer's calls."""
+"""The outcome of a producer's call, in numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MessageOutcome: TypeAlias = AppendResult | AppendRejected
 
 @dataclass(slots=True)
 class Written:
-    """What one call came to: messages and rows that were sent, and those among them that were rejected."""
+    """The outcome of one call: messages and rows that were sent, and those that were rejected."""
 
     messages: int = 0
     rows: int = 0
@@ -27,14 +27,14 @@ class Written:
     """`rejected_rows`, by reason."""
     results: list[AppendResult] = field(default_factory=list)
     spooled_rows: int = 0
-    """Rows that are durable in the producer's spool, and not judged yet."""
+    """Rows that are durable in the producer's spool and not decided yet."""
 
     def count(self, message: MutableMessage, judged: MessageOutcome) -> None:
-        """Take in one message and what became of it."""
+        """Add one message and its outcome."""
         self.take(judged, rows=message.rows, size=len(message.payload))
 
     def take(self, judged: MessageOutcome, *, rows: int, size: int) -> None:
-        """Take in `rows` of `size` bytes that one message carried, and what became of that."""
+        """Add one message with `rows` rows of `size` bytes, and its outcome."""
         self.messages += 1
         self.rows += rows
         self.bytes += size
@@ -58,7 +58,7 @@ class Written:
         self.spooled_rows += other.spooled_rows
 
     def checked(self) -> Written:
-        """This, where nothing was rejected. Raises the first rejection."""
+        """Return this object. Raises the first rejection, if there is one."""
         if self.rejections:
             raise self.rejections[0]
         return self
@@ -66,7 +66,7 @@ class Written:
 
 @dataclass(slots=True)
 class Deleted:
-    """What a delete by predicate did: `keys` matched at `tick`, and `written` says what became of their deletes."""
+    """The outcome of a delete by predicate: `keys` matched at `tick`; `written` is the outcome of their deletes."""
 
     tick: int
     keys: int

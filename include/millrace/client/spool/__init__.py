@@ -1,1 +1,1 @@
-"""A durable queue on the producer's disk for the time when the log cannot be reached, and the sender that empties it."""
+"""A durable queue on the producer's disk for messages while the log is unreachable, and its sender."""

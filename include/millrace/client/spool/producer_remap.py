@@ -1,9 +1,10 @@
-"""Under which names frames go out that the chain takes no more under their own, and that nobody ever sent.
+"""New producer ids for spooled messages that the chain no longer accepts and that were never sent.
 
-A message is known to the chain by producer, epoch and sequence. While a spool waits, the chain may forget its producer (so many others
-came), or be one that was restored from before it. What was never sent cannot have taken effect, so that it may go out as a new producer's:
-from the message on that was refused, all of that producer, epoch and VChannel are that one's, in their order. Which, stands in
-``<folder>/<PChannel>/renamed.json``, durable before the first of them is sent, so that a repeat has the same name.
+The chain recognizes a message by producer, epoch and sequence. While a spool waits, the chain may forget its producer
+(because of many others), or be restored to a state before it. A message that was never sent cannot have taken effect,
+so it may be sent as a new producer's: from the refused message on, all messages of its producer, epoch and VChannel get
+the new id, in order. The mapping is in ``<folder>/<PChannel>/renamed.json``, durable before the first of them is sent,
+so that a repeat has the same id.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ _FILE = "renamed.json"
 
 
 class ProducerRemap:
-    """Those of one PChannel's queue, in its folder."""
+    """The mapping of one PChannel's queue, in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / _FILE
         self._names: dict[str, list[int]] = {}
-        """By producer, epoch and VChannel: the new producer, the sequence that is its first, and that one's barrier tick: should the
-        chain forget the new producer, too, it does not take a repeat of its first message for another."""
+        """By producer, epoch and VChannel: the new producer, its first sequence, and that message's barrier tick.
+
+        With the barrier, the chain recognizes a repeat of the first message even if it forgets the new producer, too.
+        """
         if self._path.exists():
             self._names = json.loads(self._path.read_text())
 
     def __call__(self, message: MutableMessage) -> MutableMessage:
-        """`message` as it is to be sent."""
+        """Return `message` as it is to be sent."""
         found = self._names.get(_key(message))
         if found is None or message.sequence < found[1]:
             return message
@@ -48,14 +51,16 @@ class ProducerRemap:
         )
 
     def assign(self, first: Iterable[MutableMessage], tick: int) -> None:
-        """Those of the spool's messages `first`, as they stand in it, and what follows each go out under new names; `tick` is one that
-        the chain had reached when it refused them."""
+        """Assign new producers to the spool's messages `first` and all that follow each.
+
+        `tick` is one that the chain had reached.
+        """
         for message in first:
             self._names[_key(message)] = [secrets.randbits(62) + 1, message.sequence, tick]
         replace_json(self._path, self._names, synced=True)
 
     def clear(self) -> None:
-        """Nothing is left that has a new name."""
+        """Remove the mapping once no message needs it."""
         if self._names:
             self._names = {}
             self._path.unlink(missing_ok=True)

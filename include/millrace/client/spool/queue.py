@@ -1,16 +1,18 @@
-"""A durable queue on the local disk, one a PChannel: where a producer keeps its messages while the log cannot be reached.
+"""A durable queue on the local disk, one per PChannel, for messages while the log is unreachable.
 
-    <folder>/lock                                  held by the one process that uses the spool
+    <folder>/lock                                  locked by the one process that uses the spool
     <folder>/<PChannel>/<number>.spool             frames from that number on
-    <folder>/<PChannel>/progress                   how many frames were settled
-    <folder>/<PChannel>/attempted                  how many were perhaps sent: the others never were, whatever died when
-    <folder>/rejected.jsonl                        what the chain rejected of it, with its bytes (millrace.client.spool.sender)
+    <folder>/<PChannel>/progress                   how many frames are settled
+    <folder>/<PChannel>/attempted                  how many may have been sent; the others certainly were not
+    <folder>/rejected.jsonl                        rejected messages, with payloads (millrace.client.spool.sender)
 
-A frame is (length, crc32c, number, time in ns) and an entry of the wire form; it is on the disk when `append` returns, before
-the next one is begun. So after a crash at most the last frame is torn, and it was acknowledged to nobody: it is cut off (and
-kept in `torn`, with a warning: were it damaged instead, it would look the same). A frame that fails its checksum with others behind it is damage, and is said (SpoolCorrupted), never skipped. The spool holds at
-most `max_bytes`, all PChannels together: one frame more raises SpoolFull and changes nothing. (What was on
-its way when the log was lost is taken beyond that.)
+A frame is (length, crc32c, number, time in ns) and an entry in wire form. It is on disk when `append` returns, before
+the next frame is started. So after a crash at most the last frame is torn, and it was not acknowledged: it is cut off
+and kept in `torn`, with a warning, because a damaged last frame looks the same. A frame with a wrong checksum and
+others after it is damage; it raises SpoolCorrupted and is never skipped.
+
+The spool holds at most `max_bytes`, all PChannels combined; a frame beyond that raises SpoolFull and changes nothing.
+(Messages that were in flight when the log was lost are accepted beyond the limit.)
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ _PROGRESS: Final = struct.Struct("<QI")
 _PROGRESS_BYTES: Final = 64 << 10
 _log = logging.getLogger(__name__)
 _LOOK_AHEAD: Final = 16
-"""Frames behind a bad one that are looked for, to tell damage from a torn end."""
+"""Number of frames to search for after a bad one, to distinguish damage from a torn end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFrame:
-    """One entry of a spool; `time_ns` is when it was spooled."""
+    """One entry of a spool; `time_ns` is when it was stored."""
 
     number: int
     time_ns: int
@@ -88,26 +90,26 @@ class Spool(Closeable):
 
     @property
     def bytes(self) -> int:
-        """What it holds on the disk."""
+        """Bytes on disk."""
         return self._bytes
 
     @property
     def entries(self) -> int:
-        """Frames that are not settled."""
+        """Number of frames that are not settled."""
         return sum(channel.entries for channel in self.channels().values())
 
     @property
     def oldest_ns(self) -> int | None:
-        """When the oldest frame that is not settled was spooled."""
+        """When the oldest frame that is not settled was stored."""
         return min((each for channel in self.channels().values() if (each := channel.oldest_ns)), default=None)
 
     def channels(self) -> dict[str, SpoolChannel]:
-        """By PChannel its queue: those that were ever used."""
+        """Return the queues by PChannel, for all PChannels ever used."""
         with self._guard:
             return dict(self._channels)
 
     def channel(self, pchannel: str) -> SpoolChannel:
-        """The queue of a PChannel."""
+        """Return the queue of a PChannel."""
         with self._guard:
             if pchannel not in self._channels:
                 path = self.folder / quote(pchannel, safe="")
@@ -117,22 +119,23 @@ class Spool(Closeable):
             return self._channels[pchannel]
 
     def reserve(self, size: int, *, force: bool) -> None:
-        """Count bytes in. Raises SpoolFull, unless they must be taken."""
+        """Reserve bytes. Raises SpoolFull, unless `force`."""
         with self._guard:
             if not force and self._bytes + size > self.max_bytes:
                 raise SpoolFull(
-                    f"the log cannot be reached, and the spool in {self.folder} holds {self._bytes} of {self.max_bytes} bytes:"
+                    f"the log cannot be reached, and the spool in {self.folder} holds {self._bytes} of"
+                    f" {self.max_bytes} bytes:"
                     f" these {size} were not taken. Append them again when the log is back, or give the spool more room"
                 )
             self._bytes += size
 
     def release(self, size: int) -> None:
-        """Count bytes out, or (at its opening) those in that are there already."""
+        """Release bytes, or (with a negative size, when opening) count those that exist."""
         with self._guard:
             self._bytes -= size
 
     def close(self) -> None:
-        """Release the files and the lock; what is held stays. Idempotent."""
+        """Close the files and release the lock; frames stay. Idempotent."""
         for channel in self.channels().values():
             channel.close()
         if self._lock_file >= 0:
@@ -157,7 +160,7 @@ class SpoolChannel:
         if (path / "attempted").exists():
             self._attempted = _read_progress(path / "attempted")
         else:
-            self.mark_attempted(self._next - 1)  # what an earlier build left may have been sent
+            self.mark_attempted(self._next - 1)  # entries of an earlier build may have been sent
         sync(path)
 
     @property
@@ -170,7 +173,7 @@ class SpoolChannel:
             return self._times[0] if self._times else None
 
     def append(self, entry: bytes, *, force: bool = False) -> int:
-        """Put an entry at the end, durably; its number. Raises SpoolFull, unless it must be taken; OSError."""
+        """Append an entry durably and return its number. Raises SpoolFull, unless `force`; OSError."""
         with self._guard:
             size = _HEADER.size + len(entry)
             self._spool.reserve(size, force=force)
@@ -196,7 +199,7 @@ class SpoolChannel:
             return number
 
     def frames(self) -> Iterator[SpoolFrame]:
-        """What is not settled, from the oldest on, as it is now."""
+        """Yield the frames that are not settled, from the oldest on, as of now."""
         with self._guard:
             segments, settled, end = [*self._segments], self._settled, self._next
         for segment in segments:
@@ -207,18 +210,21 @@ class SpoolChannel:
 
     @property
     def attempted(self) -> int:
-        """Frames with a smaller number were perhaps sent."""
+        """Frames with a smaller number may have been sent."""
         return self._attempted
 
     def mark_attempted(self, number: int) -> None:
-        """Everything up to `number` is about to be sent, or was: durable when it returns."""
+        """Record that everything up to `number` is about to be sent, or was; durable when it returns."""
         with self._guard:
             if self._attempted <= number:
                 replace_file(self.path / "attempted", _progress_record(number + 1), synced=True)
                 self._attempted = number + 1
 
     def settle(self, number: int) -> None:
-        """Everything up to `number` is settled: durable when it returns; what no frame needs any more is removed."""
+        """Record that everything up to `number` is settled; durable when it returns.
+
+        Removes files that no frame needs.
+        """
         with self._guard:
             self._settled = number + 1
             os.write(self._progress, _progress_record(self._settled))
@@ -260,14 +266,16 @@ class SpoolChannel:
         self._segments.append(_Segment(path, number, number - 1, 0))
 
     def _recover(self) -> None:
-        """Find what is there; cut a torn last frame off."""
+        """Read the existing frames and cut off a torn last one."""
         self._next = self._settled
         paths = sorted(self.path.glob("*.spool"))
         for path in paths:
             segment = _Segment(path, int(path.stem), int(path.stem) - 1, 0)
             for frame, end in _read(path, torn=path == paths[-1]):
                 if frame.number != segment.last + 1:
-                    raise SpoolCorrupted(f"{path}: frame {frame.number} follows {segment.last}; keep the file and look")
+                    raise SpoolCorrupted(
+                        f"{path}: frame {frame.number} follows {segment.last}; keep the file for inspection"
+                    )
                 segment.last, segment.bytes = frame.number, end
                 if frame.number >= self._settled:
                     self._times.append(frame.time_ns)
@@ -280,7 +288,7 @@ class SpoolChannel:
                 path.unlink()
                 continue
             if self._segments and segment.first != self._segments[-1].last + 1:
-                raise SpoolCorrupted(f"{path}: frames before it are missing; keep the folder and look")
+                raise SpoolCorrupted(f"{path}: frames before it are missing; keep the folder for inspection")
             self._segments.append(segment)
             self._spool.release(-segment.bytes)
             self._next = segment.last + 1
@@ -288,10 +296,10 @@ class SpoolChannel:
             self._file = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
 
     def _keep_torn(self, path: Path, end: int) -> None:
-        """Keep what is about to be cut off, until the next time: a frame that was damaged later looks as one that was torn."""
+        """Keep what is about to be cut off until the next time: a damaged frame looks like a torn one."""
         torn = self.path / "torn"
         replace_file(torn, path.read_bytes()[end:])
-        _log.warning("%s: the last frame, at byte %d, is not whole; it is cut off, and kept in %s", path, end, torn)
+        _log.warning("%s: the last frame, at byte %d, is incomplete; it is cut off and kept in %s", path, end, torn)
 
     def _rewrite_progress(self) -> None:
         replace_file(self.path / "progress", _progress_record(self._settled), synced=True)
@@ -312,7 +320,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _read(path: Path, *, torn: bool = True) -> Iterator[tuple[SpoolFrame, int]]:
-    """The frames of a segment, each with the offset behind it; a torn end is where it stops, if it may be there."""
+    """Yield the frames of a segment, each with the offset after it; stop at a torn end, if one is possible here."""
     data = path.read_bytes()
     place, expected = 0, int(path.stem)
     while place < len(data):
@@ -323,14 +331,19 @@ def _read(path: Path, *, torn: bool = True) -> Iterator[tuple[SpoolFrame, int]]:
             whole = end <= len(data) and crc32c.crc32c(memoryview(data)[place + 8 : end]) == crc
         if not whole:
             if not torn or _goes_on(data, place, expected):
-                raise SpoolCorrupted(f"{path}: the frame at byte {place} fails its checksum; keep the file and look")
+                raise SpoolCorrupted(
+                    f"{path}: the frame at byte {place} fails its checksum; keep the file for inspection"
+                )
             return
         yield SpoolFrame(number, time_ns, data[place + _HEADER.size : end]), end
         place, expected = end, number + 1
 
 
 def _goes_on(data: bytes, place: int, number: int) -> bool:
-    """Whether a whole frame lies behind the bad one of this number: a frame is only begun once the one before is on the disk."""
+    """Return whether a complete frame follows the bad one of this number.
+
+    Then it is damage: a frame is written only after the one before it is on disk.
+    """
     for following in range(number + 1, number + _LOOK_AHEAD):
         mark = struct.pack("<Q", following)
         found = data.find(mark, place)
@@ -350,7 +363,7 @@ def _progress_record(settled: int) -> bytes:
 
 
 def _read_progress(path: Path) -> int:
-    """The newest whole record: a torn one was acknowledged to nobody, and what it said is only done again."""
+    """Return the newest complete record. A torn one was not acknowledged; what it recorded is only repeated."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

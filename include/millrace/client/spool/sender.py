@@ -1,14 +1,15 @@
-"""Sending with a spool behind it: straight to the log while that can be reached, else into the spool, and from there in order.
+"""Sending with a spool: to the log while it is reachable, otherwise into the spool, which is sent later.
 
-- While a PChannel's spool is not empty, new appends go behind what it holds.
-- Messages keep the producer, epoch and sequence that they were given before they were spooled, so that sending one again has no
-  second effect, across kill -9 of this process too (law 8). Progress is written down behind each retransmitted entry.
-- Where the chain does not know a spooled message's producer any more, it goes out as a new one's, with all that follows, if it was never
-  sent (millrace.client.spool.producer_remap). Of one that was perhaps sent nobody can know: it is recorded as rejected, and the rest goes on.
-- What the chain rejects of it is written to ``rejected.jsonl``, synced and with its bytes, before it counts as settled, and is
-  handed to `on_rejected`. A message of which the chain no longer remembers the result (ALREADY_APPLIED, after a crash) is
-  written there too: it took effect, and the WAL says how.
-- Transactions need answers and are not spooled: LogUnavailable while the spool is in use.
+- While a PChannel's spool is not empty, new appends are queued after it.
+- Messages keep the producer, epoch and sequence that they had when they were spooled, so resending has no second
+  effect, even after kill -9 of this process (law 8). Progress is recorded after each entry that was resent.
+- If the chain no longer knows a spooled message's producer, the message and all that follow are sent as a new
+  producer's, if it was certainly never sent (millrace.client.spool.producer_remap). Otherwise its outcome is unknown:
+  it is recorded as rejected, and the rest continues.
+- A rejected message is written to ``rejected.jsonl``, synced and with its payload, before it counts as settled, and is
+  passed to `on_rejected`. A message whose result the chain no longer remembers (ALREADY_APPLIED, after a crash) is
+  written there too: it took effect, and the WAL has the result.
+- Transactions need answers and are not spooled: they raise LogUnavailable while the spool is in use.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from millrace.base.files import sync
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.client.produce.fair_lock import FairLock
-from millrace.client.produce.framing import group_into_entries, group_messages
 from millrace.client.produce.lane import Lane
+from millrace.client.produce.rows import group_into_entries, group_messages
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
 from millrace.client.spool.producer_remap import ProducerRemap
@@ -57,7 +58,7 @@ from millrace.wal.reasons import Reason
 OnRejected = Callable[[MutableMessage, AppendRejected], None]
 
 SpooledMessages: TypeAlias = list[tuple[MutableMessage, int]]
-"""Messages, each with the number of the frame that it stands in."""
+"""Messages, each with the number of its frame."""
 
 _UNKNOWN: Final = frozenset({Reason.UNKNOWN_PRODUCER, Reason.SEQUENCE_GAP})
 
@@ -65,11 +66,11 @@ _LONGEST_PAUSE: Final = 5.0
 _log = logging.getLogger(__name__)
 
 _OVERHEAD: Final = 256
-"""Bytes of a spooled message beside its payload, at most about."""
+"""Approximate maximum size of a spooled message without its payload."""
 
 
 class SpoolSender:
-    """The way of one producer's messages to the log, with the spool in `folder` behind it. Thread-safe."""
+    """Sends one producer's messages to the log, with the spool in `folder` as a buffer. Thread-safe."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class SpoolSender:
         self._unresolved: dict[str, deque[OutboundEntry]] = {}
         self._closing = threading.Event()
         self.error: MillraceError | None = None
-        """What keeps the spool from being sent, where that is more than a log that cannot be reached."""
+        """The error that keeps the spool from being sent, unless the log is merely unreachable."""
         self._show()
 
     @classmethod
@@ -104,14 +105,14 @@ class SpoolSender:
         on_rejected: OnRejected | None,
         metrics: Metrics | None,
     ) -> Self | None:
-        """The sender that a producer is to have: none without a folder. Raises SpoolBusy."""
+        """Return the sender for a producer, or None without a folder. Raises SpoolBusy."""
         if folder is None:
             return None
         delay = settings.append_retry_delay
         return cls(folder, max_bytes=max_bytes, on_rejected=on_rejected, metrics=metrics, retry_delay=delay)
 
     def start(self, lane: Callable[[str], Lane]) -> None:
-        """Begin to send what a former process left, by these lanes."""
+        """Start sending what a former process left, through these lanes."""
         self._lane = lane
         for name, channel in self.spool.channels().items():
             if channel.entries:
@@ -119,31 +120,34 @@ class SpoolSender:
 
     @property
     def empty(self) -> bool:
-        """Whether everything that was spooled is settled, so that appends go straight to the log again."""
+        """Whether all spooled messages are settled, so that appends go directly to the log again."""
         return not self.spool.entries and not self._spooling
 
     def wait_empty(self, *, timeout: float) -> bool:
-        """Wait until the spool is empty; whether it is."""
+        """Wait until the spool is empty; return whether it is."""
         return poll_until(lambda: self.empty, Deadline.after(timeout, sleep=self._closing.wait), interval=0.02)
 
     def close(self) -> None:
-        """Stop sending; what is spooled stays for the next process. Idempotent."""
+        """Stop sending; spooled messages stay for the next process. Idempotent."""
         self._closing.set()
         for thread in list(self._spooling.values()):
             thread.join()
         self.spool.close()
 
     def contended(self, pchannel: str) -> bool:
-        """Whether another caller waits to send to the PChannel."""
+        """Return whether another caller waits to send to the PChannel."""
         return self._turns_of(pchannel).contended
 
     def require_room(self, messages: Sequence[MutableMessage]) -> None:
-        """Raise SpoolFull where these messages, of one call, may have to be spooled and there is no room for all of them."""
+        """Raise SpoolFull if the messages of one call may have to be spooled and do not all fit."""
         if self._spooling:
             self._check_room(sum(len(message.payload) + _OVERHEAD for message in messages))
 
     def send(self, pchannel: str, messages: list[MutableMessage]) -> Written:
-        """Append messages, or spool them (`spooled_rows`), after :meth:`require_room`. Raises LogUnavailable for a transaction's."""
+        """Append messages, or spool them (`spooled_rows`); call :meth:`require_room` first.
+
+        Raises LogUnavailable for a transaction's messages while the spool is in use.
+        """
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
         groups = list(group_messages(sorted(messages, key=lambda each: order[each.vchannel])))
         sent = [OutboundEntry(group) for group in groups]
@@ -165,9 +169,10 @@ class SpoolSender:
         size: Callable[[], int] | None = None,
         pipelined: bool = True,
     ) -> None:
-        """Send what `source` gives, as :meth:`Lane.deliver` does; what cannot be sent is spooled, in its order.
+        """Send what `source` returns, as :meth:`Lane.deliver` does; spool what cannot be sent, in order.
 
-        With `size`, which says about how many bytes come next, SpoolFull is raised before they are taken of the source.
+        `size` returns the approximate size of the next entry; with it, SpoolFull is raised before the entry is taken
+        from the source.
         """
         with self._turns_of(pchannel).held():
             lane = self._lane_of(pchannel)
@@ -194,22 +199,23 @@ class SpoolSender:
                 sending.answers = [None] * len(sending.messages)
                 self._spool(pchannel, sending)
 
-    # --- into the spool -------------------------------------------------------------------------------------------------
+    # --- spooling -----------------------------------------------------------------------------------------------------
 
     def _check_room(self, size: int) -> None:
         if size and self.spool.bytes + size > self.spool.max_bytes:
             if self._metrics is not None:
                 self._metrics.producer_spool_refused_total.inc()
             raise SpoolFull(
-                f"the log cannot be reached, and the spool holds {self.spool.bytes} of {self.spool.max_bytes} bytes: this"
+                f"the log cannot be reached, and the spool holds {self.spool.bytes} of {self.spool.max_bytes} bytes:"
+                " this"
                 " append was not taken. Append it again when the log is back, or give the spool more room"
             )
 
     def _keep_unresolved(self, pchannel: str) -> bool:
-        """Spool what was sent and could not be settled: it has numbers, so that it goes first, and whatever room there is.
+        """Spool the unresolved entries, which are numbered: they go first, even beyond the limit.
 
-        Returns whether a transaction was among it, which the caller must be told. Raises AppendUnresolved where the disk
-        refuses: the messages are held in memory, and tried again before any other.
+        Returns whether a transaction was among them, which the caller must learn. Raises AppendUnresolved if the disk
+        fails: the messages are held in memory and tried again before any other.
         """
         left = self._unresolved.get(pchannel)
         in_txn = False
@@ -219,13 +225,14 @@ class SpoolSender:
                 self._spool(pchannel, left[0])
             except OSError as error:
                 raise AppendUnresolved(
-                    f"neither the log nor the spool can be reached ({error}): the newest appends are held in memory alone"
+                    f"neither the log nor the spool can be reached ({error}): the newest appends are held only in"
+                    " memory"
                 ) from error
             left.popleft()
         return in_txn
 
     def _spool(self, pchannel: str, sending: OutboundEntry) -> None:
-        """Make what is open of a Sending durable here."""
+        """Store the unanswered messages of an entry durably."""
         left = [sending.messages[place] for place in sending.unanswered]
         if left:
             channel = self.spool.channel(pchannel)
@@ -244,17 +251,17 @@ class SpoolSender:
                 self._spooling[pchannel] = thread
                 thread.start()
 
-    # --- out of it --------------------------------------------------------------------------------------------------------
+    # --- draining -----------------------------------------------------------------------------------------------------
 
     def _drain(self, pchannel: str) -> None:
-        """Send everything in order, until nothing is left: from then on the lane is used directly again."""
+        """Send everything in order until the spool is empty; then the lane is used directly again."""
         channel = self.spool.channel(pchannel)
         renamed = ProducerRemap(channel.path)
         pause = self._retry_delay
         while not self._closing.is_set():
             try:
-                # The first goes alone: of what is sent while the log is away nobody knows afterwards whether it was taken.
-                # An entry is one result for the chain to remember, if it is accepted.
+                # The first is sent alone: an entry that is sent while the log is unreachable may have taken effect.
+                # An accepted entry is one result for the chain to remember.
                 alone = itertools.islice(channel.frames(), 1)
                 for frames in itertools.chain(
                     [[*alone]], group_into_entries(channel.frames(), lambda frame: len(frame.entry))
@@ -282,7 +289,7 @@ class SpoolSender:
             pause = min(2 * pause, max(_LONGEST_PAUSE, self._retry_delay))
 
     def _send_again(self, pchannel: str, channel: SpoolChannel, renamed: ProducerRemap, run: SpooledMessages) -> None:
-        """Send the messages of a run of frames, and note that they are settled."""
+        """Send the messages of some frames, and record that they are settled."""
         order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message, _ in run))}
         run = sorted(run, key=lambda each: order[each[0].vchannel])
         last = max(number for _, number in run)
@@ -325,8 +332,11 @@ class SpoolSender:
         sent: int,
         verdict: AppendRejected,
     ) -> None:
-        """The chain knows nothing of what is open of `sending`: what was never sent (its frame is none before `sent`) goes out under
-        new names, the rest is answered with the verdict."""
+        """Handle messages that the chain does not know.
+
+        Those whose frame number is `sent` or greater were never sent and get a new producer; the others are answered
+        with the verdict.
+        """
         first: dict[str, MutableMessage] = {}
         for place in sending.unanswered:
             message, number = run[place]
@@ -336,12 +346,12 @@ class SpoolSender:
             else:
                 first.setdefault(message.vchannel, message)
         if first:
-            _log.warning("%s: %s; what was never sent goes out as a new producer's", self.spool.folder, verdict)
+            _log.warning("%s: %s; messages that were never sent get a new producer id", self.spool.folder, verdict)
             renamed.assign(first.values(), self._lane_of(pchannel).tick)
             for place in sending.unanswered:
                 sending.messages[place] = renamed(run[place][0])
 
-    # --- beside it --------------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def _lane_of(self, pchannel: str) -> Lane:
         assert self._lane is not None, "the spool belongs to no producer yet"
@@ -363,10 +373,11 @@ class SpoolSender:
 
 
 def _by_producer(frames: Sequence[SpoolFrame]) -> Iterator[SpooledMessages]:
-    """The messages of frames, of one producer and epoch for a VChannel at a time.
+    """Yield the messages of frames, of one producer and epoch per VChannel at a time.
 
-    Of what one producer wrote in an epoch the chain takes nothing behind what it refuses for now (a term that is none). It does not know
-    that what another wrote comes behind that: an entry with both would change their order.
+    If the chain refuses a message for now (an unopened term), it also refuses the following messages of the same
+    producer and epoch. It does not know that those of another producer belong after them: an entry with both would
+    change their order.
     """
     run: SpooledMessages = []
     writers: dict[str, tuple[int, int]] = {}
@@ -396,7 +407,7 @@ def _decoded(frame: SpoolFrame) -> list[MutableMessage]:
 
 
 def _record(path: Path, refused: list[tuple[MutableMessage, AppendRejected]]) -> None:
-    """Write down, durably, what the chain rejected."""
+    """Write down durably what the chain rejected."""
     lines = []
     for message, answer in refused:
         line: dict[str, Any] = {name: getattr(message, name) for name in MESSAGE_FIELDS if name != "payload"}

@@ -29,7 +29,7 @@ from millrace.base.errors import LogCorrupted
 from millrace.base.failpoint import hit
 from millrace.log.rocksmq.disk import OsDisk
 from millrace.log.rocksmq.manifest import read_checksummed, write_checksummed
-from millrace.rpc.clock import ClockView
+from millrace.rpc.wire import ClockView
 
 MAX_LEAP_SECONDS: Final = 300.0
 PERSIST_SECONDS: Final = 5.0

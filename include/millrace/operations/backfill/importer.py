@@ -27,7 +27,7 @@ from millrace.base.files import replace_json, sha256_file
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
-from millrace.client.produce.framing import ENTRY_BYTES
+from millrace.client.produce.rows import ENTRY_BYTES
 from millrace.message import builders
 from millrace.message.bodies import parse_body
 from millrace.message.model import MutableMessage

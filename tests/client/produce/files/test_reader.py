@@ -132,7 +132,7 @@ def test_a_bad_row_has_its_line_its_column_and_its_value() -> None:
         (4, None, None),
         (5, "id", None),
     ]
-    assert bad[0].why == "price: 'dear' is no float64"
+    assert bad[0].why == "price: 'dear' is not float64"
 
 
 @pytest.mark.parametrize("form", [InputFormat.JSON, InputFormat.JSONL])

@@ -1,1 +1,4 @@
-"""Rows from files, in batches, each with the line it came from and, where it does not fit, the column, the value and the reason."""
+"""Rows from files, in batches.
+
+A row that does not fit is reported with its line, the column, the value and the reason.
+"""

@@ -1,4 +1,4 @@
-"""Which files there are, how their rows are written, and what is between them and the bytes: gzip, zstd, bzip2."""
+"""File formats, how their rows are written, and compression: gzip, zstd, bzip2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GLOB: Final = frozenset("*?[")
 
 
 class InputFormat(StrEnum):
-    """How rows are written."""
+    """Format of a file's rows."""
 
     JSONL = "jsonl"
     JSON = "json"
@@ -49,8 +49,11 @@ _SUFFIXES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CsvOptions:
-    """How a CSV file is written. `nulls` are the texts of a cell that stand for null in a field that may be null; `dates` and
-    `timestamps` are formats as strptime has them (default: ISO 8601)."""
+    """How a CSV file is written.
+
+    `nulls` are the cell texts that mean null in a nullable field. `dates` and `timestamps` are strptime formats
+    (default: ISO 8601).
+    """
 
     delimiter: str = ","
     quote: str = '"'
@@ -63,9 +66,9 @@ class CsvOptions:
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or len(self.quote) > 1:
-            raise InvalidArgument("the delimiter of CSV is one character, the quote one or none")
+            raise InvalidArgument("the CSV delimiter is one character, and the quote at most one")
         if self.decimal not in (".", ",") or self.decimal == self.delimiter:
-            raise InvalidArgument("the decimal mark of CSV is a point or a comma, and not the delimiter")
+            raise InvalidArgument("the CSV decimal mark is a point or a comma, and differs from the delimiter")
         try:
             "".encode(self.encoding)
         except LookupError:
@@ -73,8 +76,10 @@ class CsvOptions:
 
 
 def format_of(path: Path, given: InputFormat | None = None) -> InputFormat:
-    """The format of a file by its suffix, before that of a compression (stdin: JSON lines), unless it is `given`. Raises
-    InvalidArgument."""
+    """Return the format of a file: `given`, or by its suffix before that of a compression (stdin: JSON lines).
+
+    Raises InvalidArgument.
+    """
     if given is not None:
         return given
     if str(path) == STDIN:
@@ -89,8 +94,13 @@ def format_of(path: Path, given: InputFormat | None = None) -> InputFormat:
 
 
 def expand_paths(sources: Iterable[Path], given: InputFormat | None = None) -> list[Path]:
-    """The files that `sources` name, in their order: files, patterns (``day=*/*.csv``), folders (files in it, and in folders in it, of a
-    known suffix, in the order of their names). Raises InvalidArgument where one names none."""
+    """Return the files that `sources` name, in order.
+
+    A source is a file, a pattern (``day=*/*.csv``), or a folder, which stands for all files below it with a known
+    suffix, sorted by name.
+
+    Raises InvalidArgument if a source names no file.
+    """
     found: dict[Path, None] = {}
     for source in sources:
         if str(source) == STDIN:
@@ -109,7 +119,7 @@ def expand_paths(sources: Iterable[Path], given: InputFormat | None = None) -> l
 
 
 def _is_rows(path: Path, folder: Path, given: InputFormat | None) -> bool:
-    """Hidden files, and Spark's ``_SUCCESS``, are none."""
+    """Return whether a file in a folder has rows; hidden files and Spark's ``_SUCCESS`` do not."""
     if any(part.startswith((".", "_")) for part in path.relative_to(folder).parts):
         return False
     try:
@@ -120,8 +130,10 @@ def _is_rows(path: Path, folder: Path, given: InputFormat | None) -> bool:
 
 @contextmanager
 def decompressed(source: BinaryIO) -> Iterator[BinaryIO]:
-    """What `source` holds, unpacked where its first bytes say that it is packed. Reading raises OSError or EOFError where it is
-    damaged or cut off."""
+    """Open `source`, decompressed if its first bytes say that it is compressed.
+
+    Reading raises OSError or EOFError if the data is damaged or cut off.
+    """
     buffered = source if isinstance(source, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, source))
     start = buffered.peek(4)[:4]
     try:
@@ -135,4 +147,4 @@ def decompressed(source: BinaryIO) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, buffered)
     finally:
         if buffered is not source and not buffered.closed:
-            buffered.detach()  # it would close what is the caller's
+            buffered.detach()  # closing it would close the caller's stream

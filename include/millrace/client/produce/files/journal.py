@@ -1,8 +1,9 @@
-"""How far a load is, in a file of the user's: the same load, begun again after whatever ended it, goes on there, and no row is doubled.
+"""The progress of a load in a file: an interrupted load continues without duplicate rows.
 
-A load is a producer with numbers of its own (law 8). The journal has them, and the place in the files, as they were when a batch was
-acknowledged. Whoever goes on sends the next batch with the numbers it would have had: if it was in the log already, the chain knows
-it by them. So the batches must be the same: files, batch size and schema version are those that the journal names, or nothing is sent.
+A load is a producer with its own numbers (law 8). The journal stores them, and the position in the files, after each
+acknowledged batch. A restarted load sends the next batch with the same numbers, by which the chain recognizes it if it
+is in the log already. So the batches must be the same: files, batch size and schema version must be those in the
+journal, or nothing is sent.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from millrace.base.file_lock import exclusive_lock
 from millrace.base.files import replace_json
 
 VERSION: Final = 1
-"""Of the journal's file."""
+"""Version of the journal file."""
 _EDGE = 1 << 20
 
 
 @dataclass(slots=True)
 class LoadPosition:
-    """Where a load stands."""
+    """Progress of a load."""
 
     file: int = 0
     batches: int = 0
-    """Of that file, sent and acknowledged."""
+    """Acknowledged batches of that file."""
     numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By VChannel the epoch and the next sequence."""
     ticks: dict[str, int] = field(default_factory=dict)
-    """By PChannel a tick behind which all lies that is sent from this place on."""
+    """By PChannel a tick after which everything is that is sent from this position on."""
     bad_bytes: int = 0
-    """Of the file of bad rows."""
+    """Size of the file of bad rows."""
     counts: dict[str, Any] = field(default_factory=dict)
-    """What the caller tells of it."""
+    """The caller's totals."""
 
 
 class LoadJournal:
@@ -54,7 +55,7 @@ class LoadJournal:
         self.save()
 
     def save(self) -> None:
-        """Keep the place, durably: what it says was acknowledged."""
+        """Save the position durably: everything before it was acknowledged."""
         value = {"version": VERSION, "producer": self.producer_id, "load": self._load, "place": asdict(self.position)}
         replace_json(self._path, value, synced=True)
 
@@ -67,28 +68,33 @@ class LoadJournal:
             value = json.loads(text)
             if value["version"] > VERSION:
                 raise UnsupportedVersion(
-                    f"{self._path} has version {value['version']}, and this build knows {VERSION}: go on with the build that began the load"
+                    f"{self._path} has version {value['version']}, and this build supports {VERSION}: continue with"
+                    " the build that started the load"
                 )
             producer, place, known = int(value["producer"]), LoadPosition(**value["place"]), value["load"]
             place.numbers = {name: (int(epoch), int(number)) for name, (epoch, number) in place.numbers.items()}
         except (ValueError, KeyError, TypeError) as error:
             raise Malformed(
-                f"{self._path} is no journal of a load ({error}): give the file that the load began with"
+                f"{self._path} is not a journal of a load ({error}): give the file that the load was started with"
             ) from None
         differing = [name for name, each in load.items() if known.get(name) != json.loads(json.dumps(each))]
         if differing:
             raise InvalidArgument(
                 f"{self._path} belongs to another load: {differing[0]} was {known.get(differing[0])!r:.200}."
-                " Say the same as then, or begin a new one with another file"
+                " Use the same options, or start a new load with another file"
             )
         return producer, place
 
 
 @contextmanager
 def open_journal(path: Path, load: dict[str, Any]) -> Iterator[LoadJournal]:
-    """The journal at `path`, held while the block runs; `load` says what is loaded, and how: it is what the file says, or the file is new.
-    Raises InvalidArgument, Malformed."""
-    busy = InvalidArgument(f"another process is at this load: {path} is in use")
+    """Open the journal at `path` and lock it while the block runs.
+
+    `load` describes what is loaded and how; it must match the file, or the file is new.
+
+    Raises InvalidArgument, Malformed.
+    """
+    busy = InvalidArgument(f"another process runs this load: {path} is in use")
     try:
         with exclusive_lock(path.with_name(path.name + ".lock"), deadline=Deadline.after(0.0), busy=busy):
             yield LoadJournal(path, load)
@@ -97,7 +103,7 @@ def open_journal(path: Path, load: dict[str, Any]) -> Iterator[LoadJournal]:
 
 
 def file_fingerprints(files: Sequence[Path]) -> list[list[Any]]:
-    """Of each file its path, size and a digest of its first and last MiB: by these a load knows that it is the same file."""
+    """Return path, size, and digest of the first and last MiB of each file, by which a load knows its files."""
     found: list[list[Any]] = []
     for path in files:
         try:

@@ -1,8 +1,8 @@
-"""JSON's objects from text: a line's, or one by one those of an array.
+"""JSON objects from text: one per line, or the elements of an array one by one.
 
-By Python's parser, for Arrow's (26.0) ends the process on a line that says just ``null``; and without what Python's passes over in
-silence: of a name that stands twice in an object it keeps the last value, of a number beyond all floats it makes infinity, and of a
-number's digits those that a float has (:class:`LongNumber` has them all).
+It uses Python's parser, because Arrow's (26.0) crashes the process on a line that is just ``null``. It reports what
+Python's parser accepts silently: a repeated name in an object (the last value wins) and a number beyond all floats
+(infinity). It keeps the digits of a number beyond those of a float (:class:`LongNumber`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from millrace.base.errors import InvalidArgument
 MAX_OBJECT_CHARACTERS: Final = 64 << 20
 _CHUNK: Final = 1 << 20
 _SHORT: Final = 16
-"""Characters of a number with a point that surely has no more digits than a float keeps."""
+"""Maximum characters of a number with a decimal point that cannot have more digits than a float keeps."""
 
 
 class LongNumber(float):
-    """A number with a point that may have more digits than a float keeps; `text` has all of them."""
+    """A number with a decimal point that may have more digits than a float; `text` has them all."""
 
     text: str
 
 
 class JsonObjectParser:
-    """A parser. Without `quote` no error holds anything of what it reads."""
+    """A parser. Without `show_values`, errors contain nothing of the input."""
 
     def __init__(self, *, quote: bool = True) -> None:
         self._quote = quote
@@ -37,7 +37,7 @@ class JsonObjectParser:
         self._fault: str | None = None
 
     def parse_line(self, line: str) -> dict[str, Any]:
-        """One line's object. Raises ValueError in words."""
+        """Parse one line's object. Raises ValueError with a readable message."""
         self._fault = None
         try:
             return self._sound(self._decoder.decode(line))
@@ -47,7 +47,10 @@ class JsonObjectParser:
             raise ValueError("it nests too deeply") from None
 
     def parse_array(self, source: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
-        """(line, object) of each element of the array that `source` is, in the place of one that is none why. Raises InvalidArgument."""
+        """Yield (line, object) for each element of the array in `source`, or (line, error) for a bad one.
+
+        Raises InvalidArgument.
+        """
         decode = codecs.getincrementaldecoder("utf-8-sig")()
         held, at, line, ended, behind = "", 0, 1, False, ""  # behind: the mark, or "value", that was last
 
@@ -78,7 +81,7 @@ class JsonObjectParser:
             elif behind == "]":
                 raise wrong("something stands behind the array's end")
             elif not behind or (held[at] == "]" and behind != ",") or (held[at] == "," and behind == "value"):
-                behind, at = held[at], at + 1  # the first is the bracket, which said that this is an array
+                behind, at = held[at], at + 1  # the first is the bracket of the array
             elif behind == "value":
                 raise wrong("a comma, or the array's end, is expected")
             else:
@@ -92,13 +95,13 @@ class JsonObjectParser:
                 except RecursionError:
                     raise wrong("it nests too deeply") from None
                 if end == len(held) and not ended:
-                    more()  # a number may go on
+                    more()  # a number may continue in the next chunk
                     continue
                 yield line, value
                 line, at, behind = line + held.count("\n", at, end), end, "value"
 
     def _next(self, text: str, at: int) -> tuple[dict[str, Any] | ValueError, int]:
-        """The object that begins at `at`, or why there is none, and where it ends. Raises what json raises."""
+        """Return the object that starts at `at`, or an error, and where it ends. Raises the errors of json."""
         self._fault = None
         value, end = self._decoder.raw_decode(text, at)
         try:
@@ -133,7 +136,7 @@ class JsonObjectParser:
 
 
 def begins_array(source: BinaryIO) -> bool:
-    """Whether the first character behind white space and a byte-order mark is a bracket. Takes nothing from `source`."""
+    """Return whether the first character after white space and a byte-order mark is a bracket. Consumes nothing."""
     peek = getattr(source, "peek", None)
     start: bytes = b"" if peek is None else peek(4096)
     return start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")

@@ -1,10 +1,12 @@
-"""Rows from a file or stdin, in batches, with the line that each came from.
+"""Rows from a file or stdin, in batches, with the line of each row.
 
-Every value is checked against the collection's schema before anything is sent; a row that does not fit becomes a
-:class:`BadRow` with its line (of formats without lines: row) number and loses no other row. Conventions, the same as on the way
-out: timestamps and dates are ISO 8601 text (a timestamp without a zone is UTC), binary is base64; in CSV an empty cell of a
-field that may be null is null. Memory: a batch as the format has it and as columns, and what the format reads at a time (a row group
-of Parquet, a batch of Arrow, a block of Avro, one MiB of JSON); a file need not fit.
+Every value is checked against the collection's schema before anything is sent. A row that does not fit becomes a
+:class:`BadRow` with its line number (for formats without lines: row number) and affects no other row. Conventions are
+the same as for output: timestamps and dates are ISO 8601 text (a timestamp without a zone is UTC), binary is base64; an
+empty CSV cell of a nullable field is null.
+
+Memory: a batch as read and as columns, and what the format reads at a time (a row group of Parquet, a batch of Arrow, a
+block of Avro, one MiB of JSON). The file need not fit into memory.
 """
 
 from __future__ import annotations
@@ -57,11 +59,13 @@ def read_batches(
     quote: bool = True,
     form: CsvOptions | None = None,
 ) -> Iterator[RowBatch]:
-    """The rows of `source`, packed or not, as `schema`'s columns, `batch_rows` at a time.
+    """Yield the rows of `source`, compressed or not, as `schema`'s columns, `batch_rows` at a time.
 
-    `keys_only` takes the primary key's column and ignores the others. `allowed` is a column and the values that it may
-    have. Without `quote` no error holds anything of the file's contents: for whoever may not read it. Raises InvalidArgument for
-    what is no fault of one row: columns that are not there, a file that is not Parquet, or was cut off.
+    `keys_only` reads the primary key's columns and ignores the others. `allowed` is a column and its permitted values.
+    Without `show_values`, errors contain nothing of the file, for users who may not read it.
+
+    Raises InvalidArgument for errors that do not concern one row: missing columns, a file that is not Parquet or is cut
+    off.
     """
     generated = schema.generated_key and not keys_only
     fields = schema.key_fields if keys_only else schema.fields
@@ -75,7 +79,7 @@ def read_batches(
             replace(field, nullable=field.nullable or field.default is not None or field.computed is not None)
             for field in fields
         )
-    if generated:  # a row that has none gets one behind this
+    if generated:  # rows without a key get one below
         fields = tuple(replace(field, nullable=field.nullable or field in schema.key_fields) for field in fields)
     wanted = pa.schema([field.arrow() for field in fields])
     chosen = form or CsvOptions()
@@ -104,12 +108,12 @@ def read_batches(
                 yield found if not (generated or ruled) else replace(found, rows=found.rows.cast(schema.arrow()))
     except (*READ_ERRORS, pa.ArrowException) as error:
         if kind in (InputFormat.CSV, InputFormat.JSONL, InputFormat.JSON):
-            raise read_error(1, error) from None  # of later lines their readers say which
+            raise read_error(1, error) from None  # errors after the first line have their line number already
         raise InvalidArgument(f"the file does not read{f': {error}' if quote else ''}") from None
 
 
 def _rules(raw: RawRows, schema: CollectionSchema) -> RowRules:
-    """What a file's rows are filled with and judged by; a column is absent that stands for one which the file does not have."""
+    """Return the rules for a file's rows; a column of nulls stands for one that the file lacks."""
     from millrace.client.produce.defaults_and_checks import apply_rules_to_file
 
     absent = {
@@ -136,7 +140,7 @@ def _parquet(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bo
 
 
 def _arrow(source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool) -> Iterator[RawRows]:
-    """An IPC file or stream, as its first bytes say."""
+    """Read an IPC file or stream, depending on the first bytes."""
     try:
         peek = getattr(source, "peek", None)
         if peek is not None and peek(6)[:6] == b"ARROW1":

@@ -1,4 +1,4 @@
-"""Values as a format has them, made the columns of a collection; a row with one that does not fit is a bad one and harms no other."""
+"""Conversion of a format's values to a collection's columns; a value that does not fit only affects its row."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ _SECONDS_ZONE: Final = r":.*[+-]\d{2}:\d{2}:\d{2}$"
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that does not fit the collection: its line (of formats without lines: its number from 1), and why; the column and the
-    value where one is to blame."""
+    """A row that does not fit the collection: its line (for formats without lines, its number from 1) and the reason.
+
+    `column` and `value` are set if one value is to blame.
+    """
 
     line: int
     why: str
@@ -42,7 +44,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows that fit, as the columns they have to be sent with, and those that do not."""
+    """Rows that fit, in the columns that are sent, and those that do not."""
 
     rows: pa.Table
     bad: list[BadRow]
@@ -50,7 +52,7 @@ class RowBatch:
 
 
 class RawRows(NamedTuple):
-    """Rows as the format has them: their lines, columns by name, and rows that are none."""
+    """Rows as read from the format: their lines, columns by name, and rows that could not be read."""
 
     lines: npt.NDArray[np.int64]
     columns: dict[str, Any]
@@ -58,17 +60,17 @@ class RawRows(NamedTuple):
 
 
 Converter = Callable[[Any, FieldType], pa.Array]
-"""Values as the format has them -> an array of that type, or an error where one of them does not fit."""
+"""Values of the format -> an array of that type. Raises an error if one does not fit."""
 
 
 def display_value(value: object, quote: bool) -> str:
-    """A value of the file as an error has it."""
+    """Return a value of the file as it appears in an error."""
     text = repr(value)
     return "that is in the file" if not quote else text if len(text) <= 60 else text[:57] + "..."
 
 
 RowRules = Callable[[pa.Table], tuple[pa.Table, dict[int, str]]]
-"""Rows -> the same with what their schema fills, and by place why a row breaks its rules."""
+"""Rows -> the rows with filled values, and by row number why a row violates its schema's rules."""
 
 
 def convert_rows(
@@ -79,7 +81,7 @@ def convert_rows(
     quote: bool,
     rules: RowRules | None = None,
 ) -> RowBatch:
-    """The columns of `fields`, with their types; rows with a value that does not fit, or that break `rules`, are bad ones."""
+    """Convert rows to the columns of `fields`; rows that do not fit, or that violate `rules`, are bad."""
     wanted = pa.schema([field.arrow() for field in fields])
     lines, bad = raw.lines, raw.bad
     wrong: dict[int, BadRow] = {}
@@ -93,7 +95,7 @@ def convert_rows(
         for place, value in misfits.items():
             text = display_value(value, quote) if quote else "the value"
             kind = _WORDS.get(field.parsed_type.kind, field.type)
-            blame(place, field.name, f"{text} is no {kind}", str(value) if quote else None)
+            blame(place, field.name, f"{text} is not {kind}", str(value) if quote else None)
         if not field.nullable:
             for place in np.flatnonzero(pc.is_null(values).to_numpy(zero_copy_only=False)).tolist():
                 if place not in wrong:
@@ -120,7 +122,10 @@ def convert_rows(
 
 
 def _column(values: Any, target: FieldType, convert: Converter) -> tuple[pa.Array, dict[int, Any]]:
-    """`values` (a list or an array) as `target`, null where that cannot be; by place the values that cannot."""
+    """Convert `values` (a list or an array) to `target`.
+
+    Values that do not fit are null, and are returned by row number.
+    """
     wrong: dict[int, Any] = {}
 
     def part(start: int, stop: int) -> list[pa.Array]:
@@ -143,23 +148,23 @@ _JSON_TAKES: Final[dict[str, frozenset[type]]] = {
     **dict.fromkeys(("float32", "float64"), frozenset({int, float, LongNumber})),
     "decimal": frozenset({int, float, LongNumber, str}),
 }
-"""What JSON has for a type, where that is not text."""
+"""The Python types of JSON values for a type, unless that is text."""
 
 
 def from_json(values: list[Any], target: FieldType) -> pa.Array:
-    """JSON's values: strictly of the type that JSON has for `target`. Raises what values.REFUSALS names."""
+    """Convert JSON values, which must be of the JSON type for `target`. Raises CONVERSION_ERRORS."""
     return build_column(values, target, _json_leaf, _json_key)
 
 
 def json_value(value: Any) -> Any:
-    """A Python value as JSON has it for :func:`from_json`."""
-    if isinstance(value, date):  # a datetime is one, too
+    """Return a Python value in the form that :func:`from_json` takes."""
+    if isinstance(value, date):  # includes datetime
         return value.isoformat()
     return str(value) if isinstance(value, Decimal) else value
 
 
 def _json_key(values: list[Any], target: FieldType) -> pa.Array:
-    """Keys of a map, which are names of an object."""
+    """Convert map keys, which are names in a JSON object."""
     return from_text(pa.array(values, pa.utf8()), target)
 
 
@@ -179,7 +184,7 @@ def _json_leaf(values: list[Any], target: FieldType) -> pa.Array:
 
 
 def from_text(texts: pa.Array, target: FieldType) -> pa.Array:
-    """Text as `target`: moments and dates are ISO 8601, binary is base64."""
+    """Convert text to `target`: timestamps and dates are ISO 8601, binary is base64."""
     if target.kind == "string":
         return texts
     if target.kind == "binary":
@@ -192,7 +197,7 @@ def from_text(texts: pa.Array, target: FieldType) -> pa.Array:
         texts = pc.if_else(day, pc.binary_join_element_wise(texts, "T00:00:00Z", ""), texts)
         if pc.any(
             pc.match_substring_regex(texts, _SECONDS_ZONE)
-        ).as_py():  # an offset with seconds, which Arrow does not read
+        ).as_py():  # an offset with seconds, which Arrow cannot parse
             moments = [None if each is None else datetime.fromisoformat(each) for each in texts.to_pylist()]
             return from_python(moments, target)
         zoned = pc.match_substring_regex(texts, _ZONE)

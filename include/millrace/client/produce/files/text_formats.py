@@ -1,4 +1,4 @@
-"""Rows of text: JSON lines, a JSON array, CSV."""
+"""Rows of text formats: JSON lines, a JSON array, CSV."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from millrace.message.field_types import FieldType
 
 MAX_CELL_CHARACTERS: Final = 64 << 20
 _GROUPED: Final = re.compile(r"\s*[+-]?\d{1,3}(\.\d{3})+(,\d*)?([eE][+-]?\d+)?\s*", re.ASCII)
-"""A number with points between its thousands, and a decimal comma."""
+"""A number with points between thousands and a decimal comma."""
 
 
 def _text(line: bytes, *, first: bool) -> str:
-    """A line of UTF-8; the file's first may begin with a byte-order mark. Raises ValueError in words."""
+    """Decode a line of UTF-8; the first may start with a byte-order mark. Raises ValueError with a readable message."""
     try:
         return line.decode("utf-8-sig" if first else "utf-8").rstrip()
     except UnicodeDecodeError as error:
@@ -36,16 +36,16 @@ def _text(line: bytes, *, first: bool) -> str:
 
 
 READ_ERRORS: Final = (EOFError, OSError, zlib.error)
-"""What a packed file raises that is damaged or was cut off."""
+"""Errors of a compressed file that is damaged or cut off."""
 
 
 def read_error(line: int, error: Exception) -> InvalidArgument:
-    """A file of lines that does not read on at one of them."""
+    """Return the error for a file of lines that cannot be read further."""
     return InvalidArgument(f"line {line}: the file does not read on, it is damaged or was cut off ({error})")
 
 
 def _numbered(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines from 1 on. Raises InvalidArgument that says at which the file does not read on."""
+    """Yield the lines with their numbers from 1. Raises InvalidArgument, which names the line that cannot be read."""
     number = 0
     try:
         for number, line in enumerate(source, 1):
@@ -57,7 +57,7 @@ def _numbered(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def json_lines(
     source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, absent: Mapping[str, Any]
 ) -> Iterator[RawRows]:
-    """An object a line; `absent` are values of names that one does not have."""
+    """Yield the rows of a file with one object per line; `absent` has values for names that an object lacks."""
     names = frozenset(wanted.names)
     numbered, parser = _numbered(source), JsonObjectParser(quote=quote)
     while taken := list(itertools.islice(numbered, batch_rows)):
@@ -74,9 +74,9 @@ def json_lines(
 def json_array(
     source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, absent: Mapping[str, Any]
 ) -> Iterator[RawRows]:
-    """The objects of one array, one by one, each with the line it begins on: in memory are a batch and one MiB of text.
+    """Yield the objects of one array, each with the line on which it starts. Memory: a batch and one MiB of text.
 
-    Raises InvalidArgument where the text is no JSON: what comes behind that cannot be told from what came before.
+    Raises InvalidArgument if the text is not JSON; nothing after that point can be read.
     """
     names = frozenset(wanted.names)
     numbered = JsonObjectParser(quote=quote).parse_array(source)
@@ -114,10 +114,12 @@ def _objects(
 def csv_rows(
     source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, form: CsvOptions
 ) -> Iterator[RawRows]:
-    """A row a line, with the columns that its header names, or the schema's in their order where it has none."""
+    """Yield the rows of a CSV file, with the columns of its header, or those of the schema if it has none."""
     nested = [field.name for field in wanted if pa.types.is_nested(field.type)]
     if nested:
-        raise InvalidArgument(f"CSV holds no lists, maps or structs (field {nested[0]!r}): write JSON lines or Parquet")
+        raise InvalidArgument(
+            f"CSV cannot hold lists, maps or structs (field {nested[0]!r}): write JSON lines or Parquet"
+        )
     with csv_reader(source, form) as reader:
         header = next(reader, None) if form.header else list(wanted.names)
         check_header(header or [], wanted, keys_only, quote)
@@ -127,7 +129,7 @@ def csv_rows(
             rows: list[list[str]] = []
             bad: list[BadRow] = []
             while len(rows) + len(bad) < batch_rows:
-                line = reader.line_num + 1  # where the row begins: a quoted cell may span lines
+                line = reader.line_num + 1  # the row's first line: a quoted cell may span lines
                 try:
                     row = next(reader)
                 except StopIteration:
@@ -157,9 +159,9 @@ def csv_rows(
 
 @contextmanager
 def csv_reader(source: BinaryIO, form: CsvOptions) -> Iterator[Any]:
-    """A reader of csv's, over the rows of `source`, which stays open: lists of cells, the header's too."""
+    """Return a csv reader over `source`, which stays open; it yields lists of cells, including the header's."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
-    # Bytes that are none of the encoding become lone surrogates, which no Arrow string takes: the row is bad, the others are read.
+    # Invalid bytes become lone surrogates, which Arrow strings refuse: that row is bad, and the others are read.
     encoding = "utf-8-sig" if form.encoding.lower() in ("utf-8", "utf8") else form.encoding
     text = io.TextIOWrapper(source, encoding=encoding, errors="surrogateescape", newline="")
     quoting: Literal[0, 3] = 0 if form.quote else 3  # csv.QUOTE_MINIMAL, csv.QUOTE_NONE
@@ -171,7 +173,7 @@ def csv_reader(source: BinaryIO, form: CsvOptions) -> Iterator[Any]:
 
 
 def from_cells(values: Any, target: FieldType, form: CsvOptions) -> pa.Array:
-    """CSV's cells."""
+    """Convert CSV cells to `target`."""
     if isinstance(values, pa.Array):  # the file has no such column
         return pa.nulls(len(values), target.arrow)
     if form.decimal == "," and target.kind in ("float32", "float64", "decimal"):
@@ -186,14 +188,17 @@ def from_cells(values: Any, target: FieldType, form: CsvOptions) -> pa.Array:
 
 
 def _with_point(cell: str) -> str:
-    """A number with a decimal comma as one with a point. A point that is not between thousands would make 15 of 1.5: it is refused."""
+    """Replace a decimal comma by a point.
+
+    A point that is not between thousands is refused: without this, 1.5 would become 15.
+    """
     if "." in cell and _GROUPED.fullmatch(cell) is None:
         raise ValueError(f"{cell!r:.60} has a point that is not between thousands")
     return cell.replace(".", "").replace(",", ".")
 
 
 def check_header(names: list[str], wanted: pa.Schema, keys_only: bool, quote: bool) -> None:
-    """Raises InvalidArgument for columns that the collection has not, and for those that it must have."""
+    """Raise InvalidArgument for columns that the collection lacks, and for required columns that are missing."""
     if len(set(names)) < len(names):
         raise InvalidArgument("the file has two columns of one name")
     unknown = [name for name in names if name not in wanted.names]
