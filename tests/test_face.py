@@ -132,7 +132,7 @@ class WithSet:
         ({"id": 7}, "id", "the type of 'id' is text, such as \"int64\""),
         ({"id": "int64"}, "key", "the primary key 'key' is no field"),
         (WithSet, "id", "field 'seen': set[int] has no type here; a class has bool, int"),
-        (int, "id", "int is no dataclass"),
+        (int, "id", "int is neither a dataclass"),
         (7, "id", "int is no schema: give a dict of types by column"),
     ],
 )
@@ -196,7 +196,7 @@ def test_rows_go_in_however_people_have_them(users: millrace.Collection) -> None
     [
         ("name", "str is no DataFrame"),
         (7, "int is no DataFrame"),
-        ([1, 2], "row 0 is int: rows are dicts, dataclass instances or models"),
+        ([1, 2], "row 0 is int: rows are dicts, dataclass instances or pydantic models"),
         ([{"id": 1}, None], "row 1 is NoneType"),
         ([{"id": 1, "city": "Oslo"}], "has no column 'city'; it has id, name"),
         ([{"name": "a"}], "the column 'id' is missing"),
@@ -295,6 +295,6 @@ def test_the_same_face_stands_before_a_server(db: millrace.testing.Deployment, u
     with millrace.connect(found["address"], token=found["token"]) as far:
         far[users.name].insert([{"id": 1, "name": "Ada"}])
         assert far.collections() == db.collections()
-        with pytest.raises(InvalidArgument, match="the table wal lies with the server"):
+        with pytest.raises(InvalidArgument, match="the table wal is on the server"):
             far.table("wal")
     assert users.read().to_pylist() == [{"id": 1, "name": "Ada"}]

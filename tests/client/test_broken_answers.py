@@ -81,7 +81,7 @@ def test_an_import_that_never_goes_on_is_an_error_that_says_how_far_it_came(monk
     monkeypatch.setattr(Server, "deadline", 0.3)
     found: list[int] = []
     answer = client_of(Server(11, [(2, False), *[(0, False)] * 100])).read_import("p0", 7)
-    with pytest.raises(LogUnavailable, match="behind 4 of them"):
+    with pytest.raises(LogUnavailable, match="after 4 rows"):
         found.extend(key for rows, _ in answer for key in rows["id"].to_pylist())
     assert found == [0, 1, 2, 3]
 

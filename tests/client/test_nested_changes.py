@@ -63,7 +63,7 @@ def test_paths_become_the_wider_type_of_the_whole_field() -> None:
         ({"rename": {"at.x.z": "y"}}, "'z' would lie in a value of int8"),
         ({"rename": {"at.x": "_y"}}, "underscore"),
         ({"drop": "lines.price"}, "'lines.price' is the only field there: drop what it lies in"),
-        ({"relax": "at.x"}, "'at.x' may be null already"),
+        ({"relax": "at.x"}, "'at.x' is nullable already"),
         ({"add": {"at.x": "int8"}}, "there is a field 'at.x' already"),
         ({"widen": {"at.z": "int8"}}, "there is no field 'at.z'; there are x, deep"),
         ({"widen": {"at.gone.z": "int8"}}, "there is no field 'gone'"),

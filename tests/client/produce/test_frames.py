@@ -82,7 +82,7 @@ def test_a_frame_without_rows_says_its_columns(frame: Any) -> None:
         (pd.DataFrame({"id": [1], "v": pd.arrays.SparseArray([0.0])}), "Sparse"),
         (pd.DataFrame({"id": [1, 2], "v": ["a", 1]}), "column v"),
         (pd.Series([1], name="id"), "holds record batches, not int"),
-        (pl.DataFrame({"id": [1], "v": pl.Series([object()], dtype=pl.Object)}), "'v' holds Python's objects"),
+        (pl.DataFrame({"id": [1], "v": pl.Series([object()], dtype=pl.Object)}), "'v' holds Python objects"),
         (pl.DataFrame({"id": [1], "v": pl.Series([1], dtype=pl.Int128)}), "a type that Arrow does not know"),
         ([{"id": pd.Timestamp("2026-01-02T00:00:00.000000001")}], "nanoseconds"),
         (({"id": each} for each in range(2)), "or a list of dicts"),
