@@ -25,8 +25,8 @@ from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.flights_hourly import TABLES
 from millrace.demo.load import ensure_collection
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill import load
 from millrace.operations.backfill.declaration import BackfillParams, LoadParams
 from millrace.operations.backfill.run import run

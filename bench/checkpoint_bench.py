@@ -20,8 +20,8 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.log.protocol import Log
 from millrace.message.ids import LogId
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.runtime.progress import Progress

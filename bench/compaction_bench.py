@@ -30,8 +30,8 @@ from bench.deployment import deployment
 from bench.flusher_bench import _fill
 from bench.freshness_bench import freshness
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.compaction.commits import RewriteCommitter
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import FileGroup, live_files

@@ -19,7 +19,7 @@ from bench.deployment import deployment, rows
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.discovery import read_record
 
 

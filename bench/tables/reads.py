@@ -18,8 +18,8 @@ from bench.tables.orders import calls_of, changes, collection_of, orders
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Collection, Database
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 

@@ -30,8 +30,8 @@ from millrace.client.client import Client
 from millrace.client.database import Collection, Database
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.runtime.spark_session import session
 
 CALLERS = 8

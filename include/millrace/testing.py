@@ -27,8 +27,8 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.database import Database
 from millrace.message.ids import LogId
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 
 _POLL: Final = 0.05
 _MOST_FAILURES: Final = 100

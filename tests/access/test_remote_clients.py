@@ -21,8 +21,8 @@ from millrace.client.client import Client
 from millrace.client.produce.written import Written
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.link import ConnectionLost, ExchangeStream
 from millrace.rpc.selection import Selection
 from tests.access.conftest import SCHEMA, Guarded

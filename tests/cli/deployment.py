@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from millrace.base.settings import Settings
 from millrace.commands.main import app
-from millrace.node.flush import in_process as flusher_run
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush import definition as flusher_run
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.remote_log import RemoteLogService
 
 typer.testing._get_command = cache(get_command)  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from millrace.client.dataset import polars_scan, referenced_columns
 from millrace.message.expression.rules import CheckConstraint, UntypedExpression
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import AddField, RenameField, WidenField
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from tests.cli.deployment import Deployment
 from tests.client.conftest import item_rows
 

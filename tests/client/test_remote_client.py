@@ -25,8 +25,8 @@ from millrace.client.consume.delivery import CHANGES
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.discovery import read_record
 from millrace.tables.read.arrow import read_arrow
 from tests.certificates import certificate

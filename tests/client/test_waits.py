@@ -13,7 +13,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.log.protocol import LogService
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.read.freshness import confirm_ticks
 from tests.client.conftest import item_rows
 

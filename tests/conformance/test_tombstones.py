@@ -16,7 +16,7 @@ from millrace.message.tombstones import Tombstone, entry_sha256
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import committed_state_loader
 from millrace.node.append.tombstones import TombstonePlacer
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.wal.table import WalTable
 from tests.conformance.backends import BACKENDS, PARAMETERS
 from tests.conformance.reading import read_all

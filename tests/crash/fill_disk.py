@@ -33,8 +33,8 @@ from millrace.node.append.authorizer import AppendAuthorizer
 from millrace.node.append.flow_monitor import FlowMonitor
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import AppendExtension, committed_state_loader
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.read.arrow import read_arrow
 
 MIB = 1 << 20

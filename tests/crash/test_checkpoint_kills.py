@@ -12,7 +12,7 @@ import pytest
 
 import millrace
 from millrace.base.failpoint import VARIABLE
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint

@@ -25,7 +25,7 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.client.produce.batch_appender import BatchLimits
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.discovery import read_record
 from millrace.runtime.child_processes import ChildProcess
 from tests.crash.spool_producer import KEYS

@@ -35,7 +35,7 @@ from millrace.coord.leadership import LEADER_KEY
 from millrace.coord.session import APPEND
 from millrace.demo.cluster import LocalCluster, MoveObserver
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.restore import restore_backup as restore_backup
 from millrace.operations.backup.run import backup

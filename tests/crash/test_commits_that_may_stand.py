@@ -15,7 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri
 from millrace.operations.checkpoint.run import checkpoint

@@ -16,8 +16,8 @@ from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
 from millrace.client.produce.rows import conform, split_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill.importer import append_imports
 from millrace.operations.backfill.staging_folder import StagingFolder
 from millrace.rpc.discovery import read_record

@@ -16,8 +16,8 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.log.rocksmq.service import RocksMQ
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.operations.compaction.declaration import CompactionParams

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pytest
 
 from millrace.client.client import Client
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.wal.reader import WalSnapshot
 from tests.crash.kill_rig import SCHEMA, check, deployed, wait_for_progress
 

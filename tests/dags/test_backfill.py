@@ -17,8 +17,8 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill.derived import derived_uri
 from millrace.operations.backfill.slices import recorded_slices
 from tests.dags.conftest import RunDag, load_dag

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.quality.gate import blocked
 from tests.dags.conftest import RunDag
 from tests.tables.wal_maker import Collection, WalMaker

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.client.client import Client
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from tests.dags.conftest import RunDag, load_dag
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from millrace.base.settings import Settings
 from millrace.client.client import Client
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 
 
 def commit_what_the_logs_hold(client: Client, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.calls import CATALOG_CALLS
 from millrace.client.client import Client
 from millrace.message.types import BEHAVIOUR, MessageType
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.outcome import OUTCOME_SCHEMA
 
 ROOT = Path(__file__).parents[2]

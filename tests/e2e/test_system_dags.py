@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.quality.gate import blocked
 from tests.e2e.flown import START, days, derived, fly, hourly, read, same_rows, visible
 from tests.e2e.system import Airflow, System, until

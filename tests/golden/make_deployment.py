@@ -38,8 +38,8 @@ from millrace.message.wire.encode import encode_entry
 from millrace.msgstream.channels import CreateChannelRequest, DestroyChannelRequest, MsgChannels, OwnerDescription
 from millrace.msgstream.stream import LogMsgStream
 from millrace.msgstream.tick_stream import LogTtMsgStream
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.failure import RangeFailure
 from millrace.node.range_loop.parking import Parked, park
 from millrace.operations.backfill.declaration import LoadParams

@@ -22,8 +22,8 @@ from millrace.message import builders
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.parking import read_parked, unpark
 from millrace.operations.backup.manifest import find_backup
 from millrace.operations.backup.restore import restore_backup

@@ -12,8 +12,8 @@ import pytest
 from millrace.base.errors import AppendRejected, CheckViolated
 from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.runtime.progress import Progress

@@ -13,8 +13,8 @@ from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
-from millrace.node.flush import in_process as flusher_run
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush import definition as flusher_run
+from millrace.node.ingest.definition import ingest_to_end
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 SCHEMA = CollectionSchema(

@@ -22,8 +22,8 @@ from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
 from millrace.client.consume.positions import FilePositions
 from millrace.message.ids import LogId
-from millrace.node.flush import in_process as flusher_run
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush import definition as flusher_run
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.parking import Parked, park, unpark
 from millrace.observe import exposition
 from millrace.observe.observer import Observer

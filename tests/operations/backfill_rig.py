@@ -18,8 +18,8 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DerivedTable, derived_uri
 from millrace.operations.backfill.run import BackfillReport, run

@@ -27,8 +27,8 @@ from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import committed_state_loader
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import checkpoint
 from millrace.operations.compaction.declaration import CompactionParams

@@ -11,8 +11,8 @@ from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message import builders
 from millrace.message.model import MutableMessage
 from millrace.message.wire.encode import encode_entry
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.wal.chain import CHAIN_VERSION
 from tests.tables.wal_maker import Collection, WalMaker
 

@@ -21,7 +21,7 @@ from millrace.client.client import Client
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill import importer as module
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.file_staging import stage_files

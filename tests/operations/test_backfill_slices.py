@@ -16,8 +16,8 @@ from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.demo.flights_hourly import TABLES
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.backfill.derived import DerivedTable, derived_table
 from millrace.operations.backfill.run import plan, split_evenly

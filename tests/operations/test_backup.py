@@ -29,7 +29,7 @@ from millrace.log.generations.service import GenerationsService
 from millrace.message.ids import LogId
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.retention.removal_lock import removals_blocked
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, list_backups

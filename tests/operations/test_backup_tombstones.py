@@ -10,7 +10,7 @@ import pytest
 from millrace.message.ids import LogId
 from millrace.message.tombstones import entry_sha256
 from millrace.node.append.tombstones import TombstonePlacer
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import backup

@@ -19,7 +19,7 @@ import millrace
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.report import CompactionReport
 from millrace.operations.compaction.run import compact

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import TickTooOld
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.verification import CollectionVerification, verify_collections

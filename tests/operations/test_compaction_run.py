@@ -20,8 +20,7 @@ from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField, apply_change
-from millrace.node.flush.definition import FlushLoop
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import FlushLoop, flush_to_end
 from millrace.node.range_loop.query import start_query
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import LiveFile, live_files, merge_groups

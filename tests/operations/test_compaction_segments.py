@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.operations.compaction.segments import joined_events

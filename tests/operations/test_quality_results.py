@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import InvalidArgument, InvalidSuite, QualityBlocked
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.quality import collection_frames, results
 from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.data_docs import remove_old_runs, write_index

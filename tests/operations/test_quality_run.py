@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from millrace.base.errors import InvalidSuite, QualityBlocked
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.quality.declaration import QualityParams
 from millrace.operations.quality.gate import blocked, require_unblocked
 from millrace.operations.quality.quarantine import quarantined, release_blocks

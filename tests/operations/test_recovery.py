@@ -32,8 +32,8 @@ from millrace.message.ids import LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.parking import Parked, park, parked_names
 from millrace.node.retention.truncation import truncate_log
 from millrace.operations.checkpoint.declaration import CheckpointParams

@@ -20,8 +20,8 @@ from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.run import CollectionRestoreReport, run
 from millrace.runtime.progress import Progress

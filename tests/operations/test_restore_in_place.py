@@ -14,8 +14,8 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill import importer
 from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.message.bodies import ImportFile
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
 from millrace.operations.recovery.table_repair import rebuild_collection
 from millrace.runtime.progress import Progress

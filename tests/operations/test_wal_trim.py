@@ -15,7 +15,7 @@ from millrace.client.consume.scan import scan
 from millrace.message import builders
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import CheckpointReport, checkpoint
 from millrace.operations.compaction.vacuum import tables_to_vacuum

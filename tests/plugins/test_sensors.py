@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from millrace.base.settings import Settings
 from millrace.client.client import Client
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace_airflow.macros import moment_of, tick_of, ticks_between
 from millrace_airflow.sensors import FreshnessSensor, LagSensor, SegmentSensor, TimeTickSensor
 from millrace_airflow.triggers import ConditionTrigger

@@ -11,7 +11,7 @@ import pytest
 
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.restore import restore_backup
 from millrace.operations.backup.run import backup

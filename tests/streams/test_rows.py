@@ -25,7 +25,7 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.catalog.collection import pchannel_of
 from millrace.message.schema import CollectionSchema
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.storage.table import open_table
 from millrace.streams import rows as streamed
 from millrace.streams.rows import Place, RowsOf, RowsPlanner, SnapshotPart, Stretch, Task, rows_of

@@ -1,4 +1,7 @@
-"""The hosts of the chain: `append/` judges and answers, `ingest/` brings the log into `wal`, `flush/` the WAL into collections.
+"""The hosts of the chain.
 
-`range/` is what ingest and flush share, `retention/` gives up what the tables hold durably.
+- `append/` judges appends and answers producers.
+- `ingest/` brings the log into the ``wal`` table, `flush/` brings the WAL into the collections' tables.
+- `range_loop/` is the loop that ingest and flush share.
+- `retention/` removes what the tables hold durably.
 """

@@ -1,21 +1,28 @@
-"""The one fenced commit: files come into a table, and leave it, by :func:`commit_fenced` alone.
+"""The one fenced commit: files enter and leave a table through :func:`commit_fenced` alone.
 
-A call has parts, each of one writer's range of work: files added, files taken away, and app ids with the version that the work was
-planned from. A part goes in whole or not at all, and does so once, whoever else commits:
+A call has parts, each from one writer's range of work: added files, removed files, and app ids with the version that
+the work
+was planned from. A part is committed completely or not at all, and only once, whatever other writers do:
 
-1. look at the table's snapshot: a part of which an app id stands elsewhere, or a file that it takes away is gone, is fenced;
-   the others go on. Nobody is fenced by an old snapshot: before the verdict the handle is brought to the newest version.
-2. commit all others in one transaction from that very snapshot; delta-rs is allowed no retry of its own, so the version that is
-   written is the successor of the one that was looked at;
-3. where that version is another writer's, go to the newest version and to 1. There is no refresh between 1 and 2.
+1. Check the table's snapshot. A part is fenced if one of its app ids has another version or a file that it removes is
+   gone.
+   Before that verdict the handle is refreshed, so an outdated snapshot fences nobody.
+2. Commit all other parts in one transaction from that very snapshot. delta-rs may not retry, so the written version is
+   the
+   successor of the checked one.
+3. If another writer took that version, refresh and go to 1. There is no refresh between 1 and 2.
 
-App transactions are no fence by themselves: delta-rs never compares them, and a refreshed handle commits a lower version. The
-check in 1 together with the put-if-absent of a version's name in 2 is the fence.
+App transactions alone are no fence: delta-rs never compares them, and a refreshed handle commits a lower version. The
+check
+in 1 together with the put-if-absent of the version's name in 2 is the fence.
 
-A failure does not say that nothing happened. Each call leaves its mark in the commit's info, and an attempt that failed is settled
-by reading back the version that it was to take: ours, another's (then it is lost for good: the name is taken), or nobody's yet
-(then the same actions are tried again in the same place, where they can come to stand once). Files of a fenced part are removed
-here, and only where no attempt that names them may stand; whoever gets an exception leaves its files to VACUUM.
+A failed attempt may have been committed. Each call writes an id of its own into the commit's info. After a failure, the
+version that the attempt would have taken is read back. It is ours; or another writer's (then the attempt is lost for
+good,
+since the name is taken); or does not exist (then the same actions are retried at the same version, where they can be
+committed once). Files of a fenced part are deleted here, and only if no attempt that names them may have been
+committed. A
+caller that gets an exception leaves its files to VACUUM.
 """
 
 from __future__ import annotations
@@ -51,12 +58,12 @@ _IDLE_TRIES: Final = 3
 _PAUSE: Final = (0.01, 1.0)
 
 WriteAttempt = Callable[[CommitProperties], None]
-"""One attempt at the transaction, from the snapshot that was looked at."""
+"""One attempt at the transaction, from the checked snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppTransaction:
-    """One app id of a part: the version the work was planned from (0: none yet), and the one that the commit gives it."""
+    """One app id of a part: the version that the work was planned from (0: none yet), and the new version."""
 
     base: int
     version: int
@@ -64,43 +71,45 @@ class AppTransaction:
 
 @dataclass(frozen=True, slots=True)
 class CommitPart:
-    """What goes into a commit together or not at all."""
+    """Changes that are committed completely or not at all."""
 
     adds: Sequence[FileAction] = ()
     removes: Sequence[str] = ()
-    """Live files, relative to the table: one that is gone fences the part."""
+    """Live files, relative to the table. If one is gone, the part is fenced."""
     app_transactions: Mapping[str, AppTransaction] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What stands of it in the commit's info, under METADATA_KEY."""
+    """Entries for the commit's info, under COMMIT_INFO_KEY."""
     unchecked_removes: Sequence[str] = ()
-    """Files that go too, without a look whether they are there: the app ids say enough of them."""
+    """Files to remove without checking that they are live: the app ids fence them sufficiently."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencedPart:
-    """Why a part is not in the table."""
+    """The reason that a part was not committed."""
 
     conflicts: tuple[str, ...]
-    """App ids that stand elsewhere, and files that are gone."""
+    """App ids with another version, and files that are gone."""
     may_be_committed: bool
-    """Whether an attempt that names its files may be in the table after all; otherwise the files are removed."""
+    """Whether an attempt that names its files may be in the table after all. If not, the files are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """What became of the parts of one call."""
+    """The outcome of one call."""
 
     version: int
-    """Of the table, behind the commit."""
+    """The table's version after the commit."""
     fenced: Mapping[int, FencedPart]
-    """By place among the parts; all others are in the table."""
+    """The fenced parts by index. All others are in the table."""
     conflicts: int = 0
 
     def raise_if_fenced(self) -> None:
-        """Raises CommitFenced where a part was fenced."""
+        """Raise CommitFenced if a part was fenced."""
         if self.fenced:
             moved = sorted({name for fence in self.fenced.values() for name in fence.conflicts})
-            raise CommitFenced(f"{', '.join(moved)} moved since this was planned: another writer committed; plan anew")
+            raise CommitFenced(
+                f"{', '.join(moved)} moved since this was planned: another writer committed first; plan again"
+            )
 
 
 def commit_fenced(
@@ -112,10 +121,13 @@ def commit_fenced(
     maintenance: LogMaintenance = LogMaintenance(),  # noqa: B008 - a value
     seam: Callable[[str], None] = hit,
 ) -> CommitOutcome:
-    """Commit every part that still follows what the table holds; `table` is at the newest version that was seen then.
+    """Commit every part that still follows the table. `table` is at the newest version known when the parts were
+    planned.
 
-    Without `data_change` the added files hold the rows of the removed ones again. Raises DeadlineExceeded where other writers, and
-    TableUnavailable where the storage, kept it from committing: the commit may stand then, and its files stay.
+    Without `data_change`, the added files hold the rows of the removed ones.
+    Raises DeadlineExceeded if other writers, and TableUnavailable if the storage, prevented the commit. In both cases
+    it may have
+    been committed, and its files stay.
     """
     if len({move for part in parts for move in part.app_transactions.items()}) > len(
         {app for part in parts for app in part.app_transactions}
@@ -128,7 +140,7 @@ def commit_fenced(
     def look() -> WriteAttempt | None:
         moved = {place: _moved(table, part, attempts.may_be_committed) for place, part in pending.items()}
         if any(moved.values()):
-            table.refresh()  # nobody is fenced by an old snapshot
+            table.refresh()  # an outdated snapshot fences nobody
             moved = {place: _moved(table, part, attempts.may_be_committed) for place, part in pending.items()}
         for place, names in moved.items():
             if names:
@@ -152,10 +164,12 @@ def alter_fenced(
     deadline: float = COMMIT_DEADLINE,
     seam: Callable[[str], None] = hit,
 ) -> bool:
-    """Change columns or properties by what `look` finds at the newest version; False where it finds nothing (any more) to do.
+    """Change columns or properties by what `look` returns at the newest version. Returns False if it returns None:
+    nothing to do.
 
-    What `look` returns is committed from the very version it looked at, or not at all; then it looks again. Raises what
-    :func:`commit_fenced` does, and what `look` does.
+    The write that `look` returns is committed from the very version that it saw, or not at all; then `look` is called
+    again.
+    Raises what :func:`commit_fenced` and `look` raise.
     """
     with table.store.lease():
         table.refresh()
@@ -168,9 +182,13 @@ def add_columns(
     *,
     refuse: Callable[[Mapping[str, tuple[str, str]]], None] = lambda differing: None,
 ) -> bool:
-    """Give the table the columns of `wanted` that it lacks, or has as ones that are never null; False where there are none. `refuse` may raise for those of another type."""
+    """Add the columns of `wanted` that the table lacks, and make columns nullable where `wanted` does.
+
+    Returns False if there is nothing to change. `refuse` may raise for columns whose type differs.
+    """
     if table.delta.protocol().writer_features or any(has_timestamp_ntz(field.type) for field in wanted):
-        # From writer 7 on Spark does not open a table with columns that are not nullable and without this one: it is there before others.
+        # From writer 7 on, Spark cannot open a table that has non-nullable columns without this feature. Add it
+        # before any other.
         alter_fenced(table, lambda: _feature(table, "invariants", TableFeatures.Invariants))
     if any(has_nested_timestamp_ntz(field.type) for field in wanted):
         alter_fenced(table, lambda: _feature(table, "timestampNtz", TableFeatures.TimestampWithoutTimezone))
@@ -190,14 +208,20 @@ def add_columns(
 
 
 def has_timestamp_ntz(kind: pa.DataType) -> bool:
-    """Whether a timestamp without a zone is in it, wherever: a table with one has features of its own, which are added one by one
-    (:func:`add_columns`). One that is created with it lacks what Spark wants beside it."""
+    """Return whether the type contains a timestamp without a zone, at any depth.
+
+    A table with such a column needs table features, which :func:`add_columns` adds one by one. A table that is created
+    with it
+    lacks what Spark needs besides.
+    """
     return "timestamp[us]" in str(kind)
 
 
 def has_nested_timestamp_ntz(kind: pa.DataType) -> bool:
-    """Whether a timestamp without a zone stands inside of a list or a map, where delta-rs does not see that the table needs the
-    feature for it: it would make a table that it then does not open."""
+    """Return whether a list or a map contains a timestamp without a zone.
+
+    There delta-rs does not see that the table needs the feature, and would create a table that it cannot open.
+    """
     if pa.types.is_struct(kind):
         return any(has_nested_timestamp_ntz(kind.field(place).type) for place in range(kind.num_fields))
     return bool(pa.types.is_nested(kind) and "timestamp[us]" in str(kind))
@@ -217,7 +241,7 @@ def _feature(table: TableHandle, name: str, feature: TableFeatures) -> WriteAtte
 def set_properties(
     table: TableHandle, wanted: Callable[[Mapping[str, str]], Mapping[str, str]], *, seam: Callable[[str], None] = hit
 ) -> bool:
-    """Set those table properties that `wanted` gives for the present ones; False where it gives none."""
+    """Set the table properties that `wanted` returns for the current ones. Returns False if it returns none."""
 
     def look() -> WriteAttempt | None:
         found = dict(wanted(table.configuration))
@@ -235,11 +259,11 @@ class _Owner(Enum):
     ANOTHERS = auto()
     NOBODYS = auto()
     FORGOTTEN = auto()
-    """The table is beyond that version, and the log no longer says whose it was."""
+    """The table is beyond that version, and the log no longer tells whose it was."""
 
 
 class _Attempts:
-    """Looks, tries, and settles what became of the attempt, until one stands or there is nothing to write."""
+    """Checks, writes, and resolves failed attempts, until one is committed or there is nothing to write."""
 
     def __init__(self, table: TableHandle, deadline: float, seam: Callable[[str], None]) -> None:
         self._table = table
@@ -251,7 +275,7 @@ class _Attempts:
         self._pause = _PAUSE[0]
         self.conflicts = 0
         self.may_be_committed = False
-        """Of one attempt nobody knows any more whether it stands."""
+        """Whether one attempt's fate is unknown for good."""
 
     def run(self, look: Callable[[], WriteAttempt | None]) -> bool:
         table = self._table
@@ -271,16 +295,18 @@ class _Attempts:
         return False
 
     def _settled(self, version: int, error: Exception) -> bool:
-        """Whether the attempt at `version` stands, although it failed with `error`; if not, what the next look starts from."""
+        """Return whether the attempt at `version` was committed although it failed. If not, prepare the next one."""
         owner = self._owner(version)
         if owner is _Owner.OURS:
             return True
         if self._ends.expired():
             raise DeadlineExceeded(f"no commit to {self._table.uri} in {self._seconds:.0f} s: {error}") from error
-        if owner is _Owner.NOBODYS:  # nobody was first: it is the storage, or the commit itself
+        if owner is _Owner.NOBODYS:  # no other writer won: the storage or the commit itself failed
             self._idle += 1
             if self._idle > _IDLE_TRIES or not isinstance(error, CommitFailedError | OSError):
-                raise TableUnavailable(f"{self._table.uri} takes no commit ({error}): it may stand") from error
+                raise TableUnavailable(
+                    f"{self._table.uri} accepts no commit ({error}); the commit may have succeeded"
+                ) from error
             time.sleep(jittered(self._pause))
             self._pause = min(self._pause * 2, _PAUSE[1])
         else:
@@ -298,7 +324,7 @@ class _Attempts:
                     return _Owner.NOBODYS
                 data = store.read(name)
         except _FAILURES:
-            return _Owner.NOBODYS  # as far as is known: the next attempt takes the same place, or finds it taken
+            return _Owner.NOBODYS  # unknown: the next attempt takes the same version, or finds it taken
         if data is None:
             return _Owner.FORGOTTEN
         marks = (
@@ -311,7 +337,7 @@ def _moved(table: TableHandle, part: CommitPart, may_be_committed: bool) -> list
     moved = [app_id for app_id, move in part.app_transactions.items() if table.app_version(app_id) != move.base]
     moved += table.not_live(part.removes)
     if may_be_committed and not part.app_transactions and not part.removes:
-        return [action.path for action in part.adds]  # nothing in the table tells whether it is there
+        return [action.path for action in part.adds]  # nothing in the table tells whether it was committed
     return moved
 
 
@@ -344,6 +370,6 @@ def _writing(table: TableHandle, parts: Sequence[CommitPart], data_change: bool)
 
 
 def partition_values(name: str) -> dict[str, str | None]:
-    """The partition values of a file, by the folders that it lies in."""
+    """Return the partition values of a file, from the names of its folders."""
     parts = (folder.partition("=") for folder in name.split("/")[:-1])
     return {unquote(column): unquote(value) for column, equals, value in parts if equals}

@@ -1,11 +1,15 @@
-"""The log of a table: what its entries say, what a version needs of them, and which may go.
+"""The log of a Delta table: its entries, the files that a version needs, and which files may be removed.
 
-Delta-rs lists the whole log whenever it opens or refreshes a table, so each old entry costs every later commit something
-(0.8 µs here). :func:`trim_log` removes what no checkpoint needs any more. That takes away what the optimistic commit relies on: that the
-name of a version, once taken, stays taken. A writer that slept while others committed and trimmed would find the name behind
-its own version free again, and its commit would succeed without being part of the table. So every commit is made under the
-store's lease and begins by asking whether its version still stands; trimming holds the lease alone, and does nothing where it
-cannot have it at once.
+delta-rs lists the whole log whenever it opens or refreshes a table, so each old entry makes every later commit slower
+(0.8 µs here). :func:`trim_log` removes entries that no checkpoint needs. That breaks an assumption of optimistic
+commits:
+that the name of a version stays taken. A suspended writer, after others committed and trimmed, would find the name
+after its
+own version free again, and its commit would succeed without being part of the table. So each commit is made under the
+store's
+lease and first checks that its version still exists. Trimming needs the lease exclusively, and does nothing if it
+cannot get
+it at once.
 """
 
 from __future__ import annotations
@@ -25,28 +29,28 @@ from millrace.storage.store import TableStore
 
 LOG_FOLDER: Final = "_delta_log"
 LAST_CHECKPOINT_FILE: Final = f"{LOG_FOLDER}/_last_checkpoint"
-"""Names the newest Delta checkpoint, for who is in a hurry: a log without it, or with one that does not read, is one."""
+"""Hint at the newest Delta checkpoint. A log is valid without it, and with one that cannot be read."""
 COMMIT_INFO_KEY: Final = "millrace"
-"""Key in a commit's info under which what its parts say of themselves stands."""
+"""Key in a commit's info that holds the entries of its parts."""
 
 _ENTRY: Final = re.compile(r"(\d{20})\..+")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _NAMING: Final = ("add", "remove", "cdc", "sidecar")
-"""The actions that name a file."""
+"""Actions that name a file."""
 
 
 def commit_file(version: int) -> str:
-    """The file of a version's commit, relative to the table."""
+    """Return the file of a version's commit, relative to the table."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
 def is_log_file(name: str) -> bool:
-    """Whether a file, by its path, is part of some table's log."""
+    """Return whether the path is part of some table's log."""
     return f"/{LOG_FOLDER}/" in f"/{name}"
 
 
 def last_checkpoint_version(store: TableStore) -> int:
-    """The version of the newest Delta checkpoint; 0 where there is none, or where a power loss tore the hint at it."""
+    """Return the version of the newest Delta checkpoint; 0 if there is none or the hint is torn."""
     data = store.read(LAST_CHECKPOINT_FILE)
     try:
         return 0 if data is None else int(json.loads(data)["version"])
@@ -55,15 +59,16 @@ def last_checkpoint_version(store: TableStore) -> int:
 
 
 def log_files(store: TableStore) -> list[str]:
-    """The names, relative to the table, of all commits and checkpoints, oldest first."""
+    """Return the names of all commits and checkpoints, relative to the table, oldest first."""
     return [f"{LOG_FOLDER}/{name}" for name in store.list(LOG_FOLDER) if _ENTRY.fullmatch(name)]
 
 
 def log_files_of_version(store: TableStore, version: int) -> list[str]:
-    """The files of the log that say what `version` is: the newest checkpoint up to it, and the commits behind that.
+    """Return the log files that define `version`: the newest checkpoint up to it and the commits after that.
 
-    Not the hint at the newest checkpoint, which whoever makes the next one replaces: copied a moment later it may point behind the
-    version, and a log without a hint is one.
+    Excludes the hint at the newest checkpoint. Each new checkpoint replaces it, so a copy made a moment later could
+    point past
+    the version; a log is valid without it.
     """
     names = [name for name in log_files(store) if version_of(name) <= version]
     start = max((version_of(name) for name in names if is_checkpoint(name)), default=0)
@@ -71,13 +76,13 @@ def log_files_of_version(store: TableStore, version: int) -> list[str]:
 
 
 def read_actions(store: TableStore, version: int) -> list[dict[str, Any]] | None:
-    """The actions of one commit; None where the log has it no more (or not yet)."""
+    """Return the actions of one commit; None if the log does not have it."""
     data = store.read(commit_file(version))
     return None if data is None else [json.loads(line) for line in data.splitlines()]
 
 
 def read_commit_infos(store: TableStore) -> Iterator[dict[str, Any]]:
-    """What each commit that is still in the log says under METADATA_KEY, the newest first; empty where it says nothing."""
+    """Yield the value of COMMIT_INFO_KEY of each commit in the log, newest first; empty if a commit has none."""
     for name in reversed(log_files(store)):
         if name.endswith(".json"):
             for action in read_actions(store, version_of(name)) or ():
@@ -86,7 +91,7 @@ def read_commit_infos(store: TableStore) -> Iterator[dict[str, Any]]:
 
 
 def added_files(store: TableStore) -> dict[str, FileAction]:
-    """By name, each file that a commit in the log added, as it added it."""
+    """Return, by name, each file that a commit in the log added."""
     found = {}
     for name in log_files(store):
         for action in (read_actions(store, version_of(name)) or ()) if name.endswith(".json") else ():
@@ -100,8 +105,10 @@ def added_files(store: TableStore) -> dict[str, FileAction]:
 
 
 def referenced_files(name: str, file: IO[bytes]) -> Iterator[object]:
-    """What a file of a log, be it a commit or a checkpoint, names, as it stands there; None for a deletion vector, which may be
-    anywhere, and no table of Millrace has one."""
+    """Yield the paths that a file of a log, a commit or a checkpoint, names.
+
+    Yields None for a deletion vector, which may be anywhere; no table of Millrace has one.
+    """
     if name.endswith(".parquet"):
         yield from _named_by_checkpoint(file)
         return
@@ -128,9 +135,10 @@ def _named_by_checkpoint(file: IO[bytes]) -> Iterator[object]:
 
 
 def trim_log(store: TableStore, *, keep: int) -> int:
-    """Remove what lies before the newest checkpoint that at least `keep` versions follow; log entries removed.
+    """Remove entries before the newest checkpoint that at least `keep` versions follow. Returns the number of removed
+    entries.
 
-    Oldest first, so that a kill in between leaves a log without gaps. Does nothing while somebody commits.
+    Removes the oldest first, so that a kill leaves a log without gaps. Does nothing while another writer commits.
     """
     with store.alone() as free:
         return _trim(store, keep) if free else 0
@@ -144,7 +152,7 @@ def _trim(store: TableStore, keep: int) -> int:
         return 0
     doomed = [name for name in names if version_of(name) < version_of(bases[-1])]
     if doomed:
-        # What replaces the entries must be there for good before they go.
+        # The checkpoint that replaces the entries must be durable before they are removed.
         store.sync([bases[-1]])
     for name in doomed:
         store.delete([name])
@@ -153,15 +161,15 @@ def _trim(store: TableStore, keep: int) -> int:
 
 
 def checkpoint_file(version: int) -> str:
-    """The file of the Delta checkpoint at a version, relative to the table."""
+    """Return the file of the Delta checkpoint at a version, relative to the table."""
     return f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
 
 
 def version_of(name: str) -> int:
-    """The version of a commit or checkpoint, by its name."""
+    """Return the version of a commit or checkpoint file."""
     return int(name.rpartition("/")[2][:20])
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a file of the log, by its name, is a Delta checkpoint."""
+    """Return whether a log file is a Delta checkpoint."""
     return _CHECKPOINT.fullmatch(name.rpartition("/")[2]) is not None

@@ -1,9 +1,12 @@
-"""A file that is written past the page cache, where the file system lets it.
+"""A file that is written past the page cache, if the file system allows it.
 
-Pages that the page cache touches for the first time cost a writer more CPU than the disk costs it time (docs/performance.md,
-"The log"); what is written once and synced at once gains nothing from them. :class:`DirectFile` collects what it is given behind
-the first PLAIN_BYTES in one aligned buffer and writes that with O_DIRECT, the unaligned rest at the end through the page cache.
-Where O_DIRECT is refused it writes everything through the page cache. Not thread-safe; durable after :meth:`sync` alone.
+First-touched page-cache pages cost a writer more CPU than the disk costs time (docs/performance.md, "The log"). Files
+that
+are written and synced once gain nothing from them. :class:`DirectFile` buffers everything after the first PLAIN_BYTES
+in one
+aligned buffer and writes it with O_DIRECT; the unaligned rest goes through the page cache. If O_DIRECT is refused,
+everything
+goes through the page cache. Not thread-safe. Durable only after :meth:`DirectFile.sync`.
 """
 
 from __future__ import annotations
@@ -19,19 +22,21 @@ from millrace.base.files import sync_data
 ALIGNMENT: Final = 4096
 BUFFER_BYTES: Final = 4 << 20
 PLAIN_BYTES: Final = 1 << 20
-"""So much of each file goes through the page cache; a multiple of ALIGNMENT. For a small file, a buffer's pages and a second
-wait for the disk would cost more than the cache's pages."""
+"""Leading bytes of each file that go through the page cache; a multiple of ALIGNMENT.
+
+For a small file, a buffer's pages and a second wait for the disk would cost more than the cache's pages.
+"""
 
 
 class DirectFile:
-    """A new file at `path`, as pyarrow takes a Python file: write, tell, flush, close."""
+    """A new file at `path`, with the interface of a Python file that pyarrow needs: write, tell, flush, close."""
 
     def __init__(self, path: Path, *, buffer_bytes: int = BUFFER_BYTES, plain_bytes: int = PLAIN_BYTES) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._buffer_bytes = buffer_bytes
         self._plain_bytes = plain_bytes
         self._buffer: mmap.mmap | None = None
-        """From `plain_bytes` on."""
+        """Used from `plain_bytes` on."""
         self._view = memoryview(b"")
         self._held = 0
         self._written = 0
@@ -39,7 +44,7 @@ class DirectFile:
         self.closed = False
 
     def write(self, data: bytes | memoryview) -> int:
-        """Add `data`; how many bytes that were."""
+        """Add `data`. Returns its number of bytes."""
         source = memoryview(data).cast("B")
         size = len(source)
         if self._buffer is None:
@@ -66,10 +71,10 @@ class DirectFile:
         return False
 
     def flush(self) -> None:
-        """Nothing: what is held is written when the buffer is full or at :meth:`sync`."""
+        """Do nothing: the buffer is written when it is full, or by :meth:`sync`."""
 
     def sync(self) -> int:
-        """Write what is held and make the whole file durable; its size in bytes."""
+        """Write the buffer and make the whole file durable. Returns its size in bytes."""
         held = self._held
         aligned = held - held % ALIGNMENT
         if aligned:
@@ -85,16 +90,16 @@ class DirectFile:
         return self._written
 
     def close(self) -> None:
-        """Give everything back; what was not synced may be lost. Idempotent."""
+        """Release all resources. Unsynced data may be lost. Idempotent."""
         if self.closed:
             return
         self.closed = True
-        # After a failed write its traceback still holds a view: the buffer goes with the last one of them.
+        # After a failed write its traceback still holds a view, so the buffer is freed with the last view.
         self._view, self._buffer = memoryview(b""), None
         os.close(self._descriptor)
 
     def _grow(self) -> None:
-        """Go on with the buffer: the file is not small."""
+        """Switch to the buffer: the file is not small."""
         self._buffer = mmap.mmap(-1, self._buffer_bytes)  # a mapping begins at a page, so it is aligned
         self._view = memoryview(self._buffer)
         self._direct = _set_direct(self._descriptor, True)
@@ -114,7 +119,7 @@ class DirectFile:
             try:
                 _write_all(self._descriptor, part)
             except OSError as error:
-                # Some file systems take the flag and refuse the write.
+                # Some file systems accept the flag and refuse the write.
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 _set_direct(self._descriptor, False)
@@ -125,7 +130,7 @@ class DirectFile:
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Switch O_DIRECT; whether it is on now."""
+    """Switch O_DIRECT on or off. Returns whether it is on."""
     import fcntl
 
     flag = getattr(os, "O_DIRECT", 0)

@@ -1,7 +1,7 @@
-"""Parquet files of a table, durable before anybody names them, and what a commit needs to know of each.
+"""Parquet files of a table that are durable before a commit names them, with what the commit needs to know of each.
 
-:class:`FileSink` writes attempt-unique files (millrace.storage.parquet_file) and describes each as a :class:`FileAction`: plain
-data, which crosses from a task to the driver. Naming them in a commit is :mod:`millrace.storage.commit`'s.
+:class:`FileSink` writes files with names unique to the attempt (millrace.storage.parquet_file) and describes each as a
+:class:`FileAction`: plain data that a task sends to the driver. :mod:`millrace.storage.commit` commits them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from millrace.storage.table import TableHandle
 
 COMPRESSION: Final = "snappy"
 MAX_FILE_BYTES: Final = 256 << 20
-"""A file is closed once it holds about this many bytes of Arrow columns."""
+"""Approximate size of Arrow columns at which a file is closed."""
 
 
 @dataclass(slots=True)
 class FileSink:
-    """Writes rows of one table into files named for this attempt, one at a time for each set of partition values."""
+    """Writes rows of one table to files of this attempt, one open file per set of partition values."""
 
     store: TableStore
     schema: pa.Schema
     """Columns of the files: those of the table without its partition columns."""
     stats_columns: tuple[str, ...]
-    """Columns whose min and max go into the Delta log, so that readers prune by them."""
+    """Columns whose min and max go into the Delta log, for pruning."""
     actions: list[FileAction] = field(default_factory=list)
     _open: dict[tuple[tuple[str, str], ...], _OpenFile] = field(default_factory=dict)
 
     @classmethod
     def at(cls, uri: object, schema: pa.Schema, stats_columns: tuple[str, ...]) -> Self:
-        """For the table at `uri`."""
+        """Make a sink for the table at `uri`."""
         return cls(store_at(uri), schema, stats_columns)
 
     def write(self, rows: pa.Table, partition: Mapping[str, str]) -> None:
@@ -52,14 +52,14 @@ class FileSink:
             self.actions.append(self._open.pop(key).parquet.close(partition, self.stats_columns))
 
     def finish(self) -> list[FileAction]:
-        """Close what is open, durably; the actions of all files."""
+        """Close all open files durably. Returns the actions of all files."""
         for key, file in self._open.items():
             self.actions.append(file.parquet.close(dict(key), self.stats_columns))
         self._open.clear()
         return self.actions
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Delete all written files."""
         for file in self._open.values():
             file.parquet.discard()
         self._open.clear()
@@ -81,12 +81,12 @@ def _new_file(store: TableStore, schema: pa.Schema, partition: Mapping[str, str]
 
 
 def delete_uncommitted(store: TableStore, actions: Iterable[FileAction]) -> None:
-    """Remove files that no commit will ever name. Only the attempt that wrote them may, and only if it was fenced."""
+    """Delete files that no commit will ever name. Only for the attempt that wrote them, after it was fenced."""
     store.delete(action.path for action in actions)
 
 
 def check_live_files(table: TableHandle) -> None:
-    """Raises TableDamaged where a live file of `table` is missing."""
+    """Raise TableDamaged if a live file of `table` is missing."""
     missing = [name for name in table.live_files() if table.store.size(name) is None]
     if missing:
         raise TableDamaged(

@@ -1,8 +1,10 @@
 """A table in a folder of this machine's file system.
 
-Files are written past the page cache (millrace.storage.direct_file) and synced with their names and the folders above; delta-rs
-makes no fsync of its own, so what it wrote is synced behind it. The lease is a lock on a file in the table's folder, which the
-kernel gives up with the process: whoever is stopped, or asleep with its machine, can only make the clean-up of the log wait.
+Files are written past the page cache (millrace.storage.direct_file) and synced with their names and parent folders.
+delta-rs
+makes no fsync, so its files are synced afterwards. The lease is a lock on a file in the table's folder, which the
+kernel
+releases with the process. A suspended process can therefore delay only the clean-up of the log.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ _LOCK: Final = "_commits.lock"
 
 
 def local_path(uri: object) -> Path:
-    """The folder that a path, or a ``file://`` URI, names."""
+    """Return the folder of a path or a ``file://`` URI."""
     text = str(uri)
     return Path(unquote(urlsplit(text).path) if text.startswith("file://") else text).absolute()
 
 
 class LocalStore:
-    """The table in the folder `uri`, a path or a ``file://`` URI; it need not be there yet."""
+    """The table in the folder `uri`, a path or a ``file://`` URI. It need not exist yet."""
 
     options: Mapping[str, str] = {}
     spark_options: Mapping[str, str] = {}
@@ -156,7 +158,7 @@ class LocalStore:
 
 
 def _linked(source: Path, target: Path, how: Literal["link", "move"]) -> bool:
-    """Link or move a file; False where it takes a copy. Never a link of a link: it would lead elsewhere."""
+    """Link or move a file. Returns False if only a copy works. Never links a link, which could point elsewhere."""
     try:
         if how == "move":
             source.replace(target)
@@ -164,7 +166,7 @@ def _linked(source: Path, target: Path, how: Literal["link", "move"]) -> bool:
         os.link(source, target, follow_symlinks=False)
     except (FileNotFoundError, FileExistsError):
         raise
-    except OSError:  # another file system, one without links, or as many as it allows
+    except OSError:  # another file system, no support for links, or too many links
         return False
     if stat.S_ISREG(target.lstat().st_mode):
         return True
@@ -173,7 +175,7 @@ def _linked(source: Path, target: Path, how: Literal["link", "move"]) -> bool:
 
 
 class _LocalSink(DirectFile):
-    """A file whose name is durable with it."""
+    """A file whose name is made durable with its data."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -1,8 +1,9 @@
-"""One Parquet file of a Delta table, durable before anyone hears of it: what every writer of ours writes files with.
+"""One Parquet file of a Delta table: read with checksums, written durably.
 
-When :meth:`ParquetFileWriter.close` returns, its bytes, its name and the folders above it are durable, and the :class:`FileAction` says
-what is in it. Naming it in a commit is left to others; so is a name that no other attempt has: a file that is there already
-is never written over.
+When :meth:`ParquetFileWriter.close` returns, the file's bytes, its name and the folders above are durable, and the
+:class:`FileAction` describes it. The caller chooses a name that no other attempt uses, and commits the file. An
+existing file
+is never overwritten.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from millrace.base.errors import TableDamaged
 from millrace.storage.store import TableStore
 
 MAX_STAT_CHARACTERS: Final = 64
+"""Longer strings have no bounds in the log: a truncated maximum would prune existing rows."""
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Longer strings stay out of the log: a cut maximum would prune what is there."""
 
 RowGroupFilter: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
-"""By a file's footer, the numbers of the row groups that are to be read."""
+"""Returns the row groups to read, from a file's footer."""
 
-REPAIR_HINT: Final = "run the operation recovery (mode repair), which makes it anew"
+REPAIR_HINT: Final = "run the operation recovery (mode repair), which rebuilds it"
 _CHECKED: Final = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
@@ -41,7 +43,7 @@ _CHECKED: Final = ds.ParquetFileFormat(
 
 @contextmanager
 def translate_read_errors(what: object) -> Iterator[None]:
-    """Reading `what`, a table's file or files: one that is missing or does not read is TableDamaged."""
+    """Raise TableDamaged inside for files of `what` that are missing or unreadable."""
     try:
         yield
     except TableDamaged:
@@ -50,17 +52,18 @@ def translate_read_errors(what: object) -> Iterator[None]:
         raise TableDamaged(
             f"a file of {what} is missing: {error.filename or error}: {REPAIR_HINT}", missing=True
         ) from error
-    except (pa.ArrowException, OSError, LookupError, UnicodeError) as error:  # the last two: a garbled footer's names
+    # the last two come from names in a corrupt footer
+    except (pa.ArrowException, OSError, LookupError, UnicodeError) as error:
         if isinstance(error, MemoryError) or getattr(error, "errno", None):
             raise
-        raise TableDamaged(f"{what} does not read ({error}): {REPAIR_HINT}") from error
+        raise TableDamaged(f"cannot read {what} ({error}): {REPAIR_HINT}") from error
 
 
 @contextmanager
 def open_file(
     store: TableStore, name: str, *, read_dictionary: Sequence[str] | None = None
 ) -> Iterator[pq.ParquetFile]:
-    """The file `name` of a table, for reading: pages that have a checksum must match it. Raises TableDamaged."""
+    """Open the file `name` of a table for reading. Verifies page checksums. Raises TableDamaged."""
     with (
         translate_read_errors(f"{store.uri}/{name}"),
         pq.ParquetFile(
@@ -71,7 +74,7 @@ def open_file(
 
 
 def read_file(store: TableStore, name: str) -> pa.Table:
-    """All rows of the file `name` of a table. Raises TableDamaged."""
+    """Return all rows of the file `name` of a table. Raises TableDamaged."""
     with open_file(store, name) as file:
         return file.read()
 
@@ -84,8 +87,10 @@ def dataset(
     partitioning: ds.Partitioning | None = None,
     groups: RowGroupFilter | None = None,
 ) -> ds.Dataset:
-    """The rows of files of a table, as a dataset with the columns of `schema`: pages that have a checksum must match it. `groups` looks
-    at each footer and says which row groups are wanted."""
+    """Return the rows of files of a table as a dataset with the columns of `schema`. Verifies page checksums.
+
+    `groups` chooses the row groups to read from each footer.
+    """
     if groups is not None:
         return _wanted(store, names, schema, groups)
     return ds.dataset(
@@ -114,8 +119,11 @@ def read_rows(
     where: pc.Expression | None = None,
     groups: RowGroupFilter | None = None,
 ) -> pa.Table:
-    """The rows of files of a table, with `columns` of `schema`, for which `where` holds, out of the row groups that are wanted. Raises
-    TableDamaged."""
+    """Return rows of files of a table: `columns` of `schema`, filtered by `where`, from the row groups that `groups`
+    chooses.
+
+    Raises TableDamaged.
+    """
     wanted = list(names)
     if not wanted:
         return schema.empty_table() if columns is None else schema.empty_table().select(list(columns))
@@ -132,8 +140,12 @@ def read_filtered(
     filter_columns: Sequence[str],
     keep: Callable[[pa.Table], npt.NDArray[np.bool_]],
 ) -> pa.Table:
-    """The rows of files of a table that `kept` takes by the columns `looked_at` alone (shape ``(rows,)``), with those and `columns`. Of a
-    row group that has none of them the others are not read. Raises TableDamaged."""
+    """Return the rows that `kept` accepts, with `columns` and `looked_at`, from files of a table.
+
+    `kept` gets the columns `looked_at` alone and returns a mask of shape ``(rows,)``. The other columns of a row group
+    are read
+    only if a row of it is accepted. Raises TableDamaged.
+    """
     with translate_read_errors(store.uri):
         fragments = [_CHECKED.make_fragment(name, store.filesystem) for name in names]
         first = ds.FileSystemDataset(fragments, schema, _CHECKED, store.filesystem).to_table(
@@ -174,8 +186,10 @@ def scan_rows(
     batch_rows: int,
     groups: RowGroupFilter | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """As :func:`read_rows`, batch by batch, in the files' order: in memory are the row groups of two files at a time, which
-    a writer of ours ends at 64 MiB, and some batches. Raises TableDamaged."""
+    """Yield rows as :func:`read_rows` does, batch by batch in the files' order.
+
+    Memory: the row groups of two files, which our writers end at 64 MiB, and some batches. Raises TableDamaged.
+    """
     with translate_read_errors(store.uri):
         scanner = dataset(store, names, schema, groups=groups).scanner(
             columns=list(columns), filter=where, batch_size=batch_rows, batch_readahead=4, fragment_readahead=2
@@ -193,12 +207,12 @@ class FileAction:
     rows: int
     partition: dict[str, str]
     stats: str
-    """What readers prune by, as Delta writes it."""
+    """Bounds for pruning, in Delta's form."""
     written_ms: int
 
 
 class ParquetFileWriter:
-    """A new file of the table in `store`, of rows of `schema`, made with the `options` of pyarrow's ParquetWriter."""
+    """Writes a new file of the table in `store`, with rows of `schema` and `options` of pyarrow's ParquetWriter."""
 
     def __init__(self, store: TableStore, name: str, schema: pa.Schema, *, options: Mapping[str, Any]) -> None:
         self.name = name
@@ -214,11 +228,13 @@ class ParquetFileWriter:
         )
 
     def write(self, rows: pa.Table | pa.RecordBatch, *, row_group_size: int | None = None) -> None:
-        """Add rows, in row groups of their own; of at most `row_group_size` rows each."""
+        """Add rows as row groups of their own, of at most `row_group_size` rows each."""
         self._writer.write(rows, row_group_size)
 
     def close(self, partition: Mapping[str, str], stats_columns: Sequence[str]) -> FileAction:
-        """End the file and make it durable, with its name; it lies in `partition`, with bounds of `stats_columns` as far as it has them."""
+        """Close the file and make it and its name durable. Returns its action in `partition`, with bounds of
+        `stats_columns`.
+        """
         self._writer.close()
         size = self._sink.sync()
         self._sink.close()
@@ -227,8 +243,8 @@ class ParquetFileWriter:
         return FileAction(self.name, size, footer.num_rows, dict(partition), _stats(footer, stats_columns), now)
 
     def discard(self) -> None:
-        """Remove the file."""
-        # What made the attempt fail (a full disk) makes closing fail too, and the file goes in any case.
+        """Delete the file."""
+        # The original failure (a full disk) also fails the close. Delete the file in any case.
         for stream in (self._writer, self._sink):
             with suppress(OSError, pa.ArrowException, RuntimeError):
                 stream.close()
@@ -236,14 +252,16 @@ class ParquetFileWriter:
 
 
 def _milliseconds(microseconds: int, *, up: bool) -> str:
-    """A moment as Delta's statistics have it, the next millisecond or the one before. Raises OverflowError."""
+    """Return a timestamp as Delta's statistics have it, rounded up or down to a millisecond. Raises OverflowError."""
     whole = -(-microseconds // 1000) if up else microseconds // 1000
     found = _EPOCH + timedelta(milliseconds=whole)
     return found.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
-    """The Delta statistics of a file: rows; min, max and nulls of those `columns` for which its footer has them."""
+    """Return the Delta statistics of a file: row count, and min, max and nulls of `columns` as far as the footer has
+    them.
+    """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -263,14 +281,15 @@ def _stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
                 high = _milliseconds(max(group.max_raw for group in groups), up=True)
             else:
                 low, high = min(group.min for group in groups), max(group.max for group in groups)
-        except OverflowError:  # a day or a moment beyond the years that Python has
+        except OverflowError:  # a date or timestamp outside Python's range
             continue
         if type(high) is date:
             low, high = low.isoformat(), high.isoformat()
-        # Decimals lose their digits there, and what readers make of a moment without a zone differs: no bounds for these.
+        # Decimals lose digits in the statistics, and readers disagree on timestamps without a zone: no bounds for
+        # these.
         if isinstance(high, int) or (isinstance(high, str) and max(len(low), len(high)) <= MAX_STAT_CHARACTERS):
             least[name], most[name] = low, high
             if all(group.has_null_count for group in groups):
                 nulls[name] = sum(group.null_count for group in groups)
     found = {"numRecords": footer.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-    return json.dumps(found, ensure_ascii=False)  # delta-rs (1.6) reads escaped pairs of surrogates as other characters
+    return json.dumps(found, ensure_ascii=False)  # delta-rs (1.6) misreads escaped surrogate pairs

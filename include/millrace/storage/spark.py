@@ -1,4 +1,4 @@
-"""Tables as Spark opens them: by the store's own address and options."""
+"""Tables in Spark, by the store's own URI and options."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def spark_frame(spark: SparkSession, store: TableStore, version: int) -> DataFrame:
-    """The rows of a table at `version`, whatever is committed meanwhile."""
+    """Return the rows of a table at `version` as a DataFrame."""
     reader = spark.read.format("delta").options(**store.spark_options).option("versionAsOf", version)
     return reader.load(store.spark_uri)
 
 
 def spark_zorder(spark: SparkSession, store: TableStore, columns: Sequence[str]) -> None:
-    """Order the whole table by columns. Spark knows nothing of the table's lease: hold it."""
+    """Order the whole table by columns. Hold the table's lease: Spark does not know it."""
     from delta.tables import DeltaTable
 
-    quoted = ("`" + name.replace("`", "``") + "`" for name in columns)  # Spark parses what it is given as a name
+    quoted = ("`" + name.replace("`", "``") + "`" for name in columns)  # Spark parses names
     DeltaTable.forPath(spark, store.spark_uri, dict(store.spark_options)).optimize().executeZOrderBy(*quoted)
 
 
 def spark_save(writer: DataFrameWriter, store: TableStore) -> None:
-    """What a writer was told to write, into a table."""
+    """Save the output of a configured writer to a table."""
     writer.format("delta").options(**store.spark_options).save(store.spark_uri)

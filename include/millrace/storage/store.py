@@ -1,9 +1,13 @@
-"""The place of one table: what storage must be able to do for it, whatever it is made of.
+"""The storage of one table: the operations that every kind of store provides.
 
-Names are relative to the table, with ``/`` between folders. What is promised: a file that was put is whole or not there, and
-durable when its sink was closed; a name is never written twice (two attempts never share one); :meth:`TableStore.delta` commits
-a version once, whoever tries; and every call ends: a store beyond a network gives up by a time limit of its own, and raises
-OSError. What is not: that a failure means that nothing happened.
+Names are relative to the table, with ``/`` between folders. Promises:
+
+- A file is complete or absent, and durable once its :class:`OutputFile` is synced.
+- A name is never written twice: two attempts never share one.
+- :meth:`TableStore.delta` commits a version once, whoever tries.
+- Every call ends: a remote store has its own time limit, after which it raises OSError.
+
+A failure does not mean that nothing happened.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class OutputFile(Protocol):
-    """A new file, as pyarrow writes to it. It has its name, durable, once :meth:`sync` returned."""
+    """A new file, with the interface that pyarrow needs. It has its name durably once :meth:`sync` has returned."""
 
     closed: bool
 
@@ -32,93 +36,97 @@ class OutputFile(Protocol):
     def flush(self) -> None: ...
 
     def sync(self) -> int:
-        """Make the whole file durable, with its name; its size in bytes."""
+        """Make the whole file durable with its name. Returns its size in bytes."""
         ...
 
     def close(self) -> None:
-        """Give everything back; what was not synced is not there."""
+        """Release all resources. Unsynced data is discarded."""
         ...
 
 
 class TableStore(Protocol):
-    """Where one table lies."""
+    """The storage of one table."""
 
     @property
     def uri(self) -> str:
-        """Its address, for a person, a log line, and for whoever opens it elsewhere (a task, Spark)."""
+        """The table's URI, for people, log lines, and processes that open it elsewhere (a task, Spark)."""
         ...
 
     @property
     def options(self) -> Mapping[str, str]:
-        """What delta-rs needs to reach it (end point, region, credentials)."""
+        """Options that delta-rs needs to reach the store (endpoint, region, credentials)."""
         ...
 
     @property
     def spark_options(self) -> Mapping[str, str]:
-        """What Spark needs for the same, by Hadoop's names (``fs.…``): options of each read and write, none of the session's."""
+        """The same for Spark, by Hadoop's names (``fs.…``): options of each read and write, none of the session's."""
         ...
 
     @property
     def filesystem(self) -> fs.FileSystem:
-        """To read with, by names relative to the table."""
+        """A file system for reading, by names relative to the table."""
         ...
 
     @property
     def spark_uri(self) -> str:
-        """Where Spark finds the table."""
+        """The table's URI for Spark."""
         ...
 
     def delta(self, version: int | None = None) -> DeltaTable:
-        """The table as it is now, or at `version`. Raises deltalake's TableNotFoundError, DeltaError."""
+        """Open the table at its newest version, or at `version`. Raises deltalake's TableNotFoundError, DeltaError."""
         ...
 
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Return whether the table exists."""
         ...
 
     def create(self, **options: Any) -> None:
-        """Make the table with these options of delta-rs. Raises DeltaError where another was first."""
+        """Create the table with these options of delta-rs. Raises DeltaError if another process was first."""
         ...
 
     def put(self, name: str) -> OutputFile:
-        """A new file `name`."""
+        """Create the file `name`."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """A small file's bytes; None where there is none."""
+        """Return the bytes of a small file; None if it does not exist."""
         ...
 
     def size(self, name: str) -> int | None:
-        """Bytes of the file `name`; None where there is none."""
+        """Return the size of the file `name` in bytes; None if it does not exist."""
         ...
 
     def list(self, folder: str) -> list[str]:
-        """The files right in `folder`, without it; empty where there is none."""
+        """Return the names of the files directly in `folder`; empty if it does not exist."""
         ...
 
     def take(self, other: TableStore, name: str, how: Literal["copy", "link", "move"]) -> bool:
-        """Have the file `name` of `other` here too, in its place; False where there is none. A link may be a copy; a move is durable
-        here with the next :meth:`sync`. A name that is there stays as it is."""
+        """Copy, link or move the file `name` of `other` to the same name here. Returns False if it does not exist.
+
+        A link may become a copy. A move is durable here after the next :meth:`sync`. An existing name is not replaced.
+        """
         ...
 
     def folders(self) -> Sequence[str]:
-        """Names of what lies right below the address that has something below itself: of a place of tables, the tables."""
+        """Return the names of the folders directly below the URI: for a root of tables, the tables."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files; those that are not there are passed over."""
+        """Delete files. Missing files are ignored."""
         ...
 
     def sync(self, names: Iterable[str]) -> None:
-        """Make files that somebody else wrote, and their names, durable. Nothing where the store does so of itself."""
+        """Make files that another writer wrote durable, with their names. May do nothing if the store is always
+        durable.
+        """
         ...
 
     def lease(self) -> AbstractContextManager[None]:
-        """Keep entries of the table's log from being removed. Any number of writers hold it at a time."""
+        """Keep entries of the table's log from being removed. Any number of writers may hold it."""
         ...
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Whether nobody holds the lease, and nobody gets it meanwhile: True is what removing log entries takes."""
+        """Yield whether the lease is held exclusively inside, which the removal of log entries requires."""
         ...
 
 
@@ -127,15 +135,18 @@ ENTRY_POINT_GROUP: Final = "millrace.table_stores"
 
 @dataclass(frozen=True, slots=True)
 class StoreKind:
-    """A kind of store, as a package registers it in GROUP; every process of a deployment must have that package."""
+    """A kind of store that a package registers in ENTRY_POINT_GROUP.
+
+    Every process of a deployment needs the package.
+    """
 
     scheme: str
-    """Tables at ``<scheme>://...`` lie in such stores."""
+    """Tables at ``<scheme>://...`` are in stores of this kind."""
     at: Callable[[str], TableStore]
 
 
 def store_at(uri: object) -> TableStore:
-    """The store of the table at `uri`: a path of this machine, or a URI of a registered scheme. Raises InvalidSettings."""
+    """Return the store of the table at `uri`: a local path, or a URI of a registered scheme. Raises InvalidSettings."""
     from millrace.storage.local import LocalStore
 
     scheme, separator, _ = str(uri).partition("://")
@@ -149,10 +160,12 @@ def _kind(scheme: str) -> StoreKind:
     kinds = {each.scheme: each for each in load_entry_points(ENTRY_POINT_GROUP, StoreKind)}
     if scheme not in kinds:
         known = ", ".join(sorted(["file", *kinds]))
-        raise InvalidSettings(f"no store is known for tables at {scheme}://; known are {known}, and plain paths")
+        raise InvalidSettings(
+            f"no store is registered for tables at {scheme}://; registered are {known}, and plain paths"
+        )
     return kinds[scheme]
 
 
 def table_name(root: str, uri: str) -> str:
-    """The name of a table at `uri`, relative to the place `root` of all tables."""
+    """Return the name of the table at `uri`, relative to the root of all tables."""
     return uri.removeprefix(root.rstrip("/") + "/")

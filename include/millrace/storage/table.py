@@ -1,7 +1,10 @@
-"""A handle on one Delta table at one version; how tables are opened and made; the upkeep behind commits.
+"""A handle on one Delta table at one version; opening and creating tables; maintenance of their logs after commits.
 
-A handle drags along what it has seen since it was opened, and its refreshes cost what the commits since the last Delta checkpoint
-are: :func:`maintain_log` writes a checkpoint now and then, trims the log (millrace.storage.delta_log) and opens the handle anew.
+A handle accumulates what it has seen since it was opened, and a refresh costs as much as the commits since the last
+Delta
+checkpoint. :func:`maintain_log` writes a checkpoint from time to time, trims the log (millrace.storage.delta_log) and
+reopens
+the handle.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from millrace.storage.delta_log import (
     checkpoint_file,
     commit_file,
     last_checkpoint_version,
+    read_actions,
     trim_log,
 )
 from millrace.storage.parquet_file import (
@@ -45,13 +49,13 @@ from millrace.storage.store import TableStore, store_at
 from millrace.storage.torn_log import quarantine_torn_files
 
 NO_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Checkpoints and clean-up are done under rules of our own (:func:`maintain_log`)."""
+""":func:`maintain_log` writes checkpoints and cleans up by its own rules."""
 
 _log = logging.getLogger(__name__)
 
 
 class TableHandle:
-    """A table at one version. Not thread-safe but for what reads one version (:meth:`actions`, :meth:`app_version`)."""
+    """A table at one version. Not thread-safe, except reads of that version (:meth:`actions`, :meth:`app_version`)."""
 
     def __init__(self, store: TableStore, delta: DeltaTable) -> None:
         self.store = store
@@ -59,7 +63,7 @@ class TableHandle:
         self._opened = self.version
         self._checkpointed: int | None = None
         self._apps: tuple[int, dict[str, int]] = (-1, {})
-        """The version of the table, and what app transactions carry there, as far as it was asked for."""
+        """A version of the table, and the app versions read at it so far."""
 
     @property
     def uri(self) -> str:
@@ -79,7 +83,7 @@ class TableHandle:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, partition columns among them, as our files have them (delta-rs hands out view types)."""
+        """The columns, including partition columns, with the types of our files (delta-rs returns view types)."""
         return pa.schema([_plain(each) for each in pa.schema(self.delta.schema().to_arrow())])
 
     @property
@@ -88,8 +92,10 @@ class TableHandle:
         return self.delta.metadata().configuration
 
     def app_version(self, app_id: str) -> int:
-        """The version that the last app transaction of `app_id` carries; 0 where there was none. Read once for a version of the
-        table: delta-rs replays its log for each call."""
+        """Return the version of the last app transaction of `app_id`; 0 if there was none.
+
+        Cached per version of the table, because delta-rs replays its log for each call.
+        """
         version, (seen, known) = self.version, self._apps
         if seen != version:
             known = {}
@@ -99,10 +105,12 @@ class TableHandle:
         return known[app_id]
 
     def actions(self) -> pa.Table:
-        """The live files: path, size_bytes, num_records, partition.* and min.*/max.* columns, as far as the log has them.
+        """Return the live files: path, size_bytes, num_records, partition.* and min.*/max.* columns, as far as the log
+        has them.
 
-        Bounds with a character beyond the basic plane are left out: those that were written as escaped pairs of surrogates (which any
-        writer may do) delta-rs (1.6) reads as other characters, U+20000 as U+10000, and a file that has a row would be left out.
+        Bounds with a character beyond the basic plane are left out. Any writer may write them as escaped surrogate
+        pairs, which
+        delta-rs (1.6) misreads (U+20000 as U+10000), so that a file with matching rows would be pruned.
         """
         found = pa.table(self.delta.get_add_actions(flatten=True))
         for place, name in enumerate(found.column_names):
@@ -112,32 +120,37 @@ class TableHandle:
         return found
 
     def live_files(self) -> dict[str, int]:
-        """Live files, relative to the table, with their sizes in bytes."""
+        """Return the live files, relative to the table, with their sizes in bytes."""
         actions = pa.table(self.delta.get_add_actions())
         return dict(zip(map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist(), strict=True))
 
     def history(self, limit: int) -> list[dict[str, Any]]:
-        """What the last `limit` commits said of themselves, the newest first."""
+        """Return the commit infos of the last `limit` commits, newest first."""
         return self.delta.history(limit)
 
     def dataset(self) -> ds.Dataset:
-        """The table's rows, for pyarrow and DuckDB. (Delta-rs' own takes a column without bounds for one that is null throughout.)"""
+        """Return the table's rows as a dataset for pyarrow and DuckDB.
+
+        delta-rs' own dataset treats a column without bounds as null throughout.
+        """
         schema, partitions = self.schema, set(self.partition_columns)
         folders = pa.schema([each for each in schema if each.name in partitions])
         return dataset(self.store, self.live_files(), schema, partitioning=ds.partitioning(folders, flavor="hive"))
 
     def file_uris(self, predicate: str | None = None) -> list[str]:
-        """As :meth:`files`, but where whoever knows nothing of the table finds them."""
+        """Return URIs as :meth:`files` does, for readers that know nothing of the table."""
         return self.delta.file_uris(file_pruning_predicate=predicate)
 
     def files(self, predicate: str) -> list[str]:
-        """Live files that `predicate` (in SQL, over partition columns and bounds) does not rule out, relative to the table."""
+        """Return live files that `predicate` (SQL over partition columns and bounds) does not exclude, relative to the
+        table.
+        """
         root = self.delta.table_uri.removeprefix("file://").rstrip("/") + "/"
         uris = self.file_uris(predicate)
         return [unquote(uri.removeprefix("file://").removeprefix(root)) for uri in uris]
 
     def not_live(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that are no live files."""
+        """Return those of `names` that are not live files."""
         wanted = list(names)
         if not wanted:
             return []
@@ -151,11 +164,11 @@ class TableHandle:
     def open_file(
         self, name: str, *, read_dictionary: Sequence[str] | None = None
     ) -> AbstractContextManager[pq.ParquetFile]:
-        """One of its files, for reading. Raises TableDamaged."""
+        """Open one of its files for reading. Raises TableDamaged."""
         return open_file(self.store, name, read_dictionary=read_dictionary)
 
     def read(self, name: str) -> pa.Table:
-        """All rows of one of its files. Raises TableDamaged."""
+        """Return all rows of one of its files. Raises TableDamaged."""
         return read_file(self.store, name)
 
     def read_rows(
@@ -167,7 +180,7 @@ class TableHandle:
         where: pc.Expression | None = None,
         groups: RowGroupFilter | None = None,
     ) -> pa.Table:
-        """The rows of some of its files, with the columns of `schema`. Raises TableDamaged."""
+        """Return rows of some of its files, with the columns of `schema`. Raises TableDamaged."""
         return read_rows(self.store, names, schema, columns=columns, where=where, groups=groups)
 
     def read_filtered(
@@ -179,7 +192,7 @@ class TableHandle:
         filter_columns: Sequence[str],
         keep: Callable[[pa.Table], npt.NDArray[np.bool_]],
     ) -> pa.Table:
-        """The rows of some of its files that `kept` takes by the columns `looked_at` alone. Raises TableDamaged."""
+        """Return the rows of some of its files that `kept` accepts by the columns `looked_at`. Raises TableDamaged."""
         return read_filtered(self.store, names, schema, columns=columns, filter_columns=filter_columns, keep=keep)
 
     def scan_rows(
@@ -192,16 +205,18 @@ class TableHandle:
         batch_rows: int,
         groups: RowGroupFilter | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of some of its files, batch by batch. Raises TableDamaged."""
+        """Yield rows of some of its files, batch by batch. Raises TableDamaged."""
         return scan_rows(self.store, names, schema, columns=columns, where=where, batch_rows=batch_rows, groups=groups)
 
     def is_newest(self) -> bool:
-        """Whether there is no later version, and this one still stands."""
+        """Return whether this is the newest version and still exists."""
         return self.store.size(commit_file(self.version + 1)) is None and self.version_exists()
 
     def missing_columns(self, wanted: pa.Schema) -> tuple[list[Field], dict[str, tuple[str, str]]]:
-        """The columns of `wanted` that the table does not have, or lets not be null where `wanted` does; and, by name, (type here,
-        type wanted) of those that differ."""
+        """Return the columns of `wanted` that the table lacks, or has as non-nullable where `wanted` is nullable.
+
+        Also returns, by name, (type here, type wanted) of columns whose type differs.
+        """
         there = self.delta.schema().fields
         have = {field.name: field.type for field in there}
         strict = {field.name for field in there if not field.nullable}
@@ -215,7 +230,10 @@ class TableHandle:
         return lacking, differing
 
     def vacuum(self, hours: int, *, dry_run: bool, full: bool) -> list[str]:
-        """Remove files that no version of the last `hours` names; their names. `full`: those too that no log ever named."""
+        """Delete files that no version of the last `hours` names. Returns their names.
+
+        `full` also deletes files that no log ever named.
+        """
         with _answering(self.uri):
             if dry_run:
                 return self.delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=full)
@@ -230,23 +248,25 @@ class TableHandle:
                 )
 
     def compact(self, partitions: list[tuple[str, str, Any]]) -> None:
-        """Join small files. Raises TableUnavailable where another writer was in between."""
+        """Compact small files. Raises TableUnavailable if another writer interfered."""
         with _answering(self.uri), self.store.lease():
             self.refresh()
             self.delta.optimize.compact(partition_filters=partitions, post_commithook_properties=NO_COMMIT_HOOKS)
 
     def refresh(self) -> None:
-        """Go to the newest version. Costs next to nothing where this is it: versions have no gaps."""
+        """Go to the newest version. Nearly free if this is it, since versions have no gaps."""
         if not self.is_newest():
             with _answering(self.uri):
                 self.delta.update_incremental()
 
     def version_exists(self) -> bool:
-        """Whether the log still has this version: under the lease, whether a commit made from it can take only its own place."""
+        """Return whether the log still has this version. Under the lease, a commit from it can then take only the next
+        one.
+        """
         return self.store.size(commit_file(self.version)) is not None
 
     def reopen(self) -> None:
-        """Go to the newest version by way of the last Delta checkpoint: what a handle drags along since it was opened goes."""
+        """Go to the newest version through the last Delta checkpoint, dropping what the handle has accumulated."""
         with _answering(self.uri):
             self.delta = self.store.delta()
         self._opened = self.version
@@ -254,11 +274,11 @@ class TableHandle:
 
 @contextmanager
 def _answering(uri: str) -> Iterator[None]:
-    """What delta-rs raises, as an error of ours."""
+    """Translate errors of delta-rs."""
     try:
         yield
     except DeltaError as error:
-        raise TableUnavailable(f"the table {uri} does not answer ({error}): try again") from error
+        raise TableUnavailable(f"cannot reach the table {uri} ({error}): retry") from error
 
 
 def _plain(item: pa.Field) -> pa.Field:
@@ -280,8 +300,10 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def open_table(uri: object, *, version: int | None = None) -> TableHandle | None:
-    """The table at `uri` (pinned to `version`, or as it is now); None where there is none. What a power loss tore at the end of its
-    log is put aside. Raises TableDamaged."""
+    """Open the table at `uri`, pinned to `version` or at its newest one; None if it does not exist.
+
+    Moves aside what a power loss tore at the end of its log. Raises TableDamaged.
+    """
     store = store_at(uri)
     try:
         return TableHandle(store, _delta(store, version))
@@ -289,10 +311,11 @@ def open_table(uri: object, *, version: int | None = None) -> TableHandle | None
         return None
     except DeltaError as error:
         if version is not None:
-            raise TableUnavailable(f"version {version} of the table {store.uri} does not open ({error})") from error
+            raise TableUnavailable(f"cannot open version {version} of the table {store.uri} ({error})") from error
         raise TableDamaged(
-            f"the log of the table {store.uri} does not read ({error}): restore it from a backup, or remove a collection's table"
-            " and run the operation recovery, which makes it anew"
+            f"cannot read the log of the table {store.uri} ({error}): restore it from a backup, or remove a "
+            "collection's table"
+            " and run the operation recovery, which rebuilds it"
         ) from error
 
 
@@ -308,12 +331,12 @@ def _delta(store: TableStore, version: int | None) -> DeltaTable:
 
 
 def table_exists(uri: object) -> bool:
-    """Whether there is a table at `uri`."""
+    """Return whether there is a table at `uri`."""
     return store_at(uri).exists()
 
 
 def table_at(uri: object, *, version: int | None = None) -> TableHandle:
-    """The table at `uri` as it is now, or at `version`. Raises TableNotFound, TableDamaged."""
+    """Open the table at `uri`, at its newest version or at `version`. Raises TableNotFound, TableDamaged."""
     table = open_table(uri, version=version)
     if table is None:
         raise TableNotFound(f"there is no table at {uri}")
@@ -329,7 +352,7 @@ def create_table(
     name: str | None = None,
     description: str | None = None,
 ) -> TableHandle:
-    """The table at `uri`, created if there is none; of several creators at once, all get the one that won."""
+    """Open the table at `uri`, creating it if needed. Of several concurrent creators, all get the winner's table."""
     table = open_table(uri)
     if table is not None:
         return table
@@ -344,11 +367,11 @@ def create_table(
             name=name,
             description=description,
             raise_if_key_not_exists=False,
-            # With a retry the loser of a race would write its own metadata as version 1.
+            # With a retry, the loser of a race would write its own metadata as version 1.
             commit_properties=CommitProperties(max_commit_retries=0),
         )
     except DeltaError as error:
-        failed = error  # mostly another process that was first: version 0 exists once, whoever wrote it
+        failed = error  # usually another process was first: version 0 exists once, whoever wrote it
     table = open_table(uri)
     if table is None:
         raise failed or TableNotFound(f"there is no table at {uri}")
@@ -361,13 +384,13 @@ class LogMaintenance:
     """How a table's log is kept short."""
 
     checkpoint_commits: int = 50
-    """Commits between two Delta checkpoints: what opening and refreshing a table costs grows with the commits since."""
+    """Commits between two Delta checkpoints: opening and refreshing cost as much as the commits since."""
     keep_commits: int = 5000
-    """Versions that stay behind: more than an hour at one a second."""
+    """Versions to keep: more than an hour at one commit per second."""
 
 
 def maintain_log(table: TableHandle, maintenance: LogMaintenance, seam: Callable[[str], None] = hit) -> None:
-    """Write a checkpoint where it is time, and clean up behind older ones. What fails is tried again by the next commit."""
+    """Write a checkpoint if one is due, and trim the log. A failure is retried by the next commit."""
     every, version = maintenance.checkpoint_commits, table.version
     if table._checkpointed is None or version - table._checkpointed >= every:
         table._checkpointed = last_checkpoint_version(table.store)
@@ -382,4 +405,53 @@ def maintain_log(table: TableHandle, maintenance: LogMaintenance, seam: Callable
         elif version - table._opened >= every:
             table.reopen()
     except (DeltaError, OSError):
-        _log.exception("upkeep of the log of %s failed; the next commit tries it again", table.uri)
+        _log.exception("maintenance of the log of %s failed; the next commit retries it", table.uri)
+
+
+def sync_table(table: TableHandle, known: int | None) -> int:
+    """Sync what was committed after the version `known` (None: all live files). Returns the number of files synced.
+
+    Our writers sync what they commit. Other writers may not, and the truncation of a log relies on durable tables.
+    """
+    if known == table.version:
+        return 0
+    found = None if known is None or known > table.version else _added(table, known)
+    if found is None:  # the start is unknown, or some log entries are gone
+        names = [
+            *table.live_files(),
+            *(f"{LOG_FOLDER}/{name}" for name in table.store.list(LOG_FOLDER) if name.endswith(".json")),
+        ]
+    else:
+        names = [*found, *(commit_file(version) for version in range((known or 0) + 1, table.version + 1))]
+    count = sum(_sync(table, name) for name in names)
+    for folder in {*_folders(names)}:
+        _sync(table, folder)
+    return count
+
+
+def _added(table: TableHandle, known: int) -> list[str] | None:
+    """Return the files that the commits after `known` added. Files removed since are included (and skipped if gone)."""
+    found: list[str] = []
+    for version in range(known + 1, table.version + 1):
+        actions = read_actions(table.store, version)
+        if actions is None:
+            return None
+        found += [unquote(action["add"]["path"]) for action in actions if "add" in action]
+    return found
+
+
+def _folders(names: Iterable[str]) -> Iterator[str]:
+    """Yield the folders of each file up to the table; each is an entry of its parent."""
+    for name in names:
+        while "/" in name:
+            name = name.rpartition("/")[0]
+            yield name
+
+
+def _sync(table: TableHandle, name: str) -> int:
+    """Sync one file; return 0 if it no longer exists."""
+    try:
+        table.store.sync([name])
+    except FileNotFoundError:
+        return 0
+    return 1

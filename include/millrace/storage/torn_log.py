@@ -1,9 +1,12 @@
-"""What a power loss leaves at the end of a table's log, and how the table opens all the same.
+"""Repair of a table's log whose end a power loss tore, so that the table opens.
 
-Whoever writes to a log syncs it only afterwards, and names can be durable before bytes: the newest commit may be a beginning of
-itself, and so may the newest Delta checkpoint. Nobody was told that such a commit stands (:mod:`millrace.storage.commit` syncs it
-first), so it does not: its bytes are put aside. A checkpoint holds nothing of its own: it goes where the commits say the same from
-an older one on, or from the first. All else that does not read is damage, and stays.
+Writers sync the log only afterwards, and names can become durable before bytes. So the newest commit may be a prefix of
+itself, and so may the newest Delta checkpoint. Nobody was told that such a commit succeeded
+(:mod:`millrace.storage.commit`
+syncs it first), so it did not: its bytes are moved aside. A checkpoint holds no data of its own. It is deleted if the
+commits
+since an older checkpoint, or since the first version, say the same. Everything else that is unreadable is damage, and
+stays.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ _log = logging.getLogger(__name__)
 
 
 def quarantine_torn_files(store: TableStore) -> bool:
-    """Put aside what is torn; whether anything was. Does nothing while somebody commits: for them the log reads."""
+    """Move torn files aside. Returns whether there were any. Does nothing while a writer commits: for it the log is
+    fine.
+    """
     try:
         with store.alone() as free:
             return free and (_commit(store) | _checkpoint(store))
     except OSError as error:
-        _log.warning("nothing that is torn in the log of %s can be put aside: %s", store.uri, error)
+        _log.warning("cannot move torn files of the log of %s aside: %s", store.uri, error)
         return False
 
 
@@ -51,17 +56,17 @@ def _commit(store: TableStore) -> bool:
     finally:
         sink.close()
     store.delete([commit_file(newest)])
-    _log.warning("%s/%s is torn, as a power loss leaves it: put aside as %s", store.uri, commit_file(newest), aside)
+    _log.warning("%s/%s is torn, probably by a power loss: moved aside as %s", store.uri, commit_file(newest), aside)
     return True
 
 
 def _is_beginning(data: bytes) -> bool:
-    """Whether the last action is but a piece of one; behind it may be zeros, of blocks that were never written."""
+    """Return whether the last action is incomplete. Zeros may follow, from blocks that were never written."""
     piece = data.rstrip(b"\0").rpartition(b"\n")[2]
     try:
         json.loads(piece.decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
-        # What ends as an action does and is wrong before its end is damaged, not torn.
+        # An action with an end but an error before it is damaged, not torn.
         return not piece.endswith(b"}") or error.pos == len(error.doc) or error.msg.startswith("Unterminated")
     return data.endswith(b"\0")
 
@@ -78,7 +83,7 @@ def _checkpoint(store: TableStore) -> bool:
     if not torn or not set(range(base, version_of(torn[0]) + 1)) <= _commits(store):
         return False
     store.delete([*torn, LAST_CHECKPOINT_FILE])
-    _log.warning("%s: %s torn, as a power loss leaves it: the log goes on without", store.uri, torn)
+    _log.warning("%s: deleted torn checkpoints %s, probably from a power loss", store.uri, torn)
     return True
 
 

@@ -1,1 +1,3 @@
-"""The Delta tables: `wal/` (messages, rejections, states), `collections/` (rows, deletes, segments, checkpoints), `read/` at a time tick."""
+"""The Delta tables: `wal/` (messages, rejections, states), `collections/` (rows, deletes, segments, checkpoints),
+`read/`.
+"""

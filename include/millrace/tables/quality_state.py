@@ -1,6 +1,6 @@
-"""What data quality says of a deployment, as whoever gives data up must know it: the one state row of ``quality/results``.
+"""The data-quality state of a deployment, for operations that remove data: the one state row of ``quality/results``.
 
-Light: one small file is read; no Great Expectations. What the row means, and who writes it, is millrace.operations.quality's.
+Reads one small file and does not load Great Expectations. millrace.operations.quality writes the row and defines it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ KIND_STATE: Final = "state"
 
 
 def quality_results_uri(settings: Settings) -> str:
-    """The Delta table of results, with the state row among them."""
+    """Return the URI of the Delta table of results, which contains the state row."""
     return settings.table_uri("quality/results")
 
 
 def files_of_kind(table: TableHandle, kind: str) -> list[str]:
-    """The table's live files of one kind, relative to it."""
+    """Return the table's live files of one kind, relative to it."""
     actions = table.actions()
     if actions.num_rows == 0:
         return []
@@ -32,15 +32,15 @@ def files_of_kind(table: TableHandle, kind: str) -> list[str]:
 
 
 def read_state_row(table: TableHandle) -> tuple[str | None, list[str]]:
-    """The state as JSON (None before the first run), and the file that holds it. Raises Malformed where there are several."""
+    """Return the state as JSON (None before the first run) and its file. Raises Malformed if there are several."""
     live = files_of_kind(table, KIND_STATE)
     if len(live) > 1:
-        raise Malformed(f"{table.uri} has {len(live)} state rows: something else than the quality run wrote to it")
+        raise Malformed(f"{table.uri} has {len(live)} state rows: a program other than the quality run wrote to it")
     return (table.read(live[0])["state"][0].as_py() if live else None), live
 
 
 def failed_critical_expectations(settings: Settings) -> list[str]:
-    """Ids of the critical expectations that stand failed: nothing may be given up while there is one."""
+    """Return the ids of failed critical expectations. Nothing may be removed while there is one."""
     path = quality_results_uri(settings)
     table = open_table(path)
     text = None if table is None else read_state_row(table)[0]

@@ -1,7 +1,8 @@
-"""The chain: a pure function of (channel state, log range), of which every host and every recovery is a caller.
+"""The chain: a pure function of (channel state, log range), which every host and every recovery calls.
 
-``Chain().process`` decides and evolves; :func:`replay` evolves alone, over rows that were decided before. Nothing here reads a
-clock, draws a random number or knows a host: docs/chain.md is the specification, tests/laws/ holds it against a model.
+``Chain().process`` decides and evolves. :func:`replay` only evolves, over rows that were decided before. Nothing here
+reads a
+clock, draws a random number or knows a host. docs/chain.md is the specification; tests/laws/ checks it against a model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from millrace.message.log_entries import LogEntries
 from millrace.message.types import DML, MessageType
 from millrace.message.wire.decode import decode_columns, entry_crc
 from millrace.wal.interceptors.interceptor import DeferredEmitter, Emitter, Interceptor, Proceed, Stamper, TimerSource
-from millrace.wal.interceptors.links import build_interceptors
+from millrace.wal.interceptors.lock.interceptor import LockInterceptor
+from millrace.wal.interceptors.redo.interceptor import RedoInterceptor
+from millrace.wal.interceptors.shard.interceptor import ShardInterceptor
+from millrace.wal.interceptors.timetick.interceptor import TimeTickInterceptor
+from millrace.wal.interceptors.txn.interceptor import TxnManager
 from millrace.wal.message_run import ACCEPTED, MAX_RUN, MIN_RUN, DecidedBatch, DecidedMessage, Emission, MessageRun
 from millrace.wal.rows import WalRowBuilder, iter_decided
 from millrace.wal.state import ChannelState
@@ -33,14 +38,15 @@ __all__ = ["CHAIN_VERSION", "CHAIN_VERSIONS", "Chain", "ChainOutcome", "replay"]
 _header: Final = attrgetter(*HEADER)
 
 _GROWTH: Final = 8
-"""How many times as many messages as the last step judged the next one looks at."""
+"""A step looks at this many times the number of messages that the last step judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainOutcome:
-    """What the chain made of a run of entries.
+    """The chain's result for a run of entries.
 
-    `messages` (accepted and emitted) and `rejections` are batches of ROW_SCHEMA in id order; `state` stands behind the run.
+    `messages` (accepted and emitted) and `rejections` are batches of ROW_SCHEMA in id order. `state` is the state after
+    the run.
     """
 
     messages: pa.RecordBatch
@@ -49,12 +55,15 @@ class ChainOutcome:
 
 
 class Chain:
-    """redo → lock → timetick (with the transaction manager) → shard. Stateless: a caller may share one among PChannels."""
+    """redo → lock → timetick (with the transaction manager) → shard. Stateless: PChannels may share one."""
 
     def __init__(
         self, *, wrap: Callable[[Interceptor], Interceptor] = lambda link: link, max_run: int = MAX_RUN
     ) -> None:
-        """`around` may put something around each link that watches it; a step judges at the most `max_run` messages."""
+        """Build the interceptors.
+
+        `around` may wrap each interceptor to observe it. A step judges at most `max_run` messages.
+        """
         self._max_run = max_run
         own = build_interceptors()
         self._links = tuple(map(wrap, own))
@@ -64,11 +73,13 @@ class Chain:
         self._settling = [link for link in own if isinstance(link, DeferredEmitter)]
 
     def process(self, state: ChannelState, entries: LogEntries) -> ChainOutcome:
-        """Judge `entries`, which must begin at ``state.position``. `state` itself is left as it is.
+        """Judge `entries`, which must start at ``state.position``. Does not modify `state`.
 
-        Raises UnsupportedVersion where the log asks for another version of the wire form or the chain; whatever stands
-        in an entry otherwise becomes rows. Entries of a generation that an AlterWAL message ended lie outside of the log:
-        they are passed over, whether they come with it or later, and `state.position` stands in the next generation.
+        Raises UnsupportedVersion if the log needs another version of the wire form or the chain. Any other content
+        becomes rows.
+        Entries of a generation that an AlterWAL message ended are outside the log: they are skipped, whether they
+        arrive with it or
+        later, and `state.position` is in the next generation.
         """
         batch = entries.batch
         outside = _before(batch, state.position.generation)
@@ -83,8 +94,8 @@ class Chain:
         row, last, most = 0, len(columns) - 1, self._max_run
         while row < len(columns):
             begun, row = row, self._step(state, columns, row, rows, most)
-            # A step looks at all that it might judge: as many as the last one judged, and some more, or a storm of messages
-            # that are judged alone would cost the square of their number.
+            # A step looks at as many messages as the last one judged, and some more. Otherwise many messages that are
+            # judged alone would cost quadratic time.
             most = min(self._max_run, max(MIN_RUN, (row - begun) * _GROWTH))
             if columns.ledger[row - 1] >> GENERATION_BITS < state.position.generation:
                 ended = row - 1
@@ -94,13 +105,13 @@ class Chain:
         if batch.num_rows:
             state.last_entry = _id(columns, last)
             value = batch.column("value")[_place(batch, state.last_entry)]
-            # What did not decode is one row of type 0.
+            # An entry that did not decode is one row of type 0.
             state.last_entry_crc = entry_crc(value.as_buffer(), verified=columns.type[last] != MessageType.UNDEFINED)
         messages, rejections = rows.build()
         return ChainOutcome(messages=messages, rejections=rejections, state=state)
 
     def _step(self, state: ChannelState, columns: MessageColumns, row: int, rows: WalRowBuilder, most: int) -> int:
-        """Take the messages from `row` on as far as they can be judged together, at the most `most`; the next row."""
+        """Process messages from `row` that can be judged together, at most `most`. Returns the next row."""
         ordinal = 0
         now = state.next_tick(int(columns.physical_ms[row]))
         while state.term and (emission := self._due(state, now)) is not None:
@@ -126,7 +137,7 @@ class Chain:
         return last + 1
 
     def _due(self, state: ChannelState, tick: int) -> Emission | None:
-        """What the first timer with a deadline <= `tick` emits; None where none is due."""
+        """Return the emission of the first timer with a deadline <= `tick`; None if none is due."""
         if state.next_deadline() > tick:
             return None
         timers = [
@@ -137,7 +148,7 @@ class Chain:
         return min(timers, key=lambda timer: timer[:3])[3]
 
     def decide(self, state: ChannelState, run: MessageRun) -> None:
-        """Have every link judge `run`, outermost first. Changes nothing but the run."""
+        """Let every interceptor judge `run`, outermost first. Modifies only the run."""
 
         def after(number: int) -> Proceed:
             if number == len(self._links):
@@ -147,7 +158,7 @@ class Chain:
         after(0)(run)
 
     def evolve(self, state: ChannelState, rows: DecidedBatch | DecidedMessage) -> None:
-        """Make decided messages part of `state`, innermost link first."""
+        """Apply decided messages to `state`, innermost interceptor first."""
         for link in reversed(self._links):
             if isinstance(rows, DecidedMessage):
                 link.evolve_one(state, rows)
@@ -181,7 +192,7 @@ class Chain:
         emission: Emission,
         ordinal: int,
     ) -> int:
-        """Give `emission` its tick and ordinal, take it into the state, then what it releases; the next ordinal."""
+        """Give `emission` its tick and ordinal, apply it and what it releases. Returns the next ordinal."""
         tick = state.next_tick(int(columns.physical_ms[cause]))
         self.evolve(state, _emitted_row(columns, cause, emission, tick, ordinal, state.term))
         confirmed = state.first_open_begin()
@@ -191,7 +202,7 @@ class Chain:
     def _settle(
         self, state: ChannelState, columns: MessageColumns, cause: int, rows: WalRowBuilder, ordinal: int
     ) -> int:
-        """Emit what waits for nothing more (flushes of sealed segments); the next ordinal."""
+        """Emit what waits for nothing more (flushes of sealed segments). Returns the next ordinal."""
         for link in self._settling:
             emission = link.ready_emission(state)
             if emission is not None:
@@ -204,22 +215,22 @@ def _id(columns: MessageColumns, row: int) -> LogId:
 
 
 def _place(batch: pa.RecordBatch, entry: LogId) -> int:
-    """Where `entry` stands in `batch`: seldom far from its end."""
+    """Return the index of `entry` in `batch`: usually near its end."""
     ledger, number = batch.column("ledger").to_numpy(), batch.column("entry").to_numpy()
     return next(place for place in range(len(number) - 1, -1, -1) if (ledger[place], number[place]) == entry)
 
 
 def _before(batch: pa.RecordBatch, generation: int) -> int:
-    """How many entries of `batch` are of generations before `generation`."""
+    """Return the number of entries in `batch` of generations before `generation`."""
     if not generation or not batch.num_rows:
         return 0
     return int(np.searchsorted(batch["ledger"].to_numpy(), generation << GENERATION_BITS))
 
 
 def _row(run: MessageRun, ordinal: int) -> DecidedMessage:
-    """The run's one message, accepted and stamped."""
+    """Return the run's only message, accepted and stamped."""
     columns, row, message_type = run.columns, run.start, MessageType(int(run.type[0]))
-    # The state takes no part of rows: theirs stay where they are.
+    # The state stores nothing of the payload of rows, so it is not copied.
     payload = b"" if message_type in DML else columns.payload(row)
     stamps = (int(run.tick[0]), ordinal, int(run.segment[0]), int(columns.size[row]), None, payload)
     values: tuple[Any, ...] = (message_type, columns.vchannel_name(row), *columns.header_numbers(row), *stamps)
@@ -246,10 +257,11 @@ def replay(
     last_entry: LogId | None,
     last_entry_crc: int,
 ) -> ChannelState:
-    """Evolve alone: the state at `position`, from an earlier state and the decided rows between them.
+    """Return the state at `position` by evolving an earlier state over the decided rows between them.
 
-    `rows` are messages and rejections of ROW_SCHEMA in id order (:func:`millrace.wal.rows.rows_in_order`). What rows cannot
-    tell (a time tick that became no row, the bytes of the last entry) is given beside them, as the WAL's state rows hold it.
+    `rows` are messages and rejections of ROW_SCHEMA in id order (:func:`millrace.wal.rows.rows_in_order`). The other
+    arguments
+    hold what rows do not tell (a time tick without a row, the bytes of the last entry), from the WAL's state rows.
     """
     chain = Chain()
     state = state.copy()
@@ -261,6 +273,12 @@ def replay(
 
 
 def last_confirmed(state: ChannelState) -> MessageId:
-    """Where a reader must begin so that it misses nothing that becomes visible behind `state`."""
+    """Return LastConfirmed after `state`: a reader that starts there misses nothing that becomes visible later."""
     begin = state.first_open_begin()
     return begin if begin is not None else MessageId(*state.position, 0, 0)
+
+
+def build_interceptors() -> tuple[Interceptor, ...]:
+    """Return the interceptors of a chain, outermost first."""
+    txns = TxnManager()
+    return RedoInterceptor(), LockInterceptor(), TimeTickInterceptor(), txns, ShardInterceptor(txns)

@@ -1,4 +1,4 @@
-"""Settings that the chain's decisions use. They live in the channel state and change only by a message (law 1)."""
+"""Settings of the chain's decisions. They are part of the channel state and change only by a message (law 1)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "max_vchannels": (1, 1 << 16),
     "max_partitions": (1, 1 << 16),
 }
-"""Least and greatest value of each key."""
+"""Minimum and maximum of each key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainConfig:
-    """Thresholds of one PChannel, in bytes, rows, milliseconds of log time and counts. Defaults follow Milvus where it has them."""
+    """Thresholds of one PChannel in bytes, rows, milliseconds of log time, and counts. Defaults follow Milvus where it
+    has them.
+    """
 
     max_message_bytes: int = 16 * _MIB
     segment_bytes: int = 123 * _MIB
@@ -54,10 +56,10 @@ class ChainConfig:
     max_partitions: int = 4096
 
     def with_changes(self, values: Mapping[str, int]) -> Self:
-        """This config with `values` set. Raises Malformed for an unknown key or a value outside its bounds."""
+        """Return this config with `values` set. Raises Malformed for an unknown key or a value out of bounds."""
         for key, value in values.items():
             if key not in BOUNDS:
-                raise Malformed(f"{key!r} is no key of the chain's config; it has {', '.join(sorted(BOUNDS))}")
+                raise Malformed(f"{key!r} is not a key of the chain's config; its keys are {', '.join(sorted(BOUNDS))}")
             low, high = BOUNDS[key]
             if type(value) is not int or not low <= value <= high:
                 raise Malformed(f"{key} must be an integer from {low} to {high}, not {value!r}")

@@ -1,6 +1,6 @@
-"""What the chain's state of one PChannel says of collections: the truth that the coordinator's catalog follows.
+"""The collections in the chain's state of one PChannel, which the coordinator's catalog follows.
 
-Plain values, and JSON for those who ask over the wire. Nothing about rows stands here.
+Plain values with a JSON form for the wire. They describe no rows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from millrace.message.schema import CollectionSchema
 
-if TYPE_CHECKING:  # a client that asks for definitions has no state to make them of
+if TYPE_CHECKING:  # clients that read definitions do not have the chain's state
     from millrace.wal.state import ChannelState, VChannelState
 
 
 @dataclass(frozen=True, slots=True)
 class VChannelDefinition:
-    """One VChannel's collection, as the chain has it."""
+    """The collection of one VChannel, as the chain has it."""
 
     collection_id: int
     name: str
@@ -58,7 +58,7 @@ class VChannelDefinition:
 
 @dataclass(frozen=True, slots=True)
 class PChannelDefinitions:
-    """A PChannel's VChannels: how many it has and may have, and those that were asked for, by name."""
+    """The VChannels of a PChannel: their number, the limits, and the requested definitions by name."""
 
     vchannel_count: int
     max_vchannels: int
@@ -69,7 +69,7 @@ class PChannelDefinitions:
 
     @classmethod
     def of(cls, state: ChannelState, collection_id: int | None) -> Self:
-        """What `state` says; the definitions are those of one collection, or of none."""
+        """Describe `state`, with the definitions of one collection, or of none."""
         channels = state.vchannels.values()
         return cls(
             len(state.vchannels),
@@ -90,7 +90,7 @@ class PChannelDefinitions:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`."""
+        """Parse the result of :meth:`to_json`."""
         return cls(
             int(value["taken"]),
             int(value["max_vchannels"]),

@@ -1,8 +1,10 @@
-"""A content digest of WAL rows that does not depend on their order, nor on where batches were cut.
+"""A content digest of WAL rows that depends neither on their order nor on batch boundaries.
 
-Each row is hashed over all its columns but ``detail`` (words, not content); the digest of a set of rows is the sum of
-their hashes in two lanes modulo 2**64 each. So digests of ranges add up: the digest of the whole WAL is known without
-reading it again, and a missing, doubled or altered row shows. It guards against faults, not against an adversary.
+Each row is hashed over all its columns but ``detail`` (an explanation, not content). The digest of a set of rows is the
+sum of
+their hashes in two lanes modulo 2**64. So digests of ranges add up: the digest of the whole WAL is known without
+reading it
+again, and a missing, duplicated or altered row shows. It protects against faults, not against an adversary.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _MAX_ROWS: Final = 1 << 14  # a block of columns stays in the CPU's cache
 
 
 def _constants(lane: int) -> dict[str, np.uint64]:
-    """An odd multiplier for each column, fixed by the column's name: stored digests depend on it."""
+    """Return an odd multiplier for each column, derived from its name. Stored digests depend on it."""
     names = (*_INTEGERS, *_STRINGS, "payload")
     return {name: np.uint64(xxhash.xxh3_64_intdigest(name.encode(), seed=lane) | 1) for name in names}
 
@@ -58,7 +60,7 @@ _LANES: Final = (_constants(1), _constants(2))
 
 @dataclass(frozen=True, slots=True)
 class WalDigest:
-    """The digest of a multiset of rows: two sums modulo 2**64 and the number of rows. ``+`` is the union."""
+    """The digest of a multiset of rows: two sums modulo 2**64 and the row count. ``+`` is the union."""
 
     low: int = 0
     high: int = 0
@@ -75,18 +77,18 @@ class WalDigest:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Inverse of ``str``; raises Malformed for anything else."""
+        """Parse the text of a digest. Raises Malformed."""
         sums, _, rows = text.partition("-")
         try:
             if len(sums) != 32:
                 raise ValueError
             return cls(int(sums[16:], 16), int(sums[:16], 16), int(rows))
         except ValueError:
-            raise Malformed(f"{text!r} is no digest of WAL rows") from None
+            raise Malformed(f"{text!r} is not a digest of WAL rows") from None
 
 
 def payload_hashes(column: pa.Array) -> U64:
-    """XXH3-64 of each value of a (large) binary or string array; a null counts as empty."""
+    """Return the XXH3-64 of each value of a (large) binary or string array. A null counts as empty."""
     if not pa.types.is_large_binary(column.type):
         column = column.cast(pa.large_binary())
     size = len(column)
@@ -102,9 +104,10 @@ def payload_hashes(column: pa.Array) -> U64:
 
 
 def digest_rows(rows: pa.RecordBatch | pa.Table) -> WalDigest:
-    """The digest of rows with the columns of :data:`millrace.wal.schema.ROW_SCHEMA` (strings plain or dictionary).
+    """Return the digest of rows with the columns of :data:`millrace.wal.schema.ROW_SCHEMA` (strings plain or
+    dictionary).
 
-    Costs about 0.4 µs a row of 1 KB on one core.
+    Takes about 0.4 µs per row of 1 KB on one core.
     """
     total = WalDigest()
     batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
@@ -133,7 +136,7 @@ def _digest(batch: pa.RecordBatch) -> WalDigest:
 
 
 def _string_hashes(column: pa.Array) -> U64:
-    """Hashes of strings by way of their dictionary; null hashes as 0, which no string of the WAL does."""
+    """Hash strings through their dictionary. Null hashes to 0, which no string of the WAL does."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     words = [xxhash.xxh3_64_intdigest(word.encode()) for word in encoded.dictionary.to_pylist()]
     table = np.array([*words, 0], dtype=np.uint64)
@@ -142,7 +145,7 @@ def _string_hashes(column: pa.Array) -> U64:
 
 
 def _finish(mixed: U64) -> U64:
-    """The finaliser of MurmurHash3: every bit of the input reaches every bit of the output."""
+    """Apply the finaliser of MurmurHash3: every input bit reaches every output bit."""
     for multiplier in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(multiplier)
     return mixed ^ (mixed >> np.uint64(33))

@@ -1,7 +1,9 @@
-"""Log entries in portions that the chain takes at once, so that what a host holds is bounded by messages as well as by bytes.
+"""Chunks of log entries for the chain, which bound a host's memory by messages as well as by bytes.
 
-A read is bounded by its bytes, but a few bytes may frame many messages, and each one judged alone (a FlushAll, a Begin, an
-entry that does not decode) costs about a kilobyte until its row is written. Where a run of entries is cut changes no result.
+A read is bounded by its bytes. But a few bytes may frame many messages, and each one that is judged alone (a FlushAll,
+a Begin,
+an entry that does not decode) takes about a kilobyte until its row is written. Chunk boundaries do not change any
+result.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from millrace.message.wire.decode import framed_counts
 from millrace.message.wire.layout import BYTES_PER_MESSAGE, MAX_MESSAGES
 
 MAX_CHUNK_MESSAGES: Final = MAX_MESSAGES
-"""Messages that the chain judges in one go: as many as one entry can frame, which cannot be cut."""
+"""Maximum messages per chunk: as many as one entry can frame, since an entry cannot be split."""
 
 
 def chunk_entries(entries: LogEntries) -> Iterator[LogEntries]:
-    """`entries` in order, cut between entries, each portion of at most MAX_PORTION messages."""
+    """Yield `entries` in order, split between entries into chunks of at most MAX_CHUNK_MESSAGES messages."""
     batch = entries.batch
     for start, stop in chunk_bounds(batch.column("value")):
         last = stop == batch.num_rows
@@ -33,9 +35,9 @@ def chunk_entries(entries: LogEntries) -> Iterator[LogEntries]:
 
 
 def chunk_bounds(values: pa.LargeBinaryArray) -> Iterator[tuple[int, int]]:
-    """Where to cut a run of entries: from and to of each portion."""
+    """Yield the start and end of each chunk of a run of entries."""
     if len(values) <= 1 or len(values) + values.nbytes // BYTES_PER_MESSAGE <= MAX_CHUNK_MESSAGES:
-        yield 0, len(values)  # so few bytes frame no more
+        yield 0, len(values)  # so few bytes cannot frame more messages
         return
     ends = np.cumsum(framed_counts(values))
     start, taken = 0, 0
@@ -47,5 +49,5 @@ def chunk_bounds(values: pa.LargeBinaryArray) -> Iterator[tuple[int, int]]:
 
 
 def id_at(batch: pa.RecordBatch, row: int) -> LogId:
-    """The id of one entry of a run."""
+    """Return the id of one entry of a run."""
     return LogId(batch.column("ledger")[row].as_py(), batch.column("entry")[row].as_py())

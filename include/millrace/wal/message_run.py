@@ -1,8 +1,10 @@
-"""A run of messages on its way through the chain, as numpy columns.
+"""Runs of messages on their way through the chain, as numpy columns.
 
-:class:`MessageColumns` is a decoded batch; a :class:`MessageRun` is the stretch of it that the interceptors judge together. Interceptors
-write verdicts into the run and may cut it shorter; they never touch the channel state while deciding. :class:`DecidedBatch` is
-what evolve reads: the same columns, whether they come from a run just decided or from rows of the ``wal`` table.
+:class:`Columns` is a decoded batch. A :class:`MessageRun` is the slice of it that the interceptors judge together.
+Interceptors
+write verdicts into the run and may shorten it; they never modify the channel state while deciding.
+:class:`DecidedBatch` is
+what evolve reads: the same columns, from a run just decided or from rows of the ``wal`` table.
 """
 
 from __future__ import annotations
@@ -26,17 +28,17 @@ Codes = npt.NDArray[np.uint8]
 
 REASONS: Final[tuple[Reason, ...]] = tuple(Reason)
 ACCEPTED: Final = 0
-"""Reason code of a message that is not rejected; code c > 0 is REASONS[c - 1]."""
+"""Reason code of an accepted message. Code c > 0 is REASONS[c - 1]."""
 
 MAX_RUN: Final = 1 << 16
-"""Messages that are judged together at the most: bounds the memory of one step."""
+"""Maximum messages that are judged together. Bounds the memory of a step."""
 MIN_RUN: Final = 1 << 10
-"""Messages that a step looks at where the one before was cut short: bounds what a cut throws away."""
+"""Messages that a step looks at after one that was cut short. Bounds the work that a cut discards."""
 Bools = npt.NDArray[np.bool_]
 
 
 def _table(types: Iterable[MessageType]) -> Bools:
-    """By type number, whether it is one of `types`: looking it up costs one pass, whatever their number."""
+    """Return a lookup table by type number: whether it is one of `types`. One pass for any number of types."""
     table = np.zeros(1 << 16, dtype=bool)
     table[[kind.value for kind in types]] = True
     return table
@@ -53,17 +55,20 @@ _UNSTAMPED: Final = np.zeros(0, dtype=np.int64)
 
 
 def dml_mask(version: int) -> Bools:
-    """By type number: messages that change rows, to a chain of that version; what it does not know yet is none."""
+    """Return by type number the messages that change rows in that chain version.
+
+    Types unknown to it are not included.
+    """
     return _CHANGING[version - 1]
 
 
 def reason_code(reason: Reason) -> int:
-    """The small number that stands for `reason` while a run is judged."""
+    """Return the number that stands for `reason` while a run is judged."""
     return REASONS.index(reason) + 1
 
 
 def group_indices(*keys: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
-    """Row numbers of `keys` (columns of one length) grouped by equal keys; ascending inside a group."""
+    """Return the row indices of `keys` (columns of one length) grouped by equal keys, ascending in each group."""
     count = len(keys[0])
     if count == 1:
         return [np.zeros(1, dtype=np.intp)]
@@ -83,14 +88,14 @@ def group_indices(*keys: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
 
 
 def payload_sizes(payloads: pa.LargeBinaryArray) -> Int64s:
-    """Bytes of each value; a null counts as 0 bytes."""
+    """Return the bytes of each value. A null counts as 0."""
     offsets = np.frombuffer(payloads.buffers()[1], dtype=np.int64, count=len(payloads) + 1 + payloads.offset)
     return np.diff(offsets[payloads.offset :]) if len(payloads) else np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission(Header):
-    """A message that the chain makes itself, in the term that is open. A CreateSegment's segment id is the tick it gets."""
+    """A message that the chain emits, in the open term. The segment id of a CreateSegment is the tick it gets."""
 
     type: MessageType
     segment_id: int = 0
@@ -100,21 +105,21 @@ class Emission(Header):
 
 @dataclass(slots=True)
 class MessageRun:
-    """Messages start .. start + count - 1 of `columns` and what the interceptors found about them."""
+    """Messages start .. start + count - 1 of `columns`, with the interceptors' verdicts."""
 
     columns: MessageColumns
     start: int
     count: int
     type: npt.NDArray[np.uint16]
-    """What each message is: what the log says, but where a collection judges an INSERT as an UPSERT (:meth:`retype`)."""
+    """The type of each message: the log's, except an INSERT that a collection judges as an UPSERT (:meth:`retype`)."""
     reason: Codes
     details: dict[int, str] = field(default_factory=dict)
-    """Words for a rejection, by place in the run."""
+    """Text of a rejection, by index in the run."""
     persisted: bool = True
     """False for a time tick that becomes no row."""
     tick: Int64s = field(default_factory=lambda: _UNSTAMPED)
     segment: Int64s = field(default_factory=lambda: _UNSTAMPED)
-    """Of an insert: where its rows go; of an Import the first one; else 0."""
+    """Of an insert: the segment of its rows. Of an Import: the first segment. Otherwise 0."""
 
     @classmethod
     def of(cls, columns: MessageColumns, start: int, *, most: int) -> MessageRun:
@@ -123,10 +128,10 @@ class MessageRun:
         return cls(columns=columns, start=start, count=count, type=kinds, reason=np.zeros(count, dtype=np.uint8))
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` messages (at least one); the rest is judged later, from a newer state."""
+        """Keep the first `count` messages (at least one). The rest is judged later, from a newer state."""
         if count < self.count:
             self.count = max(count, 1)
-            # A copy: the rows that come of it are kept, and a view would keep the whole step's verdicts with each of them.
+            # Copy it: the rows refer to it, and a view would keep the whole step's verdicts alive.
             self.reason = self.reason[: self.count].copy()
             self.type = self.type[: self.count]
 
@@ -134,11 +139,11 @@ class MessageRun:
         return column[self.start : self.start + self.count]
 
     def pending(self) -> npt.NDArray[np.intp]:
-        """Places of the messages that no rule has rejected so far."""
+        """Return the indices of messages that no rule has rejected so far."""
         return (self.reason == ACCEPTED).nonzero()[0]
 
     def retype(self, places: npt.NDArray[np.intp], kind: MessageType) -> None:
-        """Take the messages at `places` for ones of type `kind` from here on; the log's own columns stay."""
+        """Treat the messages at `places` as type `kind` from here on. The log's columns do not change."""
         self.type = self.type.copy()
         self.type[places] = kind
 
@@ -150,15 +155,15 @@ class MessageRun:
 
     @property
     def first_accepted(self) -> bool:
-        """Whether the first (for a control message: the only) message is accepted so far."""
+        """Whether the first message (of a control message: the only one) is accepted so far."""
         return bool(self.reason[0] == ACCEPTED)
 
 
 @dataclass(frozen=True, slots=True)
 class DecidedMessage(Header):
-    """One accepted message that was judged alone; an insert or delete comes without its payload.
+    """One accepted message that was judged alone. An insert or delete has no payload here.
 
-    Made by place, the header first: a step of one message is made of such costs.
+    Construct it with positional arguments, the header first: construction dominates the cost of a step of one message.
     """
 
     type: MessageType
@@ -175,7 +180,7 @@ class DecidedMessage(Header):
 
 @dataclass(slots=True, kw_only=True)
 class DecidedBatch(HeaderColumns):
-    """Decided Inserts and Deletes (and rejections of any type) in id order, as columns: what evolve makes the next state of."""
+    """Decided inserts and deletes, and rejections of any type, in id order as columns: the input of evolve."""
 
     tick: Int64s
     ordinal: npt.NDArray[np.int32]

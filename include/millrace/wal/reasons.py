@@ -1,4 +1,4 @@
-"""Why the chain did not accept a message: the names that stand in the ``reason`` column of the WAL and in AppendRejected."""
+"""Reasons why the chain rejects a message: the values of the WAL's ``reason`` column and of AppendRejected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """A rejection's reason. Codes are stored: never rename one."""
+    """The reason of a rejection. The values are stored: never rename one."""
 
     MALFORMED = "MALFORMED"
     UNSUPPORTED_TYPE = "UNSUPPORTED_TYPE"
@@ -50,4 +50,4 @@ SEQUENCE_NEUTRAL_REASONS = frozenset(
         Reason.TOO_LARGE,
     }
 )
-"""Rejections that leave the producer's sequence where it is; every other rejection uses up its sequence number."""
+"""Rejections that do not use up the producer's sequence number. All others do."""

@@ -1,4 +1,4 @@
-"""Rows of the ``wal`` table, from decided runs and emitted messages, in id order; and back, for replay."""
+"""Rows of the ``wal`` table from decided runs and emitted messages, in id order; and the reverse, for replay."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from millrace.wal.versions import CHAIN_VERSION
 _TYPES: Final = tuple(MessageType)
 _TYPE_NAMES: Final = string_array(member.name for member in _TYPES)
 TYPE_CODES: Final = {member: code for code, member in enumerate(_TYPES)}
-"""What stands for each type in the column ``type`` of a chain's rows."""
+"""Dictionary code of each type in the column ``type`` of a chain's rows."""
 _REASON_NAMES: Final = string_array(reason.value for reason in REASONS)
 _TYPE_INDEX: Final = np.zeros(1 << 16, dtype=np.int32)
 _TYPE_INDEX[[member.value for member in _TYPES]] = np.arange(len(_TYPES), dtype=np.int32)
 
 EMPTY_ROWS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in ROW_SCHEMA], schema=ROW_SCHEMA)
-"""No rows."""
+"""A batch without rows."""
 
 _UNSUPPORTED: Final = reason_code(Reason.UNSUPPORTED_TYPE)
 _COPIED: Final = ("ledger", "entry", "index", "physical_ms", *NUMERIC_FIELDS)
@@ -49,7 +49,7 @@ _NAMES: Final = tuple(ROW_SCHEMA.names)
 
 @dataclass(slots=True)
 class _Piece:
-    """Rows that one step of the chain made: a run's messages, or one emitted message (then `emission` is set)."""
+    """Rows of one step of the chain: a run's messages, or one emitted message (then `emission` is set)."""
 
     start: int
     count: int
@@ -65,14 +65,17 @@ class _Piece:
 
 
 class WalRowBuilder:
-    """Collects what the chain decided about `columns` and makes ROW_SCHEMA batches of it."""
+    """Collects the chain's decisions about `columns` and builds ROW_SCHEMA batches."""
 
     def __init__(self, columns: MessageColumns) -> None:
         self._columns = columns
         self._pieces: list[_Piece] = []
 
     def add_run(self, run: MessageRun, *, ordinal: int, confirmed: MessageId | None) -> None:
-        """Add a decided run, stamped; its first message has `ordinal`, the others 0. `confirmed`: the first open Begin, if any."""
+        """Add a decided and stamped run. Its first message has `ordinal`, the others 0.
+
+        `confirmed` is the first open Begin, if any.
+        """
         details = {place: words for place, words in run.details.items() if place < run.count and run.reason[place]}
         self._pieces.append(
             _Piece(run.start, run.count, ordinal, run.tick, run.reason, run.segment, run.type, confirmed, details)
@@ -81,7 +84,7 @@ class WalRowBuilder:
     def add_emitted(
         self, emission: Emission, *, cause: int, ordinal: int, tick: int, term: int, confirmed: MessageId | None
     ) -> None:
-        """Add a message that the chain made because of message `cause` of the batch."""
+        """Add a message that the chain emitted because of message `cause` of the batch."""
         segment = tick if emission.type is MessageType.CREATE_SEGMENT else emission.segment_id
         details = {} if emission.detail is None else {0: emission.detail}
         self._pieces.append(
@@ -101,7 +104,7 @@ class WalRowBuilder:
         )
 
     def build(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Accepted and emitted messages, and rejections: two ROW_SCHEMA batches, each in id order."""
+        """Return accepted and emitted messages, and rejections: two ROW_SCHEMA batches, each in id order."""
         pieces, columns = self._pieces, self._columns
         if not pieces:
             return EMPTY_ROWS, EMPTY_ROWS
@@ -125,7 +128,8 @@ class WalRowBuilder:
         rejected = reason != ACCEPTED
         some = bool(rejected.any())
         if some:
-            # Where an upsert has no behaviour its number had no name either: an old log gives the rows that it gave.
+            # A version without upserts did not know the name of the type either: an old log must give the same rows
+            # as then.
             nameless = (reason == _UNSUPPORTED) & (values["type"] == TYPE_CODES[MessageType.UPSERT])
             values["type"][nameless] = TYPE_CODES[MessageType.UNDEFINED]
         plain = {name: integer_array(each) for name, each in values.items()}
@@ -144,13 +148,13 @@ class WalRowBuilder:
         return batch.filter(pa.array(~rejected)), batch.filter(pa.array(rejected))
 
     def _source(self) -> npt.NDArray[np.intp] | slice:
-        """Which messages of the batch the rows come from: those that were judged together are taken as they lie, uncopied."""
+        """Return the batch indices of the rows. Messages that were judged together are a slice, without a copy."""
         if len(self._pieces) == 1 and self._pieces[0].emission is None:
             return slice(self._pieces[0].start, self._pieces[0].start + self._pieces[0].count)
         return np.concatenate([np.arange(piece.start, piece.start + piece.count) for piece in self._pieces])
 
     def _payloads(self) -> pa.LargeBinaryArray:
-        """The payloads of all rows: a view where nothing was emitted, else one copy."""
+        """Return the payloads of all rows: a view if nothing was emitted, else one copy."""
         parts: list[pa.LargeBinaryArray] = []
         start = stop = 0
         for piece in self._pieces:
@@ -170,7 +174,7 @@ class WalRowBuilder:
     def _confirmed(
         self, values: dict[str, npt.NDArray[Any]], reason: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp]
     ) -> dict[str, pa.Array] | None:
-        """The columns of LastConfirmed; None where each message is its own: no transaction was open."""
+        """Return the columns of LastConfirmed; None if each message is its own: no transaction was open."""
         if all(piece.confirmed is None for piece in self._pieces):
             return None
         held = {name: values[name].copy() for name in _CONFIRMED}
@@ -183,14 +187,14 @@ class WalRowBuilder:
 
 
 def _words(details: dict[int, str], count: int) -> pa.Array:
-    """Rejections in words, by row; null elsewhere."""
+    """Return the texts of rejections by row; null for other rows."""
     if not details:
         return pa.nulls(count, pa.utf8())
     return pa.array([details.get(row) for row in range(count)], pa.utf8())
 
 
 def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, names: list[str]) -> None:
-    """An emitted message has the id and stamp of what caused it; everything else is its own."""
+    """Overwrite an emitted message's row: id and stamp come from its cause, everything else is its own."""
     emission = piece.emission
     assert emission is not None
     if emission.vchannel not in names:
@@ -202,13 +206,13 @@ def _overwrite(values: dict[str, npt.NDArray[Any]], row: int, piece: _Piece, nam
 
 
 def rows_in_order(messages: pa.RecordBatch | pa.Table, rejections: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Messages and rejections of one PChannel as one table in id order (each reason is null or a rejection's)."""
+    """Return messages and rejections of one PChannel as one table in id order (`reason` is null for messages)."""
     table = pa.concat_tables([_plain(messages), _plain(rejections)])
     return table.sort_by([(name, "ascending") for name in ("ledger", "entry", "index", "ordinal", "time_tick")])
 
 
 def _plain(batch: pa.RecordBatch | pa.Table) -> pa.Table:
-    """The rows with strings where Parquet readers may or may not give dictionaries."""
+    """Return the rows without dictionaries, which Parquet readers may or may not return."""
     table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
     plain = [
         pa.field(field.name, field.type.value_type, field.nullable) if pa.types.is_dictionary(field.type) else field
@@ -218,7 +222,7 @@ def _plain(batch: pa.RecordBatch | pa.Table) -> pa.Table:
 
 
 def iter_decided(table: pa.Table) -> Iterator[DecidedBatch | DecidedMessage]:
-    """Rows in id order as evolve takes them: stretches of what changes rows and of rejections, other messages one by one."""
+    """Yield rows in id order as evolve needs them: slices of row changes and rejections, other messages one by one."""
     for batch in table.combine_chunks().to_batches():
         yield from _decided(batch)
 
@@ -257,7 +261,7 @@ def _decided(batch: pa.RecordBatch) -> Iterator[DecidedBatch | DecidedMessage]:
 
 
 def slice_decided(rows: DecidedBatch, start: int, stop: int) -> DecidedBatch:
-    """Rows start .. stop - 1."""
+    """Return rows start .. stop - 1."""
     own = {name: getattr(rows, name)[start:stop] for name in ("tick", "ordinal", "segment_id", "reason")}
     return DecidedBatch(**rows.slice_arrays(start, stop), **own)
 

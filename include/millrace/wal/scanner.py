@@ -1,15 +1,20 @@
-"""A scanner's part that knows no source: from a PChannel's rows in tick order to what a reader is to get, in that order.
+"""The source-independent part of a scanner: from a PChannel's rows in tick order to the units that a reader gets, in
+that order.
 
-    scanner = Scanner(after_tick=0, filters=[VChannels({"p0_1v0"})])
-    visible = scanner.push(rows)          # rows of ROW_SCHEMA, with visible_tick; transactions assembled
-    for delivered in messages(visible):   # ImmutableMessage | ImmutableTxn
+    scanner = Scanner(after_tick=0, filters=[VChannelFilter({"p0_1v0"})])
+    visible = scanner.push(rows)  # rows of ROW_SCHEMA, with visible_tick; transactions assembled
+    for delivered in visible_units(visible):  # ImmutableMessage | ImmutableTxn
         ...
 
-What is delivered, the *units*: a message outside transactions at its own tick, and a committed transaction at its Commit's,
-its bodies in their own order and then the Commit. Begin, KeepAlive and Rollback deliver nothing. A deliver policy says where
-a scan begins; filters say what of it is delivered. Both are held against a unit as a whole: of a transaction, tick and id
-are its Commit's, so that Begin and bodies get through to it whatever their own are, and a type filter takes it where its
-Commit or one of its bodies is of a wanted type.
+A scanner delivers *units*: a message outside transactions at its own tick, and a committed transaction at its Commit's
+tick,
+with its bodies in their order and then the Commit. Begin, KeepAlive and Rollback are not delivered. A deliver policy
+says where
+a scan starts; filters select units. Both apply to a unit as a whole. The tick and id of a transaction are its Commit's,
+so
+Begin and bodies are read whatever their own are. A type filter accepts a transaction whose Commit or one of whose
+bodies has
+a wanted type.
 """
 
 from __future__ import annotations
@@ -31,48 +36,48 @@ from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 
-# --- deliver policies: where a scan begins ----------------------------------------------------------------------------------
+# --- deliver policies: where a scan begins --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Everything that the WAL still has."""
+    """Start at the beginning of the WAL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What becomes visible after the scan began."""
+    """Start with units that become visible after the scan began."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFrom:
-    """Units whose id (a transaction's: its Commit's) is `message_id` or greater."""
+    """Start at the unit whose id (of a transaction: its Commit's) is `message_id` or greater."""
 
     message_id: MessageId
 
 
 @dataclass(frozen=True, slots=True)
 class StartAfter:
-    """Units whose id is greater than `message_id`."""
+    """Start at the first unit whose id is greater than `message_id`."""
 
     message_id: MessageId
 
 
 @dataclass(frozen=True, slots=True)
 class StartAfterTick:
-    """What becomes visible after `tick`."""
+    """Start with units that become visible after `tick`."""
 
     tick: int
 
 
 DeliverPolicy = All | Latest | StartFrom | StartAfter | StartAfterTick
 
-# --- filters: what of it is delivered; a unit must pass all of them ----------------------------------------------------------
+# --- filters: what of it is delivered; a unit must pass all of them -------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class VChannelFilter:
-    """Messages of these VChannels, and those of the whole PChannel (with an empty VChannel), which concern each of them."""
+    """Messages of these VChannels, and messages of the whole PChannel (with an empty VChannel), which concern each."""
 
     names: Collection[str]
 
@@ -86,7 +91,7 @@ class TickAboveFilter:
 
 @dataclass(frozen=True, slots=True)
 class TickFromFilter:
-    """Units that became visible at `tick` or after."""
+    """Units that became visible at or after `tick`."""
 
     tick: int
 
@@ -100,7 +105,7 @@ class TypeFilter:
 
 Filter = VChannelFilter | TickAboveFilter | TickFromFilter | TypeFilter
 
-# --- units as objects ---------------------------------------------------------------------------------------------------------
+# --- units as objects -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +138,19 @@ class ImmutableTxn:
 
 _ROWS: Final = 256
 _BYTES: Final = 1 << 20
-"""Of a table, that become objects together: at most, about."""
+"""Approximate limit of rows that are converted to objects at a time."""
 
 _SILENT: Final = string_array(("BEGIN_TXN", "KEEP_ALIVE", "ROLLBACK_TXN"))
 _IDS: Final = ("ledger", "entry", "index", "ordinal")
 
 
 class Scanner:
-    """Assembles and filters the rows of one PChannel. Push them in tick order, from the LastConfirmed of `after_tick` on.
+    """Assembles and filters the rows of one PChannel. Push them in tick order, starting at the LastConfirmed of
+    `after_tick`.
 
-    Delivers units with a tick > `after_tick` and an id >= `first_id`. Raises WalGap for rows out of tick order: a source
-    that repeats or reorders is a defect, and the reader hears of it.
+    Delivers units with a tick > `after_tick` and an id >= `first_id`. Raises WalGap for rows out of tick order: a
+    source that
+    repeats or reorders rows is faulty.
     """
 
     def __init__(
@@ -162,7 +169,7 @@ class Scanner:
                 case TickFromFilter(tick):
                     after_tick = max(after_tick, tick - 1)
                 case _:
-                    raise InvalidArgument(f"{each!r} is no filter of a scan")
+                    raise InvalidArgument(f"{each!r} is not a scan filter")
         self.after_tick = after_tick
         self._first_id = first_id
         self._names = None if names is None else pa.array(sorted({"", *names}), pa.utf8())
@@ -170,11 +177,11 @@ class Scanner:
         self._buffer = TxnBuffer(after_tick=after_tick)
         self._last_tick = 0
         self.filtered_count = 0
-        """Messages that the filters let not through, so far."""
+        """Number of messages excluded by filters so far."""
 
     @property
     def last_tick(self) -> int:
-        """The tick of the last row that was pushed."""
+        """The tick of the last pushed row."""
         return self._last_tick
 
     @property
@@ -183,7 +190,9 @@ class Scanner:
         return self._buffer.held_bytes
 
     def push(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-        """What the next rows (accepted messages of ROW_SCHEMA) make visible and the filters let through, in tick order."""
+        """Return the rows that `rows` (accepted messages of ROW_SCHEMA) make visible and that pass the filters, in tick
+        order.
+        """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         self._follow(table)
         if self._names is not None:
@@ -207,11 +216,11 @@ class Scanner:
         if len(ticks) == 0:
             return
         if ticks[0] <= self._last_tick or (np.diff(ticks) <= 0).any():
-            raise WalGap(f"rows came out of tick order behind tick {self._last_tick}: scan again from there")
+            raise WalGap(f"rows are out of tick order after tick {self._last_tick}: scan again from there")
         self._last_tick = int(ticks[-1])
 
     def _passing(self, visible: pa.Table, kinds: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-        """Which rows belong to units that pass."""
+        """Return which rows belong to units that pass."""
         ends = _unit_ends(visible)
         starts = np.concatenate([[0], ends[:-1] + 1])
         passing = np.ones(len(ends), dtype=bool)
@@ -221,12 +230,12 @@ class Scanner:
         if self._first_id is not None:
             passing &= _not_below(visible, ends, self._first_id)
             if passing.any():
-                self._first_id = None  # ids rise with the ticks: everything from here on is at or above it
+                self._first_id = None  # ids increase with ticks: all later units are at or above it
         return np.repeat(passing, ends - starts + 1)
 
 
 def _unit_ends(visible: pa.Table) -> npt.NDArray[np.intp]:
-    """The places of each unit's last row: rows of one unit share their visible tick."""
+    """Return the index of each unit's last row. Rows of a unit share their visible tick."""
     ticks = visible.column(VISIBLE_TICK).to_numpy()
     return np.append(np.flatnonzero(np.diff(ticks)), len(ticks) - 1)
 
@@ -247,8 +256,10 @@ def _names(table: pa.Table, column: str) -> pa.ChunkedArray:
 
 
 def visible_units(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn]:
-    """The units of a table that :meth:`Scanner.push` gave, as objects, which are made as they are asked for: a message without
-    much in it is ten times as large as its row."""
+    """Yield the units of a table from :meth:`Scanner.push` as objects.
+
+    They are created on demand: a small message is ten times as large as its row.
+    """
     if visible.num_rows == 0:
         return
     ends = set(_unit_ends(visible).tolist())
@@ -270,7 +281,7 @@ _CONFIRMED: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
 
 
 def _objects(rows: pa.Table) -> Iterator[ImmutableMessage]:
-    """Rows of ROW_SCHEMA as objects, column by column: an Arrow scalar for each value would cost more than the rest."""
+    """Convert rows of ROW_SCHEMA to objects column by column: an Arrow scalar per value would dominate the cost."""
 
     def values(name: str) -> list[Any]:
         column = _names(rows, name)
@@ -291,7 +302,7 @@ def _objects(rows: pa.Table) -> Iterator[ImmutableMessage]:
 
 
 def message_from_row(row: dict[str, Any]) -> ImmutableMessage:
-    """A row of ROW_SCHEMA as an object."""
+    """Convert a row of ROW_SCHEMA to an object."""
     return ImmutableMessage(
         id=MessageId(row["ledger"], row["entry"], row["index"], row["ordinal"]),
         last_confirmed=MessageId(row["lc_ledger"], row["lc_entry"], row["lc_index"], row["lc_ordinal"]),

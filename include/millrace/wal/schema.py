@@ -1,7 +1,7 @@
 """The columns of the ``wal`` table: messages, rejections and channel state of every PChannel.
 
-``kind``, ``pchannel`` and ``date`` are the table's partition columns (they stand in directory names, not in files).
-Order of a PChannel's rows is (ledger, entry, index, ordinal); among messages that is the order of ``time_tick`` too.
+``kind``, ``pchannel`` and ``date`` are the table's partition columns, which are in directory names, not in files.
+A PChannel's rows are ordered by (ledger, entry, index, ordinal); messages have the same order by ``time_tick``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KIND_REJECTION: Final = "rejection"
 KIND_STATE: Final = "state"
 
 RowKind = Literal["message", "rejection"]
-"""Of rows that a message became."""
+"""Kinds of rows that represent a message."""
 
 PARTITION_COLUMNS: Final = ("kind", "pchannel", "date")
 
@@ -25,7 +25,7 @@ ROW_SCHEMA: Final = pa.schema(
     [
         pa.field("time_tick", pa.int64(), nullable=False),  # rejection: the PChannel's last tick when it was judged
         pa.field("ledger", pa.int64(), nullable=False),  # message id: log id, index, ordinal
-        pa.field("entry", pa.int64(), nullable=False),  # (a state row: the position it stands at, index = ordinal = 0)
+        pa.field("entry", pa.int64(), nullable=False),  # (a state row: its position, index = ordinal = 0)
         pa.field("index", pa.int32(), nullable=False),
         pa.field("ordinal", pa.int32(), nullable=False),
         pa.field("physical_ms", pa.int64(), nullable=False),  # the log's append stamp, Unix ms
@@ -41,8 +41,8 @@ ROW_SCHEMA: Final = pa.schema(
         pa.field("segment_id", pa.int64(), nullable=False),
         *header_fields("schema_version", "rows", "txn_id", "producer_id", "epoch", "sequence"),
         pa.field("reason", pa.dictionary(pa.int32(), pa.utf8())),  # a rejection's Reason; null on accepted messages
-        pa.field("detail", pa.utf8()),  # a rejection in words; the id of the original for a DUPLICATE; null otherwise
+        pa.field("detail", pa.utf8()),  # text of a rejection; the original's id for a DUPLICATE; null otherwise
         pa.field("payload", pa.large_binary()),
     ]
 )
-"""Columns of message, rejection and state rows alike, without the partition columns."""
+"""Columns of message, rejection and state rows, without the partition columns."""

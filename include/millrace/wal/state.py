@@ -1,7 +1,8 @@
-"""Channel state: everything that the chain's decisions read besides the log, for one PChannel.
+"""Channel state: everything besides the log that the chain's decisions read, for one PChannel.
 
-Objects below the state are values: evolve replaces them and never changes them in place, so that a copy of the state is
-a copy of its dictionaries. The serialised form is versioned and canonical: equal states have equal bytes.
+Objects inside the state are values: evolve replaces them and never changes them in place, so a copy of the state copies
+only
+its dictionaries. The serialised form is versioned and canonical: equal states have equal bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from millrace.base.errors import Malformed, MillraceError, UnsupportedVersion
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId, MessageId
 from millrace.message.schema import CollectionSchema
 from millrace.wal.config import ChainConfig
-from millrace.wal.segments.policies.registry import seal_deadline as sealed_at
-from millrace.wal.segments.segment import NEVER, Segment
+from millrace.wal.segments import NEVER, Segment
+from millrace.wal.segments import seal_deadline as sealed_at
 from millrace.wal.versions import CHAIN_VERSIONS
 
 STATE_VERSIONS: Final = CHAIN_VERSIONS
-"""Of the serialised form: the version of the chain that the open term runs. From 2 on it stands in the text, too."""
+"""Versions of the serialised form: the chain version of the open term. From 2 on it is in the text too."""
 ENDED_TXNS: Final = 64
-"""How many ended transactions a VChannel remembers, to tell a late message why it is refused."""
+"""Number of ended transactions that a VChannel remembers, to explain why a late message is rejected."""
 
 
 class SequenceResult(NamedTuple):
-    """What a producer's sequences `sequence` .. `sequence + length - 1` came to; message j has index + j and tick + j."""
+    """The result of a producer's sequences `sequence` ..
+
+    `sequence + length - 1`. Number j has index + j and tick + j.
+    """
 
     sequence: int
     length: int
@@ -38,7 +42,7 @@ class SequenceResult(NamedTuple):
     reason: str
 
     def of(self, sequence: int) -> tuple[MessageId, int, str]:
-        """Message id, time tick and reason ("" where accepted) of one sequence of the run."""
+        """Return message id, time tick and reason ("" if accepted) of one sequence of the run."""
         offset = sequence - self.sequence
         return (
             MessageId(self.ledger, self.entry, self.first_index + offset, self.ordinal),
@@ -56,7 +60,7 @@ class ProducerState(NamedTuple):
     results: tuple[SequenceResult, ...]
 
     def result(self, sequence: int) -> tuple[MessageId, int, str] | None:
-        """The first result of `sequence`, where it is still among the last ones."""
+        """Return the first result of `sequence`, if it is still among the last ones."""
         for run in reversed(self.results):
             if run.sequence <= sequence:
                 return run.of(sequence) if sequence < run.sequence + run.length else None
@@ -74,7 +78,7 @@ class OpenTxn(NamedTuple):
     bytes: int
 
     def deadline(self, config: ChainConfig) -> int:
-        """The tick at which it expires, unless it is renewed or ended before."""
+        """Return the tick at which it expires unless it is renewed or ended."""
         return min(
             self.last_tick + (self.keepalive_ms << LOGICAL_BITS),
             self.begin_tick + (config.max_txn_lifetime_ms << LOGICAL_BITS),
@@ -89,7 +93,7 @@ class VChannelState:
     collection_id: int
     collection_name: str
     number: int
-    """Which of the collection's VChannels this one is: its keys hash to it."""
+    """Index of this VChannel in the collection: its keys hash to it."""
     vchannels: tuple[str, ...]
     schemas: tuple[CollectionSchema, ...]
     """Schema version v is schemas[v - 1]."""
@@ -97,14 +101,14 @@ class VChannelState:
     growing: dict[int, Segment] = field(default_factory=dict)
     """By partition id."""
     sealed: dict[int, Segment] = field(default_factory=dict)
-    """By segment id: full, waiting for the transactions that touch them."""
+    """By segment id: segments that are full and wait for the transactions that touch them."""
     txns: dict[int, OpenTxn] = field(default_factory=dict)
     ended: tuple[tuple[int, str], ...] = ()
     producers: dict[int, ProducerState] = field(default_factory=dict)
     delete_rows: int = 0
     mvcc: int = 0
     forgotten: int = 0
-    """The greatest last tick of a producer that was forgotten since version 4 of the chain; 0 where none was."""
+    """The greatest last tick of a producer that was forgotten since chain version 4; 0 if none was."""
 
     def copy(self) -> VChannelState:
         return replace(
@@ -117,14 +121,15 @@ class VChannelState:
         )
 
     def txn_outcome(self, txn_id: int) -> str | None:
-        """How a transaction that is not open ended: "committed", "rolled back", "expired", "barrier"; None where unknown."""
+        """Return how a transaction ended: "committed", "rolled back", "expired", "barrier"; None if open or unknown."""
         for ended_id, how in reversed(self.ended):
             if ended_id == txn_id:
                 return how
         return None
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"forgotten": self.forgotten} if self.forgotten else {}  # else as it was without it
+        # omitted if 0, as before the field existed
+        data: dict[str, Any] = {"forgotten": self.forgotten} if self.forgotten else {}
         return data | {
             "name": self.name,
             "collection_id": self.collection_id,
@@ -182,8 +187,9 @@ def _segment_from(item: list[Any]) -> Segment:
 class ChannelState:
     """State of one PChannel's chain at a position of its log.
 
-    `position` is the next entry to be read; `last_entry` and `last_entry_crc` (crc32c of its bytes) are those of the one
-    before, by which a log that lost or changed acknowledged entries is recognised.
+    `position` is the next entry to read. `last_entry` and `last_entry_crc` (crc32c of its bytes) are those of the entry
+    before,
+    by which a log that lost or changed acknowledged entries is detected.
     """
 
     pchannel: str
@@ -193,22 +199,22 @@ class ChannelState:
     last_tick: int = 0
     term: int = 0
     chain_version: int = 1
-    """What the open term runs. Before the first opening all versions judge alike."""
+    """Version that the open term runs. Before the first opening, all versions judge alike."""
     dirty: bool = False
-    """Whether a message row came since the last TimeTick row."""
+    """Whether there was a message row since the last TimeTick row."""
     config: ChainConfig = field(default_factory=ChainConfig)
     vchannels: dict[str, VChannelState] = field(default_factory=dict)
 
     @classmethod
     def new(cls, pchannel: str) -> Self:
-        """The state before the first entry."""
+        """Return the state before the first entry."""
         return cls(pchannel=pchannel)
 
     def copy(self) -> ChannelState:
         return replace(self, vchannels={name: channel.copy() for name, channel in self.vchannels.items()})
 
     def next_tick(self, physical_ms: int) -> int:
-        """The tick that the next message would get at `physical_ms`."""
+        """Return the tick that the next message would get at `physical_ms`."""
         return max(self.last_tick + 1, physical_ms << LOGICAL_BITS)
 
     def open_txns(self) -> Iterator[tuple[VChannelState, OpenTxn]]:
@@ -217,11 +223,11 @@ class ChannelState:
                 yield channel, txn
 
     def first_open_begin(self) -> MessageId | None:
-        """The smallest Begin id among the open transactions: what LastConfirmed is made of."""
+        """Return the smallest Begin id of the open transactions, from which LastConfirmed is computed."""
         return min((txn.begin for _, txn in self.open_txns()), default=None)
 
     def next_deadline(self) -> int:
-        """The earliest tick at which a timer fires; NEVER where none is set."""
+        """Return the earliest tick at which a timer fires; NEVER if none is set."""
         deadline = NEVER
         for channel in self.vchannels.values():
             for txn in channel.txns.values():
@@ -231,7 +237,10 @@ class ChannelState:
         return deadline
 
     def to_bytes(self) -> bytes:
-        """Canonical, versioned bytes: a version byte, then canonical JSON (not deflated: zlib builds differ in their output)."""
+        """Return canonical bytes: a version byte, then canonical JSON.
+
+        It is not compressed, since zlib builds differ in their output.
+        """
         data = {
             "pchannel": self.pchannel,
             "position": list(self.position),
@@ -246,12 +255,12 @@ class ChannelState:
         if self.chain_version > 1:
             data["chain_version"] = self.chain_version
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        # A build must not go on from a state of a chain version that it does not know.
+        # The version byte keeps a build from continuing a state of a chain version that it does not know.
         return bytes([self.chain_version]) + text
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Inverse of :meth:`to_bytes`. Raises UnsupportedVersion or Malformed."""
+        """Parse the result of :meth:`to_bytes`. Raises UnsupportedVersion or Malformed."""
         if not data or data[0] not in STATE_VERSIONS:
             found = data[0] if data else None
             raise UnsupportedVersion(f"channel state of version {found}: this build reads versions {STATE_VERSIONS}")
@@ -279,4 +288,4 @@ class ChannelState:
             RecursionError,
             MillraceError,
         ) as error:
-            raise Malformed(f"channel state does not decode: {error}") from error
+            raise Malformed(f"cannot decode the channel state: {error}") from error

@@ -1,13 +1,20 @@
-"""Transactions assembled: from a PChannel's messages in tick order to those that became visible, in the order they did.
+"""Assembly of transactions: from a PChannel's messages in tick order to the visible ones, in the order they became
+visible.
 
-Promises, for rows pushed in tick order from a message's LastConfirmed on: a message outside transactions comes out at its
-own place with its own tick; the bodies of a transaction come out together right before their Commit, in the order of
-their own ticks, with the Commit's tick; the bodies of one that is rolled back (by its producer, by expiry, by an exclusive
-message) or whose collection is dropped never come out. ``visible_tick`` never decreases, and only what became visible at a
-tick > `after_tick` comes out, so that rows which a reader sees again for the sake of open transactions are not doubled.
+Promises, for rows pushed in tick order starting at a message's LastConfirmed:
 
-Memory: the rows of the transactions that are open, which the chain bounds by ``max_open_txns`` x ``max_txn_bytes`` a
-PChannel, beside the rows of one push. There is no snapshot: a reader that starts anew begins at LastConfirmed.
+- A message outside transactions comes out at its own place with its own tick.
+- The bodies of a transaction come out right before their Commit, in the order of their ticks, with the Commit's tick.
+- The bodies of a transaction that is rolled back (by its producer, by expiry, by an exclusive message), or whose
+  collection is
+  dropped, never come out.
+- ``visible_tick`` never decreases. Only rows with a visible tick > `after_tick` come out, so rows that a reader sees
+  again for
+  open transactions are not duplicated.
+
+Memory: the rows of open transactions, which the chain bounds by ``max_open_txns`` x ``max_txn_bytes`` per PChannel, and
+the
+rows of one push. There is no snapshot: a new reader starts at LastConfirmed.
 """
 
 from __future__ import annotations
@@ -36,7 +43,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class TxnBuffer:
-    """Holds the bodies of open transactions of one PChannel until their Commit, Rollback or end of their collection."""
+    """Holds the bodies of one PChannel's open transactions until Commit, Rollback, or the end of their collection."""
 
     def __init__(self, *, after_tick: int = 0) -> None:
         self._after_tick = after_tick
@@ -44,18 +51,19 @@ class TxnBuffer:
 
     @property
     def open_count(self) -> int:
-        """Transactions whose Begin was pushed and whose end was not."""
+        """Number of transactions whose Begin was pushed and whose end was not."""
         return sum(pc.sum(pc.equal(_names(table, "type"), _BEGIN)).as_py() or 0 for table in self._held)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of Arrow columns held for open transactions (shared buffers count once for each table)."""
+        """Bytes of Arrow columns held for open transactions (shared buffers count once per table)."""
         return sum(table.get_total_buffer_size() for table in self._held)
 
     def push(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-        """The rows that became visible by `rows` (accepted messages of ROW_SCHEMA in tick order), with ``visible_tick``.
+        """Return the rows that `rows` (accepted messages of ROW_SCHEMA in tick order) make visible, with
+        ``visible_tick``.
 
-        Raises WalGap where a Commit after `after_tick` has no Begin: the reader started behind its LastConfirmed.
+        Raises WalGap if a Commit after `after_tick` has no Begin: the reader started after its LastConfirmed.
         """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         if not self._held and not _any_txn(table):
@@ -84,11 +92,11 @@ class TxnBuffer:
 
         place = np.where(bodies & commits, end, np.arange(len(ticks)))
         out = ~bodies | commits
-        out[:held] &= bodies[:held]  # a Begin that is held has come out already
+        out[:held] &= bodies[:held]  # a held Begin was returned by an earlier push
         visible = ticks[place]
         out &= visible > self._after_tick
         chosen = np.flatnonzero(out)
-        # A body stands before its Commit: both have the Commit's place, and the body's own is smaller.
+        # A body sorts before its Commit: both have the Commit's index, and the sort is stable.
         order = chosen[np.argsort(place[chosen], kind="stable")]
         result = table.take(pa.array(order)).append_column(VISIBLE_TICK, pa.array(visible[order]))
 
@@ -103,12 +111,13 @@ class TxnBuffer:
         orphans = np.flatnonzero(columns.commit & ~columns.known & (ticks > self._after_tick))
         if len(orphans):
             raise WalGap(
-                f"the Commit at tick {ticks[orphans[0]]} has no Begin among the rows read: begin reading at LastConfirmed"
+                f"the Commit at tick {ticks[orphans[0]]} has no Begin among the rows read: start reading at "
+                "LastConfirmed"
             )
 
 
 class _Columns:
-    """What the assembly needs to know of each row."""
+    """The columns that the assembly needs."""
 
     def __init__(self, table: pa.Table) -> None:
         kind = _names(table, "type")
@@ -126,9 +135,9 @@ class _Columns:
         """Rows of transactions whose Begin is among the rows."""
 
     def ends(self) -> Indices:
-        """For each row of a transaction the place of the row that ends it; -1 where it is open, or outside any.
+        """Return for each row of a transaction the index of the row that ends it; -1 if it is open, or outside any.
 
-        A transaction id may come again once it has ended: each Begin opens another lifetime of it.
+        A transaction id may be reused after it has ended: each Begin starts another lifetime of it.
         """
         end = np.full(len(self.txn), -1, dtype=np.intp)
         rows = np.flatnonzero(self.in_txn)
@@ -146,7 +155,7 @@ class _Columns:
             last[life[ends]] = order[ends]
             end[order] = last[life]
         for place in np.flatnonzero(self.drop):
-            # The chain rolls open transactions back before a drop; a reader does not rest on it.
+            # The chain rolls back open transactions before a drop; readers do not rely on it.
             late = self.in_txn & (self.channel == self.channel[place]) & (end < 0)
             late[place:] = False
             end[late] = place
@@ -158,7 +167,7 @@ def _any_txn(table: pa.Table) -> bool:
 
 
 def _names(table: pa.Table, column: str) -> pa.ChunkedArray:
-    """A dictionary column as strings (a Parquet reader may give either)."""
+    """Return a dictionary column as strings (a Parquet reader may return either)."""
     values = table.column(column)
     return values.cast(pa.utf8()) if pa.types.is_dictionary(values.type) else values
 

@@ -1,7 +1,9 @@
-"""Versions of the chain's behaviour: what new terms run, what this host can run, and where each begins to differ.
+"""Versions of the chain's behaviour: the version for new terms, the versions that this host runs, and their
+differences.
 
-A term's opening says which one its log is judged by, and the state keeps it: whoever judges asks
-``state.chain_version >= TABLES``. Of whole message types ``millrace.message.types.MIN_CHAIN_VERSION`` says it. docs/chain.md, "Versions".
+The opening of a term says by which version its log is judged, and the state keeps it: rules check
+``state.chain_version >= VERSION_4``. ``millrace.message.types.SINCE`` has the versions of message types. docs/chain.md,
+"Versions".
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from __future__ import annotations
 from typing import Final
 
 VERSION_4: Final = 4
-"""Tables of the real world: UPSERT, composite keys, more field types, changed schemas, checks, defaults, computed fields."""
+"""UPSERT, composite keys, more field types, schema changes, checks, defaults, computed fields."""
 
 CHAIN_VERSION: Final = VERSION_4
-"""For new terms: it enters a log by the term's opening."""
+"""Version of new terms. It enters a log by the opening of a term."""
 
 CHAIN_VERSIONS: Final = (1, 2, 3, VERSION_4)
-"""What this host can run; it refuses a log that asks for another."""
+"""Versions that this host runs. It refuses a log that needs another."""

@@ -20,7 +20,7 @@ from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES, Change
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
 from millrace.client.produce.rows import conform, split_rows
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill.importer import append_imports
 from millrace.operations.backfill.staging_folder import StagingFolder, StagingManifest
 from millrace.runtime.progress import Progress

@@ -27,7 +27,7 @@ from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.wal.scanner import Latest, TypeFilter
 from millrace.wal.state import ChannelState
 from tests.client.conftest import item_rows

@@ -16,8 +16,8 @@ from millrace.client.client import Client
 from millrace.client.consume.delivery import Change
 from millrace.client.schemas import schema
 from millrace.message.schema_changes import RenameField, ReorderFields
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.verification import verify_collections
 from millrace.wal.scanner import All
 from tests.client.conftest import opened_shop, own_name

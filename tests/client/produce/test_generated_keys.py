@@ -17,7 +17,7 @@ from millrace.client.produce.files.reader import read_batches
 from millrace.client.produce.rows import conform
 from millrace.client.schemas import schema
 from millrace.message.schema import CollectionSchema
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from tests.client.conftest import own_name
 
 EVENTS = schema({"what": "string", "n": "int64?"}, generated_key="row_id")

@@ -16,8 +16,8 @@ from millrace.client.client import Client
 from millrace.log.protocol import Log
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.read import freshness
 from millrace.tables.read.freshness import lacks_rows
 from millrace.tables.wal.table import WalTable

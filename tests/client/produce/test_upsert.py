@@ -15,7 +15,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.consume.scan import scan
 from millrace.message.keys import vchannel_index
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from tests.client.conftest import ITEMS, item_rows
 
 Stored = Callable[..., dict[int, str]]

@@ -15,7 +15,7 @@ from millrace.client.client import Client
 from millrace.log.kafka.service import Kafka, open_location
 from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.ingest.log_connection import LogConnection
 from tests import running_brokers
 from tests.conformance.backends import deployment_name

@@ -37,7 +37,7 @@ from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.committer import WalCommitter
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.ingest.ingester import IngestReport, run_ingest
 from millrace.node.ingest.log_connection import LogConnection
 from millrace.node.range_loop.schedule import START

@@ -17,7 +17,7 @@ from millrace.client.client import Client
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.ingest.log_connection import LogConnection
 from tests.certificates import certificate
 from tests.conformance.reading import read_all

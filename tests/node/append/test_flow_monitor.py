@@ -34,8 +34,8 @@ from millrace.node.append.flow_monitor import (
 )
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import AppendExtension, committed_state_loader
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run

@@ -14,7 +14,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.committer import FlushCommitter
 from millrace.node.flush.flushed_segments import FlushedSegments, flushed_segments_path
 from millrace.node.flush.flusher import run_flush
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from tests.node.flush.plans import plans_of
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")

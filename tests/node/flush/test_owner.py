@@ -8,8 +8,8 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.node.flush.committer import FlushCommitter
+from millrace.node.flush.definition import flush_to_end
 from millrace.node.flush.flusher import run_flush
-from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints

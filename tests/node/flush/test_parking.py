@@ -11,8 +11,8 @@ from millrace.base.errors import ChannelParked
 from millrace.base.settings import Settings
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.committer import FlushCommitter
+from millrace.node.flush.definition import flush_to_end
 from millrace.node.flush.flusher import run_flush
-from millrace.node.flush.in_process import flush_to_end
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import ensure_rows_table, rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints

@@ -26,7 +26,7 @@ def running(lists: Lists, ownership: FullOwnership | None = None) -> Iterator[No
     stop = threading.Event()
     metrics = Metrics(registry=CollectorRegistry())
     thread = threading.Thread(
-        target=run_loop, args=(lists,), kwargs={"metrics": metrics, "stop": stop, "owning": ownership}, daemon=True
+        target=run_loop, args=(lists,), kwargs={"metrics": metrics, "stop": stop, "ownership": ownership}, daemon=True
     )
     thread.start()
     try:

@@ -12,8 +12,8 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.ids import EARLIEST
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.retention import log_retention
 from millrace.node.retention.log_retention import LogRetention, enforce_log_retention, retention_configured
 from millrace.node.retention.truncation import truncate_log

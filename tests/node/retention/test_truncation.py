@@ -14,8 +14,8 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.retention import truncation
 from millrace.node.retention.truncation import truncate_log
 from millrace.operations.verification import verify_channel

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import CollectionNotFound, InvalidArgument, StagedFileDamaged
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.tables.collections import staged_files
 from millrace.tables.collections.changes import table_changes
 from millrace.tables.read.arrow import read_arrow

@@ -13,7 +13,7 @@ import pytest
 from millrace.base.errors import StagedFileDamaged, UnsupportedVersion
 from millrace.base.settings import Settings
 from millrace.message.bodies import ImportFile
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.operations.verification import verify_collections
 from millrace.storage.table import open_table
 from millrace.tables.collections import staged_files

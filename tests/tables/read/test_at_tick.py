@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import CollectionNotFound, TickNotReached
 from millrace.base.settings import Settings
 from millrace.message import builders
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_segments
 from millrace.tables.read.arrow import read_arrow, read_pieces

@@ -17,7 +17,7 @@ from millrace.message import builders
 from millrace.message.expression.tree import Node
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import apply_changes
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.tables.read.arrow import read_arrow
 from tests.laws.profile import examples
 from tests.message.expression.model import Failed, row_value

@@ -18,7 +18,7 @@ from millrace.base.settings import Settings
 from millrace.client.dataset import referenced_columns
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
+from millrace.node.flush.definition import flush_to_end
 from millrace.rpc.selection import Selection
 from millrace.tables.read.arrow import ArrowFilter, count_rows, read_arrow, read_pieces, read_stream
 from millrace.tables.read.plan import plan_read

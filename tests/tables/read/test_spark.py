@@ -22,8 +22,8 @@ from millrace.client.client import Client
 from millrace.client.database import Collection as OfUsers
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.spark_predicate import spark_predicate
 from millrace.testing import Deployment, deployment

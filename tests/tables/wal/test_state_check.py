@@ -17,7 +17,7 @@ from millrace.commands.verify import check_channels
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import committed_state_loader
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.parking import parked_names, unpark
 from millrace.operations.recovery.diagnose import diagnose
 from millrace.operations.recovery.wal_repair import rebuild_state

@@ -1,6 +1,6 @@
-"""The append host's streams: appends come in, their answers go out in the same order.
+"""The append host's streams: appends arrive, and their answers leave in the same order.
 
-What arrives while the log is busy is appended together; answers follow as they are decided.
+Appends that arrive while the log is busy are appended together. Answers follow as they are decided.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from millrace.rpc.wire import DEFAULT_DEADLINE, TIMEOUT, failure_to_bytes, is_va
 
 MAX_OUTCOME_WAIT: Final = 86400.0
 MERGE_BYTES: Final = 1 << 20
-"""Waiting appends of one stream are joined up to this many bytes: beyond, the copy costs more than the disk's answer."""
+"""Waiting appends of one stream are merged up to this size. Beyond it, the copy costs more than a disk sync."""
 INBOX_BYTES: Final = 32 << 20
-"""What is held of one stream's appends before it is read no further."""
+"""Unprocessed bytes of one stream after which the server stops reading it."""
 _UNANSWERED: Final = 1024
 
 SubmitAppends: TypeAlias = Callable[[Sequence[pa.LargeBinaryArray]], list[PendingOutcome]]
-"""Appends several batches as one; each one's pending outcome. Raises NotTaken, and what refuses all of them."""
+"""Appends several batches as one and returns the pending outcome of each.
+
+Raises NotTaken, and errors that refuse all of them.
+"""
 
 
 class PipelinedStream:
-    """One pipelined stream: a thread reads ahead, this one appends, a third answers in order."""
+    """One pipelined stream: one thread reads ahead, the caller's appends, a third answers in order."""
 
     def __init__(
         self,
@@ -50,7 +53,10 @@ class PipelinedStream:
         self._answers: queue.Queue[tuple[PendingOutcome | bytes, float] | None] = queue.Queue(_UNANSWERED)
 
     def serve(self) -> None:
-        """Serve the stream until its client ends it or goes away. Raises InvalidArgument behind the answers to what was right."""
+        """Serve the stream until its client ends it or disconnects.
+
+        Raises InvalidArgument after answering the valid requests before it.
+        """
         ahead = threading.Thread(target=self._read_ahead, name="append-stream-in", daemon=True)
         answering = threading.Thread(target=self._answer, name="append-stream-out", daemon=True)
         ahead.start()
@@ -68,13 +74,13 @@ class PipelinedStream:
             raise self._fault
 
     def _submitted(self, appends: list[pa.LargeBinaryArray]) -> Sequence[PendingOutcome | bytes]:
-        """Append what has gathered as one; where one of it is at fault, each by itself. Never appends anything twice."""
+        """Append the gathered requests as one; if one is at fault, each by itself. Never appends anything twice."""
         try:
             return self._submit(appends)
         except MillraceError as error:
             if error.retriable or len(appends) == 1:
                 return [failure_to_bytes(error)] * len(appends)
-            # Too large, empty, no entry or not allowed: nothing was appended.
+            # Too large, empty, malformed or not allowed: nothing was appended.
             return [result_or_failure(partial(self._one, values)) for values in appends]
         except Exception as error:
             return [failure_to_bytes(error)] * len(appends)
@@ -100,7 +106,7 @@ class PipelinedStream:
                 self._changed.notify_all()
 
     def _take(self) -> list[tuple[pa.LargeBinaryArray, float]]:
-        """What has arrived, up to MERGE_BYTES but at least one append; empty at the stream's end."""
+        """Return arrived appends, at least one and up to MERGE_BYTES; empty at the end of the stream."""
         with self._changed:
             while not self._inbox and not self._ended:
                 self._changed.wait(1.0)
@@ -117,7 +123,7 @@ class PipelinedStream:
         gone = False
         while (item := self._answers.get()) is not None:
             if gone:
-                continue  # the client went away: what it has no answer for is ambiguous to it, as it should be
+                continue  # the client disconnected: unanswered appends stay ambiguous to it, as they must
             try:
                 write_answer(self._writer, *item)
             except (flight.FlightError, pa.ArrowException, OSError):
@@ -125,16 +131,16 @@ class PipelinedStream:
 
 
 def next_append(reader: flight.MetadataRecordBatchReader) -> tuple[pa.LargeBinaryArray, float] | None:
-    """The next append of a stream and its seconds to wait; None at its end. Raises InvalidArgument."""
+    """Return the next append of a stream and its timeout in seconds; None at the end. Raises InvalidArgument."""
     try:
         chunk = reader.read_chunk()
     except (StopIteration, flight.FlightError, pa.ArrowException, OSError):
-        return None  # ended, or the client went away
+        return None  # the stream ended, or the client disconnected
     timeout = DEFAULT_DEADLINE if chunk.app_metadata is None else _timeout(chunk.app_metadata.to_pybytes())
     batch = chunk.data
     values = batch.column(0) if batch is not None and is_valid_batch(batch) and batch.num_columns else None
     if not isinstance(values, pa.LargeBinaryArray):
-        values = pa.array([], pa.large_binary())  # refused like an append of no entries, which it is
+        values = pa.array([], pa.large_binary())  # refused as an append without entries
     return values, timeout
 
 
@@ -142,14 +148,15 @@ def _timeout(metadata: bytes) -> float:
     seconds: float = TIMEOUT.unpack(metadata)[0] if len(metadata) == TIMEOUT.size else -1.0
     if not 0 <= seconds <= MAX_OUTCOME_WAIT:
         raise InvalidArgument(
-            f"the metadata of an append is its seconds to wait, 0 to {MAX_OUTCOME_WAIT:g}, as a little-endian double of "
+            f"the metadata of an append is its seconds to wait, 0 to {MAX_OUTCOME_WAIT:g}, as a little-endian "
+            "double of "
             f"{TIMEOUT.size} bytes; these are {len(metadata)} bytes"
         )
     return seconds
 
 
 def result_or_failure(submit: Callable[[], PendingOutcome]) -> PendingOutcome | bytes:
-    """What `submit` gives, or its failure for the wire."""
+    """Return the result of `submit`, or its failure in wire form."""
     try:
         return submit()
     except Exception as error:

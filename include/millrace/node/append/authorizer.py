@@ -1,7 +1,7 @@
-"""What a caller may put into an append: the types and VChannels of all its messages, looked at before the log has them.
+"""Authorization of appends: the types and VChannels of all messages in an append, checked before the log has them.
 
-Column by column and before anything is appended; of an admin of everything nothing is looked at. What is looked at is what
-the chain will find (millrace.message.wire.decode reads both), so that no entry is one thing here and another there.
+The check works column by column. Global admins skip it. It decodes entries exactly as the chain does
+(millrace.message.wire.decode), so that an entry cannot mean one thing here and another there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from millrace.wal.entry_chunks import chunk_bounds
 
 _KNOWN: Final = {kind.value: kind for kind in MESSAGE_REQUIREMENTS}
 _REMEMBERED: Final = 4096
-"""VChannels by type that are known to be allowed, for each stream."""
+"""Number of (type, VChannel) pairs known to be allowed that each stream caches."""
 
 CollectionLookup = Callable[[str], str | None]
-"""The name of the collection that a VChannel belongs to; None where there is none."""
+"""Returns the name of the collection of a VChannel, or None."""
 
 
 class AppendAuthorizer:
-    """The door of one stream, for its caller."""
+    """Authorizes the appends of one stream for its caller."""
 
     def __init__(self, caller: Caller, collection_of: CollectionLookup) -> None:
         self._caller = caller
@@ -38,14 +38,17 @@ class AppendAuthorizer:
         self._allowed: set[tuple[int, str]] = set()
 
     def authorize(self, values: pa.LargeBinaryArray) -> None:
-        """Let entries whose framing is right in, all or none. Raises PermissionDenied, Malformed, UnsupportedVersion."""
+        """Authorize entries with valid framing, all or none.
+
+        Raises PermissionDenied, Malformed, UnsupportedVersion.
+        """
         self._caller.require_valid()
         if self._free:
             return
         for start, stop in chunk_bounds(values):
             heads = decode_header_summary(values.slice(start, stop - start))
             if isinstance(heads, str):
-                raise Malformed(f"an entry of the append is not right: {heads}; nothing was appended")
+                raise Malformed(f"an entry of the append is malformed: {heads}; nothing was appended")
             pairs = np.unique(heads.types.astype(np.int64) << 32 | heads.vchannels)
             for kind, name in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
                 self._judge(kind, heads.names[name])
@@ -55,9 +58,7 @@ class AppendAuthorizer:
             return
         kind = _KNOWN.get(number)
         if kind is None:
-            raise PermissionDenied(
-                f"no token but an admin's may append messages of type {number}; nothing was appended"
-            )
+            raise PermissionDenied(f"only an admin's token may append messages of type {number}; nothing was appended")
         need = MESSAGE_REQUIREMENTS[kind]
         resources = () if need.scope is not ResourceKind.VCHANNEL else vchannel_resources(vchannel, self._collection_of)
         self._caller.principal.require_role(need.roles, resources, f"a message of type {MessageType(kind).name}")
@@ -67,7 +68,7 @@ class AppendAuthorizer:
 
 
 def readable_rows(batch: pa.RecordBatch, caller: Caller, collection_of: CollectionLookup) -> pa.RecordBatch:
-    """Of rows of a PChannel's tail those of VChannels that the caller may read, and its time ticks."""
+    """Filter rows of a PChannel's tail: keep time ticks, and VChannels that the caller may read."""
     names = pc.unique(batch.column("vchannel").cast(pa.string())).to_pylist()
     own = [
         name
@@ -80,6 +81,6 @@ def readable_rows(batch: pa.RecordBatch, caller: Caller, collection_of: Collecti
 
 
 def vchannel_resources(vchannel: str, collection_of: CollectionLookup) -> tuple[Resource, ...]:
-    """A VChannel with its PChannel and its collection, if it has one."""
+    """Return a VChannel with its PChannel and, if it has one, its collection."""
     name = collection_of(vchannel)
     return channel_resources(vchannel) + (() if name is None else (Resource(ResourceKind.COLLECTION, name),))

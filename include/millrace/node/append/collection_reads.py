@@ -1,6 +1,7 @@
-"""Collections read for clients elsewhere, whose hosts have no tables: one pinned look each, sent by pieces.
+"""Serves reads of collections to remote clients, whose hosts have no tables. Each read is planned once and sent in
+pieces.
 
-Memory: a read holds the deletes up to its tick and about PIECE_BYTES of files, and MOST reads go on at once.
+Memory: a read holds the deletes up to its tick and about PIECE_BYTES of rows. At most MAX_CONCURRENT_READS run at once.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from millrace.tables.read.arrow import PIECE_BYTES, count_rows, read_pieces
 from millrace.tables.read.freshness import plan_fresh
 
 MAX_CONCURRENT_READS: Final = 4
-"""Reads at once; one more is refused as ServerFull."""
+"""Limit of concurrent reads. Further ones are refused as ServerFull."""
 MAX_WAIT_SECONDS: Final = 60.0
-"""Longest wait for the tables to have come that far."""
+"""Longest wait for the tables to reach the tick of a read."""
 _BATCH_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """This process's host, as a reader asks it (millrace.tables.read.freshness.TickSource)."""
+    """Reads ticks from this process's host (implements millrace.tables.read.freshness.TickSource)."""
 
     host: AppendHost
     service: LogService
@@ -44,8 +45,10 @@ class _Own:
 
 
 class CollectionReads:
-    """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}` and, perhaps, what
-    :class:`millrace.rpc.selection.Selection` has, or `"count": true`."""
+    """Answers DoGet with the ticket `{"read": collection, "at": tick or null, "deadline": seconds}`.
+
+    The ticket may also contain the fields of :class:`millrace.rpc.selection.Selection`, or `"count": true`.
+    """
 
     def __init__(self, settings: Settings, catalog: Catalog, host: AppendHost, service: LogService) -> None:
         self._settings = settings
@@ -54,8 +57,10 @@ class CollectionReads:
         self._free = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
 
     def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
-        """The selected rows; the metadata of the last batch is `{"rows": how many}`. Raises PermissionDenied, CollectionNotFound,
-        TickNotReached, TickTooOld, ServerFull, InvalidArgument."""
+        """Stream the selected rows. The last batch's metadata is `{"rows": number}`.
+
+        Raises PermissionDenied, CollectionNotFound, TickNotReached, TickTooOld, ServerFull, InvalidArgument.
+        """
         name = str(request["read"])
         caller.principal.require_role((Role.READ,), (Resource(ResourceKind.COLLECTION, name),), "a read of its rows")
         found = self._catalog.collection(name)
@@ -70,7 +75,7 @@ class CollectionReads:
                 nothing = pa.schema([])
                 return flight.GeneratorStream(nothing, iter([(pa.RecordBatch.from_pylist([], nothing), told)]))
         schema = pa.schema([every.field(each) for each in selection.names(every)])
-        selection.expression(every)  # what does not fit is said before the first batch
+        selection.expression(every)  # raise for an invalid selection before the first batch
 
         def batches() -> Iterator[tuple[pa.RecordBatch, bytes]]:
             sent, each = 0, to_json({"selected": True})
@@ -90,9 +95,7 @@ class CollectionReads:
     @contextmanager
     def _room(self) -> Iterator[None]:
         if not self._free.acquire(blocking=False):
-            raise ServerFull(
-                f"the server reads {MAX_CONCURRENT_READS} collections at once, and does: read again in a moment"
-            )
+            raise ServerFull(f"the server is serving {MAX_CONCURRENT_READS} reads, its limit: retry")
         try:
             yield
         finally:

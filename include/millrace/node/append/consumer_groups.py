@@ -1,11 +1,14 @@
-"""Places of consumer groups for consumers elsewhere: who has one, and where the group stands (millrace.client.consume.positions).
+"""Consumer groups of remote consumers: who holds a group's PChannel, and the group's position.
 
-A consumer elsewhere holds a group's place on a PChannel by a lease, which each call of its holder renews; meanwhile
-this process has the place's lock, so that a consumer on the spot sees it taken. After a restart of the server the
-holder's next call takes the place again, if nobody else has. A move says where the holder left the group: where it
-stands elsewhere by now, somebody else has moved it, and the holder hears GroupBusy; it never moves a group back. At
-most MOST_PLACES are held, of at most MOST_GROUPS groups. The calls of one group are done one by one, those of others beside them: what
-a meta store that does not answer holds up is each group's own call.
+A remote consumer holds a group's PChannel by a lease that each of its calls renews. Meanwhile this process holds the
+lock of
+that position, so that a local consumer finds it taken. After a restart of the server, the holder's next call takes the
+lease
+again unless another consumer has it. A move names the position that the holder left. If the group is elsewhere by now,
+another consumer moved it, and the holder gets GroupBusy; a move never goes back. At most MAX_LEASES leases of at most
+MAX_GROUPS groups are held. Calls of one group run one after the other; groups do not wait for each other, so an
+unresponsive
+meta store delays only the calls of the group in question.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from millrace.base.keyed_lock import KeyedLock
 from millrace.client.consume.positions import FilePositions, PositionStore
 
 LEASE_SECONDS: Final = 15.0
-"""Seconds that a place stays its holder's without a call."""
+"""Seconds that a lease lasts without a call."""
 MAX_LEASES: Final = 1024
 MAX_GROUPS: Final = 10_000
 _LONGEST: Final = 150
-"""Characters of a group's name, quoted: it is part of a file's name."""
+"""Maximum length of a group's quoted name, which becomes part of a file name."""
 _LOOK: Final = 1.0
 
 
@@ -50,31 +53,34 @@ class ConsumerGroups:
         lease: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`positions` opens where the groups stand, when the first of them is asked for; None: the file of `data_dir`."""
+        """Manage the groups of a deployment.
+
+        `positions` opens the positions of the groups, on first use. None: the file in `data_dir`.
+        """
         self._opened = positions or (lambda: FilePositions(data_dir / "coord"))
         self._pchannels = pchannels
         self._lease = lease
         self._clock = clock
         self._turns = KeyedLock()
         self._guard = threading.Lock()
-        """Of what all groups have together; nobody waits for a store with it, but who opens it."""
+        """Guards the state that groups share. Only opening the store holds it for long."""
         self._places: dict[tuple[str, str], _Place] = {}
         self._positions: PositionStore | None = None
         self._closed = threading.Event()
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One call of a holder: `{"group", "holder"}` and one of
+        """Answer one call of a holder: `{"group", "holder"}` and one of the following.
 
-        - `"take": pchannel`: its place; `{"tick": where the group stands, or null, "lease": seconds}`,
-        - `"move": {pchannel: [from, to]}`: durable when it is answered, all of it or nothing; `from` may be null,
-        - `"keep": [pchannel, ...]`: the leases alone,
-        - `"leave": [pchannel, ...]`.
+        - `"take": pchannel`: acquire the lease. The answer is `{"tick": position or null, "lease": seconds}`.
+        - `"move": {pchannel: [from, to]}`: move the group, all or nothing, durably. `from` may be null.
+        - `"keep": [pchannel, ...]`: renew leases only.
+        - `"leave": [pchannel, ...]`: release leases.
 
         Raises GroupBusy, ChannelNotFound, ServerFull, InvalidArgument.
         """
         group, holder = _text(request, "group"), _text(request, "holder")
         if len(quote(group, safe="")) > _LONGEST:
-            raise InvalidArgument(f"the name of a consumer group has at most {_LONGEST} characters, quoted as in a URL")
+            raise InvalidArgument(f"the name of a consumer group is limited to {_LONGEST} characters, URL-quoted")
         with self._turn(group):
             match request:
                 case {"take": str(pchannel)}:
@@ -91,24 +97,24 @@ class ConsumerGroups:
                         if place is not None and place.holder == holder:
                             self._give((group, str(name)))
                 case _:
-                    raise InvalidArgument("a call of a consumer group is one of take, move, keep and leave")
+                    raise InvalidArgument("a call of a consumer group needs one of take, move, keep and leave")
         return {}
 
     def drop(self, request: dict[str, Any]) -> None:
-        """Forget `{"group"}` and where it stands; idempotent. Raises GroupBusy while a consumer has a place of it."""
+        """Delete `{"group"}` and its positions. Idempotent. Raises GroupBusy while a consumer holds a lease of it."""
         group = _text(request, "group")
         with self._turn(group):
             with self._guard:
                 own = [place for place in self._places if place[0] == group]
             for place in own:
                 if self._places[place].until > self._clock():
-                    raise GroupBusy(f"a consumer elsewhere reads {place[1]} for group {group!r}: close it first")
+                    raise GroupBusy(f"a remote consumer reads {place[1]} for group {group!r}: close it first")
             for place in own:
                 self._give(place)
             self._open().drop(group, self._pchannels())
 
     def close(self) -> None:
-        """Give all places back."""
+        """Release all leases."""
         self._closed.set()
         self._turns.wait_idle()
         with self._guard:
@@ -121,11 +127,11 @@ class ConsumerGroups:
     def _turn(self, group: str) -> Iterator[None]:
         with self._turns.acquire(group):
             if self._closed.is_set():
-                raise LogUnavailable("the log's server stops: call again")
+                raise LogUnavailable("the log's server is stopping: retry")
             yield
 
     def _take(self, group: str, pchannel: str, holder: str) -> None:
-        """The place is the holder's, anew or still."""
+        """Acquire or renew the holder's lease."""
         place = self._places.get((group, pchannel))
         if place is None:
             if pchannel not in self._pchannels():
@@ -133,12 +139,13 @@ class ConsumerGroups:
             positions = self._open()
             if positions.get(group, pchannel) is None and len(positions.groups()) >= MAX_GROUPS:
                 raise InvalidArgument(
-                    f"{MAX_GROUPS} consumer groups are kept: take one of them, or drop some (Client.drop_group)"
+                    f"there are {MAX_GROUPS} consumer groups, the limit: use one of them, or drop some "
+                    "(Client.drop_group)"
                 )
             with self._guard:
                 if len(self._places) >= MAX_LEASES:
                     raise ServerFull(
-                        f"the server holds {MAX_LEASES} places of consumer groups: close consumers that rest"
+                        f"the server holds {MAX_LEASES} leases of consumer groups, the limit: close idle consumers"
                     )
                 self._places[group, pchannel] = _Place(holder, self._clock() + self._lease)
             try:
@@ -161,8 +168,9 @@ class ConsumerGroups:
             stands = positions.get(group, pchannel)
             if stands not in (before, to):
                 raise GroupBusy(
-                    f"group {group!r} was moved on {pchannel} by another consumer, to tick {stands}: what this one has not"
-                    " acknowledged is that one's; stop one of the two"
+                    f"another consumer moved group {group!r} on {pchannel} to tick {stands}: it owns what this "
+                    "consumer has not"
+                    " acknowledged; stop one of the two"
                 )
         positions.move(group, {pchannel: to for pchannel, (_, to) in moves.items()})
 
@@ -182,14 +190,14 @@ class ConsumerGroups:
             return self._positions
 
     def _watch(self) -> None:
-        """Give back the places whose holders are silent: a consumer on the spot knows nothing of leases."""
+        """Release the expired leases: a local consumer knows nothing of leases."""
         while not self._closed.wait(min(_LOOK, self._lease)):
             with self._guard:
                 silent = [name for name, place in self._places.items() if place.until <= self._clock()]
             for name in silent:
                 with self._turns.acquire(
                     name[0], blocking=False
-                ) as free:  # else the next look: no group waits for another one
+                ) as free:  # if the group is busy, the next pass retries: no group waits for another
                     place = self._places.get(name)
                     if free and place is not None and place.until <= self._clock() and not self._closed.is_set():
                         self._give(name)
@@ -198,7 +206,7 @@ class ConsumerGroups:
 def _text(request: dict[str, Any], key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"the request needs {key!r} among its arguments, a name")
+        raise InvalidArgument(f"the request needs the argument {key!r}, a name")
     return value
 
 
@@ -207,4 +215,4 @@ def _step(value: object) -> tuple[int | None, int]:
         case [None | int() as before, int(to)] if 0 <= to < 1 << 63:
             return before, to
         case _:
-            raise InvalidArgument(f"{value!r} is no move: write it as [from, to]")
+            raise InvalidArgument(f"{value!r} is not a move: use [from, to]")

@@ -1,13 +1,14 @@
-"""Flow control of appends: from readings of this host to a mode, and from the mode to a wait or a typed refusal.
+"""Flow control of appends: readings of the host determine a mode, and the mode determines a wait or a refusal.
 
     normal ──a watermark's `slow` passed──▶ slowdown ──its `reject` passed──▶ reject
        ▲                                                                        │
        └── the rate has grown back ── recovery ◀── every watermark is calm ─────┘   (from slowdown too)
 
-In slowdown appends are admitted at a rate that shrinks while the cause stays; in recovery it grows until it no longer
-matters. Only what changes rows is slowed or refused: ticks, flushes, DDL and the ends of transactions always pass, since they
-are what relieves a host. Nothing here touches the log: a refused append was not appended, and its caller may send it again.
-Modes and their order are Milvus' (anchors: WAL/adaptor/rate); the readings are handed in, so that this is a pure machine.
+In slowdown, appends are admitted at a rate that shrinks while the cause lasts. In recovery, the rate grows until it no
+longer
+matters. Only changes of rows are slowed or refused. Ticks, flushes, DDL and transaction ends always pass, because they
+relieve the host. Nothing here touches the log: a refused append was not appended, and its caller may retry it.
+Modes and their order follow Milvus (WAL/adaptor/rate). Readings are arguments, so this is a pure state machine.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from typing import Any, Final
 from millrace.base.errors import InvalidSettings, RateLimited
 
 STEP_SECONDS: Final = 5.0
-"""How long a rate stands before it shrinks or grows once more."""
+"""Time until the rate shrinks or grows again."""
 SHRINK_FACTOR: Final = 0.8
 GROWTH_FACTOR: Final = 1.5
 CALM_FACTOR: Final = 0.95
-"""A watermark that was passed counts as calm again below this part of it (for a falling one: above its inverse)."""
+"""A passed watermark counts as calm below this fraction of it; a falling one above its inverse."""
 MAX_WAIT_SECONDS: Final = 5.0
-"""An append that would have to wait longer is refused instead, so that no caller's deadline passes in here."""
+"""An append that would wait longer is refused, so that no caller's deadline passes here."""
 
 
 class Mode(StrEnum):
-    """What flow control does with appends that change rows."""
+    """How flow control treats appends that change rows."""
 
     NORMAL = "normal"
     SLOWDOWN = "slowdown"
@@ -40,7 +41,7 @@ class Mode(StrEnum):
 
 
 class Level:
-    """How far a reading has come."""
+    """The level of a reading."""
 
     CALM: Final = 0
     SLOW: Final = 1
@@ -49,7 +50,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class FlowWatermark:
-    """Where a reading slows appends and where it stops them. `falling`: the reading is what is left, not what is used."""
+    """Limits at which a reading slows and refuses appends. `falling`: the reading is what is left, not what is used."""
 
     name: str
     slow: float
@@ -59,12 +60,13 @@ class FlowWatermark:
     def __post_init__(self) -> None:
         if (self.slow < self.reject) if self.falling else (self.slow > self.reject):
             raise InvalidSettings(
-                f"flow control, {self.name}: appends are slowed at {self.slow:g}, which must come before the {self.reject:g} "
-                "at which they are refused"
+                f"flow control, {self.name}: appends are slowed at {self.slow:g}, which must be passed before "
+                f"{self.reject:g}, "
+                "where they are refused"
             )
 
     def level(self, reading: float, before: int) -> int:
-        """The level of `reading`, where the one before it was at level `before`."""
+        """Return the level of `reading`, given the previous level `before`."""
         return next((each for each in (Level.REJECT, Level.SLOW) if self._passed(reading, each, before)), Level.CALM)
 
     def _passed(self, reading: float, level: int, before: int) -> bool:
@@ -75,7 +77,7 @@ class FlowWatermark:
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """The watermarks, and the rates (bytes/s) between which a slowdown moves."""
+    """The watermarks, and the bounds of the rate in a slowdown (bytes/s)."""
 
     watermarks: Sequence[FlowWatermark] = ()
     start_rate: float = 64 << 20
@@ -84,14 +86,15 @@ class FlowLimits:
     def __post_init__(self) -> None:
         if not 0 < self.least_rate <= self.start_rate:
             raise InvalidSettings(
-                f"flow control: the least rate ({self.least_rate:g} bytes/s) must be above 0 and at most the rate that a "
+                f"flow control: the least rate ({self.least_rate:g} bytes/s) must be above 0 and at most the "
+                "rate that a "
                 f"slowdown starts with ({self.start_rate:g})"
             )
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """What has been admitted beyond the rate, in bytes; paid off as time goes by."""
+    """Bytes admitted beyond the rate. They are paid off over time."""
 
     debt: float = 0.0
     at: float = 0.0
@@ -103,12 +106,12 @@ class _Bucket:
 
 @dataclass(slots=True)
 class FlowControl:
-    """The machine. Thread-safe; `now` is any monotonic clock's seconds."""
+    """The state machine. Thread-safe. `now` is in seconds of any monotonic clock."""
 
     limits: FlowLimits = field(default_factory=FlowLimits)
     mode: Mode = Mode.NORMAL
     rate: float = 0.0
-    """Bytes/s that are admitted; meaningful in slowdown and recovery alone."""
+    """Admitted bytes/s. Meaningful in slowdown and recovery only."""
     _levels: dict[str, int] = field(default_factory=dict)
     _readings: dict[str, float] = field(default_factory=dict)
     _stepped: float = 0.0
@@ -118,7 +121,7 @@ class FlowControl:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def observe(self, readings: Mapping[str, float], *, now: float) -> Mode:
-        """Take new readings, by watermark; one that is missing keeps its level. The mode from here on."""
+        """Take new readings by watermark and return the new mode. A missing reading keeps its level."""
         with self._lock:
             for mark in self.limits.watermarks:
                 if mark.name in readings:
@@ -135,11 +138,11 @@ class FlowControl:
             return self.mode
 
     def admit(self, size: int, *, now: float) -> float:
-        """Seconds that an append of `size` bytes of row changes has to wait now; it counts as sent.
+        """Return the seconds that an append of `size` bytes of row changes must wait now. It counts as sent.
 
-        Raises RateLimited (nothing was appended) in reject mode, and where the wait would exceed LONGEST_WAIT.
+        Raises RateLimited in reject mode and if the wait would exceed MAX_WAIT_SECONDS. Then nothing was appended.
         """
-        if self.is_unrestricted():  # the usual case takes no lock
+        if self.is_unrestricted():  # no lock in the common case
             return 0.0
         with self._lock:
             if self.is_unrestricted():
@@ -160,11 +163,13 @@ class FlowControl:
             return wait
 
     def is_unrestricted(self) -> bool:
-        """Whether nothing is slowed or refused."""
+        """Return whether nothing is slowed or refused."""
         return self.mode is Mode.NORMAL
 
     def describe(self) -> dict[str, Any]:
-        """The state, for people and metrics: mode, rate (bytes/s, None where it does not bind), readings, levels, counts."""
+        """Return the state for people and metrics: mode, rate (bytes/s; None if it does not apply), readings, levels,
+        counts.
+        """
         with self._lock:
             return {
                 "mode": str(self.mode),
@@ -177,7 +182,7 @@ class FlowControl:
             }
 
     def level(self, name: str) -> int:
-        """The level of one watermark."""
+        """Return the level of one watermark."""
         return self._levels.get(name, Level.CALM)
 
     def _enter(self, mode: Mode, rate: float, now: float) -> None:
@@ -205,10 +210,10 @@ class FlowControl:
                 self.mode = Mode.NORMAL
 
     def _why(self) -> str:
-        """What stands behind the mode, in words with the figures."""
+        """Return the reasons of the mode, with figures."""
         passed = [mark for mark in self.limits.watermarks if self._levels.get(mark.name, Level.CALM)]
         if not passed:
-            return "the host recovers"
+            return "the host is recovering"
         return ", ".join(
             f"{mark.name} is {self._readings[mark.name]:.6g} (slow from {mark.slow:g}, refused from {mark.reject:g})"
             for mark in passed

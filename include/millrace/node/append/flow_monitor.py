@@ -1,9 +1,13 @@
-"""The append host's eyes and hands for flow control: reads memory, disk and flush lag, and relieves a disk that runs full.
+"""Reads memory, disk and flush lag for flow control, and relieves a disk that fills up.
 
-A thread looks every second and hands what it finds to :class:`millrace.node.append.flow_control.FlowControl`. Where the disk's free
-space falls below the slow watermark it first tries to help: it appends a FlushAll on every PChannel (which ends open
-transactions there: a full disk would end them worse), waits for the flusher's checkpoints to pass it, and truncates the log as
-far as the checkpoints allow (unless quality forbids that anything is given up). Only what that does not cure slows appends, and then refuses them, before the disk itself does.
+A thread passes readings to :class:`millrace.node.append.flow_control.FlowControl` every second. If the free disk space
+falls
+below the slow watermark, it first tries to relieve the disk. It appends a FlushAll to every PChannel (which ends open
+transactions there; a full disk would end them worse), waits for the flusher's checkpoints to pass it, and truncates the
+log
+as far as the checkpoints allow, unless failing quality expectations forbid it. Only if that does not help are appends
+slowed,
+and then refused, before the disk is full.
 """
 
 from __future__ import annotations
@@ -44,18 +48,18 @@ DISK: Final = "free disk bytes"
 LAG: Final = "flush lag in seconds"
 
 POLL_SECONDS: Final = 1.0
-"""Seconds between two looks."""
+"""Seconds between two readings."""
 RELIEF_SECONDS: Final = 30.0
 """Seconds between two attempts to relieve the disk."""
 FLUSH_DEADLINE: Final = 60.0
-"""Longest wait of a relief for the flusher."""
+"""Longest wait for the flusher during a relief."""
 
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _log = logging.getLogger(__name__)
 
 
 def limits_of(settings: Settings) -> FlowLimits:
-    """The watermarks that the settings ask for; one whose slow value is 0 is not looked at."""
+    """Return the watermarks of the settings. A watermark whose slow value is 0 is off."""
     marks = [
         (MEMORY, settings.flow_memory_slow, settings.flow_memory_reject, False),
         (DISK, settings.flow_disk_slow, settings.flow_disk_reject, True),
@@ -95,18 +99,21 @@ class FlowMonitor(PeriodicTask):
         self._relieved = -relief_pause
 
     def close(self) -> None:
-        """End, once what is under way is done. Idempotent."""
+        """Stop after the work in progress. Idempotent."""
         super().close()
         self.await_relief(timeout=FLUSH_DEADLINE)
 
     def await_relief(self, *, timeout: float) -> None:
-        """Wait for an attempt to relieve the disk that is under way, at most `timeout` seconds."""
+        """Wait for a relief of the disk in progress, at most `timeout` seconds."""
         relief = self._relief
         if relief is not None:
             relief.join(timeout)
 
     def admit(self, appends: Sequence[pa.LargeBinaryArray]) -> None:
-        """Wait as long as the mode asks for before `appends` may go to the log. Raises RateLimited: nothing was appended."""
+        """Wait as long as the mode requires before `appends` may go to the log.
+
+        Raises RateLimited. Then nothing was appended.
+        """
         control = self.control
         if control.is_unrestricted() or not any(carries_rows(values) for values in appends):
             return
@@ -115,13 +122,13 @@ class FlowMonitor(PeriodicTask):
             self._closed.wait(wait)
 
     def sample(self) -> Mode:
-        """Read everything once and take the mode from it; begins to relieve the disk where that is due."""
+        """Take all readings once, update the mode and return it. Starts to relieve the disk if due."""
         now = self._clock()
         mode = self.control.observe(self._readings(now), now=now)
         under_way = self._relief is not None and self._relief.is_alive()
         if self.control.level(DISK) > Level.CALM and not under_way and now - self._relieved >= self._relief_pause:
             self._relieved = now
-            # Beside this thread: it waits for the flusher, and the disk goes on filling meanwhile.
+            # In its own thread: it waits for the flusher while the disk keeps filling.
             self._relief = threading.Thread(target=self._relieve, name="disk-relief", daemon=True)
             self._relief.start()
         self._show()
@@ -145,7 +152,7 @@ class FlowMonitor(PeriodicTask):
         return float(shutil.disk_usage(self._settings.data_dir).free)
 
     def _visible(self) -> dict[str, int]:
-        """By PChannel that this host follows, the newest tick that a reader can see."""
+        """Return, by followed PChannel, the newest tick that a reader can see."""
         states = self._host.states()
         return {
             name: max((channel.mvcc for channel in state.vchannels.values()), default=0)
@@ -157,23 +164,21 @@ class FlowMonitor(PeriodicTask):
         return read_checkpoints(open_table(path))
 
     def _relieve(self) -> None:
-        """FlushAll, checkpoint, truncate: whatever of it can be done now."""
-        _log.warning("the disk runs full: flushing, and truncating the log behind the checkpoints")
+        """FlushAll, checkpoint, truncate, as far as possible now."""
+        _log.warning("the disk is filling up: flushing, and truncating the log up to the checkpoints")
         try:
             blocks = failed_critical_expectations(self._settings)
             if blocks:
-                _log.warning(
-                    "nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks)
-                )
+                _log.warning("the log keeps all entries: critical expectations are failing (%s)", ", ".join(blocks))
                 return
             freed = self._truncate_behind(self._flush_all())
         except MAINTENANCE_ERRORS:
-            _log.exception("the disk could not be relieved; it is tried again in %.0f s", self._relief_pause)
+            _log.exception("cannot relieve the disk; retrying in %.0f s", self._relief_pause)
             return
-        _log.info("truncation gave up %d bytes of the log", freed)
+        _log.info("truncation freed %d bytes of the log", freed)
 
     def _flush_all(self) -> dict[str, int]:
-        """Append a FlushAll to every open PChannel; the ticks they took."""
+        """Append a FlushAll to every open PChannel. Returns their ticks."""
         ticks = {}
         for name, state in self._host.states().items():
             if state.term:
@@ -182,7 +187,7 @@ class FlowMonitor(PeriodicTask):
         return ticks
 
     def _truncate_behind(self, ticks: Mapping[str, int]) -> int:
-        """Truncate as the flusher goes on, until it has passed `ticks` or FLUSH_DEADLINE is over; the bytes freed."""
+        """Truncate repeatedly until the flusher passes `ticks` or FLUSH_DEADLINE ends. Returns the bytes freed."""
         end, freed = Deadline.after(FLUSH_DEADLINE), 0
         while True:
             checkpoints = self._checkpoints()
@@ -209,13 +214,13 @@ class FlowMonitor(PeriodicTask):
 
 
 class FlushLag:
-    """How long something has been waiting to be flushed: by what was seen when, so that no clock but ours is compared."""
+    """Measures how long data waits to be flushed, by the times of our own observations: no clocks are compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def seconds(self, visible: Mapping[str, int], checkpoints: Mapping[str, Checkpoint], *, now: float) -> float:
-        """The longest wait of all PChannels now, given the newest visible tick of each and its flusher's checkpoint."""
+        """Return the longest wait of all PChannels, given each one's newest visible tick and checkpoint."""
         longest = 0.0
         for name, tick in visible.items():
             seen = self._seen.setdefault(name, deque())
@@ -224,7 +229,7 @@ class FlushLag:
             done = checkpoints[name].time_tick if name in checkpoints else 0
             while seen and seen[0][1] <= done:
                 seen.popleft()
-            if len(seen) > _SAMPLES:  # thin the middle: the oldest says how long, the newest what is new
+            if len(seen) > _SAMPLES:  # thin the middle: the oldest sample gives the lag, the newest detects changes
                 self._seen[name] = seen = deque([seen[0], *list(seen)[1:-1:2], seen[-1]])
             if seen:
                 longest = max(longest, now - seen[0][0])
@@ -235,7 +240,9 @@ _SAMPLES: Final = 512
 
 
 def carries_rows(values: pa.LargeBinaryArray) -> bool:
-    """Whether entries hold a message that changes rows. What does not decode counts as one: it costs the log its bytes too."""
+    """Return whether entries hold a message that changes rows. Entries that do not decode count, since the log stores
+    them.
+    """
     count = len(values)
     ids = pa.array(np.arange(count, dtype=np.int64))
     zero = pa.array(np.zeros(count, dtype=np.int64))
@@ -246,7 +253,7 @@ def carries_rows(values: pa.LargeBinaryArray) -> bool:
 
 
 def memory_used_fraction() -> float:
-    """The part of this machine's memory, or of this process's control group, that cannot be given back at once."""
+    """Return the fraction of memory in use that cannot be reclaimed, of the machine or of this control group."""
     machine = psutil.virtual_memory()
     used = 1.0 - machine.available / machine.total
     try:
@@ -256,5 +263,5 @@ def memory_used_fraction() -> float:
             held = int((_CGROUP / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
             used = max(used, held / int(limit))
     except (OSError, ValueError):
-        pass  # no control groups here, or of another kind: the machine's figure stands
+        pass  # no control groups, or an unknown version: use the machine's figure
     return used

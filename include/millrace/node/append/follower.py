@@ -1,16 +1,21 @@
-"""One PChannel's follower: reads its log once, runs the chain over what is there, and answers whoever waits for an entry.
+"""The follower of one PChannel: reads its log once, runs the chain, and answers callers that wait for an entry.
 
-The chain is pure, so that what this host finds is what the Spark host will write down. A run takes everything that has
-gathered since the last one (up to READ_BYTES): under load the follower wakes once a run, not once an entry, and a message
-costs no Python of its own. An error that a retry cannot cure parks the PChannel: every wait for it ends with that error.
+The chain is pure, so this host computes what the Spark host will write. Each run takes everything that arrived since
+the last
+one, up to READ_BYTES: under load the follower wakes once per run, not once per entry, and messages cost no Python of
+their
+own. An error that a retry cannot cure parks the PChannel: every wait for it ends with that error.
 
-Time ticks: the follower appends one when a timer of the state has fallen due by the log's clock (an open transaction's lease,
-an idle or old segment), when somebody asks (AppendHost.confirm), and otherwise every `tick_interval` seconds if a message
-came since the last. The clock only decides when to append; what follows from a tick is decided by its place in the log.
+Time ticks: the follower appends one when a timer of the state is due by the log's clock (the lease of an open
+transaction, an
+idle or old segment), on request (AppendHost.confirm), and otherwise every `tick_interval` seconds if messages arrived
+since
+the last. The clock only decides when to append. The effect of a tick depends on its position in the log alone.
 
-Where a newer writer took the log over (LogFenced, on a backend with one writer), it follows on and appends nothing, until
-somebody opens a term through it: that takes the log back. Who is fenced otherwise is no owner any more. Where the nodes of a
-cluster take appends (`idle`), the follower of the log's server appends no ticks either.
+If a newer writer takes the log over (LogFenced, on a backend with a single writer), the follower keeps reading and
+appends
+nothing until a term is opened through it, which takes the log back. If the nodes of a cluster take the appends
+(`suppress_ticks`), the follower of the log's server appends no ticks either.
 """
 
 from __future__ import annotations
@@ -45,23 +50,24 @@ from millrace.node.ingest.ingester import check_not_regressed, process_until_fai
 from millrace.rpc.outcome import outcome_rows
 from millrace.wal.chain import Chain, ChainOutcome
 from millrace.wal.entry_chunks import chunk_entries
-from millrace.wal.segments.segment import NEVER
+from millrace.wal.segments import NEVER
 from millrace.wal.state import ChannelState
 
 READ_BYTES: Final = 4 << 20
 _SLICE: Final = 0.25
-"""Longest wait for entries in one go, in seconds: how long a stop may take."""
+"""Longest single wait for entries in seconds: the time that a stop may take."""
 _PAUSE: Final = 0.1
-"""Pause after a log that cannot be reached, and between two ticks for the same timer, in seconds."""
+"""Pause in seconds after a log cannot be reached, and between two ticks for the same timer."""
 
 _log = logging.getLogger(__name__)
 
 
 class Follower:
-    """Follows a log from `state` on, in a thread of its own. Thread-safe.
+    """Follows a log from `state` in its own thread. Thread-safe.
 
-    `open_log` is called for the log, and again where the log could not be reached: a log that stopped after a failed write
-    takes appends again once it is opened anew.
+    `open_log` opens the log, and reopens it after it could not be reached: a log that stopped after a failed write
+    accepts
+    appends again once it is reopened.
     """
 
     def __init__(
@@ -76,8 +82,12 @@ class Follower:
         suppress_ticks: Callable[[], bool] = lambda: False,
         on_fenced: Callable[[], None] = lambda: None,
     ) -> None:
-        """`idle`: whether ticks are somebody else's to append; `on_fenced` is called whenever it turns out that a newer
-        writer has taken the log over."""
+        """Start to follow the log.
+
+        `suppress_ticks`: whether another process appends the ticks. `on_fenced` is called each time that a newer writer
+        turns out to
+        have taken the log over.
+        """
         self.pchannel = state.pchannel
         self._idle = suppress_ticks
         self._on_fenced = on_fenced
@@ -97,7 +107,7 @@ class Follower:
             self._metrics.export_time_ahead(lambda: self._state.last_tick)
         self._waiting: list[tuple[LogId, int, PendingOutcome, int | None]] = []
         self._ends: dict[int, LogId] = {}
-        """By generation of the log that was left, its last entry: what came behind it is outside of the log."""
+        """By generation of a log that was switched away from, its last entry. Later entries do not count."""
         self._unrecorded = _ended(state)
         self._error: MillraceError | None = None
         self._fenced: LogFenced | None = None
@@ -109,25 +119,25 @@ class Follower:
 
     @property
     def state(self) -> ChannelState:
-        """The newest state. Read it only; the follower replaces it and never changes it in place."""
+        """The newest state. Read-only: the follower replaces it and never changes it in place."""
         return self._state
 
     @property
     def error(self) -> MillraceError | None:
-        """What parked the PChannel."""
+        """The error that parked the PChannel, if any."""
         return self._error
 
     def submit_all(self, appends: Sequence[pa.LargeBinaryArray]) -> list[PendingOutcome]:
-        """Append several batches of entries as one; each one's decisions can be waited for once this returns.
+        """Append several batches of entries as one. Returns the pending outcome of each.
 
-        Raises what the log's append raises, and what parked the PChannel (then nothing was appended).
+        Raises errors of the log's append, and the error that parked the PChannel (then nothing was appended).
         """
         values = appends[0] if len(appends) == 1 else pa.concat_arrays(appends)
         with self._lock:
             self._check()
             self._numbers += 1
             number = self._numbers
-            # Decisions from here on are kept: the follower may have made ours before we come to wait for them.
+            # Keep decisions from here on: the follower may make ours before we wait for them.
             self._entered[number] = self._position
         begun = time.perf_counter()
         try:
@@ -155,7 +165,7 @@ class Follower:
                 elif self._error is not None:
                     self._settle_with(pending, [], self._error)
                 else:
-                    # The last one to be decided lets the kept decisions go.
+                    # The last one to be decided releases the kept decisions.
                     last = number if place == len(pendings) - 1 else None
                     heapq.heappush(self._waiting, (pending.ids[1], number, pending, last))
                     continue
@@ -168,7 +178,9 @@ class Follower:
             raise copy(self._error)
 
     def _append(self, values: pa.LargeBinaryArray) -> Sequence[LogId]:
-        """Append to the log; a term's opening takes it back from a newer writer. Raises what the log's append raises."""
+        """Append to the log. The opening of a term takes it back from a newer writer. Raises errors of the log's
+        append.
+        """
         for taken in (False, True):
             fenced = self._fenced
             if fenced is not None:
@@ -182,8 +194,8 @@ class Follower:
                 return log.append(values)
             except LogFenced as error:
                 if self._log is not log and not taken:
-                    continue  # another thread took it back meanwhile
-                _log.warning("a newer writer took the log of %s over", self.pchannel)
+                    continue  # another thread took it back in the meantime
+                _log.warning("a newer writer took over the log of %s", self.pchannel)
                 self._fenced = error
                 self._on_fenced()
                 if taken:
@@ -194,11 +206,11 @@ class Follower:
         try:
             self._log = self._open_log()
         except MillraceError:
-            # The thread comes upon the same and settles what it means for the PChannel.
-            _log.warning("the log of %s cannot be reached", self.pchannel, exc_info=True)
+            # The thread hits the same error and decides what it means for the PChannel.
+            _log.warning("cannot reach the log of %s", self.pchannel, exc_info=True)
 
     def tick(self, *, barrier_tick: int = 0, timeout: float) -> int:
-        """Append a time tick; the tick up to which everything is decided once it is."""
+        """Append a time tick. Returns the tick up to which everything is decided after it."""
         self._note_tick("asked")
         return self.submit_all([self._tick_entry(barrier_tick)])[0].outcome(timeout=timeout).last_tick
 
@@ -207,31 +219,34 @@ class Follower:
             self._metrics.record_tick(reason)
 
     def log_end(self) -> LogId:
-        """Where the log ends now."""
+        """Return the current end of the log."""
         return self._log.end()
 
     def reach_end(self, *, timeout: float) -> None:
-        """Wait until everything that the log holds now is decided. Raises DeadlineExceeded, and what parked the PChannel."""
+        """Wait until all current entries are decided.
+
+        Raises DeadlineExceeded, and the error that parked the PChannel.
+        """
         end, deadline = self._log.end(), Deadline.after(timeout)
         while self._position < end:
             if deadline.expired():
-                raise DeadlineExceeded(f"{self.pchannel} was followed to {self._position}, not yet to {end}: ask again")
+                raise DeadlineExceeded(f"{self.pchannel} was followed to {self._position}, not yet to {end}: retry")
             self.tail.tail(self.tail.confirmed_tick, timeout=deadline.remaining(maximum=_SLICE))
         self._check()
 
     def stop(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Ask the thread to end, without waiting for it."""
         self._stopping.set()
 
     def close(self) -> None:
-        """Stop following; who still waits gets LogUnavailable. Idempotent."""
+        """Stop following. Pending appends get LogUnavailable. Idempotent."""
         self.stop()
         self._thread.join(10.0)
         self._fail(
             LogUnavailable(f"the append host stopped following {self.pchannel}: append again with the same sequences")
         )
 
-    # --- the thread -----------------------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         checked, reached = False, True
@@ -262,7 +277,7 @@ class Follower:
                 return
 
     def _record_end(self) -> None:
-        """Keep where the log ended that was left for another backend: the switch itself may have died before it could."""
+        """Record the end of a log that was switched to another backend: the switch may have died before it did."""
         ended, log = self._unrecorded, self._log
         if ended is not None and (not isinstance(log, Switchable) or log.record_end(ended.following())):
             self._unrecorded = None
@@ -271,7 +286,8 @@ class Follower:
         entries = self._log.read(self._position, max_bytes=READ_BYTES, timeout=self._patience())
         if not entries.batch.num_rows:
             if self._position < entries.next and self._position.generation == entries.next.generation:
-                # No entries (a broker's markers), but places of the log all the same: who waits for its end waits for them too.
+                # No entries (a broker's markers), but positions of the log: a caller that waits for its end must pass
+                # them.
                 self._decided(entries, self._chain.process(self._state, entries))
             self._tick_if_due()
             return
@@ -281,7 +297,7 @@ class Follower:
             try:
                 self._decided(portion, self._chain.process(self._state, portion))
             except Exception:
-                # What stands before the entry that cannot be processed is decided all the same; that entry alone parks.
+                # The entries before the failing one are decided; only that entry parks the PChannel.
                 outcome, _ = process_until_failure(self._chain, self._state, portion)
                 if outcome is not None:
                     self._decided(portion, outcome)
@@ -301,7 +317,7 @@ class Follower:
         if self._metrics is not None and entries.batch.num_rows:
             stamp = entries.batch.column("physical_ms")[-1].as_py()
             self._metrics.record_decisions(outcome, before, age=(self._now_ms() - stamp) / 1000)
-        # First to the tail: a message whose result is known can be tailed.
+        # Publish to the tail first: a message whose result is known must be in the tail.
         self.tail.publish(outcome.messages, confirmed_tick=outcome.state.last_tick, bytes=value_bytes(entries.batch))
         self._publish(decisions, outcome.state)
 
@@ -326,7 +342,7 @@ class Follower:
         generation = self._position.generation
         if last.generation < generation and last > self._ends.get(last.generation, EARLIEST):
             switched = LogUnavailable(
-                f"the log of {self.pchannel} was switched to another backend before this append: append again, with the"
+                f"the log of {self.pchannel} was switched to another backend before this append: append again with the"
                 " same producer sequences"
             )
             self._settle_with(pending, [], switched)
@@ -356,10 +372,10 @@ class Follower:
                     del self._entered[last]
         self.tail.fail(error)
 
-    # --- time ticks -----------------------------------------------------------------------------------------------------
+    # --- time ticks -------------------------------------------------------------------------------------------------
 
     def _patience(self) -> float:
-        """Seconds to wait for entries: less where a timer falls due before."""
+        """Return the seconds to wait for entries: less if a timer is due earlier."""
         deadline = self._state.next_deadline()
         if deadline == NEVER or not self._state.term:
             return _SLICE
@@ -367,7 +383,7 @@ class Follower:
         return min(_SLICE, max(left, self._ticked + _PAUSE - time.monotonic(), 0.0))
 
     def _tick_if_due(self) -> None:
-        """Append a tick where one is needed. Nothing is left to read: what the log holds has fired its timers already."""
+        """Append a tick if one is due. All entries are read, so their timers have fired already."""
         state, now = self._state, time.monotonic()
         if not state.term or now - self._ticked < _PAUSE or self._idle():
             return
@@ -376,7 +392,7 @@ class Follower:
             self._ticked = now
             if self._fenced is not None:
                 self._on_fenced()
-                return  # whoever took the log over ticks it
+                return  # the new writer appends the ticks
             self._note_tick("timer" if due else "idle")
             with suppress(LogFenced):
                 self._append(self._tick_entry(0))
@@ -387,13 +403,13 @@ class Follower:
 
 
 def _ended(state: ChannelState) -> LogId | None:
-    """The AlterWAL entry where `state` stands right behind one, at the beginning of a generation."""
+    """Return the AlterWAL entry if `state` is right after one, at the beginning of a generation."""
     last, position = state.last_entry, state.position
     return last if last is not None and last.generation < position.generation else None
 
 
 def _opens_term(values: pa.LargeBinaryArray) -> bool:
-    """Whether one of these entries' messages is a term's opening."""
+    """Return whether a message of these entries opens a term."""
     zeros = pa.array([0] * len(values), pa.int64())
     entries = pa.RecordBatch.from_arrays([zeros, zeros, zeros, values], schema=ENTRY_SCHEMA)
     return MessageType.TERM_OPENING in decode_entries(entries).column("type").to_pylist()

@@ -1,10 +1,11 @@
-"""What the ``wal`` table holds, and the rows of Imports, for clients elsewhere, whose hosts have no tables.
+"""Serves the ``wal`` table, and the rows of imports, to remote clients, whose hosts have no tables.
 
-A client reads a PChannel's messages piece by piece: each call plans on one version of the table, sends about as
-much as it was asked for, and says with which message the next piece begins. So nothing is held for a client between
-two calls, and one that goes on with another server gets the same rows: those of a message id stand, whatever version
-they are read from. Memory: one row group and its copy for the wire, for MOST calls at once; the snapshot of the table
-beside them.
+A client reads a PChannel's messages in pieces. Each call plans on one version of the table, sends about as much as
+requested,
+and names the message at which the next piece begins. The server keeps nothing between two calls, and a client that
+continues
+with another server gets the same rows: a message id has the same rows in every version.
+Memory: one row group and its wire copy for each of at most MAX_CONCURRENT_READS calls, and the table's snapshot.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from millrace.wal.scanner import message_from_row
 from millrace.wal.schema import ROW_SCHEMA
 
 MAX_CONCURRENT_READS: Final = 8
-"""Pieces and imports that are read at once; one more is refused as ServerFull."""
+"""Limit of concurrent reads of pieces and imports. Further ones are refused as ServerFull."""
 PIECE_BYTES: Final = 16 << 20
-"""What a piece holds at the most, about: a row group of the table is never cut."""
+"""Approximate maximum size of a piece. Row groups of the table are never split."""
 READ_BYTES: Final = 128 << 20
-"""After so much was read a piece ends, however little of it was for this client."""
+"""Bytes read after which a piece ends, however little of it this client may see."""
 MESSAGE_WAIT: Final = 5.0
-"""Seconds in which an Import that a client has seen must be found in the table or the tail."""
+"""Seconds in which an Import that a client has seen must appear in the table or the tail."""
 _BATCH_BYTES: Final = 4 << 20
 _POLL: Final = 0.05
 _JUDGED: Final = ("vchannel", "type")
@@ -51,7 +52,7 @@ _IDS: Final = ("ledger", "entry", "index", "ordinal")
 
 
 class CollectionCatalog(Protocol):
-    """What is asked of the catalog: the coordinator."""
+    """The part of the coordinator's catalog that reads need."""
 
     def collection_of(self, vchannel: str) -> str | None: ...
 
@@ -70,8 +71,10 @@ class HistoryReads:
         self._snapshot: WalSnapshot | None = None
 
     def describe(self, pchannel: str, request: dict[str, Any]) -> dict[str, Any]:
-        """`{"version", "last_tick", "trimmed": [tick, [ledger, entry]]}` of the newest version; with a `confirmed_at` in
-        the request the message id `confirmed` too."""
+        """Return `{"version", "last_tick", "trimmed": [tick, [ledger, entry]], "confirmed"}` of the newest version.
+
+        `confirmed` is the message id for the request's tick `confirmed_at`, if it has one.
+        """
         with self._looking:
             found = self._newest()
             if found is None:
@@ -86,10 +89,13 @@ class HistoryReads:
         return answer | {"confirmed": list(confirmed)}
 
     def stream(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
-        """The ticket `{"history": pchannel, "start": id or null, "after": tick, "up_to": tick, "max_bytes", "columns",
-        "vchannels"}`: a piece of a PChannel's messages, those that the caller may read; the metadata of the last batch is
-        `{"next": [...]}`, the id that the next piece begins at, or `{"next": null}` where all up to `up_to` was sent.
-        Raises PositionTruncated, ServerFull, WalGap."""
+        """Serve the ticket `{"history": pchannel, "start", "after", "up_to", "max_bytes", "columns", "vchannels"}`.
+
+        Streams one piece of the PChannel's messages that the caller may read. The last batch's metadata is `{"next":
+        id}`, the start
+        of the next piece, or `{"next": null}` if everything up to `up_to` was sent.
+        Raises PositionTruncated, ServerFull, WalGap.
+        """
         pchannel = str(request["history"])
         start, after = _message_id(request.get("start")), int(request_number(request, "after", 0))
         up_to = int(request_number(request, "up_to", MAX_TICK))
@@ -103,7 +109,7 @@ class HistoryReads:
         with self._room(), self._looking:
             snapshot = self._behind(pchannel, up_to)
             if snapshot is not None and start is None and snapshot.trimmed(pchannel)[0] > after:
-                # Retention has come by while the client stood there: it says so where a reader that began here would.
+                # Retention passed the client's position: raise what a reader that starts here would get.
                 snapshot.plan(pchannel, start=snapshot.confirmed_at(pchannel, after))
             plan = (
                 None if snapshot is None else snapshot.plan(pchannel, start=start, after_tick=after, up_to_tick=up_to)
@@ -145,7 +151,8 @@ class HistoryReads:
                     else:
                         follows = None
             except TableDamaged as error:
-                # Compaction and VACUUM may have taken a file of this version: the newer one has the same rows elsewhere.
+                # Compaction and VACUUM may have removed a file of this version. The newer version has the same rows
+                # in other files.
                 if not (error.missing and follows is not None and self._moved(snapshot)):
                     raise flight_error(error) from error
             except Exception as error:
@@ -155,9 +162,11 @@ class HistoryReads:
         return flight.GeneratorStream(schema, pieces())
 
     def imported(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
-        """The ticket `{"imported": pchannel, "at": tick, "skip": rows}`: the rows of the Import that has the tick `at`, behind the first `skip`; the metadata of a batch is
-        `{"partition": id}`, that of the last `{"rows": how many were sent}`. Raises PermissionDenied, StagedFileDamaged,
-        PositionTruncated, ServerFull, CollectionNotFound."""
+        """Serve the ticket `{"imported": pchannel, "at": tick, "skip": rows}`: the rows of the Import at that tick.
+
+        A batch's metadata is `{"partition": id}`, that of the last `{"rows": number sent}`.
+        Raises PermissionDenied, StagedFileDamaged, PositionTruncated, ServerFull, CollectionNotFound.
+        """
         pchannel = str(request["imported"])
         at, skip = int(request_number(request, "at", 0)), int(request_number(request, "skip", 0))
         message = self._import_at(pchannel, at)
@@ -191,9 +200,12 @@ class HistoryReads:
         return flight.GeneratorStream(schema.arrow(), pieces())
 
     def checkpointed(self, pchannel: str, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
-        """Answers `{"collection_id"}` with `{"time_tick", "vchannels": {name: info}}`: the tick of the PChannel's newest
-        checkpoint, 0 without one, and what its catalog has of the collection there. Raises PermissionDenied,
-        CollectionNotFound."""
+        """Answer `{"collection_id"}` with `{"time_tick", "vchannels": {name: info}}`.
+
+        They are the tick of the PChannel's newest checkpoint (0 without one) and its catalog's VChannels of the
+        collection.
+        Raises PermissionDenied, CollectionNotFound.
+        """
         collection_id = int(request_number(request, "collection_id", 0))
         collection = self._collection(collection_id)
         resources = Resource(ResourceKind.PCHANNEL, pchannel), Resource(ResourceKind.COLLECTION, collection.name)
@@ -208,7 +220,7 @@ class HistoryReads:
         return known[collection_id]
 
     def _import_at(self, pchannel: str, tick: int) -> ImmutableMessage:
-        """The Import of that tick, from the table or, where that is not so far, the tail."""
+        """Return the Import of that tick from the table, or from the tail if the table is not there yet."""
         deadline = Deadline.after(MESSAGE_WAIT)
         while True:
             with self._looking:
@@ -231,7 +243,7 @@ class HistoryReads:
             if there:
                 raise InvalidArgument(f"no Import of {pchannel} has the tick {tick}")
             if not deadline.pause(_POLL):
-                raise LogUnavailable(f"the tables of {pchannel} lie far behind tick {tick}: ask again in a while")
+                raise LogUnavailable(f"the tables of {pchannel} lag behind tick {tick}: retry later")
 
     def _newest(self) -> WalSnapshot | None:
         found = self._snapshot
@@ -239,7 +251,7 @@ class HistoryReads:
         return self._snapshot
 
     def _behind(self, pchannel: str, tick: int) -> WalSnapshot | None:
-        """A version that has everything up to `tick`, or the newest."""
+        """Return a version that has everything up to `tick`, or the newest."""
         found = self._snapshot
         return found if found is not None and found.last_tick(pchannel) >= tick else self._newest()
 
@@ -250,9 +262,7 @@ class HistoryReads:
     @contextmanager
     def _room(self) -> Iterator[None]:
         if not self._free.acquire(blocking=False):
-            raise ServerFull(
-                f"the server reads for {MAX_CONCURRENT_READS} clients at once, and does: ask again in a moment"
-            )
+            raise ServerFull(f"the server is serving {MAX_CONCURRENT_READS} reads, its limit: retry")
         try:
             yield
         finally:
@@ -266,7 +276,7 @@ def _message_id(value: object) -> MessageId | None:
         case [int(), int(), int(), int()]:
             return MessageId(*value)
         case _:
-            raise InvalidArgument(f"{value!r} is no message id: write it as [ledger, entry, index, ordinal]")
+            raise InvalidArgument(f"{value!r} is not a message id: use [ledger, entry, index, ordinal]")
 
 
 def _names(request: dict[str, Any], key: str) -> list[str] | None:
@@ -274,5 +284,5 @@ def _names(request: dict[str, Any], key: str) -> list[str] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in value):
-        raise InvalidArgument(f"{key!r} of the request is a list of names")
+        raise InvalidArgument(f"{key!r} of the request must be a list of names")
     return value

@@ -1,15 +1,18 @@
-"""The append host: follows each PChannel's log once for all its clients and answers appends in milliseconds.
+"""The append host: follows each PChannel's log once for all clients and answers appends in milliseconds.
 
     host = AppendHost(service, load_state)
     result = host.append("p0", encode_entry([message]), deadline=5.0).result()
 
-It runs the same chain over the same log as the Spark host, from the newest committed (position, state) on, so both find the
-same answer; nothing is coordinated between them, and it may be killed at any instant. An append is one atomic batch in the
-log; callers at once share one disk acknowledgement (the log's group commit) and one run of the chain. An append whose answer
-was lost is repeated with the same producer sequence, which has one effect and gets the first one's result (law 8).
+It runs the same chain over the same log as the Spark host, starting from the newest committed (position, state). Both
+compute
+the same answer without coordination, and the host may be killed at any time. An append is one atomic batch in the log.
+Concurrent callers share one disk sync (the log's group commit) and one run of the chain. An append whose answer was
+lost is
+retried with the same producer sequence; it has one effect and gets the first result (law 8).
 
-It also keeps each PChannel's newest rows for tailing readers (:mod:`millrace.node.append.tail_buffer`) and appends time ticks when
-one is needed (:mod:`millrace.node.append.follower`).
+The host also keeps each PChannel's newest rows for tailing readers (:mod:`millrace.node.append.tail_buffer`) and
+appends time
+ticks when needed (:mod:`millrace.node.append.follower`).
 """
 
 from __future__ import annotations
@@ -56,44 +59,48 @@ from millrace.wal.state import ChannelState
 _log: Final = logging.getLogger(__name__)
 
 _NAMES_SECONDS: Final = 1.0
-"""How long the deployment's PChannels are taken as they were: a message stream's log is none, and appends often."""
+"""How long the deployment's PChannel names are cached. A message stream's log is not one, and gets frequent appends."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """`tick_interval`: seconds after which a PChannel that took messages gets a time tick if nobody asked for one."""
+    """`tick_interval`: seconds after which a PChannel with new messages gets a time tick if nobody asked for one."""
 
     tick_interval: float = 10.0
     tail: TailLimits = field(default_factory=TailLimits)
 
 
 class AppendForwarder(Protocol):
-    """Who appends to the logs of a host that is not alone: the nodes of a cluster, while some have the role."""
+    """Appends for a host that shares its logs: the nodes of a cluster, while some have the append role."""
 
     def is_local(self, pchannel: str) -> bool:
-        """Whether this host appends by itself now; where nodes did before, once it has taken the log back. Raises what keeps it from
-        that, LogUnavailable where it cannot be told."""
+        """Return whether this host appends by itself now. If nodes did before, take the log back first.
+
+        Raises errors of taking it back, and LogUnavailable if ownership is unknown.
+        """
         ...
 
     def append(self, pchannel: str, entries: Entries, *, deadline: float) -> AppendOutcome:
-        """Append at whoever has the PChannel. Raises as :meth:`AppendHost.append` does."""
+        """Append through the PChannel's owner. Raises as :meth:`AppendHost.append`."""
         ...
 
     def tick(self, pchannel: str, *, deadline: float) -> None:
-        """Have whoever has the PChannel append a time tick; returns when it is decided there."""
+        """Have the PChannel's owner append a time tick. Returns when it is decided there."""
         ...
 
     def suppress_ticks(self) -> bool:
-        """Whether nothing is to be appended here that nobody asked for."""
+        """Return whether this host must not append ticks on its own."""
         ...
 
 
 class AppendHost(Closeable):
     """Answers appends to the logs of `service`. Thread-safe.
 
-    `load_state(pchannel)` gives the state to follow from: the newest committed one, or ``ChannelState.new(pchannel)``; `pchannels`
-    the deployment's, so that what goes past the host into one that nobody asked it to follow yet is looked at too.
-    Timers go by the clock that the log stamps by (`now_ms` stands in for it), so that log time reaches what it waits for.
+    `load_state(pchannel)` returns the state to follow from: the newest committed one, or
+    ``ChannelState.new(pchannel)``.
+    `pchannels` returns the deployment's PChannels, so that appends past the host into one that is not followed yet are
+    checked
+    too. Timers use the clock that stamps the log (`now_ms` replaces it), so that log time reaches their deadlines.
     """
 
     def __init__(
@@ -108,7 +115,11 @@ class AppendHost(Closeable):
         owners: AppendForwarder | None = None,
         on_fenced: Callable[[str], None] = lambda pchannel: None,
     ) -> None:
-        """`owners`: who appends where this host is not to; `on_fenced` is told of each PChannel that a newer writer took over."""
+        """Create the host. It follows a PChannel on its first call.
+
+        `owners` appends where this host must not. `on_fenced` is called with each PChannel that a newer writer took
+        over.
+        """
         self._owners = owners
         self._on_fenced = on_fenced
         self._service = service
@@ -127,17 +138,21 @@ class AppendHost(Closeable):
 
     @property
     def forwards(self) -> bool:
-        """Whether it hands what it does not append itself to whoever does."""
+        """Whether the host forwards appends of PChannels that it does not own."""
         return self._owners is not None
 
     def append(self, pchannel: str, entry: Entries, *, deadline: float = DEFAULT_DEADLINE) -> AppendOutcome:
-        """Append entries (docs/wire-form.md) as one atomic batch and wait for the chain's decisions, at most `deadline` seconds.
+        """Append entries (docs/wire-form.md) as one atomic batch and wait for the chain's decisions, at most `deadline`
+        seconds.
 
-        Raises DeadlineExceeded (in the log, undecided), LogUnavailable (in the log once or not at all: repeat it with the
-        same producer sequences), ChannelNotFound, EntryTooLarge, Malformed or UnsupportedVersion (bytes that are no entry by
-        their header), or what parked the PChannel (nothing was appended).
-        A rejection is part of the outcome and raised by its typed readers only. Where nodes take the PChannel's appends, theirs
-        is the answer.
+        If nodes take the PChannel's appends, returns their answer. A rejection is part of the outcome; only its typed
+        readers raise
+        it. Raises:
+
+        - DeadlineExceeded: the entries are in the log, undecided.
+        - LogUnavailable: they are in the log once or not at all. Retry with the same producer sequences.
+        - ChannelNotFound, EntryTooLarge, Malformed, UnsupportedVersion, and the error that parked the PChannel: nothing
+          was appended.
         """
         end = Deadline.after(deadline)
         if self._owners is not None and not self._owners.is_local(pchannel):
@@ -145,7 +160,7 @@ class AppendHost(Closeable):
         return self.submit(pchannel, entry).outcome(timeout=end.remaining())
 
     def submit(self, pchannel: str, entry: Entries) -> PendingOutcome:
-        """The first half of :meth:`append`: returns once the entries are durable."""
+        """Append as :meth:`append` does, but return as soon as the entries are durable."""
         return self.submit_all(pchannel, [as_values(entry)])[0]
 
     def submit_all(
@@ -155,10 +170,11 @@ class AppendHost(Closeable):
         *,
         authorize: Callable[[pa.LargeBinaryArray], None] | None = None,
     ) -> list[PendingOutcome]:
-        """:meth:`submit` for several appends in order, in the log as one atomic batch; each one's outcome by itself.
+        """Submit several appends in order, as one atomic batch in the log. Returns the pending outcome of each.
 
-        Refused entries are counted where their append comes alone: of several the caller hands each one over again. `door`
-        looks at what is framed rightly, and raises for what it does not let in.
+        Refused entries are counted only if their append comes alone: of several, the caller submits each again.
+        `authorize` checks
+        entries with valid framing and raises to refuse them.
         """
         if not all(len(values) for values in appends):
             raise InvalidArgument("an append needs at least one entry")
@@ -170,9 +186,11 @@ class AppendHost(Closeable):
         return follower.submit_all(appends)
 
     def check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool = True) -> bool:
-        """Whether entries go past the host into a log that a chain reads, which they may. Raises Malformed, UnsupportedVersion.
+        """Check entries that are appended to a log past the host. Returns whether a chain reads that log.
 
-        Into any other log may go what its readers know how to read: the message streams have a form of their own.
+        Raises Malformed or UnsupportedVersion for a PChannel of the deployment. Other logs, such as those of message
+        streams, may
+        hold any format.
         """
         own = pchannel in self._followers or self._is_own(pchannel)
         if own:
@@ -180,7 +198,7 @@ class AppendHost(Closeable):
         return own
 
     def _is_own(self, pchannel: str) -> bool:
-        """Whether a log is a PChannel of the deployment, as it was a second ago at the most where it is none."""
+        """Return whether a log is a PChannel of the deployment. A negative answer may be a second old."""
         names, until = self._own
         if pchannel not in names and time.monotonic() >= until:
             names = self._pchannels()
@@ -195,23 +213,26 @@ class AppendHost(Closeable):
             self.metrics.log_refused_entries_total.labels(pchannel).inc(refused.count)
         kind = UnsupportedVersion if refused.is_newer_version else Malformed
         raise kind(
-            f"entry {refused.index} of the append is none that this build reads: {refused.cause}; nothing was appended"
+            f"entry {refused.index} of the append cannot be read by this build: {refused.cause}; nothing was appended"
         )
 
     def tick(
         self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE, forward: bool = True
     ) -> int:
-        """Append a time tick now; a tick up to which everything in the PChannel is decided, every earlier append included.
+        """Append a time tick now. Returns a tick up to which everything in the PChannel is decided, including all
+        earlier appends.
 
-        Without `persist` nothing is appended: it waits until what the log holds now is decided, and gives that tick, which
-        does not move while nothing is written. Without `forward` it is appended here, whoever has the PChannel. Raises InvalidArgument where no term is open yet, and as :meth:`append` does.
+        Without `persist`, append nothing: wait until the current log is decided, and return that tick, which does not
+        move while
+        nothing is written. Without `forward`, append here even if another process owns the PChannel.
+        Raises InvalidArgument if no term is open, and as :meth:`append`.
         """
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)
         if not follower.state.term:
-            follower.reach_end(timeout=deadline)  # it may have begun a moment ago, before the log's first term
+            follower.reach_end(timeout=deadline)  # the follower may have started just before the log's first term
         if not follower.state.term:
-            raise InvalidArgument(f"no term is open on {pchannel} yet: nothing can be in it")
+            raise InvalidArgument(f"no term is open on {pchannel} yet: it is empty")
         if not persist:
             follower.reach_end(timeout=end.remaining(minimum=0.001))
             return follower.state.last_tick
@@ -222,36 +243,41 @@ class AppendHost(Closeable):
         return follower.tick(timeout=end.remaining(minimum=0.001))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
-        """Wait until everything up to `tick` is decided, with a time tick appended where that needs one.
+        """Wait until everything up to `tick` is decided, appending a time tick if needed. Returns the confirmed tick,
+        >= `tick`.
 
-        Returns the confirmed tick, which is `tick` or greater. Raises DeadlineExceeded where the clock is not there in time.
+        Raises DeadlineExceeded if the clock does not reach `tick` in time.
         """
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)
         while (confirmed := follower.tail.confirmed_tick) < tick:
             if end.expired():
-                raise DeadlineExceeded(f"{pchannel} has confirmed {confirmed}, not {tick}: ask again")
+                raise DeadlineExceeded(f"{pchannel} has confirmed {confirmed}, not {tick}: retry")
             early = ((tick >> LOGICAL_BITS) - self._now_ms()) / 1000
             if early > 0:
-                # A tick that lies ahead of the clock: other messages may reach it, else it is ticked when its time has come.
+                # The tick is ahead of the clock: other messages may reach it first.
                 follower.tail.tail(tick - 1, timeout=end.remaining(maximum=early))
             else:
                 self.tick(pchannel, deadline=end.remaining())
         return confirmed
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
-        """The messages with a tick above `after_tick`, in tick order; see :meth:`millrace.node.append.tail_buffer.TailBuffer.tail`."""
+        """Return the messages after `after_tick` in tick order; see
+        :meth:`millrace.node.append.tail_buffer.TailBuffer.tail`.
+        """
         return self._follower(pchannel).tail.tail(after_tick, timeout=timeout, max_bytes=max_bytes)
 
     def state(self, pchannel: str) -> ChannelState:
-        """The newest channel state of the host; to be read only. Raises what parked the PChannel."""
+        """Return the newest channel state, read-only. Raises the error that parked the PChannel."""
         follower = self._follower(pchannel)
         if follower.error is not None:
             raise copy(follower.error)
         return follower.state
 
     def mvcc(self, vchannel: str) -> Mvcc:
-        """Up to where a VChannel is readable now. Raises ChannelNotFound, and what parked its PChannel."""
+        """Return up to which tick a VChannel is readable now. Raises ChannelNotFound, and the error that parked its
+        PChannel.
+        """
         follower = self._follower(vchannel.rpartition("_")[0])
         end = follower.log_end()
         state = self.state(follower.pchannel)
@@ -260,11 +286,13 @@ class AppendHost(Closeable):
         return Mvcc(vchannel, state.vchannels[vchannel].mvcc, state.position >= end)
 
     def states(self) -> dict[str, ChannelState]:
-        """The newest states of the PChannels that are followed now; to be read only. Parked ones are left out."""
+        """Return the newest states of the followed PChannels, read-only, without parked ones."""
         return {name: each.state for name, each in list(self._followers.items()) if each.error is None}
 
     def describe(self, pchannel: str) -> dict[str, Any]:
-        """Where the host stands: position, last_entry, last_tick, term, chain_version, parked (the error's code and text, or None)."""
+        """Return the host's position: position, last_entry, last_tick, term, chain_version, parked (code and text, or
+        None).
+        """
         follower = self._follower(pchannel)
         state, error = follower.state, follower.error
         return {
@@ -279,27 +307,29 @@ class AppendHost(Closeable):
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
     ) -> PChannelDefinitions:
-        """What the chain has of collections there, once everything that the log holds now is decided."""
+        """Return the chain's collections of a PChannel, after everything in the log now is decided."""
         follower = self._follower(pchannel)
         follower.reach_end(timeout=deadline)
         return PChannelDefinitions.of(follower.state, collection_id)
 
     def restart(self, pchannel: str) -> None:
-        """Follow the PChannel anew from `load_state`: for a person who has cured what parked it."""
+        """Follow the PChannel again from `load_state`, after a person has fixed what parked it."""
         with self._lock:
             follower = self._followers.pop(pchannel, None)
         if follower is not None:
             follower.close()
-        _log.info("%s is followed anew", pchannel)
+        _log.info("following %s again", pchannel)
         self._follower(pchannel)
 
     def release(self, pchannel: str, *, deadline: float) -> None:
-        """Follow a PChannel no more, once everything that its log holds now is decided or `deadline` seconds are over: what was
-        appended here has its answer then. The next call for it follows it anew."""
+        """Stop following a PChannel, after all entries in its log are decided or `deadline` seconds have passed.
+
+        Appends made here are answered by then. The next call for the PChannel follows it again.
+        """
         follower = self._followers.get(pchannel)
         if follower is None:
             return
-        with suppress(MillraceError):  # who waits is told what became of it
+        with suppress(MillraceError):  # pending appends get the error
             follower.reach_end(timeout=deadline)
         with self._lock:
             if self._followers.get(pchannel) is follower:
@@ -308,11 +338,12 @@ class AppendHost(Closeable):
 
     @contextmanager
     def hold(self, pchannel: str, *, deadline: float) -> Iterator[Follower | None]:
-        """No follower of the PChannel starts inside. The one there is, once it is parked or has decided what the log holds.
+        """Yield the PChannel's follower once it is parked or has decided the current log. No other follower starts
+        inside.
 
-        That is waited for `deadline` seconds at most; None where the PChannel is about to be followed anew.
+        Waits `deadline` seconds at most. Yields None if the PChannel is about to be followed again.
         """
-        with suppress(MillraceError):  # whoever holds it sees what became of it
+        with suppress(MillraceError):  # the holder inspects the follower's error
             self._follower(pchannel).reach_end(timeout=deadline)
         with self._lock:
             starting = self._starting.setdefault(pchannel, threading.Lock())
@@ -335,14 +366,14 @@ class AppendHost(Closeable):
             return follower
         with self._lock:
             if follower is not None and self._followers.get(pchannel) is follower:
-                del self._followers[pchannel]  # its log was dropped; another may have been made since
+                del self._followers[pchannel]  # its log was dropped; a new one may exist since
             starting = self._starting.setdefault(pchannel, threading.Lock())
         with starting:
             follower = self._followers.get(pchannel)
             if follower is not None:
                 return follower
             open_log = partial(self._service.open, pchannel)
-            open_log()  # before anything else is looked up for a PChannel that is none
+            open_log()  # fail first for a PChannel that does not exist
             state = self._load_state(pchannel)
             with self._lock:
                 if self._closed:

@@ -1,4 +1,4 @@
-"""What the append host counts, a run of the chain at a time: columns in, a few counters out."""
+"""Metrics of the append host, updated once per run of the chain from columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONTROL: Final = frozenset({"BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "FLUSH"}
 
 
 def export_clock(metrics: Metrics, service: LogService) -> None:
-    """Show the clock of a log that stamps by its own, whenever somebody looks."""
+    """Export the clock of a log that stamps by its own clock, read on each scrape."""
 
     def ahead() -> float:
         clock = log_clock(service)
@@ -44,7 +44,7 @@ def export_clock(metrics: Metrics, service: LogService) -> None:
 
 
 class TimedInterceptor:
-    """A link of the chain, and the seconds it took beside those further in, since they were last asked for."""
+    """Wraps an interceptor and measures the seconds it takes, excluding the interceptors inside it."""
 
     def __init__(self, link: Interceptor) -> None:
         self.name = link.name
@@ -80,7 +80,7 @@ class TimedInterceptor:
 
 
 class HostMetrics:
-    """One PChannel's counters and gauges in `metrics`."""
+    """The counters and gauges of one PChannel."""
 
     def __init__(self, metrics: Metrics, pchannel: str) -> None:
         self._metrics = metrics
@@ -106,19 +106,19 @@ class HostMetrics:
         metrics.log_refused_entries_total.labels(pchannel)
 
     def export_time_ahead(self, last_tick: Callable[[], int]) -> None:
-        """From now on show how far log time is ahead of the wall clock, whenever somebody looks."""
+        """Export how far log time is ahead of the wall clock, computed on each scrape."""
         gauge = self._metrics.log_time_ahead_seconds.labels(self._pchannel)
         gauge.set_function(lambda: max(0.0, (tick_physical_ms(last_tick()) - wall_clock_ms()) / 1000))
 
     def wrap_interceptor(self, link: Interceptor) -> Interceptor:
-        """`link` of this PChannel's chain, with its time counted."""
+        """Wrap an interceptor of this PChannel's chain to measure its time."""
         timed = TimedInterceptor(link)
         duration = self._metrics.wal_interceptor_duration_seconds.labels(self._pchannel, timed.name)
         self._links.append((timed, duration))
         return timed
 
     def start_recovery(self, position: LogId, *, end: LogId) -> None:
-        """The host begins at `position`, and what its log holds up to `end` was appended before."""
+        """Record that the host starts at `position`; entries before `end` are a replay."""
         self._recovering = (end, time.perf_counter())
         self._recovered(position)
 
@@ -129,16 +129,16 @@ class HostMetrics:
             self._recovering = None
 
     def record_append(self, seconds: float, *, bytes: int) -> None:
-        """The log acknowledged an append."""
+        """Record an acknowledged append to the log."""
         self._log_duration.observe(seconds)
         self._log_bytes.inc(bytes)
 
     def record_answer(self, seconds: float) -> None:
-        """An append has its result."""
+        """Record an answered append."""
         self._duration.observe(seconds)
 
     def record_decisions(self, outcome: ChainOutcome, before: ChannelState, *, age: float) -> None:
-        """A run of the chain was decided, from the state `before` it; the log stamped its last entry `age` seconds ago."""
+        """Record a run of the chain from the state `before`. The log stamped its last entry `age` seconds ago."""
         metrics, pchannel = self._metrics, self._pchannel
         for link, duration in self._links:
             duration.observe(link.take_seconds())
@@ -163,7 +163,7 @@ class HostMetrics:
         self._stands(outcome.state)
 
     def _total(self, name: str, status: str) -> Counter:
-        """The counter of a type's messages: looked up once, for a look-up costs more than to count."""
+        """Return the counter of a type's messages, cached: a lookup costs more than counting."""
         counter = self._appended.get((name, status))
         if counter is None:
             counter = self._metrics.wal_append_message_total.labels(self._pchannel, name, status)
@@ -171,7 +171,7 @@ class HostMetrics:
         return counter
 
     def _ended(self, messages: pa.RecordBatch, before: ChannelState) -> None:
-        """Transactions that ended, and segments that were flushed."""
+        """Record ended transactions and flushed segments."""
         begun = {
             (name, txn.id): txn.begin_tick for name, each in before.vchannels.items() for txn in each.txns.values()
         }
@@ -199,16 +199,16 @@ class HostMetrics:
         self._bytes.set(sum(segment.bytes for segment in growing))
 
     def record_tick(self, reason: str) -> None:
-        """A time tick was appended: because a `timer` fell due, the PChannel was `idle`, or somebody `asked`."""
+        """Record an appended time tick, by reason: a due `timer`, an `idle` PChannel, or a request (`asked`)."""
         self._metrics.wal_sync_time_tick_total.labels(self._pchannel, reason).inc()
 
     def record_parked(self) -> None:
-        """The PChannel cannot go on."""
+        """Record that the PChannel is parked."""
         self._metrics.wal_parked.labels(self._pchannel).set(1)
 
 
 def _counts(rows: pa.RecordBatch, name: str) -> Iterator[tuple[str, int]]:
-    """Each value of a dictionary column and how often it stands there."""
+    """Yield each value of a dictionary column with its number of rows."""
     if not rows.num_rows:
         return
     column = rows.column(name)

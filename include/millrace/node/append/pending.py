@@ -1,7 +1,8 @@
-"""Appends that wait for their decisions, and how their answer is cut out of the chain's runs.
+"""Appends that wait for their decisions, and the extraction of their answers from the chain's runs.
 
-An append's entries are one atomic batch, so that nothing stands between its first and its last: its rows are a slice of
-each run that it falls into. Time ticks that became no row are answered for here too.
+The entries of an append are one atomic batch: nothing is between its first and last entry. So its rows are a slice of
+each
+run that it falls into. Time ticks that became no row are answered here too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from millrace.rpc.outcome import (
 
 @dataclass(frozen=True, slots=True)
 class ChainDecisions:
-    """What one run of the chain decided: the answers to entries in [start, following)."""
+    """The decisions of one run of the chain about the entries in [start, end)."""
 
     start: LogId
     end: LogId
@@ -43,11 +44,11 @@ class PendingOutcome:
     """An append that is in the log and waits for its decisions."""
 
     ids: tuple[LogId, LogId]
-    """Its first and last entry; one atomic batch, so nothing stands between them."""
+    """Its first and last entry. One atomic batch: nothing is between them."""
     messages: int
-    """How many messages its entries frame, as their headers say."""
+    """Number of messages in its entries, by their headers."""
     begun: float = 0.0
-    """When it was handed over, as time.perf_counter has it."""
+    """When it was submitted, by time.perf_counter."""
     _decided: threading.Lock = field(default_factory=threading.Lock)
     _runs: list[ChainDecisions] = field(default_factory=list)
     _error: MillraceError | None = None
@@ -57,32 +58,33 @@ class PendingOutcome:
         self._decided.acquire()
 
     def outcome(self, *, timeout: float) -> AppendOutcome:
-        """The decisions, once they are made; waits up to `timeout` seconds.
+        """Wait up to `timeout` seconds for the decisions and return them.
 
-        Raises DeadlineExceeded (the entries are in the log, and will be decided) or what parked the PChannel.
+        Raises DeadlineExceeded (the entries are in the log and will be decided), or the error that parked the PChannel.
         """
         if not self._settled and not self._decided.acquire(timeout=max(0.0, timeout)):
             first, last = self.ids
             raise DeadlineExceeded(
-                f"entries {first} to {last} are in the log and not decided yet: append again with the same producer sequences"
+                f"entries {first} to {last} are in the log but not decided yet: append again with the same "
+                "producer sequences"
             )
         if self._error is not None:
             raise copy(self._error)
         return AppendOutcome(_answer(self._runs, self.ids, self.messages))
 
     def settle(self, runs: list[ChainDecisions], error: MillraceError | None) -> None:
-        """Wake who waits; called once."""
+        """Complete the outcome and wake the waiter. Call once."""
         self._runs, self._error, self._settled = runs, error, True
         self._decided.release()
 
 
 def message_count(values: pa.LargeBinaryArray) -> int:
-    """How many messages entries frame, by their headers; an entry that is none counts as one."""
+    """Return the number of messages in entries by their headers. A malformed entry counts as one."""
     return int(framed_counts(values).sum())
 
 
 def _answer(runs: list[ChainDecisions], ids: tuple[LogId, LogId], messages: int) -> pa.RecordBatch:
-    """The rows of the entries ids[0] .. ids[1] out of `runs`; with those time ticks that became no row."""
+    """Return the rows of the entries ids[0] .. ids[1] from `runs`, including time ticks without rows."""
     parts = [_between(run.rows, *ids) for run in runs]
     rows = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
     if rows.num_rows == messages:
@@ -96,7 +98,7 @@ def _answer(runs: list[ChainDecisions], ids: tuple[LogId, LogId], messages: int)
 
 
 def _between(rows: pa.RecordBatch, first: LogId, last: LogId) -> pa.RecordBatch:
-    """Rows of entries first .. last."""
+    """Return the rows of the entries first .. last."""
     ledger, entry = rows.column("ledger").to_numpy(), rows.column("entry").to_numpy()
     if first.ledger == last.ledger and len(ledger) and ledger[0] == ledger[-1] == first.ledger:
         start, stop = np.searchsorted(entry, [first.entry, last.entry + 1])
@@ -107,10 +109,11 @@ def _between(rows: pa.RecordBatch, first: LogId, last: LogId) -> pa.RecordBatch:
 
 
 def _unpersisted(run: ChainDecisions, ids: tuple[LogId, LogId]) -> list[dict[str, object]]:
-    """Answers for the time ticks of entries ids[0] .. ids[1] that became no row.
+    """Return answers for time ticks of the entries ids[0] .. ids[1] that became no row.
 
-    Theirs is the run's last tick: everything up to there is decided. Their LastConfirmed is one from which nothing is
-    missed: no later than any Begin that was open in the run.
+    Their tick is the run's last tick, up to which everything is decided. Their LastConfirmed is not after any Begin
+    that was open
+    in the run, so a reader that starts there misses nothing.
     """
     decoded = decode_entries(_between(run.entries, *ids))
     mine = decoded.filter(pa.array(decoded.column("type").to_numpy() == MessageType.TIME_TICK))

@@ -1,25 +1,35 @@
-"""The append host inside the log's server process, so that all clients of a machine share one follower a PChannel.
+r"""The append host inside the log's server process: all clients of a machine share one follower per PChannel.
 
-    python -m millrace.log.server.main.main --data <folder>/log --extension millrace.node.append.server:append_extension
+    python -m millrace.log.server.main.main --data <folder>/log \
+        --extension millrace.node.append.server:append_extension
 
-What crosses the wire, beside what the log's server says (millrace.log.server.main.main):
+It extends the wire protocol of the log's server (millrace.log.server.main.main). Every command and ticket also has
+`"extension": "append"`.
 
-- DoExchange, command `{"extension": "append", "pchannel": ..., "pipelined": <bool>}`: each record batch in (column `value`,
-  its metadata the seconds to wait, a little-endian double) is one atomic append; each record batch of OUTCOME_SCHEMA out is
-  its answer, in order; a failure is metadata alone, as the log's own streams send it. On a pipelined stream appends that
-  arrive while the log is busy are appended together, and answers follow as they are decided.
-- DoGet, ticket `{"extension": "append", "tail": <pchannel>, "after": <tick>, "timeout": ..., "max_bytes": ...}`: messages
-  (ROW_SCHEMA); the metadata of the last batch is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
-- DoGet, tickets `{"extension": "append", "read": <collection>, ...}`: its rows (millrace.node.append.collection_reads); `"history": <pchannel>`
-  and `"imported": <pchannel>`: messages of the ``wal`` table piece by piece, and an Import's rows (millrace.node.append.history_reads).
-- Action append/metrics: the host's metrics in the Prometheus text format; append/flow: the state of its flow control;
-  append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
-- Action append/assignments `{"after"}`: who takes the appends of which PChannel, where nodes do (Placing).
-- Actions append/tick `{"pchannel", "deadline", "persist"}`, append/confirm `{"pchannel", "tick", "deadline"}`, append/definitions
-  `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions), append/describe and append/restart `{"pchannel"}`,
-  append/history `{"pchannel", "confirmed_at"}`, append/checkpointed `{"pchannel", "collection_id"}` (millrace.node.append.history_reads),
-  append/group and append/drop_group (millrace.node.append.consumer_groups), append/mvcc `{"vchannel"}`, append/tombstone (of
-  millrace.node.append.tombstones).
+- DoExchange, command `{"pchannel", "pipelined": <bool>}`: each record batch in (column `value`; its metadata is the
+  timeout in
+  seconds, a little-endian double) is one atomic append. Each record batch of OUTCOME_SCHEMA out is its answer, in
+  order. A
+  failure is metadata alone, as in the log's own streams. On a pipelined stream, appends that arrive while the log is
+  busy
+  are appended together, and answers follow as they are decided.
+- DoGet, ticket `{"tail": <pchannel>, "after": <tick>, "timeout", "max_bytes"}`: messages (ROW_SCHEMA). The last batch's
+  metadata is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
+- DoGet, ticket `{"read": <collection>, ...}`: its rows (millrace.node.append.collection_reads).
+- DoGet, tickets `{"history": <pchannel>}` and `{"imported": <pchannel>}`: messages of the ``wal`` table in pieces, and
+  the rows
+  of an Import (millrace.node.append.history_reads).
+- Action append/metrics: the host's metrics in the Prometheus text format.
+- Action append/flow: the state of flow control.
+- Action append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
+- Action append/assignments `{"after"}`: the owners of PChannels, if nodes take the appends (AppendPlacement).
+- Actions append/tick `{"pchannel", "deadline", "persist"}` and append/confirm `{"pchannel", "tick", "deadline"}`.
+- Action append/definitions `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions).
+- Actions append/describe and append/restart `{"pchannel"}`; append/mvcc `{"vchannel"}`.
+- Actions append/history `{"pchannel", "confirmed_at"}` and append/checkpointed `{"pchannel", "collection_id"}`
+  (millrace.node.append.history_reads).
+- Actions append/group and append/drop_group (millrace.node.append.consumer_groups).
+- Action append/tombstone (millrace.node.append.tombstones).
 """
 
 from __future__ import annotations
@@ -84,20 +94,23 @@ from millrace.wal.state import ChannelState
 
 MAX_TAIL_WAIT: Final = 10.0
 MAX_WAITING: Final = 256
-"""Tail readers that may wait at once, each in a thread of the server; one more is answered at once."""
+"""Limit of waiting tail readers, each in a server thread. Further ones are answered at once."""
 _SWITCH_SECONDS: Final = 0.0005
 
 
 class AppendPlacement(Protocol):
-    """Where the appends of each PChannel go, in a cluster whose nodes take them."""
+    """Tells where the appends of each PChannel go, in a cluster whose nodes take them."""
 
     def appending(self, pchannel: str) -> AbstractContextManager[None]:
-        """Append to the PChannel inside. Raises AssignmentStale where that is not for this process to do."""
+        """Append to the PChannel inside. Raises AssignmentStale if this process does not own it."""
         ...
 
     def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
-        """Who serves which PChannel (millrace.rpc.assignments.AssignmentUpdate, as JSON), behind the version `after`, or all for one below
-        0; for a `trusted` caller the token that nodes take, too."""
+        """Return the owners of PChannels (millrace.rpc.assignments.Update as JSON) after the version `after`; all if it
+        is negative.
+
+        A `trusted` caller also gets the token that nodes accept.
+        """
         ...
 
     def close(self) -> None: ...
@@ -107,12 +120,12 @@ class ClusterPlacement(AppendPlacement, AppendForwarder, Protocol):
     """What the log's server of a deployment knows of its nodes."""
 
     def start(self, open_term: Callable[[str], object]) -> None:
-        """From now on PChannels are taken back from nodes that are gone, each by a term that `open_term` opens."""
+        """Start to take PChannels back from nodes that are gone, each by a term that `open_term` opens."""
         ...
 
 
 class AppendExtension:
-    """Serves `host` (the Extension protocol of millrace.log.server.main.flight)."""
+    """Serves `host` (implements Extension of millrace.log.server.flight)."""
 
     name = APPEND_ROLE
 
@@ -130,7 +143,10 @@ class AppendExtension:
         placement: AppendPlacement | None = None,
         resources: ExitStack | None = None,
     ) -> None:
-        """`behind`: what is closed behind the host, since it waits for answers of it."""
+        """Serve `host` with the given helpers.
+
+        `behind` is closed after the host, because it waits for answers of the host.
+        """
         self._behind = ExitStack() if resources is None else resources
         self._histories = histories
         self._streams = {} if reads is None else {"read": reads.stream}
@@ -165,14 +181,18 @@ class AppendExtension:
             write_answer(writer, result_or_failure(partial(self.submit_one, pchannel, values, door)), timeout)
 
     def submit_one(self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer) -> PendingOutcome:
-        """Append one batch. Raises NotTaken once the server stops."""
+        """Append one batch. Raises NotTaken while the server stops."""
         return self.submit(pchannel, [values], door)[0]
 
     def submit(
         self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: AppendAuthorizer
     ) -> list[PendingOutcome]:
-        """Append several batches as one; each one's pending outcome. Raises NotTaken once the server stops, AssignmentStale
-        where a node has the PChannel, RateLimited, and what the door raises."""
+        """Append several batches as one. Returns the pending outcome of each.
+
+        Raises NotTaken while the server stops, AssignmentStale if a node owns the PChannel, RateLimited, and errors of
+        the
+        authorizer.
+        """
         if self._closing:
             raise NotAccepted
         if self._flow is not None:
@@ -183,7 +203,7 @@ class AppendExtension:
             with self._placing.appending(pchannel):
                 return self._host.submit_all(pchannel, appends, authorize=door.authorize)
         except PermissionDenied:
-            if len(appends) == 1:  # of several each is handed over again
+            if len(appends) == 1:  # of several, each is submitted again
                 self.denied(f"{APPEND_ROLE}/do_exchange")
             raise
 
@@ -225,7 +245,7 @@ class AppendExtension:
         if action.type == f"{APPEND_ROLE}/catalog" and self._catalog is not None:
             arguments = request.get("arguments") or {}
             if not isinstance(arguments, dict):
-                raise InvalidArgument("'arguments' of the request is a JSON object")
+                raise InvalidArgument("'arguments' of the request must be a JSON object")
             with self._open():
                 return [to_json(dispatch(self._catalog, str(request.get("call")), arguments, caller))]
         if action.type == f"{APPEND_ROLE}/mvcc":
@@ -274,13 +294,17 @@ class AppendExtension:
                 case "tombstone" if self._tombstones is not None:
                     answer = self._tombstone(pchannel, request, caller)
                 case name:
-                    raise InvalidArgument(f"the append host knows no action {name!r}")
+                    raise InvalidArgument(f"unknown action of the append host: {name!r}")
         return [to_json(answer)]
 
     def _tick(self, pchannel: str, request: dict[str, Any], deadline: float) -> int:
-        """Append a time tick, or only look (`persist` false). The log's server forwards it to whoever has the PChannel; a call that
-        was forwarded, and any at a node, is refused as stale where it is not for this process: two servers that each take the
-        other, or itself, for the owner would call each other without end."""
+        """Append a time tick, or only read the current one (`persist` false).
+
+        The log's server forwards the call to the PChannel's owner. A forwarded call, and any call at a node, is refused
+        as stale if
+        this process is not the owner: two servers that each take the other for the owner would otherwise call each
+        other forever.
+        """
         persist, forwarded = request.get("persist", True) is not False, request.get("forwarded") is True
         if not persist or self._placing is None or (self._host.forwards and not forwarded):
             return self._host.tick(pchannel, persist=persist, deadline=deadline)
@@ -294,12 +318,12 @@ class AppendExtension:
             return self._tombstones.inspect(pchannel, entry)
         said = {name: str(request.get(name, "")) for name in ("author", "reason")}
         if caller is not LOCAL_ADMIN:
-            said["author"] = caller.principal.name  # whose token it is, whoever it says it was
+            said["author"] = caller.principal.name  # the token's owner, whatever the request says
         return self._tombstones.place(pchannel, entry, sha256=str(sha256), **said).to_json()
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Call what may be repeated elsewhere inside: once the server stops it is answered "not taken"."""
+        """Enclose a call that may be repeated elsewhere. While the server stops, it is answered "not taken"."""
         if self._closing:
             raise NotAccepted
         try:
@@ -312,7 +336,7 @@ class AppendExtension:
     def check(self, pchannel: str, values: pa.LargeBinaryArray, *, alone: bool) -> None:
         if self._host.check(pchannel, values, counted=alone) and self._placing is not None:
             with self._placing.appending(pchannel):
-                pass  # what goes past the host goes to the log of whoever has the PChannel, too
+                pass  # appends past the host also go to the log of the PChannel's owner
 
     def truncated(self, pchannel: str, freed: int) -> None:
         if self._host.metrics is not None:
@@ -324,7 +348,7 @@ class AppendExtension:
 
     def close(self) -> None:
         self._closing = True
-        # The host before those that may wait for what it decides: a term that is being opened ends with it.
+        # Close the host before helpers that may wait for its decisions: a term that is being opened ends with it.
         for helper in (self._retention, self._flow, self._groups, self._host, self._placing):
             if helper is not None:
                 helper.close()
@@ -341,12 +365,16 @@ def append_extension(
     positions: Callable[[Settings], PositionStore] | None = None,
     shared: Callable[[Settings], SharedStore | None] = lambda settings: None,
 ) -> AppendExtension:
-    """The extension of a log server's process: follows from the newest state that the ``wal`` table has. `cluster` makes what
-    says where appends go, in a deployment whose nodes may take them; `positions` opens where consumer groups stand, `shared` of
-    what the catalog is a copy."""
+    """Make the extension of a log server's process. It follows from the newest state in the ``wal`` table.
+
+    `cluster` makes the placement of appends, in a deployment whose nodes may take them. `positions` opens the positions
+    of
+    consumer groups. `shared` opens the store of which the catalog is a copy.
+    """
     settings = replace(Settings.load(), data_dir=folder.absolute().parent)
     wal = settings.wal_uri
-    # The chain works in many short steps; with the default of 5 ms a thread that waits for an answer would get its turn late.
+    # The chain works in many short steps. With the default of 5 ms, a thread that waits for an answer would be
+    # scheduled late.
     sys.setswitchinterval(_SWITCH_SECONDS)
     placing = None if cluster is None else cluster(settings)
     metrics = Metrics()
@@ -396,9 +424,10 @@ def append_extension(
 
 
 def committed_state_loader(wal: object, service: LogService) -> Callable[[str], ChannelState]:
-    """`load_state` from the ``wal`` table at `wal`; a PChannel that has no committed state starts at its log's beginning.
+    """Return `load_state` for the ``wal`` table at `wal`. A PChannel without a committed state starts at its log's
+    beginning.
 
-    One whose newest state is damaged starts from an older one: the log of `service` leads to the same answers.
+    If the newest state is damaged, an older one is used: the log of `service` leads to the same answers.
     """
 
     def load(pchannel: str) -> ChannelState:
@@ -415,7 +444,7 @@ def committed_state_loader(wal: object, service: LogService) -> Callable[[str], 
     return load
 
 
-# --- requests and answers ---------------------------------------------------------------------------------------------------
+# --- requests and answers -------------------------------------------------------------------------------------------
 
 
 def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
@@ -428,12 +457,12 @@ def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
 def _version(request: dict[str, Any]) -> int:
     value = request.get("after", -1)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgument("'after' of the request is a version, a whole number")
+        raise InvalidArgument("'after' of the request must be a version, a whole number")
     return value
 
 
 def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:
-    """Rows as a stream; small batches go out as one, since each has two dozen columns on the wire."""
+    """Return rows as a stream. Small batches are merged, since each has two dozen columns on the wire."""
     plain = [to_wire_rows(batch) for batch in batches]
     if len(plain) > 1:
         plain = pa.Table.from_batches(plain).combine_chunks().to_batches()

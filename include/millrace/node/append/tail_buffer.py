@@ -1,9 +1,12 @@
 """The write-ahead buffer: the newest decided rows of one PChannel, for readers that tail it.
 
-It holds about the last `max_bytes` and forgets what is older than `max_age` seconds, but for the last `keep_bytes`. Whoever
-asks for what is gone gets :class:`Evicted` and reads it from the ``wal`` table. The confirmed tick says how far the buffer
-has seen the log: a reader that has taken everything up to it has seen every message with a tick at or below it, the ticks
-that became no row included.
+It holds about the last `max_bytes`, and evicts rows older than `max_age` seconds except for the last `keep_bytes`. A
+reader
+that asks for evicted rows gets :class:`Evicted` and reads them from the ``wal`` table. The confirmed tick says how far
+the
+buffer has seen the log: a reader that took everything up to it has seen every message with a tick at or below it,
+including
+ticks that became no row.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ from millrace.base.errors import MillraceError
 from millrace.rpc.tail import Evicted, TailBatch
 
 CHUNK_OVERHEAD = 16 << 10
-"""Bytes that a chunk costs beside its payloads: two dozen Arrow columns are not free where a chunk is one message."""
+"""Bytes of a chunk in addition to its payloads: two dozen Arrow columns matter if a chunk is one message."""
 
 ROW_BYTES = 160
-"""What a message costs beside its payload."""
+"""Bytes of a message in addition to its payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class TailLimits:
-    """How much a PChannel's buffer holds, in bytes (those of payloads, and ROW_BYTES a message) and seconds."""
+    """Limits of a PChannel's buffer in bytes (payloads, and ROW_BYTES per message) and seconds."""
 
     max_bytes: int = 64 << 20
     keep_bytes: int = 8 << 20
@@ -48,7 +51,7 @@ class _Chunk:
 
 
 class TailBuffer:
-    """One PChannel's buffer; one thread publishes, any number tail."""
+    """The buffer of one PChannel. One thread publishes; any number tail."""
 
     def __init__(
         self, *, start_tick: int, limits: TailLimits | None = None, clock: Callable[[], float] = time.monotonic
@@ -65,16 +68,16 @@ class TailBuffer:
 
     @property
     def confirmed_tick(self) -> int:
-        """Everything up to here was published."""
+        """The tick up to which everything was published."""
         return self._confirmed
 
     @property
     def bytes(self) -> int:
-        """What the buffer holds, as it counts."""
+        """Size of the buffer, by its own count."""
         return self._bytes
 
     def publish(self, messages: pa.RecordBatch, *, confirmed_tick: int, bytes: int) -> None:
-        """Add the next messages, of which `bytes` are payload; nothing at or below `confirmed_tick` follows."""
+        """Add the next messages with `bytes` of payload. Later messages have ticks above `confirmed_tick`."""
         now = self._clock()
         with self._changed:
             if messages.num_rows:
@@ -87,15 +90,17 @@ class TailBuffer:
                 self._changed.notify_all()
 
     def fail(self, error: MillraceError) -> None:
-        """Nothing follows any more; readers that have taken everything get `error`."""
+        """End the buffer. Readers that have taken everything get `error`."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     def tail(self, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
-        """What came behind `after_tick`, at most about `max_bytes`; waits up to `timeout` seconds where that is nothing.
+        """Return the messages after `after_tick`, about `max_bytes` at most. Waits up to `timeout` seconds if there are
+        none.
 
-        A confirmed tick at or below `after_tick` says that the wait ran out. Raises what stopped the PChannel.
+        A confirmed tick at or below `after_tick` means that the wait timed out. Raises the error that stopped the
+        PChannel.
         """
         deadline = Deadline.after(timeout)
         with self._changed:
@@ -122,7 +127,7 @@ class TailBuffer:
         return TailBatch([chunk.messages for chunk in chunks], confirmed)
 
     def _behind(self, after_tick: int, max_bytes: int) -> tuple[list[_Chunk], int]:
-        """Chunks from the first that reaches behind `after_tick`, and the tick that they complete."""
+        """Return the chunks that reach beyond `after_tick`, and the tick that they complete."""
         found: list[_Chunk] = []
         size = 0
         start = bisect_right(self._chunks, after_tick, key=lambda chunk: chunk.through)
@@ -142,7 +147,7 @@ class TailBuffer:
             if self._bytes <= limits.max_bytes and not aged:
                 return
             if len(self._chunks) == 1 and not aged:
-                return  # the newest stays whatever its size: who tails closely never has to go back
+                return  # keep the newest whatever its size: a reader that keeps up never has to go back
             self._chunks.popleft()
             self._bytes -= oldest.bytes
             self._earliest = oldest.through

@@ -1,17 +1,22 @@
-"""A tombstone in the place of an entry that parks its PChannel, so that every host judges the same (law 1).
+"""Tombstones that replace an entry which parks its PChannel, so that every host judges the same (law 1).
 
-Allowed only while no host has judged the entry and no commit covers it. The server of the log sees to that in four steps:
+A tombstone is allowed only while no host has judged the entry and no commit covers it. The log's server ensures that in
+four
+steps:
 
-1. Its append host is parked at the entry, and still cannot judge it; it follows nothing while it is held.
-2. The tombstone is proposed, durably (millrace.log.generations.generation_file). From here on nobody reads the entry, whether as it was or
-   as it will be: each read looks at the list behind it.
-3. The *fence*: a commit to the ``wal`` table that leaves the PChannel's state as it is, made through the one committer. It goes
-   through only from a position that does not cover the entry, and counts as a commit, so that what any task made of the
-   entry's old bytes follows from an older base and is fenced, whatever build it has and whenever it comes.
+1. Its append host is parked at the entry and still cannot judge it. It follows nothing while it is held.
+2. The tombstone is proposed durably (millrace.log.generations.listing). From now on nobody reads the entry, in its old
+   or its
+   new form: each read checks the list afterwards.
+3. The *fence*: a commit to the ``wal`` table that leaves the PChannel's state unchanged, made by the one committer. It
+   succeeds only from a position before the entry, and counts as a commit. So the result of any task that read the old
+   bytes
+   follows an older base and is fenced, whatever its build and whenever it arrives.
 4. The tombstone is placed: every reader sees it.
 
-Where a commit was first the proposal is withdrawn, and nobody has seen anything of it. A server that dies in between leaves
-the proposal; the next one completes or withdraws it (:meth:`TombstonePlacer.resume`), and so does the same call again.
+If another commit came first, the proposal is withdrawn and nobody has seen it. If a server dies in between, its
+proposal
+stays, and the next server, or the same call again, completes or withdraws it (:meth:`TombstonePlacer.resume`).
 """
 
 from __future__ import annotations
@@ -41,14 +46,16 @@ from millrace.wal.entry_chunks import id_at
 from millrace.wal.state import ChannelState
 
 _SECONDS: Final = 20.0
-"""How long the append host may take to come to the entry."""
+"""Seconds that the append host may take to reach the entry."""
 _TRIES: Final = 20
 
 _log = logging.getLogger(__name__)
 
 
 class TombstonePlacer:
-    """Places tombstones in the log of `service`, which `host` follows and the ``wal`` table at `wal` is made from. Thread-safe."""
+    """Places tombstones in the log of `service`, which `host` follows and the ``wal`` table at `wal` is made from.
+    Thread-safe.
+    """
 
     def __init__(self, host: AppendHost, service: GenerationsService, wal: str) -> None:
         self._host = host
@@ -56,9 +63,9 @@ class TombstonePlacer:
         self._wal = wal
 
     def inspect(self, pchannel: str, entry: LogId) -> dict[str, Any]:
-        """What stands at `entry` and why it parks its PChannel: entry, bytes, sha256, physical_ms, judged, committed.
+        """Describe `entry` and why it parks its PChannel: entry, bytes, sha256, physical_ms, judged, committed.
 
-        Raises TombstoneRefused where no tombstone may stand there, and what the log raises.
+        Raises TombstoneRefused if the entry cannot be replaced, and errors of the log.
         """
         with self._host.hold(pchannel, deadline=_SECONDS) as follower:
             log = self._service.open(pchannel)
@@ -78,10 +85,12 @@ class TombstonePlacer:
         }
 
     def place(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
-        """Replace the entry that parks `pchannel`; the tombstone, once every reader sees it. The PChannel stays parked.
+        """Replace the entry that parks `pchannel`. Returns the tombstone once every reader sees it. The PChannel stays
+        parked.
 
-        `sha256` is of the entry's bytes. Repeating it is harmless: the first one's words stand. Raises TombstoneRefused and
-        InvalidArgument (nothing was changed), and what log and table raise (then call it again).
+        `sha256` is of the entry's bytes. Repeating the call is harmless: the first author and reason stay.
+        Raises TombstoneRefused and InvalidArgument (nothing was changed), and errors of log and table (then repeat the
+        call).
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         tombstone = Tombstone(pchannel, entry, sha256, author, reason, now)
@@ -102,12 +111,12 @@ class TombstonePlacer:
             return self._settled(before or tombstone)
 
     def resume(self) -> None:
-        """Complete or withdraw what a server that died has left."""
+        """Complete or withdraw the proposals of a server that died."""
         for pchannel, standing in self._service.file.refresh().tombstones.items():
             for entry in [each for each in standing if not standing[each].placed]:
                 try:
                     with self._host.hold(pchannel, deadline=0.0):
-                        # Whoever asked for it may have asked again meanwhile, and more than that.
+                        # The caller may have repeated the call, or done more, in the meantime.
                         if (proposal := self._standing(pchannel).get(entry)) is not None:
                             self._settled(proposal)
                 except Exception:
@@ -117,20 +126,23 @@ class TombstonePlacer:
         return self._service.file.refresh().tombstones.get(pchannel, {})
 
     def _uncovered(self, pchannel: str, entry: LogId) -> LogId | None:
-        """Where the PChannel stands in the table now. Raises TombstoneRefused where that is behind the entry."""
+        """Return the PChannel's position in the table. Raises TombstoneRefused if it is after the entry."""
         if not WalTable.exists(self._wal):
             return None
         return _uncovered(WalTable.open(self._wal).position(pchannel), entry).position
 
     def _settled(self, tombstone: Tombstone) -> Tombstone:
-        """`tombstone`, proposed or placed, once it is placed. Where it may not be, the proposal is withdrawn. The PChannel is held."""
+        """Return `tombstone` once it is placed, completing a proposal. The caller holds the PChannel.
+
+        Withdraws the proposal if it may not be placed.
+        """
         if tombstone.placed:
             return tombstone
         pchannel, entry = tombstone.pchannel, tombstone.entry
         try:
             self._fence(pchannel, entry)
         except Exception:
-            # The fence itself harms nobody, should it stand after all.
+            # The fence is harmless even if it is committed after all.
             with suppress(MillraceError, OSError):
                 self._service.file.change(lambda list_: list_.without_proposal(pchannel, entry))
             raise
@@ -145,7 +157,7 @@ class TombstonePlacer:
         return placed
 
     def _fence(self, pchannel: str, entry: LogId) -> None:
-        """Make a commit of the PChannel behind which none follows that was computed before. Raises TombstoneRefused."""
+        """Commit the PChannel so that no commit computed earlier can follow. Raises TombstoneRefused."""
         table = WalTable.create(self._wal)
         log = self._service.open(pchannel)
         try:
@@ -157,13 +169,16 @@ class TombstonePlacer:
             base = _uncovered(table.position(pchannel), entry)
             if committer.commit([_unmoved(base, self._wal)]).committed:
                 return
-        raise LogBusy(f"other committers of {pchannel} were first {_TRIES} times: try again")
+        raise LogBusy(f"other committers of {pchannel} won {_TRIES} times: retry")
 
 
 def _failure(log: GenerationLog, follower: Follower | None, pchannel: str, entry: LogId) -> RangeFailure:
-    """Why this host cannot judge `entry`, at which it is parked. Raises TombstoneRefused where it can, or stands elsewhere."""
+    """Return why this host cannot judge `entry`, at which it is parked.
+
+    Raises TombstoneRefused if it can, or if it is parked elsewhere.
+    """
     if follower is None or follower.error is None:
-        at = "" if follower is None else f", and has decided what stands before {follower.state.position}"
+        at = "" if follower is None else f"; it has decided everything before {follower.state.position}"
         raise TombstoneRefused(
             f"the append host is not parked on {pchannel}{at}: only the entry that parks its PChannel can be replaced"
         )
@@ -173,7 +188,8 @@ def _failure(log: GenerationLog, follower: Follower | None, pchannel: str, entry
     if not found.batch.num_rows or id_at(found.batch, 0) != entry:
         at = str(id_at(found.batch, 0)) if found.batch.num_rows else str(state.position)
         raise TombstoneRefused(
-            f"the append host is parked at {at} of {pchannel}, not at {entry}: only the entry that parks it can be replaced"
+            f"the append host is parked at {at} of {pchannel}, not at {entry}: only the entry that parks it "
+            "can be replaced"
         )
     _, failure = process_until_failure(Chain(), state, found)
     if failure is None or failure.retriable:
@@ -184,17 +200,18 @@ def _failure(log: GenerationLog, follower: Follower | None, pchannel: str, entry
 
 
 def _uncovered(base: WalPosition, entry: LogId) -> WalPosition:
-    """`base`, which does not cover `entry`. Raises TombstoneRefused where it does: a host has judged it, and that stands."""
+    """Return `base`. Raises TombstoneRefused if it covers `entry`: then a host has judged it, and that is final."""
     if base.position is not None and base.position > entry:
         raise TombstoneRefused(
-            f"the wal table has committed {base.pchannel} up to {base.position}, and entry {entry} with it: what was made of"
+            f"the wal table has committed {base.pchannel} up to {base.position}, and entry {entry} with it: "
+            "what was made of"
             f" it stands. Run the build that judged it, then millrace unpark {base.pchannel}"
         )
     return base
 
 
 def _unmoved(base: WalPosition, wal: str) -> IngestReport:
-    """A range of nothing, whose commit leaves the PChannel's state as it is."""
+    """Make an empty range, whose commit leaves the PChannel's state unchanged."""
     state = base.state or ChannelState.new(base.pchannel)
     made = IngestReport.without_effect(base, state.position)
     actions = tuple(WalRangeWriter(wal, base.pchannel).finish(state, base))

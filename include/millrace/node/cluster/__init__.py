@@ -1,1 +1,1 @@
-"""A node of a cluster: its session, what it was assigned, the orders that it obeys (docs/coordinator.md)."""
+"""A node of a cluster: its session, its assigned channels, and the orders that it executes (docs/coordinator.md)."""

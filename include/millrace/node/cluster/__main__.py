@@ -1,9 +1,10 @@
-"""A node without Spark: session, orders, and the loops log → wal → collections of what it was assigned, in this process.
+"""A node without Spark: session, orders, and the loops log → wal → collections for its channels, in this process.
 
     MILLRACE_NODE=n1 python -m millrace.node.cluster
 
-Runs until SIGTERM or SIGINT, which end it between two micro-batches; `millrace node NAME` starts it. A driver of Spark is a node
-as well where MILLRACE_NODE names it (jobs/streaming_node.py).
+Runs until SIGTERM or SIGINT, which end it between two micro-batches. `millrace node NAME` starts it. A Spark driver is
+a
+node as well if MILLRACE_NODE is set (jobs/streaming_node.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from millrace.runtime.process_setup import set_up_service
 
 
 def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
-    """Be the node `settings.node` until `stop`. Raises what ends a loop, and what :class:`Member` raises."""
+    """Run the node `settings.node` until `stop` is set.
+
+    Raises errors that end a loop, and what :class:`Member` raises.
+    """
     failures: list[BaseException] = []
     ready = threading.Barrier(3)
 
@@ -62,7 +66,7 @@ def run(settings: Settings, *, stop: threading.Event, metrics: Metrics) -> None:
 
 
 def main() -> int:
-    """Run until a signal comes; 1 with a line on stderr where an error of ours ends it."""
+    """Run until a signal arrives. Returns 1 after an error, which is printed to stderr."""
     stop = set_up_service()
     try:
         settings = Settings.load()
@@ -85,5 +89,6 @@ if __name__ == "__main__":
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Clients may hold streams of appends open, whose threads would keep the interpreter; nothing is left to wait for.
+    # Clients may hold append streams open, whose threads would keep the interpreter alive. Nothing is left to wait
+    # for.
     os._exit(code)

@@ -1,13 +1,16 @@
-"""The log's server of a deployment whose nodes take appends: it sends clients to them, and appends itself where there is no such
-node.
+"""Routing of appends in a deployment whose nodes take appends: the log's server redirects clients, or appends itself.
 
-`append_extension` is what the server is given to host (millrace.rpc.launch). While nodes with the append role live, an append that
-comes here is refused as stale, and the client asks here who has the PChannel; what the server appends by itself, DDL and time
-ticks, it hands to whoever has it, as any client does. When the last of them is gone it opens a term on each PChannel, which takes
-the log back on a backend with one writer, and appends again.
+`append_extension` is what the server hosts (millrace.rpc.launch). While nodes with the append role are alive, the
+server
+refuses appends as stale, and clients ask it for the PChannel's owner. The server's own appends, DDL and time ticks, go
+to the
+owner as those of any client. When the last node is gone, the server opens a term on each PChannel, which takes the log
+back
+on a backend with a single writer, and appends itself again.
 
-Who lives is looked at beside the appends, not before each. What comes of a moment's error the chain's terms decide, and on a
-backend with one writer the owner, which opens anew where it was fenced (millrace.node.cluster.append_server).
+A thread watches the nodes; no append waits for that. If its view is briefly wrong, the chain's terms decide, and on a
+backend
+with a single writer the fenced owner reopens the log (millrace.node.cluster.append_server).
 """
 
 from __future__ import annotations
@@ -43,37 +46,37 @@ from millrace.rpc.launch import launch_of
 from millrace.rpc.outcome import AppendOutcome
 
 POLL_SECONDS: Final = 0.25
-"""Between two looks at who lives."""
+"""Seconds between two polls of the nodes."""
 SELF_CALL_SECONDS: Final = 2.0
-"""How long this server may take to answer itself who has what."""
+"""Deadline for this server's calls to itself about assignments."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 def append_extension(service: LogService, folder: Path) -> server.AppendExtension:
-    """The append host of a log's server, in a deployment that may have nodes with the append role."""
+    """Make the append host of a log's server in a deployment that may have nodes with the append role."""
     return server.append_extension(
         service, folder, cluster=AppendRouter, positions=open_positions, shared=open_shared_catalog
     )
 
 
 class AppendRouter:
-    """The protocol Cluster (millrace.node.append.server), of the log's server."""
+    """Routes the appends of the log's server (implements ClusterPlacement of millrace.node.append.server)."""
 
     def __init__(self, settings: Settings) -> None:
-        """What a deployment without a cluster costs is a look at a file each quarter of a second."""
+        """Create the router. Without a cluster, its cost is a look at one file each POLL_SECONDS."""
         self._settings = settings
         self._store: ClosableMetaStore | None = None
         self._looked = False
         self._alive: frozenset[str] = frozenset()
         """Sessions of nodes with the append role."""
         self._left = False
-        """Whether there were some, since this server began."""
+        """Whether there were such nodes since this server started."""
         self._back: set[str] = set()
-        """Of those that nodes had, what was taken back."""
+        """PChannels of former nodes that this server took back."""
         self._taking = threading.RLock()
         self._now: str = ""
-        """The PChannel that is being taken back by whoever has that lock."""
+        """The PChannel that the holder of `_taking` is taking back."""
         self._open_term: Callable[[str], object] | None = None
         self._client: AppendClient | None = None
         self._closed = threading.Event()
@@ -85,19 +88,19 @@ class AppendRouter:
         self._open_term = open_term
         self._thread.start()
 
-    # -- what clients append ----------------------------------------------------------------------------------------------
+    # -- what clients append -----------------------------------------------------------------------------------------
 
     @contextmanager
     def appending(self, pchannel: str) -> Iterator[None]:
         if not self.is_local(pchannel):
-            raise AssignmentStale(f"nodes of the cluster take what is appended to {pchannel}: ask who has it")
+            raise AssignmentStale(f"nodes of the cluster take the appends to {pchannel}: refresh the assignment")
         try:
             yield
         except LogFenced:
             with self._looking:
                 self._look()
-            if self._alive:  # a node came, and was quicker than the look at who is there
-                raise AssignmentStale(f"a node has come to take what is appended to {pchannel}: ask who") from None
+            if self._alive:  # a node joined since the last poll
+                raise AssignmentStale(f"a node now takes the appends to {pchannel}: refresh the assignment") from None
             raise
 
     def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
@@ -117,17 +120,15 @@ class AppendRouter:
             self._look()
             return MetaStoreAssignmentSource(self._store) if self._store is not None and self._alive else None
 
-    # -- what the server appends ------------------------------------------------------------------------------------------
+    # -- what the server appends -------------------------------------------------------------------------------------
 
     def is_local(self, pchannel: str) -> bool:
-        if (
-            not self._looked
-        ):  # nothing is appended before it is known whether there are nodes: on some logs that would fence them
+        if not self._looked:  # append nothing before the nodes are known: on some logs that would fence them
             with self._looking:
                 try:
                     self._look()
                 except MillraceError as error:
-                    raise LogUnavailable(f"whether nodes take appends cannot be told now: {error}") from error
+                    raise LogUnavailable(f"cannot tell now whether nodes take appends: {error}") from error
         if self._alive:
             return False
         if self._left:
@@ -144,12 +145,12 @@ class AppendRouter:
         return bool(self._alive) or not self._looked
 
     def _through(self) -> AppendClient:
-        """A client of this very server, which finds who has a PChannel, as every other one does."""
+        """Return a client of this very server, which finds owners as any client does."""
         with self._taking:
             if self._client is None:
                 if self._closed.is_set():
                     raise LogUnavailable("the log's server stops: append again")
-                # Its follower asks this very server, and is waited for when that stops: not for long.
+                # Its follower calls this server, whose shutdown waits for the call: keep the deadline short.
                 self._client = AppendClient.connect(
                     self._settings.data_dir,
                     start=False,
@@ -165,11 +166,11 @@ class AppendRouter:
                 return
             self._now = pchannel
             try:
-                self._open_term(pchannel)  # comes through here itself, by this thread
+                self._open_term(pchannel)  # re-enters this method in the same thread
             finally:
                 self._now = ""
             self._back.add(pchannel)
-            _log.info("no node is left: %s is appended to by this server", pchannel)
+            _log.info("no node is left: this server takes the appends to %s", pchannel)
 
     def _take_all_back(self) -> None:
         with self._taking:
@@ -181,10 +182,10 @@ class AppendRouter:
                 return
             try:
                 self._take_back(pchannel)
-            except MillraceError as error:  # the next append to it tries again
-                _log.warning("%s could not be taken back: %s: %s", pchannel, error.code, error)
+            except MillraceError as error:  # the next append retries
+                _log.warning("cannot take back %s: %s: %s", pchannel, error.code, error)
 
-    # -- who is there ------------------------------------------------------------------------------------------------------
+    # -- who is there ------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._closed.wait(POLL_SECONDS if self._looked else 0.0):
@@ -192,14 +193,14 @@ class AppendRouter:
             with self._looking:
                 try:
                     self._look()
-                except MillraceError as error:  # who was there is taken to be there: clients are told to ask again
-                    _log.warning("the meta store cannot be looked at: %s: %s", error.code, error)
+                except MillraceError as error:  # keep the last view: clients are told to ask again
+                    _log.warning("cannot read the meta store: %s: %s", error.code, error)
                     self._closed.wait(POLL_SECONDS)
             if before and not self._alive:
                 self._take_all_back()
 
     def _look(self) -> None:
-        """See who lives. Raises MetaUnavailable, UnsupportedVersion."""
+        """Read which nodes are alive. Raises MetaUnavailable, UnsupportedVersion."""
         if self._closed.is_set():
             return
         if self._store is None:

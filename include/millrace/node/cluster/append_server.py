@@ -1,11 +1,13 @@
-"""A node's append role: a server of its own for what clients append to the PChannels that it was given.
+"""A node's append role: its own server for appends to the PChannels that it was assigned.
 
-It hosts what the log's server hosts, over the same log. A PChannel opens with the next term of its log, so that what an owner before
-this one still writes is rejected (law 5), and follows the log from the newest committed state on. Let go, it takes no more appends;
-what was appended is answered first.
+It hosts what the log's server hosts, over the same log. It opens a PChannel with the next term of its log, so that
+writes of
+a previous owner are rejected (law 5), and follows the log from the newest committed state. When it releases a PChannel
+it
+accepts no more appends, and answers what was appended first.
 
-On a backend with one writer whoever opens fences the one before. An owner that finds itself fenced while its session holds (by one
-that slept in the midst of its opening) opens anew.
+On a backend with a single writer, each opening fences the previous writer. An owner that is fenced while its session is
+valid (by one that was suspended during its opening) opens the log again.
 """
 
 from __future__ import annotations
@@ -51,14 +53,14 @@ _log: Final = logging.getLogger(__name__)
 
 
 class AppendGate:
-    """What this node may append to now (the protocol Placing of millrace.node.append.server)."""
+    """The PChannels that this node may append to now (implements AppendPlacement of millrace.node.append.server)."""
 
     def __init__(self, held: Callable[[str], bool]) -> None:
-        """`held`: whether a session may be relied on."""
+        """Create a closed gate. `held` returns whether a session is still valid."""
         self._held = held
         self._changed = threading.Condition()
         self._open: dict[str, str] = {}
-        """By PChannel the session that it is held in."""
+        """By PChannel, the session under which it is held."""
         self._appending = Counter[str]()
 
     def open_channel(self, pchannel: str, session: str) -> None:
@@ -66,7 +68,7 @@ class AppendGate:
             self._open[pchannel] = session
 
     def close_channel(self, pchannel: str) -> None:
-        """Let nothing more in, and wait for what is being appended."""
+        """Accept no more appends, and wait for those in progress."""
         with self._changed:
             self._open.pop(pchannel, None)
             while self._appending[pchannel]:
@@ -77,14 +79,16 @@ class AppendGate:
         with self._changed:
             session = self._open.get(pchannel)
             if session is None or not self._held(session):
-                raise AssignmentStale(f"this node does not take what is appended to {pchannel}: ask who does")
+                raise AssignmentStale(f"this node does not accept appends to {pchannel}: refresh the assignment")
             self._appending[pchannel] += 1
         try:
             yield
         except LogFenced as error:
             if not self._held(session):
-                raise AssignmentStale(f"this node takes {pchannel} no more: ask who does") from error
-            # Not stale: this node is who is to have it, and the next attempt finds it opened anew.
+                raise AssignmentStale(
+                    f"this node no longer accepts appends to {pchannel}: refresh the assignment"
+                ) from error
+            # Not stale: this node owns the PChannel, and a retry finds the log reopened.
             raise LogUnavailable(f"the log of {pchannel} is being taken back: append again ({error})") from error
         finally:
             with self._changed:
@@ -92,20 +96,20 @@ class AppendGate:
                 self._changed.notify_all()
 
     def session(self, pchannel: str) -> str:
-        """The session that the PChannel is open in, "" where it is not, or not any more."""
+        """Return the valid session under which the PChannel is open, or ""."""
         with self._changed:
             session = self._open.get(pchannel, "")
             return session if session and self._held(session) else ""
 
     def assignments(self, *, after: int, trusted: bool) -> dict[str, Any]:
-        raise InvalidArgument("ask the log's server who takes the appends of a PChannel")
+        raise InvalidArgument("only the log's server answers assignments")
 
     def close(self) -> None:
-        """Nothing to release: the server closes it with its extension."""
+        """Do nothing: the server closes the gate with its extension."""
 
 
 class AppendServer(Closeable):
-    """A server of the node's own for appends, from construction on; it takes those of the PChannels that are opened."""
+    """The node's own append server. It accepts appends to opened PChannels, from construction on."""
 
     def __init__(
         self,
@@ -116,8 +120,13 @@ class AppendServer(Closeable):
         may_open: Callable[[], None] = lambda: None,
         open_log: Callable[[Settings], LogService] | None = None,
     ) -> None:
-        """`drain_seconds`: how long answers that are due are waited for when a PChannel is let go; `may_open` raises where none is
-        to be opened now; `open_log`: how the log is opened, if not as the settings say. Raises InvalidSettings where it cannot listen, and what keeps the log from opening."""
+        """Start the server.
+
+        `drain_seconds`: how long a release waits for pending answers. `may_open` raises if no PChannel may be opened
+        now.
+        `open_log` replaces the way to open the log.
+        Raises InvalidSettings if the server cannot listen, and errors of opening the log.
+        """
         self._drain_seconds = drain_seconds
         self.gate = AppendGate(held)
         self._held = held
@@ -151,14 +160,16 @@ class AppendServer(Closeable):
                     tls=None if settings.log_tls is None else _certificates(settings.log_tls),
                 )
             except pa.ArrowException as error:
-                raise InvalidSettings(f"the node cannot take appends at {settings.log_host}: {error}") from error
+                raise InvalidSettings(f"the node cannot listen for appends at {settings.log_host}: {error}") from error
             made.pop_all()
         flow.start()
         self.address: str = self._server.address
 
     def open(self, pchannel: str, session: str) -> None:
-        """Open the next term of the log, and take appends. Raises what keeps the opening from the log, AssignmentStale where the
-        session ended before it."""
+        """Open the next term of the log and accept appends.
+
+        Raises AssignmentStale if the session has ended, and errors of the opening.
+        """
         self._may_open()
         self._check(pchannel, session)
         self._catalog.open_term(pchannel)
@@ -166,10 +177,10 @@ class AppendServer(Closeable):
 
     def _check(self, pchannel: str, session: str) -> None:
         if not self._held(session):
-            raise AssignmentStale(f"the session in which this node was to take {pchannel} has ended")
+            raise AssignmentStale(f"the session under which {pchannel} was assigned has ended")
 
     def _fenced(self, pchannel: str) -> None:
-        """Another writer took the log over: an owner opens anew, beside whoever found that out."""
+        """Handle a log that another writer took over: its owner opens it again in a thread."""
         with self._lock:
             if self._closed or pchannel in self._reopening or not self.gate.session(pchannel):
                 return
@@ -181,17 +192,17 @@ class AppendServer(Closeable):
         try:
             if self.gate.session(pchannel):
                 self._catalog.open_term(pchannel)
-                _log.warning("another writer had taken the log of %s over: this node opened it anew", pchannel)
-        except Exception as error:  # who appends next finds it fenced still, and it is tried again
+                _log.warning("another writer had taken over the log of %s: this node reopened it", pchannel)
+        except Exception as error:  # the next append finds it still fenced and triggers another attempt
             if not isinstance(error, MillraceError) and not self._closed:
                 raise
-            _log.warning("%s could not be opened anew: %s", pchannel, error)
+            _log.warning("cannot reopen %s: %s", pchannel, error)
         finally:
             with self._lock:
                 self._reopening.pop(pchannel, None)
 
     def release(self, pchannel: str) -> None:
-        """Returns when nothing is appended any more, and what was is answered or will not be by this node."""
+        """Stop appends to the PChannel. Returns when all previous appends are answered or abandoned."""
         self.gate.close_channel(pchannel)
         self.host.release(pchannel, deadline=self._drain_seconds)
 
@@ -199,7 +210,7 @@ class AppendServer(Closeable):
         with self._lock:
             self._closed = True
             reopening = list(self._reopening.values())
-        for thread in reopening:  # before what they use is closed
+        for thread in reopening:  # join them before closing what they use
             thread.join(self._drain_seconds)
         self._server.close()
         self._server.connections.shut_all()

@@ -1,6 +1,6 @@
-"""A process as a node of the cluster: it keeps a session, obeys orders, and knows what it owns.
+"""A process as a node of the cluster: it keeps a session, executes orders, and knows which channels it owns.
 
-What runs in it, the loops of this process or a Spark driver's queries, asks :attr:`Member.owned` before each commit.
+The loops of this process, or the queries of a Spark driver, ask :attr:`Member.owned` before each commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Roles:
-    """The protocol Opener: to each role what hosts it."""
+    """Dispatches the opening and closing of a role to its host (implements Opener)."""
 
     def __init__(self, owned: OwnedChannels, appends: AppendServer | None) -> None:
         self._owned = owned
@@ -57,9 +57,13 @@ class Member(Closeable):
     """The node `settings.node`. It is in the cluster from :meth:`start` to :meth:`leave`."""
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
-        """Raises InvalidSettings (no name, another process of this machine has it), MetaUnavailable, UnsupportedVersion."""
+        """Create the node and take its name on this machine.
+
+        Raises InvalidSettings if the name is missing or taken by another process of this machine; MetaUnavailable;
+        UnsupportedVersion.
+        """
         if not settings.node:
-            raise InvalidSettings("a node of a cluster has a name: set MILLRACE_NODE, or run `millrace node NAME`")
+            raise InvalidSettings("a node of a cluster needs a name: set MILLRACE_NODE, or run `millrace node NAME`")
         clock = clock or SystemClock()
         seconds = settings.session_seconds
         self._stop = threading.Event()
@@ -91,8 +95,8 @@ class Member(Closeable):
         self._address = server.address
 
     def start(self) -> None:
-        """Register, and take orders from now on: what is assigned is expected to move."""
-        _log.info("this node takes orders at %s", self._address)
+        """Register the node and execute orders from now on."""
+        _log.info("this node accepts orders at %s", self._address)
         self._keeping.start()
 
     def _keep(self) -> None:
@@ -104,7 +108,7 @@ class Member(Closeable):
 
     def _ended(self) -> None:
         if not self._stop.is_set():
-            _log.warning("the session of this node has ended: it owns nothing until it is assigned anew")
+            _log.warning("the session of this node has ended: it owns nothing until it is assigned channels again")
         self.hosting.end()
 
     def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +125,9 @@ class Member(Closeable):
         return {}
 
     def leave(self) -> None:
-        """End the session, so that others are given at once what this node has; what commits is stopped before. Idempotent."""
+        """End the session so that the coordinator reassigns this node's channels at once. Stop commits first.
+        Idempotent.
+        """
         self._stop.set()
         if self._keeping.ident is not None:
             self._keeping.join()

@@ -1,4 +1,4 @@
-"""Whether this process is a node of a cluster: what that takes is loaded where it is one alone."""
+"""Joins a cluster if this process is configured as a node. The cluster's code is loaded only in that case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cluster_member() -> AbstractContextManager[Member | None]:
-    """This process as the node that MILLRACE_NODE names; None where it names none: all PChannels are the process's own."""
+    """Enter the cluster as the node in MILLRACE_NODE. Yields None if it is not set: the process owns all PChannels."""
     settings = Settings.load()
     if not settings.node:
         return nullcontext()

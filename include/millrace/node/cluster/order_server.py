@@ -1,4 +1,4 @@
-"""A node's server: the coordinator's orders come in over Flight (millrace.coord.orders is its client), and nothing else does."""
+"""A node's server for the coordinator's orders over Flight (millrace.coord.orders is its client)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _log: Final = logging.getLogger(__name__)
 
 
 class OrderServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type information
-    """Answers orders by `act`, from construction on, for whoever has the cluster's token."""
+    """Executes orders by `act`, from construction on, for callers with the cluster's token."""
 
     def __init__(self, settings: Settings, act: OrderHandler) -> None:
-        """Raises InvalidSettings where it cannot listen."""
+        """Start the server. Raises InvalidSettings if it cannot listen."""
         self._act = act
         tls = settings.log_tls
         scheme = "grpc" if tls is None else "grpc+tls"
@@ -45,20 +45,20 @@ class OrderServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
         try:
             if action.type not in (ASSIGN, REMOVE, STATUS):
-                raise InvalidArgument(f"a node knows no order {action.type!r}")
+                raise InvalidArgument(f"unknown order {action.type!r}")
             return [to_json(self._act(action.type, from_json(action.body.to_pybytes())))]
         except MillraceError as error:
             raise flight_error(error) from None
         except Exception as error:
-            _log.exception("an order failed inside")
+            _log.exception("an order failed")
             raise flight_error(error) from None
 
 
 def parse_order(request: dict[str, Any]) -> tuple[str, str, str, int]:
-    """Session, PChannel, role and term of an order. Raises InvalidArgument."""
+    """Return session, PChannel, role and term of an order. Raises InvalidArgument."""
     words = [request.get(key) for key in ("session", "pchannel", "role")]
     match words:
         case [str(session), str(pchannel), str(role)]:
             return session, pchannel, role, int(request_number(request, "term", 0))
         case _:
-            raise InvalidArgument("an order names a session, a pchannel and a role")
+            raise InvalidArgument("an order needs session, pchannel and role")

@@ -1,4 +1,4 @@
-"""The log's server of a deployment whose log lies on one machine, and whose catalog and consumers' positions lie in a meta store."""
+"""The log's server of a deployment whose log is on one machine and whose catalog is in a meta store."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from millrace.node.append import server
 
 
 def append_extension(service: LogService, folder: Path) -> server.AppendExtension:
-    """The append host of a log's server that takes all appends itself; loaded by name (millrace.rpc.launch)."""
+    """Make the append host of a log's server that takes all appends itself. Loaded by name (millrace.rpc.launch)."""
     return server.append_extension(service, folder, positions=open_positions, shared=open_shared_catalog)

@@ -1,1 +1,1 @@
-"""`wal` to collection tables, segments and checkpoints: the same pattern, plan, run, commit, over the WAL's visible rows."""
+"""`wal` to collection tables, segments and checkpoints: plan, run and commit ranges of the WAL's visible rows."""

@@ -1,9 +1,12 @@
-"""The flusher's commits: deletes, rows, then ``segments``, last ``checkpoints``; each fenced, each idempotent.
+"""The flusher's commits: deletes, rows, then ``segments``, and ``checkpoints`` last. Each is fenced and idempotent.
 
-A crash between two of them leaves tables that are ahead of the checkpoint; the next flush starts from the checkpoint and
-leaves out, table by table, what is there. Two flushers at once: a table takes each range of a VChannel from one of them,
-because a commit goes through only from the version of the app id that its work was planned from; the other is fenced,
-drops its files and plans anew. A checkpoint is moved by the one flusher that has everything before it in the tables.
+A crash between two commits leaves tables ahead of the checkpoint. The next flush starts from the checkpoint and skips,
+table
+by table, what is there already. If two flushers run, each table takes a range of a VChannel from only one of them: a
+commit
+succeeds only from the app id's version that its work was planned from. The other flusher is fenced, deletes its files
+and
+plans again. The checkpoint is moved by the flusher that has everything before it in the tables.
 """
 
 from __future__ import annotations
@@ -39,10 +42,11 @@ from millrace.wal.visible.columns import rows_table_schema
 
 
 class FlushCommitter:
-    """Commits flushes to the tables of one deployment. One thread at a time; any number of them in any process.
+    """Commits flushes to the tables of one deployment. Call from one thread at a time; any number may run in any
+    process.
 
-    `seam` is called at the places that crash and interleaving tests stop at: ``commit.checked`` (before each commit) and
-    ``flush.<table>`` behind the commit of ``deletes``, ``rows``, ``segments`` and ``checkpoints``.
+    `seam` is called at the failpoints of crash and interleaving tests: ``commit.checked`` before each commit, and
+    ``flush.<table>`` after the commit of ``deletes``, ``rows``, ``segments`` and ``checkpoints``.
     """
 
     def __init__(
@@ -53,8 +57,12 @@ class FlushCommitter:
         holds: OwnershipCheck = always_owned,
         seam: Callable[[str], None] = hit,
     ) -> None:
-        """`holds`: whether something of a PChannel may be committed this moment; asked before each of a flush's commits. What may
-        not any more counts as fenced, and its next owner goes on behind what is in the tables."""
+        """Commit to the tables that `settings` name.
+
+        `holds` says whether a PChannel may be committed now; it is asked before each commit of a flush. A PChannel that
+        may no
+        longer be committed counts as fenced, and its next owner continues after what the tables hold.
+        """
         self._settings = settings
         self._metrics = metrics
         self._holds = holds
@@ -64,7 +72,7 @@ class FlushCommitter:
         self._done: set[str] = set()
 
     def commit(self, reports: Sequence[FlushReport]) -> CommitResult[FlushReport]:
-        """Commit every report that still follows what the tables hold. At most one of each PChannel."""
+        """Commit every report that still follows the tables. At most one report per PChannel."""
         started = time.perf_counter()
         refused: dict[str, MillraceError] = {}
         fenced: list[FlushReport] = []
@@ -82,9 +90,9 @@ class FlushCommitter:
         return CommitResult(committed=pending, fenced=fenced, refused=refused, seconds=time.perf_counter() - started)
 
     def _ensured(self, report: FlushReport, refused: dict[str, MillraceError]) -> bool:
-        """Have the tables, with every field that the rows have: done before the commit, harmless where it was done.
+        """Create the report's tables and columns before the commit; idempotent.
 
-        A report that has no place in its tables is refused; the others go on (law 6).
+        Refuses a report that does not fit its tables. The others go on (law 6).
         """
         try:
             for number, schema in report.schemas.items():
@@ -135,7 +143,7 @@ class FlushCommitter:
         reports: list[FlushReport],
         fenced: list[FlushReport],
     ) -> list[FlushReport]:
-        """Commit the parts of one table together; the reports that go on. Those that are fenced leave nothing more."""
+        """Commit the parts of one table together. Returns the reports that go on; fenced ones delete their files."""
         lost = [report for report, _ in parts if not self._holds(report.channel)]
         for report in lost:
             self._drop(report, None)
@@ -168,7 +176,7 @@ class FlushCommitter:
         return [report for report in reports if report not in late]
 
     def _drop(self, report: FlushReport, fenced_at: str | None) -> None:
-        """Remove the files of a report that goes nowhere, for the tables whose commit it did not come to."""
+        """Delete the files of an abandoned report in the tables whose commit it did not reach."""
         settings = self._settings
         places = [
             ((deletes_uri if kind == DELETES else rows_uri)(settings, number), part.actions)

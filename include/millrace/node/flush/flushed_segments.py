@@ -1,7 +1,8 @@
-"""The newest flushed segments in one small file, for who waits for them without a Delta reader (the triggerer of Airflow).
+"""The newest flushed segments in one small file, for Airflow's triggerer, which has no Delta reader.
 
-The ``segments`` table is the truth; this file names the last of what the flusher brought to an end. It is written behind the
-commit and made from the table when the flusher starts, so a crash in between leaves nothing out.
+The ``segments`` table is the truth. The file is written after the commit, and rebuilt from the table when the flusher
+starts,
+so a crash in between loses nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _COLUMNS: Final = ["collection_id", "segment_id", "rows", "bytes", "time_tick", 
 
 
 def flushed_segments_path(settings: Settings) -> Path:
-    """The file with the newest flushed segments."""
+    """Return the file with the newest flushed segments."""
     return settings.progress_path("flushed-segments")
 
 
 class FlushedSegments:
-    """Keeps the file. One writer: the flusher's driver."""
+    """Maintains the file. One writer: the flusher's driver."""
 
     def __init__(self, settings: Settings) -> None:
         self._uri = settings.segments_uri
@@ -40,7 +41,7 @@ class FlushedSegments:
         self._write()
 
     def record(self, reports: Sequence[FlushReport]) -> None:
-        """Add what the committed `reports` brought to an end."""
+        """Add the segments that the committed `reports` flushed."""
         fresh = [
             {PCHANNEL: report.channel, **row}
             for report in reports

@@ -1,8 +1,9 @@
-"""One flush of one PChannel, from plan to files: visible WAL rows into the tables' Parquet files. Knows no Spark.
+"""One flush of one PChannel, from plan to files: visible WAL rows to the tables' Parquet files. Independent of Spark.
 
-A plan starts from the PChannel's checkpoint (millrace.node.flush.planner). :func:`run_flush` is a pure function of (checkpoint, WAL range,
-how far each table is) but for file names: it leaves durable files and a :class:`FlushReport` that names them, and commits
-nothing. What a table has already, because a flusher died between two commits, is left out for that table alone.
+A plan starts at the PChannel's checkpoint (millrace.node.flush.planner). :func:`run_flush` is a pure function of
+(checkpoint, WAL range, position of each table), except for file names. It leaves durable files and a
+:class:`FlushReport`
+that names them, and commits nothing. If a flusher died between two commits, a table skips the rows that it already has.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _DROPS: Final = pa.array(
 
 @dataclass(frozen=True, slots=True)
 class FlushPlan:
-    """What one task is to do: everything that becomes visible on the PChannel in (checkpoint, up_to_tick]."""
+    """The work of one task: everything that becomes visible on the PChannel in (checkpoint, up_to_tick]."""
 
     checkpoint: Checkpoint
     up_to_tick: int
@@ -69,7 +70,7 @@ class FlushPlan:
 
 @dataclass(slots=True)
 class TablePart:
-    """Files for one table and, for each app id with rows in them, where the table stood and where it will stand."""
+    """Files for one table and, for each app id with rows in them, its version before and after the commit."""
 
     actions: list[FileAction] = field(default_factory=list)
     moves: dict[str, AppTransaction] = field(default_factory=dict)
@@ -78,13 +79,13 @@ class TablePart:
 
 @dataclass(slots=True)
 class FlushReport:
-    """What a task hands to the committer."""
+    """A task's result for the committer."""
 
     checkpoint: Checkpoint
-    """From which the work was planned."""
+    """The checkpoint that the work was planned from."""
     new_checkpoint: Checkpoint
     schemas: dict[int, CollectionSchema] = field(default_factory=dict)
-    """The newest schema of each collection that must have its tables before the commit."""
+    """The newest schema of each collection whose tables must exist before the commit."""
     collections: dict[int, dict[str, TablePart]] = field(default_factory=dict)
     """By collection id: ROWS and DELETES."""
     segments: TablePart = field(default_factory=TablePart)
@@ -94,7 +95,7 @@ class FlushReport:
     seconds: float = 0.0
 
     failure: ClassVar[None] = None
-    """A range is flushed whole or not at all."""
+    """A range is flushed completely or not at all."""
     log_bytes: ClassVar[int] = 0
 
     @property
@@ -114,9 +115,9 @@ class FlushReport:
 
 
 def run_flush(settings: Settings, plan: FlushPlan) -> FlushReport:
-    """Write what became visible in the planned range into durable files. What it wrote is removed where it raises.
+    """Write what became visible in the planned range to durable files. Deletes its files if it raises.
 
-    Raises ChannelParked, before it writes rows, where a table has a column with another type than its collection; Malformed;
+    Raises ChannelParked, before it writes rows, if a table has a column of another type than its collection; Malformed;
     StagedFileDamaged.
     """
     started = time.perf_counter()
@@ -132,7 +133,7 @@ def run_flush(settings: Settings, plan: FlushPlan) -> FlushReport:
 
 
 class _Writer:
-    """The state of one run."""
+    """The state of one flush."""
 
     def __init__(self, settings: Settings, plan: FlushPlan) -> None:
         self._settings = settings
@@ -216,7 +217,7 @@ class _Writer:
         return TablePart(actions, moves, len(events))
 
     def _dropped_segments(self, table: TableHandle | None, pchannel: str) -> list[SegmentEvent]:
-        """The segments that went with the partitions and collections dropped, and the Imports that replaced, in this range."""
+        """Return segments that drops of partitions and collections, or replacing imports, removed in this range."""
         if not self._drops:
             return []
         stored = read_segments(table, pchannel=pchannel).drop_columns(["pchannel"])
@@ -237,7 +238,7 @@ class _Writer:
 
 
 class _Drop(NamedTuple):
-    """What takes segments away: those of a VChannel and partition (0: all) with a smaller id than `before`."""
+    """Removal of segments: those of a VChannel and partition (0: all) with an id smaller than `before`."""
 
     vchannel: str
     partition_id: int
@@ -246,7 +247,7 @@ class _Drop(NamedTuple):
 
 
 def _drop(row: Mapping[str, Any]) -> _Drop:
-    """By the message. An Import that replaces leaves its own segments; one that does not, takes none away."""
+    """Describe the removal by a message. A replacing Import keeps its own segments; any other Import removes none."""
     tick, before = row[VISIBLE_TICK], row[VISIBLE_TICK]
     partition_id = row["partition_id"] if row["type"] == MessageType.DROP_PARTITION.name else 0
     if row["type"] == MessageType.IMPORT.name:
@@ -256,7 +257,7 @@ def _drop(row: Mapping[str, Any]) -> _Drop:
 
 
 class _TableWriter:
-    """Rows on their way into one table; leaves out what the table has of each VChannel already."""
+    """Writes rows to one table. Skips those that the table already has of their VChannel."""
 
     def __init__(self, sink: FileSink, uri: str, checkpoint_tick: int) -> None:
         self._sink = sink
@@ -272,7 +273,7 @@ class _TableWriter:
         rows = part.rows
         wider = union_schema(self._sink.schema, rows.schema)
         if wider != self._sink.schema:
-            self._sink.finish()  # the schema changed: it needs files that have its columns
+            self._sink.finish()  # the schema changed: rows with the new columns need new files
             self._sink.schema = wider
             self._check()
         channels = pc.unique(rows["_vchannel"]).to_pylist()
@@ -289,7 +290,9 @@ class _TableWriter:
             self.counts[count["values"]] = self.counts.get(count["values"], 0) + count["counts"]
 
     def _check(self) -> None:
-        """Raises ChannelParked where the rows do not fit the table: the commit would find out too, with all files written."""
+        """Raise ChannelParked if the rows do not fit the table. The commit would fail too, but only with all files
+        written.
+        """
         if self._table is not None:
             check_column_types(self._table, self._sink.schema)
 
@@ -300,7 +303,7 @@ class _TableWriter:
         return rows.filter(pa.array(rows["_time_tick"].to_numpy() > has[codes]))
 
     def finish(self, tick: int) -> TablePart:
-        # A VChannel that the table is ahead with brings no rows, so its app id stays where it is.
+        # If the table is ahead of a VChannel, the range adds no rows of it, so its app id stays.
         moves = {name: AppTransaction(base, tick) for name, base in self._bases.items() if base < tick}
         return TablePart(self._sink.finish(), moves, sum(self.counts.values()))
 

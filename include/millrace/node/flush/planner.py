@@ -1,4 +1,6 @@
-"""What the flusher reads next: from each PChannel's checkpoint on, up to the last tick of one version of the ``wal`` table."""
+"""Plans the flusher's next ranges: from each PChannel's checkpoint to the last tick of one version of the ``wal``
+table.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
 
 
 class FlushPlanner(Planner[FlushPlan, int]):
-    """Ends are time ticks. Where there is no WAL yet there is nothing to do."""
+    """Plans flushes. Ends are time ticks. Without a ``wal`` table there is no work."""
 
     def __init__(self, settings: Settings, up_to_tick: int = MAX_TICK) -> None:
         self._settings = settings
@@ -73,7 +75,7 @@ class FlushPlanner(Planner[FlushPlan, int]):
         return self._wal
 
     def _stored(self) -> dict[str, Checkpoint]:
-        """The checkpoints of the newest version; read where that is another one than before."""
+        """Return the checkpoints of the newest version, reading them only if the version changed."""
         if self._checkpoints is None:
             self._checkpoints = open_table(self._settings.checkpoints_uri)
         else:

@@ -1,1 +1,3 @@
-"""Log to `wal`: plan a range (`planner.py`), run it in a task (`ranges.py`), commit it in the driver (`committer.py`)."""
+"""Log to `wal`: plan a range (`planner.py`), run it in a task (`ingester.py`), commit it in the driver
+(`committer.py`).
+"""

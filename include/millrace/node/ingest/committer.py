@@ -1,9 +1,12 @@
-"""The one committer of the ``wal`` table: ranges of any number of attempts come in, each log range goes in once.
+"""The only committer of the ``wal`` table: of all attempts at a log range, exactly one is committed.
 
-What makes it so is :func:`millrace.storage.commit.commit_fenced`; here stands what a range is fenced by. The app transaction of a
-PChannel carries the last time tick of its last range, as readers want it. A range that holds only rejections does not move
-that tick, so a second app id, ``<pchannel>/commit``, counts the PChannel's commits; each commit raises it by one. A range is
-fenced unless both are what its base says. The first commit expects that neither exists.
+:func:`millrace.storage.commit.commit_fenced` guarantees that; this module defines the fence of a range. A PChannel's
+app
+transaction carries the last time tick of its last range, which readers need. A range of rejections alone does not move
+that
+tick. Therefore a second app id, ``<pchannel>/commit``, counts the PChannel's commits. A range is fenced unless both
+match
+its base. The first commit expects that neither exists.
 """
 
 from __future__ import annotations
@@ -25,19 +28,20 @@ from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalTable
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION
 
 WAL_COMMITS: Final = 1000
-"""Versions of ``wal`` that stay behind: four minutes at the fastest that a streaming node commits."""
+"""Versions of ``wal`` to keep: four minutes at a streaming node's highest commit rate."""
 
 CHECKPOINT_COMMITS: Final = 50
-"""Commits between two Delta checkpoints: a handle's refresh costs about 0.13 ms for each commit since the last one."""
+"""Commits between two Delta checkpoints: refreshing a handle costs about 0.13 ms per commit since the last one."""
 
 COMPACT_COMMITS: Final = 4
-"""Commits between two looks at whether small files can be merged."""
+"""Commits between two compaction checks."""
 
 
 class WalCommitter:
-    """Commits ranges to one table. One thread at a time; any number of committers in any number of processes.
+    """Commits ranges to one table. Call from one thread at a time; any number of committers may run in any number of
+    processes.
 
-    `seam` is called at the places that crash and interleaving tests stop at (see millrace.base.failpoint).
+    `seam` is called at the failpoints of crash and interleaving tests (millrace.base.failpoint).
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class WalCommitter:
         owned: Callable[[], AbstractSet[str] | None] = lambda: None,
         seam: Callable[[str], None] = hit,
     ) -> None:
-        """`owned`: the PChannels whose files this committer merges; None: all."""
+        """Commit to `table`. `owned` returns the PChannels whose files this committer compacts; None: all."""
         self._table = table
         self._metrics = metrics
         self._deadline = deadline
@@ -64,18 +68,18 @@ class WalCommitter:
 
     @property
     def table(self) -> WalTable:
-        """The handle that commits go through."""
+        """The handle that commits use."""
         return self._table
 
     def commit(self, ranges: Sequence[IngestReport]) -> CommitResult[IngestReport]:
-        """Commit every range of `ranges` that still follows what the table holds; one without files is left out.
+        """Commit every range that still follows the table. A range without files is skipped.
 
-        Raises InvalidArgument for two ranges of one PChannel, and what :func:`commit_fenced` does.
+        Raises InvalidArgument for two ranges of one PChannel, and what :func:`commit_fenced` raises.
         """
         started = time.perf_counter()
         pending = [item for item in ranges if item.actions]
         if len({item.pchannel for item in pending}) < len(pending):
-            raise InvalidArgument("a commit takes one range of a PChannel")
+            raise InvalidArgument("a commit takes at most one range per PChannel")
         outcome = commit_fenced(
             self._table.table,
             [_part(item) for item in pending],
@@ -96,7 +100,7 @@ class WalCommitter:
         return result
 
     def _compact(self) -> None:
-        """Merge small files now and then: what a commit costs grows with the live files."""
+        """Compact small files from time to time: the cost of a commit grows with the number of live files."""
         self._commits += 1
         if self._commits % self._compact_commits == 0 and compact_once(self._table.table, only=self._owned()):
             self._seam("compaction.done")

@@ -1,4 +1,4 @@
-"""Ingest: the log into the ``wal`` table, as one user of the range loop."""
+"""Ingest: brings the log into the ``wal`` table, as an implementation of the range loop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from millrace.node.ingest.log_connection import LogConnection, worker_connection
 from millrace.node.ingest.planner import LogPlanner
 from millrace.node.range_loop.definition import LoopDefinition, OwnershipCheck, always_owned
 from millrace.node.range_loop.failure import RangeFailure
+from millrace.node.range_loop.in_process import run_to_end
 from millrace.node.range_loop.ownership import read_assigned
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
@@ -26,13 +27,13 @@ from millrace.tables.wal.table import WalTable
 
 @dataclass(frozen=True)
 class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
-    """Of one deployment."""
+    """The ingest loop of one deployment."""
 
     name: ClassVar[str] = "streaming-node"
     settings: Settings
     service: LogService | None = None
     table: WalTable | None = None
-    """Log and table, for a loop in this process; without them each process connects and opens for itself."""
+    """Log and table for a loop in this process. If None, each process opens its own."""
 
     @property
     def parked(self) -> Path:
@@ -48,7 +49,7 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
 
     def prepare(self) -> None:
         settings = self.settings
-        # Brokers are read directly, but append host and retention live in the log's server on every backend.
+        # Brokers are read directly, but the append host and retention live in the log's server on every backend.
         RemoteLogService.connect(
             settings.log_path, deadline=settings.start_deadline, launch=launch_of(settings)
         ).close()
@@ -78,10 +79,21 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
             log.close()
 
     def committer(self, metrics: Metrics | None, *, holds: OwnershipCheck = always_owned) -> WalCommitter:
-        """There is one commit a micro-batch, before which its caller has asked."""
+        """Make the committer. It makes one commit per micro-batch, whose caller has checked ownership."""
         assigned = self.assigned
         return WalCommitter(
             self.table or WalTable.create(self.settings.wal_uri),
             metrics=metrics,
             owned=lambda: None if assigned is None else read_assigned(assigned),
         )
+
+
+def ingest_to_end(settings: Settings, service: LogService, *, metrics: Metrics | None = None) -> dict[str, int]:
+    """Bring the ``wal`` table to the current end of the logs of `service`. Returns the tick of each PChannel that
+    moved.
+
+    Raises as :func:`run_to_end`: ChannelParked for a range that cannot be run, TableUnavailable for one that can be
+    retried.
+    """
+    ingest = IngestLoop(settings, service, WalTable.create(settings.wal_uri))
+    return run_to_end(ingest, ingest.committer(metrics))

@@ -1,8 +1,10 @@
-"""One range of one PChannel's log, from plan to files: read, chain, write. Knows no Spark, so that any host can run it.
+"""Runs one range of one PChannel's log from plan to files: read, chain, write. Independent of Spark.
 
-:func:`run_ingest` is a pure function of (base position, log) but for file names. It commits nothing: it leaves durable files and
-a :class:`IngestReport` that names them. An entry that cannot be processed ends the range right before it, so that what lies
-in front of it is committed and the report says exactly which entry parks the PChannel.
+:func:`run_ingest` is a pure function of (base position, log), except for file names. It commits nothing: it leaves
+durable
+files and an :class:`IngestReport` that names them. An entry that cannot be processed ends the range right before it.
+The
+entries before it are committed, and the report names the entry that parks the PChannel.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ from millrace.wal.entry_chunks import chunk_entries, id_at
 from millrace.wal.state import ChannelState
 
 SLICE_BYTES: Final = 16 << 20
-"""Log bytes that are decoded at a time: what bounds a task's memory."""
+"""Log bytes that are decoded at a time. Bounds a task's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """What one task is to do: go on from `base` up to `end`, or to where about `max_bytes` of the log are taken."""
+    """The work of one task: from `base` to `end`, or until about `max_bytes` of the log are read."""
 
     base: WalPosition
     end: LogId
@@ -47,7 +49,7 @@ class IngestPlan:
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What a task hands to the committer. Without `actions` there is nothing to commit."""
+    """A task's result for the committer. Without `actions` there is nothing to commit."""
 
     pchannel: str
     base_commits: int
@@ -55,18 +57,18 @@ class IngestReport:
     last_tick: int
     position: LogId
     totals: WalTotals
-    """Of this range alone."""
+    """Totals of this range alone."""
     actions: tuple[FileAction, ...] = ()
     removed_state: str | None = None
     log_bytes: int = 0
     entries: int = 0
     failure: RangeFailure | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """By part: read and write (what the task waited for them, which go on beside it) and chain."""
+    """Seconds by part: chain, and the time that the task waited for reads and writes, which run concurrently."""
 
     @classmethod
     def without_effect(cls, base: WalPosition, position: LogId, failure: RangeFailure | None = None) -> Self:
-        """Of a range from `base` that leaves the table as it is."""
+        """Make the report of a range from `base` that leaves the table unchanged."""
         start = base.pchannel, base.commits, base.last_tick
         return cls(*start, base.last_tick, position, WalTotals(), failure=failure)
 
@@ -92,7 +94,7 @@ class IngestReport:
 
 
 class _Stopwatch:
-    """Seconds by part."""
+    """Measures seconds by part."""
 
     def __init__(self) -> None:
         self.seconds = {"read": 0.0, "chain": 0.0, "write": 0.0}
@@ -105,9 +107,9 @@ class _Stopwatch:
 
 
 def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = SLICE_BYTES) -> IngestReport:
-    """Run the chain over the planned range and leave its rows in durable files of the table at the URI `table`.
+    """Run the chain over the planned range and write its rows to durable files of the table at the URI `table`.
 
-    Raises nothing that comes from log, chain or disk: that is the report's `failure`.
+    Raises nothing that log, chain or disk raise: those errors become the report's `failure`.
     """
     writer = WalRangeWriter(table, plan.channel)
     watch = _Stopwatch()
@@ -135,11 +137,11 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
                     entries_taken += entries.batch.num_rows
                     if failure is not None:
                         break
-        except Exception as error:  # one PChannel's trouble is no reason to end the query that serves the others
+        except Exception as error:  # a failure of one PChannel must not end the query that serves the others
             failure = RangeFailure.of(error, state.position)
         behind.settle()
     watch.lap("write")
-    if behind.error is not None:  # part of a slice may be in the files
+    if behind.error is not None:  # the files may hold part of a slice
         writer.abort()
         failure = RangeFailure.of(behind.error, behind.state.position)
         return replace(report, position=behind.state.position, failure=failure, seconds=watch.seconds)
@@ -149,7 +151,7 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
     try:
         if writer.rows == 0:
             writer.abort()
-            # Nothing but unpersisted ticks: the state stays where it is, the next range reads them again.
+            # Only ticks without rows: the state stays, and the next range reads them again.
             return report
         actions = writer.finish(state, plan.base)
         watch.lap("write")
@@ -167,16 +169,16 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
 
 
 class _WriteBehind:
-    """Writes outcomes in a thread while the chain works on the next one, so that the disk is not waited for."""
+    """Writes outcomes in a thread while the chain processes the next slice."""
 
     def __init__(self, writer: WalRangeWriter, state: ChannelState) -> None:
         self._writer = writer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millrace-write-behind")
         self._pending: tuple[Future[None], ChannelState] | None = None
         self.state = state
-        """The state behind what is written."""
+        """The state after the last written outcome."""
         self.error: Exception | None = None
-        """Why no more is written."""
+        """The error that stopped writing."""
 
     def __enter__(self) -> Self:
         return self
@@ -185,26 +187,26 @@ class _WriteBehind:
         self._thread.shutdown()
 
     def add(self, outcome: ChainOutcome) -> bool:
-        """Have `outcome` written once the one before it is; False where that one failed."""
+        """Queue `outcome` once its predecessor is written. Returns False if that failed."""
         if not self.settle():
             return False
         self._pending = self._thread.submit(self._writer.add, outcome), outcome.state
         return True
 
     def settle(self) -> bool:
-        """Wait until everything added is written; False where something failed."""
+        """Wait for all queued outcomes. Returns False if one failed."""
         if self._pending is not None:
             (writing, state), self._pending = self._pending, None
             try:
                 writing.result()
                 self.state = state
-            except Exception as error:  # the disk's trouble, or ours: the report says it
+            except Exception as error:  # reported as the range's failure
                 self.error = error
         return self.error is None
 
 
 def _slices(log: Log, position: LogId, plan: IngestPlan, slice_bytes: int) -> Generator[LogEntries, None, None]:
-    """The planned range in slices, in portions for the chain; while one is worked on, the next is read (and the one before written)."""
+    """Yield the planned range in slices, cut into chunks for the chain. Reads one slice ahead."""
     taken = 0
     ahead: Future[LogEntries] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="millrace-read-ahead") as reader:
@@ -224,13 +226,14 @@ def _slices(log: Log, position: LogId, plan: IngestPlan, slice_bytes: int) -> Ge
 def process_until_failure(
     chain: Chain, state: ChannelState, entries: LogEntries
 ) -> tuple[ChainOutcome | None, RangeFailure | None]:
-    """The outcome of `entries`, or of those before the first one that cannot be processed, and the failure at that one.
+    """Return the outcome of the entries before the first one that cannot be processed, and that entry's failure.
 
-    Finds the entry by halving, which is right because the chain is a pure function.
+    Without a failure, the outcome covers all `entries`. Finds the entry by bisection, which is valid because the chain
+    is pure.
     """
     try:
         return chain.process(state, entries), None
-    except Exception as error:  # whatever it is, this entry would raise it again: that is what parks the PChannel
+    except Exception as error:  # any error: this entry would raise it again, which is what parks the PChannel
         cause = error
     good, bad = 0, entries.batch.num_rows
     outcome: ChainOutcome | None = None
@@ -246,18 +249,20 @@ def process_until_failure(
 
 
 def check_not_regressed(log: Log, state: ChannelState) -> None:
-    """Raises LogRegressed where the log ends before the state's position, or its last entry has other bytes."""
+    """Raise LogRegressed if the log ends before the state's position, or the bytes of its last entry differ."""
     end = log.end()
     if end.generation < state.position.generation:
         raise LogUnavailable(
-            f"{state.pchannel} goes on at {state.position}, and its log ends at {end}: a switch of the backend is"
-            " under way, or was interrupted (run millrace log switch again), or the list of the generations is an old copy"
+            f"{state.pchannel} continues at {state.position}, but its log ends at {end}. Either a switch of the backend"
+            " is in progress or was interrupted (run `millrace log switch` again), or the list of generations "
+            "is an old copy"
         )
     if end < state.position:
         raise LogRegressed(
             f"the log of {state.pchannel} ends at {end}, but the wal table has committed up to {state.position}: "
-            "the log lost entries it had acknowledged; restore it, or fail over to a copy, before going on (if the setting log was "
-            "changed, set it back: a log goes to another backend by millrace log switch)"
+            "the log lost acknowledged entries. Restore it, or fail over to a copy. If the setting `log` was "
+            "changed, set it "
+            "back: only `millrace log switch` moves a log to another backend"
         )
     last = state.last_entry
     if last is None:
@@ -265,7 +270,7 @@ def check_not_regressed(log: Log, state: ChannelState) -> None:
     try:
         found = log.read(last, end=last.following(), max_bytes=1).batch
     except PositionTruncated:
-        return  # retention took it
+        return  # retention removed it
     if (
         found.num_rows != 1
         or id_at(found, 0) != last
@@ -273,7 +278,7 @@ def check_not_regressed(log: Log, state: ChannelState) -> None:
     ):
         raise LogRegressed(
             f"entry {last} of {state.pchannel} is not the one the wal table was made from: "
-            "the log was cut and written again; restore it before going on"
+            "the log was truncated and written again. Restore it"
         )
 
 

@@ -1,6 +1,7 @@
-"""How planner and tasks of Spark reach a deployment's log: brokers directly, the embedded log through its server.
+"""How Spark's planner and tasks reach a deployment's log: brokers directly, the embedded log through its server.
 
-A log that was switched from or to the embedded one is reached through the server, too; a switch is seen at the next look.
+A log that was switched to or from the embedded backend is reached through the server too. The next call notices a
+switch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from millrace.rpc.remote_log import RemoteLogService
 
 
 class LogConnection:
-    """The log service of a deployment, opened when first asked for, and anew where a switch has it reached in another way.
+    """The log service of a deployment, opened on first use, and reopened after a switch that changes how to reach it.
 
-    Where no server runs, it is started as the settings say, with the append host: clients must find both, whoever came first.
+    If no server runs, it is started as the settings say, with the append host, so that clients find both.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -30,7 +31,7 @@ class LogConnection:
         self._lock = threading.Lock()
 
     def service(self) -> LogService:
-        """One connection for all callers, one after the other; it mends itself when it breaks. A look at one file's stat."""
+        """Return the shared connection. It reconnects by itself. Costs one stat call."""
         with self._lock:
             log, folder = self._settings.log, self._settings.log_path
             through = is_in_data_folder(log) or any(
@@ -47,7 +48,7 @@ class LogConnection:
             return self._service
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connection. Idempotent."""
         with self._lock:
             self._close()
 
@@ -59,5 +60,5 @@ class LogConnection:
 
 @lru_cache(maxsize=4)
 def worker_connection(settings: Settings) -> LogConnection:
-    """That of all tasks which a Python worker runs."""
+    """Return the connection that all tasks of a Python worker share."""
     return LogConnection(settings)

@@ -1,8 +1,8 @@
-"""What ingest reads next: positions from one version of the ``wal`` table, ends from the logs.
+"""Plans the next ranges of ingest: positions come from one version of the ``wal`` table, ends from the logs.
 
-A PChannel with nothing behind its position but ticks that become no rows is idle. Whether that is so of ticks is computed by
-the chain itself, on the few new entries and without writing, so that an idle node runs no micro-batch and a tick that fires
-a timer runs one.
+A PChannel is idle if only time ticks without rows follow its position. The planner runs the chain over such entries,
+without
+writing, to find out. So an idle node runs no micro-batch, and a tick that fires a timer starts one.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
 
 PEEK_BYTES: Final = 64 << 10
-"""Entries of at most so many bytes are run through the chain to see whether they make rows; more of them always do."""
+"""Limit for running the chain over new entries. A larger read always counts as work."""
 
 _NAMES_SECONDS: Final = 1.0
-"""How long a new PChannel may go unnoticed: a poll asks each log where it ends, and no more."""
+"""Maximum time until a new PChannel is noticed. In between, a poll asks each log for its end only."""
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Peek:
-    """How far a PChannel was looked into beyond its position without finding a row."""
+    """How far a PChannel was read beyond its position without finding a row."""
 
     commits: int
     state: ChannelState
 
 
 class LogPlanner(Planner[IngestPlan, LogId]):
-    """Plans ranges over all PChannels of a log service; their ends are where the logs end.
+    """Plans ranges over all PChannels of a log service. Ends are the ends of the logs.
 
-    `service` is asked for it at each look: where it gives another one (the log was switched to a backend that is reached in another
-    way), what was known of the one before is forgotten. `on_close` is called at the end, and releases it.
+    `service` is called for each poll. If it returns another service, because the log was switched to another backend,
+    the
+    planner forgets what it knew of the old one. `on_close` is called at the end and releases the service.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         self._logs: dict[str, Log] = {}
         self._peeks: dict[str, _Peek] = {}
         self._proved: dict[str, int] = {}
-        """By PChannel the commit whose state row, without a checksum, a replay has confirmed."""
+        """By PChannel, the commit whose state row without a checksum was proved by a replay."""
         self._names: set[str] = set()
         self._names_until = -math.inf
         self._found: dict[str, LogId] = {}
@@ -95,7 +96,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         target: Mapping[str, LogId] | None,
         max_bytes: int,
     ) -> Iterator[PendingRange[LogId]]:
-        """The PChannels that have rows to come."""
+        """Yield the PChannels that have rows to come."""
         service = self._looked()
         if self._clock() >= self._names_until:
             self._names, self._names_until = set(service.names()), self._clock() + _NAMES_SECONDS
@@ -111,7 +112,8 @@ class LogPlanner(Planner[IngestPlan, LogId]):
             found = self._found[name]
             end = found if target is None else min(found, target[name])
             stands = base.position or EARLIEST
-            # A log that ends before what is committed is a task too: it says LogRegressed, and parks the PChannel.
+            # A log that ends before the committed position is work too: the task reports LogRegressed, which parks
+            # the PChannel.
             if found < stands or (stands < end and self._has_rows(base, end)):
                 yield PendingRange(name, base.commits, end)
 
@@ -126,12 +128,12 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         return plans
 
     def _bases(self, names: Iterable[str]) -> dict[str, WalPosition]:
-        """Where PChannels stand, at the handle's version. One whose state is damaged is parked; the others go on."""
+        """Return positions at the handle's version. A PChannel with a damaged state is parked; the others go on."""
         found = self._table.valid_positions(names, on_damaged=self._park)
         return {name: base for name, base in found.items() if base.has_checksum or self._is_proved(base)}
 
     def _is_proved(self, base: WalPosition) -> bool:
-        """Whether a replay confirms a state of an earlier build, which has no checksum: asked once for each commit."""
+        """Return whether a replay confirms a state without a checksum, of an earlier build. Done once per commit."""
         name = base.pchannel
         if self._proved.get(name) == base.commits:
             return True
@@ -143,7 +145,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         except MillraceError as error:
             if not error.retriable:
                 raise
-            _logger.warning("the state of %s is not proved yet: %s: %s", name, error.code, error)
+            _logger.warning("the state of %s cannot be proved yet: %s: %s", name, error.code, error)
             return False
         self._proved[name] = base.commits
         return True
@@ -153,14 +155,14 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         park(self._parked, Parked.of(name, RangeFailure.of(error)))
 
     def _regressed(self, pchannel: str, stands: LogId) -> bool:
-        """Whether a log ends before what is committed; an end that is merely old, after a repeat, is none."""
+        """Return whether a log ends before the committed position. A merely outdated `end` does not count."""
         try:
             return self._log(pchannel).end() < stands
         except MillraceError:
-            return False  # asked again with the next micro-batch
+            return False  # the next micro-batch asks again
 
     def _has_rows(self, base: WalPosition, end: LogId) -> bool:
-        """Whether anything behind the position becomes a row. Where that cannot be told cheaply, yes: a task will see."""
+        """Return whether anything after the position becomes a row. If that is expensive to tell, return True."""
         peek = self._peeks.get(base.pchannel)
         if peek is None or peek.commits != base.commits:
             peek = _Peek(base.commits, base.state or ChannelState.new(base.pchannel))
@@ -174,7 +176,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
                 if value_bytes(entries.batch) > PEEK_BYTES or _has_message(entries):
                     return True
                 outcome = Chain().process(peek.state, entries)
-            except Exception:  # the task meets it again and says what it is
+            except Exception:  # the task will hit the same error and report it
                 return True
             if outcome.messages.num_rows or outcome.rejections.num_rows:
                 return True
@@ -182,7 +184,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         return False
 
     def _looked(self) -> LogService:
-        """The service as of now."""
+        """Return the current service."""
         service = self._connect()
         if service is not self._service:
             self._forget()
@@ -190,12 +192,12 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         return service
 
     def _ends(self, service: LogService, names: Collection[str]) -> dict[str, LogId]:
-        """Where the logs of `names` end: of a server by one call for all, since a node at rest asks for nothing else."""
+        """Return the logs' ends: by one call if a server has them all, because an idle node asks for nothing else."""
         if names and isinstance(service, RemoteLogService):
             try:
                 return service.ends(names)
             except InvalidArgument:
-                pass  # a server of an earlier build
+                pass  # the server is an earlier build
         return {name: self._log(name).end() for name in names}
 
     def _log(self, pchannel: str) -> Log:
@@ -216,6 +218,6 @@ class LogPlanner(Planner[IngestPlan, LogId]):
 
 
 def _has_message(entries: LogEntries) -> bool:
-    """Whether something else than a time tick is there: accepted or rejected, it becomes a row."""
+    """Return whether there is anything but time ticks. Accepted or rejected, it becomes a row."""
     types = decode_entries(entries.batch).column("type").to_numpy()
     return bool((types != MessageType.TIME_TICK).any())

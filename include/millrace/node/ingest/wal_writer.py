@@ -1,8 +1,8 @@
-"""Writes what the chain made of one log range as Parquet files of the ``wal`` table, durable before anyone hears of them.
+"""Writes the chain's outcome for one log range as Parquet files of the ``wal`` table.
 
-One file per kind and UTC date, under a name that no other attempt has; nothing is committed here. The result is a list of
-file actions, small enough to travel through Spark as JSON, which the committer puts into one Delta commit. Memory
-is bounded by the slices that are handed in: each becomes a row group at once.
+There is one file per kind and UTC date, under a name that no other attempt uses. The files are durable when they are
+reported; nothing is committed here. The result is a list of file actions that is small enough to pass through Spark.
+Memory is bounded by the slices: each becomes a row group immediately.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DICTIONARY: Final = [
     "ledger",
     "rows",
 ]
-"""Columns of few values; the others would pay for a dictionary that fills up."""
+"""Columns with few distinct values. Others would pay for a dictionary that fills up."""
 
 _WRITE_OPTIONS: Final[dict[str, Any]] = {
     "compression": "none",
@@ -61,7 +61,7 @@ _WRITE_OPTIONS: Final[dict[str, Any]] = {
 class WalRangeWriter:
     """The files of one attempt at one range of one PChannel.
 
-    Call :meth:`add` for each outcome in log order, then :meth:`finish` once; :meth:`abort` takes everything away.
+    Call :meth:`add` for each outcome in log order, then :meth:`finish` once. :meth:`abort` removes everything.
     """
 
     def __init__(self, uri: object, pchannel: str) -> None:
@@ -86,11 +86,11 @@ class WalRangeWriter:
 
     @property
     def rows(self) -> int:
-        """Message and rejection rows written so far."""
+        """Number of message and rejection rows written so far."""
         return self.totals.messages + self.totals.rejections
 
     def finish(self, state: ChannelState, base: WalPosition) -> list[FileAction]:
-        """Write the state row behind the range, make all files durable and describe them."""
+        """Write the state row of the range's end, make all files durable, and describe them."""
         data = state.to_bytes()
         detail = state_detail(
             commits=base.commits + 1,
@@ -104,7 +104,7 @@ class WalRangeWriter:
         return [file.close() for file in self._open.values()]
 
     def abort(self) -> None:
-        """Remove what was written. Idempotent."""
+        """Remove all written files. Idempotent."""
         for file in self._open.values():
             file.discard()
         self._open.clear()
@@ -117,24 +117,26 @@ class WalRangeWriter:
 
 
 class WalFileWriter:
-    """One file of the ``wal`` table that is being written: rows of one kind and day."""
+    """Writes one file of the ``wal`` table: rows of one kind and day."""
 
     def __init__(self, store: TableStore, kind: str, pchannel: str, day: str, *, name: str | None = None) -> None:
         self._partition = {"kind": kind, "pchannel": pchannel, "date": day}
-        # Messages and rejections are held by their commits' digests: checksums of their pages cost a third of the writing.
+        # The commits' digests cover messages and rejections. Page checksums for them would cost a third of the write
+        # time.
         checksums = {"write_page_checksum": kind == KIND_STATE}
         path = f"{partition_path(kind, pchannel, day)}/{name or uuid.uuid4().hex}.parquet"
         self._file = ParquetFileWriter(store, path, ROW_SCHEMA, options=_WRITE_OPTIONS | checksums)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows as a row group."""
+        """Add rows as one row group."""
         self._file.write(rows, row_group_size=max(1, rows.num_rows))
 
     def close(self) -> FileAction:
-        """Make the file durable, and describe it."""
+        """Make the file durable and describe it."""
         return self._file.close(self._partition, STATS_COLUMNS)
 
     def discard(self) -> None:
+        """Remove the file."""
         self._file.discard()
 
 
@@ -143,7 +145,7 @@ def _date(physical_ms: int) -> str:
 
 
 def rows_by_date(kind: str, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
-    """`rows` cut where the UTC date changes: of the tick, or of the append stamp for a rejection."""
+    """Split `rows` where the UTC date changes: the date of the tick, or of the append stamp for a rejection."""
     ticks = rows.column("time_tick" if kind == KIND_MESSAGE else "physical_ms").to_numpy()
     days = (ticks >> LOGICAL_BITS if kind == KIND_MESSAGE else ticks) // _DAY_MS
     if days[0] == days[-1]:  # ticks and stamps never decrease

@@ -1,6 +1,8 @@
-"""The one loop that keeps a table up with what lies before it: plan, run ranges, commit, again.
+"""The loop that keeps a table up to date with its source: plan, run ranges, commit, repeat.
 
-`definition` says what a user of it brings (ingest and flush are two; a stream over the WAL has its place), `schedule` what the next
-micro-batch is, `batches` what becomes of its ranges behind the commit. Two hosts run it: Spark (`query`, `source`) and the calling
-process (`in_process`).
+- `definition`: the interface that a loop implements. Ingest and flush are two implementations; a stream can be another.
+- `schedule`: plans the next micro-batch.
+- `batch_driver`: commits the ranges of a micro-batch and reports on them.
+
+Two hosts run the loop: Spark (`query`, `source`) and the calling process (`in_process`, `runner`).
 """

@@ -1,4 +1,4 @@
-"""What becomes of the ranges of a supervised query: committed, parked, told to people by a progress file, a sample and a log line."""
+"""Commits the ranges of a supervised query, parks channels, and reports progress in a file, a sample and log lines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class BatchDriver(Generic[R]):
-    """The driver's part of one query, from its start on."""
+    """The driver's side of one query."""
 
     def __init__(
         self, definition: LoopDefinition[Any, R], *, metrics: Metrics, ownership: ChannelOwnership | None = None
     ) -> None:
-        """`ownership`: what of it is this process's (default: everything)."""
+        """Take the committer of `definition`.
+
+        `ownership` says which channels belong to this process. Default: all.
+        """
         self._metrics = metrics
         self._owning = ownership or FullOwnership()
         self._folder = definition.parked
@@ -38,28 +41,30 @@ class BatchDriver(Generic[R]):
         self._progress = definition.settings.progress_path(definition.name)
         self._history = SampleFile(samples_file(definition.settings, definition.name))
         self._failures: dict[str, str] = {}
-        """Of channels that are neither parked nor have moved since."""
+        """Failures of channels that are neither parked nor have moved since."""
         self._batches = self._rows = self._log_bytes = 0
 
     def commit(self, outcomes: Sequence[R | FailedRange]) -> CommitResult[R]:
-        """Commit the ranges of one micro-batch, park what cannot be processed, say how it went.
+        """Commit the ranges of one micro-batch, park channels whose range cannot be processed, and report.
 
-        What this process does not own any more is left out, as if its task had been killed: its files go with VACUUM.
+        Ranges of channels that this process no longer owns are dropped, as if their tasks had been killed; VACUUM
+        removes their
+        files.
         """
         with self._owning.committing({each.channel for each in outcomes}) as mine:
             for channel in sorted({each.channel for each in outcomes} - mine):
-                _logger.warning("%s is not this node's any more: its range is left out", channel)
+                _logger.warning("%s no longer belongs to this node: its range is dropped", channel)
             return self._settle([each for each in outcomes if each.channel in mine])
 
     def _settle(self, outcomes: Sequence[R | FailedRange]) -> CommitResult[R]:
         result, again, ended = commit_outcomes(self._committer, outcomes)
         for report in result.fenced:
-            _logger.warning("%s: %s was moved by another committer", CommitFenced.code, report.channel)
+            _logger.warning("%s: another committer moved %s first", CommitFenced.code, report.channel)
         for channel, failed in again.items():
-            _logger.warning("%s will be tried again at %s: %s", channel, failed.failure.position, failed.failure)
+            _logger.warning("%s will be retried at %s: %s", channel, failed.failure.position, failed.failure)
         for channel, failed in ended.items():
             if self._folder is None:
-                _logger.error("%s stands still and will be tried again: %s", channel, failed.failure)
+                _logger.error("%s makes no progress and will be retried: %s", channel, failed.failure)
             else:
                 parked = Parked.of(channel, failed.failure)
                 park(self._folder, parked)

@@ -1,4 +1,4 @@
-"""Why a range ended early, in words that cross processes."""
+"""Reasons why a range ended early, in a form that crosses processes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ _MAY_PASS: Final = (OSError, MemoryError, pa.ArrowException)
 
 @dataclass(frozen=True, slots=True)
 class RangeFailure:
-    """`retriable` ones are tried again; no other attempt would come to anything else, as things are."""
+    """A failure. If `retriable`, the range is tried again; otherwise a retry gives the same result."""
 
     code: str
     message: str
     retriable: bool
     position: LogId = EARLIEST
-    """The entry of the log that it is about, where it is about one."""
+    """The log entry that caused the failure, if one did."""
 
     @classmethod
     def of(cls, error: BaseException, position: LogId = EARLIEST) -> Self:
-        """Errors of ours say whether a retry can help; of the others those of disk and memory may pass."""
+        """Describe `error`.
+
+        Millrace's errors say whether they are retriable. Of all others, those of disk and memory are.
+        """
         if isinstance(error, MillraceError):
             code, retriable = error.code, error.retriable
         else:
@@ -38,16 +41,16 @@ class RangeFailure:
 
 @dataclass(frozen=True, slots=True)
 class FailedRange:
-    """A range that left no report: nothing of it is committed."""
+    """A range without a report: nothing of it is committed."""
 
     channel: str
     failure: RangeFailure
     error: Exception | None = field(default=None, compare=False)
-    """What was raised, where that was in this process."""
+    """The exception, if it was raised in this process."""
 
     @classmethod
     def from_error(cls, channel: str, error: Exception) -> Self:
-        """A range that raised `error`."""
+        """Describe a range that raised `error`."""
         return cls(channel, RangeFailure.of(error), error)
 
     def __reduce__(self) -> tuple[object, ...]:

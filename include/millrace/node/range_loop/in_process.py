@@ -1,4 +1,6 @@
-"""The loop in the calling process, for maintenance, the command line, tests and millrace.testing: as far as there is something now."""
+"""The loop in the calling process, up to the current end: for maintenance, the command line, tests and
+millrace.testing.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ def run_to_end(
     max_bytes: int = UNBOUNDED,
     stalls: StallBackoff | None = None,
 ) -> dict[str, int]:
-    """Run the loop up to `target`, or to where what there is to read ends now; the tick that each channel that moved has reached.
+    """Run the loop up to `target`, or to the current end of the source. Returns the tick that each moved channel
+    reached.
 
-    Others may be at work: what they commit first is not committed again. Once the other channels are there, raises what keeps
-    one from going on: an error of ours as it was raised; TableUnavailable, or CommitFenced where others were first each time, for
-    what may be tried again; ChannelParked for an entry that cannot be processed. Nothing is parked.
+    Other committers may work at the same time: a range that they commit first is not committed again. Nothing is
+    parked.
+    Once all other channels are done, raises the error of a channel that cannot go on: the original MillraceError;
+    TableUnavailable for a retriable failure; CommitFenced if other committers won every time; ChannelParked for an
+    entry
+    that cannot be processed.
     """
     schedule = RangeSchedule(
         definition.planner(), parked=definition.parked, assigned=definition.assigned, stalls=stalls
@@ -45,9 +51,11 @@ def run_to_end(
                 if failed is not None:
                     errors.append(_to_raise(failed))
                 if failed is not None or channel not in moved:
-                    schedule.exclude(channel)  # nothing more comes of it in this call
+                    schedule.exclude(channel)  # no more progress in this call
             offset = following
-        errors += [CommitFenced(f"others moved {name} each time: try again") for name in sorted(schedule.stalled)]
+        errors += [
+            CommitFenced(f"other committers moved {name} every time; retry") for name in sorted(schedule.stalled)
+        ]
         if schedule.error is not None:
             errors.append(schedule.error)
     finally:
@@ -63,6 +71,7 @@ def _to_raise(failed: FailedRange) -> Exception:
         return error
     if failure.retriable:
         return TableUnavailable(
-            f"{failed.channel} cannot go on from {failure.position} now: {failure}. Nothing of that range was committed; try again."
+            f"{failed.channel} cannot go on from {failure.position} now: {failure}. Nothing of that range was "
+            "committed; retry."
         )
     return Parked.of(failed.channel, failure).error()

@@ -1,7 +1,8 @@
-"""Whose channels are: all of them this process's, or, for a node of a cluster, what it was assigned.
+"""Ownership of channels: a single process owns all, a node of a cluster owns those it was assigned.
 
-What may be planned stands in a file of the node's, since a planner may be another process: a hint, and no more. What holds is
-asked in the driver, before a commit (:class:`ChannelOwnership`); and behind that the table's fence.
+The node writes the channels that it may plan to a file, because its planner may be another process. That file is a
+hint.
+The driver checks ownership before each commit (:class:`ChannelOwnership`), and the table's fence is the final check.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ from millrace.base.settings import Settings
 
 
 class ChannelOwnership(Protocol):
-    """What a node owns, as the driver of its loops asks."""
+    """The channels that a node owns, as the driver of its loops asks for them."""
 
     def running(self, channels: AbstractSet[str], /) -> AbstractContextManager[object]:
-        """Around ranges of `channels`, from their plan to what becomes of them: who gives one up may wait for that."""
+        """Enclose the ranges of `channels` from their plan to their outcome. Giving up a channel may wait for it."""
         ...
 
     def committing(self, channels: AbstractSet[str], /) -> AbstractContextManager[AbstractSet[str]]:
-        """Around a commit: those of `channels` of which something may be committed now. Who gives one up waits for its end."""
+        """Enclose a commit. Yields those of `channels` that may be committed now. Giving up a channel waits for the
+        end.
+        """
         ...
 
     def holds(self, channel: str, /) -> bool:
-        """Whether something of the channel may be committed this moment: for who commits several times in one go."""
+        """Return whether the channel may be committed now: for committers that make several commits."""
         ...
 
     def record_commit(self, channel: str, /, *, rows: int, bytes: int, tick: int) -> None:
-        """So much of the log went into the tables by one commit, which brought the channel to `tick`."""
+        """Record that one commit took `rows` and `bytes` from the log and moved the channel to `tick`."""
         ...
 
 
 class FullOwnership:
-    """One node has all channels (the protocol Owning)."""
+    """Owns all channels (implements ChannelOwnership)."""
 
     def running(self, channels: AbstractSet[str], /) -> AbstractContextManager[object]:
         return nullcontext()
@@ -54,16 +57,17 @@ class FullOwnership:
 
 
 def assigned_path(settings: Settings) -> Path:
-    """The file with the channels that this node may plan."""
+    """Return the file with the channels that this node may plan."""
     return settings.node_run_path / "assigned.json"
 
 
 def write_assigned(path: Path, channels: Iterable[str]) -> None:
+    """Write the channels that this node may plan."""
     replace_json(path, sorted(channels))
 
 
 def read_assigned(path: Path) -> frozenset[str]:
-    """The channels that the file names; none where it is not there."""
+    """Return the channels that the file names; none if there is no file."""
     try:
         return frozenset(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Parked PChannels: one small file each, written by the node, removed by a person.
+"""Parked PChannels: one small file each, written by the node and removed by a person.
 
-A PChannel is parked at an entry that cannot be processed: everything before it is committed, nothing behind it is
-touched, and the other PChannels go on. ``<folder>/<pchannel>.json`` says why. :func:`unpark` lets the next micro-batch try
-again, and it parks again where the cause is still there. Deleting the whole folder does no harm.
+A PChannel is parked at an entry that cannot be processed. Everything before the entry is committed, nothing after it is
+read, and the other PChannels go on. ``<folder>/<pchannel>.json`` holds the reason. After :func:`unpark` the next
+micro-batch tries again, and parks the PChannel again if the cause is still there. The folder may be deleted safely.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from millrace.node.range_loop.failure import RangeFailure
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Why and where a PChannel stands still."""
+    """Why and where a PChannel is parked."""
 
     pchannel: str
     code: str
-    """Of the error: see millrace.base.errors, or the name of an exception of Python's."""
+    """Code of the error (millrace.base.errors), or the name of a Python exception."""
     message: str
     position: LogId
     """The entry that cannot be processed."""
@@ -35,27 +35,27 @@ class Parked:
 
     @classmethod
     def of(cls, pchannel: str, failure: RangeFailure) -> Self:
-        """`failure`, as of now."""
+        """Describe `failure` as of now."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(pchannel, failure.code, failure.message, failure.position, now)
 
     def error(self) -> ChannelParked:
-        """This as the error that a caller who needs the PChannel gets."""
+        """Return the error for a caller that needs the PChannel."""
         return ChannelParked(
             f"{self.pchannel} is parked at entry {self.position} since {self.since}: {self.code}: {self.message}. "
-            f"Mend the cause, then run `millrace unpark {self.pchannel}`; where that is the entry itself, and no build can "
-            f"judge it: `millrace log tombstone {self.pchannel} {self.position}`."
+            f"Fix the cause, then run `millrace unpark {self.pchannel}`. If no build can process the entry itself, run "
+            f"`millrace log tombstone {self.pchannel} {self.position}`."
         )
 
 
 def park(folder: Path, parked: Parked) -> None:
-    """Park a PChannel, durably. Parking it again replaces what was said before."""
+    """Park a PChannel durably. Parking it again replaces the reason."""
     replace_json(folder / f"{parked.pchannel}.json", asdict(parked), synced=True)
 
 
 def unpark(folder: Path, pchannel: str) -> None:
-    """Let a parked PChannel go on. Raises ChannelNotFound where it is not parked."""
-    if pchannel not in parked_names(folder):  # a name with a / in it, say, would lead elsewhere
+    """Let a parked PChannel go on. Raises ChannelNotFound if it is not parked."""
+    if pchannel not in parked_names(folder):  # also rejects a name that contains a path separator
         raise ChannelNotFound(f"{pchannel} is not parked")
     try:
         (folder / f"{pchannel}.json").unlink()
@@ -65,7 +65,7 @@ def unpark(folder: Path, pchannel: str) -> None:
 
 
 def parked_names(folder: Path) -> frozenset[str]:
-    """The PChannels that are parked; one listing, cheap enough for each poll."""
+    """Return the parked PChannels. One directory listing: cheap enough for each poll."""
     try:
         return frozenset(name.removesuffix(".json") for name in os.listdir(folder) if name.endswith(".json"))
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def parked_names(folder: Path) -> frozenset[str]:
 
 
 def read_parked(folder: Path) -> list[Parked]:
-    """What is parked and why, sorted by PChannel. The file's name parks it, whatever became of its words."""
+    """Return the parked PChannels with their reasons, sorted. A file parks its PChannel even if it is unreadable."""
     found = []
     for name in sorted(parked_names(folder)):
         path = folder / f"{name}.json"
@@ -83,6 +83,6 @@ def read_parked(folder: Path) -> list[Parked]:
         except FileNotFoundError:  # unparked meanwhile
             continue
         except (ValueError, KeyError, TypeError) as error:
-            words = f"the file {path}, which would say why, does not read ({error})"
+            words = f"cannot read the reason in {path} ({error})"
             found.append(Parked(name, Malformed.code, words, EARLIEST, ""))
     return found

@@ -1,7 +1,7 @@
-"""A definition as a Structured Streaming query: supervised, alone in its driver or beside others.
+"""A loop as a Structured Streaming query, alone in its driver or beside others.
 
-Each micro-batch plans ranges, runs them in tasks and commits them here, in foreachBatch, through the one committer. Spark's checkpoint
-may be deleted whenever the query is down: positions come from the tables.
+Each micro-batch plans ranges, runs them in tasks, and commits them in the driver (foreachBatch) through one committer.
+Spark's checkpoint may be deleted while the query is stopped: positions come from the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace.node.range_loop.source import source_of
 from millrace.runtime.job import StartQuery
 
 POLL_MILLISECONDS: Final = 100
-"""Pause between two looks at what there is to read, without news."""
+"""Pause between two polls of an idle source."""
 
 _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -35,17 +35,19 @@ def start_query(
     available_now: bool = False,
     ownership: ChannelOwnership | None = None,
 ) -> StreamingQuery:
-    """Start the query of `definition` on `spark`; `available_now` ends it at what there is now. `ownership`: what is this node's.
+    """Start the query of `definition` on `spark`.
 
-    What is read is reached for first, so that where it cannot be reached is an error here and not in a task.
+    `available_now` ends it at the current end of the source. `ownership`: the channels of this node.
+    Raises immediately if the source cannot be reached, instead of failing in a task.
     """
     definition.prepare()
     source = source_of(definition)
     spark.dataSource.register(source)
-    # Without it the source would be polled every 10 ms, by a round trip to Python and to what is read each time.
+    # By default Spark polls the source every 10 ms, each time with a round trip to Python and to the log.
     spark.conf.set("spark.sql.streaming.pollingDelay", f"{POLL_MILLISECONDS}ms")
-    # Spark's checkpoint is a hint, so it need not be dear: its default file manager starts processes to look at local
-    # files, and writes a second file with a checksum for each. Without both a small micro-batch takes 0.2 s and not 0.32.
+    # Spark's checkpoint is only a hint, so it should be cheap. The default file manager starts processes to inspect
+    # local files and writes a checksum file for each. Without both, a small micro-batch takes 0.2 s instead of 0.32
+    # s.
     spark.conf.set("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
     spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _FILE_MANAGER)
     batches = BatchDriver(definition, metrics=metrics, ownership=ownership)
@@ -68,7 +70,7 @@ def start_query(
 def query_of(
     definition: Callable[[Settings], LoopDefinition[Any, Any]], *, ownership: ChannelOwnership | None = None
 ) -> StartQuery:
-    """The query of what `definition` makes of a job's settings."""
+    """Return a function that starts the query of the loop that `definition` makes of a job's settings."""
 
     def start(
         spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False

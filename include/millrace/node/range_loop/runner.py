@@ -1,7 +1,7 @@
-"""The loop in a process without Spark, supervised: micro-batch after micro-batch until it is told to stop.
+"""The supervised loop in a process without Spark: micro-batch after micro-batch until it is stopped.
 
-Ranges run in threads of this process (the chain works in Arrow, which leaves Python's lock); what becomes of them is what becomes
-of them in a query of Spark's (millrace.node.range_loop.batch_driver).
+Ranges run in threads of this process, which is efficient because the chain works in Arrow and releases the GIL.
+Results are handled as in a Spark query (millrace.node.range_loop.batch_driver).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace.node.range_loop.ownership import ChannelOwnership, FullOwnership
 from millrace.node.range_loop.schedule import START, RangeSchedule
 
 POLL_SECONDS: Final = 0.1
-"""Pause between two looks at what there is to read, without news."""
+"""Pause between two polls of an idle source."""
 RETRY_SECONDS: Final = 1.0
 
 _logger: Final = logging.getLogger(__name__)
@@ -37,9 +37,11 @@ def run_loop(
     threads: int = 2,
     on_started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the loop of `definition` until `stop`, which ends it between two micro-batches; `begun` is called before the first.
+    """Run the loop of `definition` until `stop` is set, which ends it between two micro-batches.
 
-    What may pass (a log or a table that cannot be reached now) is tried again. Raises what may not.
+    `on_started` is called before the first micro-batch. Retriable errors (an unreachable log or table) are retried;
+    others
+    are raised.
     """
     owned = ownership or FullOwnership()
     definition.prepare()
@@ -62,7 +64,7 @@ def run_loop(
                 except MillraceError as error:
                     if not error.retriable:
                         raise
-                    _logger.warning("%s is tried again: %s: %s", definition.name, error.code, error)
+                    _logger.warning("%s will be retried: %s: %s", definition.name, error.code, error)
                     stop.wait(jittered(RETRY_SECONDS))
                 offset = following
                 stop.wait(max(0.0, began + definition.interval - time.monotonic()))

@@ -1,9 +1,10 @@
-"""What a streaming query did over time: one small sample behind its micro-batches, for charts. Nothing decides by it.
+"""Samples of a streaming query over time, one per micro-batch, for charts. No decision uses them.
 
-A sample is a JSON line of ``<data_dir>/run/history/<query>.jsonl``: counters since the start of the process (a reader takes
-differences, and begins anew where the process id changes) and lags at that moment. Bounded: at most one sample a second is
-written, all but the newest are thinned to one every five seconds, and what is older than a day goes. Losing the file, or a
-torn last line after a crash, costs a piece of a chart.
+A sample is a JSON line of ``<data_dir>/run/history/<query>.jsonl``: counters since the start of the process, and
+current
+lags. Readers take differences and start over where the process id changes. The file is bounded: at most one sample a
+second is written, all but the newest are thinned to one every five seconds, and samples older than a day are removed.
+Losing the file, or a torn last line after a crash, costs part of a chart.
 """
 
 from __future__ import annotations
@@ -20,35 +21,37 @@ from millrace.base.files import replace_file
 from millrace.base.settings import Settings
 
 SAMPLE_SECONDS: Final = 1.0
-"""The least time between two samples."""
+"""Minimum time between two samples."""
 THIN_SECONDS: Final = 5.0
-"""The least time between two samples that were thinned."""
+"""Minimum time between two samples after thinning."""
 RETENTION_SECONDS: Final = 24 * 3600.0
 UNTHINNED_SECONDS: Final = 900.0
-"""How long samples stay as they were written."""
+"""Age up to which samples keep their full resolution."""
 THIN_AFTER: Final = 1800
-"""Samples that are written between two thinnings: about half an hour of work."""
+"""Samples between two thinnings: about half an hour of work."""
 
 _logger = logging.getLogger(__name__)
 
 
 def samples_file(settings: Settings, query: str) -> Path:
-    """The file with the samples of a streaming query."""
+    """Return the file with the samples of a streaming query."""
     return settings.node_run_path / "history" / f"{query}.jsonl"
 
 
 class SampleFile:
-    """Appends samples to one file. One writer; readers take what is there."""
+    """Appends samples to one file. One writer; any number of readers."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._clock = clock
         self._last = 0.0
-        self._written = THIN_AFTER  # the first sample of a process thins what its predecessor left
+        self._written = THIN_AFTER  # the first sample of a process thins its predecessor's file
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Append `sample` with the time and this process's id, where the last one is old enough. Never raises OSError:
-        a chart is not worth a micro-batch."""
+        """Append `sample` with the time and this process's id, unless the last sample is too recent.
+
+        Never raises OSError: a chart is not worth a micro-batch.
+        """
         now = self._clock()
         if now - self._last < SAMPLE_SECONDS:
             return
@@ -63,10 +66,10 @@ class SampleFile:
                 file.write(line + "\n")
             self._written += 1
         except OSError as error:
-            _logger.warning("no history sample: %s", error)
+            _logger.warning("cannot write a sample: %s", error)
 
     def _thin(self, now: float) -> None:
-        """Rewrite the file without what is old, and with a sample every few seconds of what is not quite new."""
+        """Rewrite the file: drop samples that are too old, and thin those that are not recent."""
         kept: list[str] = []
         last = 0.0
         for line, at in _lines(self._path):
@@ -78,7 +81,7 @@ class SampleFile:
 
 
 def _lines(path: Path) -> list[tuple[str, float]]:
-    """The whole lines of the file with their times; what a crash left of a line is left out."""
+    """Return the file's complete lines with their times."""
     found = []
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -93,5 +96,5 @@ def _lines(path: Path) -> list[tuple[str, float]]:
 
 
 def tick_lag(tick: int, *, now: float) -> float:
-    """Seconds from a time tick's moment to `now`: how old the newest message of a batch was when it was committed."""
+    """Return the seconds from a time tick to `now`: the age of a batch's newest message at its commit."""
     return round(max(0.0, now - (tick >> 18) / 1000), 3)

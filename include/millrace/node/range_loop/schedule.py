@@ -1,7 +1,8 @@
-"""Which micro-batch comes next: what a planner has to do, less what stalls, as an offset that Spark keeps for us.
+"""Plans the next micro-batch: the planner's work minus stalled channels, as an offset that Spark stores.
 
-Nothing is believed of an offset that comes back besides how far a micro-batch may go at most: a lost or stale Spark checkpoint
-costs nothing.
+Nothing in an offset that Spark returns is trusted, except the upper end of a micro-batch. A lost or stale Spark
+checkpoint
+therefore costs nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from millrace.node.range_loop.parking import parked_names
 UNBOUNDED: Final = 1 << 62
 MIN_BACKOFF_SECONDS: Final = 0.1
 MAX_BACKOFF_SECONDS: Final = 5.0
-"""Seconds between two attempts from one base, but for the jitter: doubled from the first to the longest."""
+"""Pause before a retry from the same base, without jitter; it doubles from the minimum to the maximum."""
 MAX_BOUNDED_ATTEMPTS: Final = 8
 
 _logger = logging.getLogger(__name__)
 
 
 class BatchOffset(TypedDict):
-    """Spark's offset: a number that grows with each micro-batch, and how far that one may go."""
+    """Spark's offset: the number of the micro-batch and its upper ends. Stored in Spark's checkpoint."""
 
     batch: int
     max_bytes: int
-    """Of one channel."""
+    """Byte limit per channel."""
     ends: dict[str, str]
 
 
@@ -41,7 +42,7 @@ START: Final[BatchOffset] = {"batch": 0, "max_bytes": 0, "ends": {}}
 
 
 def offset_of(data: Mapping[str, Any]) -> BatchOffset:
-    """An offset as it came back from Spark; one that is not ours counts as the start."""
+    """Parse an offset from Spark. An offset of another source counts as the start."""
     if not isinstance(data.get("ends"), dict) or not isinstance(data.get("batch"), int):
         return START
     return {"batch": data["batch"], "max_bytes": int(data.get("max_bytes", UNBOUNDED)), "ends": dict(data["ends"])}
@@ -56,7 +57,7 @@ class _Stall:
 
 
 class StallBackoff:
-    """Channels that were planned and did not move: each is planned again later and later, not at the same time as others."""
+    """Backs off channels that were planned and did not move, with jitter so that they do not retry together."""
 
     def __init__(
         self,
@@ -69,9 +70,10 @@ class StallBackoff:
         self._stalls: dict[str, _Stall] = {}
 
     def due(self, channel: str, base: int, *, bounded: bool) -> bool:
-        """Whether it is time for `channel`, which stands at `base`; should it be, it is taken to be planned now.
+        """Return whether `channel`, which is at `base`, is due. If so, it counts as planned now.
 
-        A `bounded` run has no later look: it waits here, and gives a channel up behind BOUNDED_TRIES, which leaves a lag.
+        A `bounded` run has no later poll: it waits here, and gives the channel up after MAX_BOUNDED_ATTEMPTS, which
+        leaves a lag.
         """
         stall = self._stalls.get(channel)
         if stall is None or stall.base != base:
@@ -88,12 +90,12 @@ class StallBackoff:
         return True
 
     def retain(self, channels: Iterable[str]) -> None:
-        """Forget all but `channels`."""
+        """Forget all channels except `channels`."""
         self._stalls = {name: self._stalls[name] for name in channels if name in self._stalls}
 
 
 class RangeSchedule(Generic[P]):
-    """Plans micro-batches over all channels of a planner, which it closes. One thread at a time."""
+    """Plans micro-batches over all channels of a planner, and closes that planner. One thread at a time."""
 
     def __init__(
         self,
@@ -110,22 +112,22 @@ class RangeSchedule(Generic[P]):
         self._left: set[str] = set()
         self._target: Mapping[str, Any] | None = None
         self.error: MillraceError | None = None
-        """Why the last look found nothing to do, where that was an error."""
+        """The error because of which the last poll found no work, if any."""
         self.stalled: frozenset[str] = frozenset()
-        """What the last look left out of what there is to do, because it stalls."""
+        """Channels that have work and were left out by the last poll because they stall."""
 
     def fix_target(self, target: Mapping[str, Any] | None = None) -> None:
-        """Take `target`, or where all there is to read ends now, as the end of all (Trigger.AvailableNow)."""
+        """Fix the end of the run: `target`, or the current end of the source (Trigger.AvailableNow)."""
         self._target = self._planner.ends() if target is None else target
 
     def exclude(self, channel: str) -> None:
-        """Plan `channel` no more."""
+        """Exclude `channel` from further planning."""
         self._left.add(channel)
 
     def next_offset(self, start: BatchOffset, *, max_bytes: int = UNBOUNDED) -> BatchOffset:
-        """The offset of the next micro-batch, or `start` itself where there is nothing to do (now).
+        """Return the offset of the next micro-batch, or `start` itself if there is no work now.
 
-        What cannot be reached counts as nothing to do.
+        A source that cannot be reached counts as no work.
         """
         self.error = None
         try:
@@ -136,7 +138,7 @@ class RangeSchedule(Generic[P]):
         except MillraceError as error:
             if not error.retriable:
                 raise
-            _logger.warning("no micro-batch is planned: %s: %s", error.code, error)
+            _logger.warning("cannot plan a micro-batch: %s: %s", error.code, error)
             self.error = error
             return start
         self._stalls.retain(each.channel for each in pending)
@@ -150,19 +152,21 @@ class RangeSchedule(Generic[P]):
         return {"batch": start["batch"] + 1, "max_bytes": max_bytes, "ends": ends} if ends else start
 
     def plan(self, end: BatchOffset) -> list[P]:
-        """The ranges of the micro-batch up to `end`; a channel that stands there already, or is parked or given up since, has
-        none."""
+        """Return the ranges of the micro-batch up to `end`.
+
+        Channels that are there already, or that were parked or given up since, have none.
+        """
         without, only = self._without(), self._only()
         names = [name for name in end["ends"] if name not in without and (only is None or name in only)]
         ends = {name: self._planner.read_end(end["ends"][name]) for name in names}
         return self._planner.plan(ends, max_bytes=end["max_bytes"] or UNBOUNDED) if ends else []
 
     def seen(self) -> BatchOffset:
-        """Where what there is to read ended at the last look."""
+        """Return the ends that the last poll found."""
         return {**START, "ends": {name: str(end) for name, end in self._planner.seen().items()}}
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the planner. Idempotent."""
         self._planner.close()
 
     def _without(self) -> frozenset[str]:

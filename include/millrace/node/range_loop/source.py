@@ -1,7 +1,7 @@
-"""The Python data source of a definition: one row for each range of a micro-batch, not one for each message.
+"""The Python data source of a loop: one row for each range of a micro-batch, none for messages.
 
-Spark polls the schedule in a Python process of the driver's, and each task runs one range and leaves durable files. What crosses into
-the JVM is a report of some hundred bytes; the driver's foreachBatch commits the files that it names (millrace.node.range_loop.query).
+Spark polls the schedule in a Python process of the driver. Each task runs one range and leaves durable files. Only a
+report of some hundred bytes crosses the JVM; foreachBatch commits the files it names (millrace.node.range_loop.query).
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from millrace.node.range_loop.schedule import START, UNBOUNDED, RangeSchedule, o
 from millrace.runtime.spark_worker_gc import freeze_modules
 
 SCHEMA: Final = pa.schema([pa.field("channel", pa.utf8()), pa.field("outcome", pa.binary())])
-"""A range's channel, and its report or Failed, pickled as its plan was."""
+"""The channel of a range, and its pickled Report or FailedRange."""
 
 
 class RangeSource(DataSource):
-    """The source of a definition is a class of its own (:func:`source_of`): Spark makes it anew in each process."""
+    """Base of the data sources.
+
+    Each loop has its own class (:func:`source_of`): Spark instantiates it in each process.
+    """
 
     definition: LoopDefinition[Any, Any]
 
@@ -42,7 +45,7 @@ class RangeSource(DataSource):
 
 
 def source_of(definition: LoopDefinition[Any, Any]) -> type[RangeSource]:
-    """What ``spark.dataSource.register`` takes for `definition`."""
+    """Return the class to pass to ``spark.dataSource.register`` for `definition`."""
     return type("DefinedSource", (RangeSource,), {"definition": definition, "__module__": __name__})
 
 
@@ -54,7 +57,7 @@ class RangePartition(InputPartition):
 
 
 class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's view of a schedule, which it makes when first asked; `read` runs in a task and knows only its plan."""
+    """Spark's view of a schedule, created on first use. `read` runs in a task and knows only its plan."""
 
     def __init__(self, definition: LoopDefinition[Any, Any]) -> None:
         self._definition = definition
@@ -71,14 +74,14 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if not isinstance(limit, ReadMaxBytes | ReadAllAvailable):
-            raise InvalidSettings(f"the source {self._definition.name!r} takes a limit in bytes, not {limit}")
+            raise InvalidSettings(f"the source {self._definition.name!r} needs a limit in bytes, not {limit}")
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else UNBOUNDED
         begin = offset_of(start)
         found = self._schedule.next_offset(begin, max_bytes=max_bytes)
         return start if found is begin else dict(found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the progress report: what latestOffset, which Spark calls before, has found, and not asked again."""
+        """Return the ends for the progress report, as latestOffset found them: Spark calls that one before."""
         found = self._schedule.seen()
         return dict(found) if found["ends"] else None
 

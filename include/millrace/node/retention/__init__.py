@@ -1,1 +1,1 @@
-"""What is given up once the tables hold it durably: the log's head, small files of `wal`; never while a backup looks."""
+"""Removes what the tables hold durably: the log's head, and small files of `wal`. Never while a backup reads."""

@@ -1,8 +1,11 @@
-"""Retention of the ingress log by size and by time, applied by the process that owns it, and bounded by the checkpoints.
+"""Retention of the ingress log by size and time, applied by the process that owns the log and bounded by the
+checkpoints.
 
-Off unless the settings `log_retention_bytes` or `log_retention_seconds` say otherwise. What retention gives up is old, or beyond
-the size, and both checkpoints have passed it (millrace.node.retention.truncation): a PChannel that is parked, or whose flusher is behind,
-keeps everything that it still needs, however much that is.
+Off unless `log_retention_bytes` or `log_retention_seconds` is set. Retention removes entries that are too old, or
+beyond the
+size, and that both checkpoints have passed (millrace.node.retention.truncation). A PChannel that is parked, or whose
+flusher
+lags, keeps all entries that it still needs, whatever their size.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class LogWithRetention(Log, Protocol):
-    """A log with retention of its own, as the embedded one is."""
+    """A log with its own retention, such as the embedded one."""
 
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
@@ -38,19 +41,21 @@ class LogWithRetention(Log, Protocol):
 
 
 def retention_configured(settings: Settings) -> bool:
-    """Whether a deployment has a retention for its log."""
+    """Return whether the settings ask for retention of the log."""
     return bool(settings.log_retention_bytes or settings.log_retention_seconds)
 
 
 def enforce_log_retention(settings: Settings, service: LogService) -> dict[str, int]:
-    """Give up what is beyond the retention of each PChannel's log, as far as its checkpoints allow; bytes freed.
+    """Remove what exceeds the retention of each PChannel's log, as far as its checkpoints allow. Returns the bytes
+    freed.
 
-    May be killed at any instant and repeated. While a backup holds it back (millrace.node.retention.removal_lock), or quality does, nothing
-    is freed.
+    May be killed at any time and repeated. Frees nothing while a backup blocks removals
+    (millrace.node.retention.removal_lock)
+    or while critical quality expectations fail.
     """
     blocks = failed_critical_expectations(settings)
     if blocks:
-        _log.warning("nothing of the log is given up: critical expectations stand failed (%s)", ", ".join(blocks))
+        _log.warning("the log keeps all entries: critical expectations are failing (%s)", ", ".join(blocks))
         return {}
     with removal_permit(settings) as free:
         return _enforce(settings, service) if free else {}
@@ -64,7 +69,8 @@ def _enforce(settings: Settings, service: LogService) -> dict[str, int]:
     freed = {}
     for pchannel, position in wal.valid_positions(wal.pchannels()).items():
         allowed = truncation_limit(position, checkpoints.get(pchannel))
-        # A state without a checksum, of an earlier build, is not proved here: the next commit has one.
+        # A state row of an earlier build has no checksum and is not proved here. The next commit writes one with a
+        # checksum.
         if allowed is None or not position.has_checksum:
             continue
         log = service.open(pchannel)
@@ -104,5 +110,5 @@ class LogRetention(PeriodicTask):
             for pchannel, size in freed.items():
                 self._metrics.truncated_bytes_total.labels(pchannel).inc(size)
         if any(freed.values()):
-            _log.info("retention gave up %s bytes of the log", freed)
+            _log.info("retention freed bytes of the log: %s", freed)
         self._passed()

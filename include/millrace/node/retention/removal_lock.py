@@ -1,8 +1,10 @@
-"""Holding back what is given up: while a backup looks at log and tables together, nothing of them is removed.
+"""A lock against removals: while a backup reads log and tables together, nothing of them is removed.
 
-Truncation of the log, its retention and the retention of the WAL go on beside each other; a backup goes alone, for the seconds
-in which it pins the tables and copies the log's tail. Who gives something up and finds it held back leaves it for its next
-pass. The kernel gives the hold back with the process that has it.
+Truncation of the log, its retention and the retention of the WAL run concurrently under a shared lock. A backup takes
+the
+lock exclusively for the seconds in which it pins the tables and copies the log's tail. A removal that finds it taken
+waits
+for its next pass. The kernel releases the lock when its process ends.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def removal_permit(settings: Settings) -> Iterator[bool]:
-    """For who gives something up: whether that may be done now. Where it may, nobody begins to hold it back meanwhile."""
+    """Yield whether the caller may remove something now. If so, no backup starts inside."""
     handle = _open(settings)
     try:
         free = _take(handle, fcntl.LOCK_SH)
         if not free:
-            _log.info("a backup holds back what would be given up of %s: the next pass does it", settings.data_dir)
+            _log.info("a backup blocks removals in %s: the next pass retries", settings.data_dir)
         yield free
     finally:
         os.close(handle)
@@ -39,15 +41,19 @@ def removal_permit(settings: Settings) -> Iterator[bool]:
 
 @contextmanager
 def removals_blocked(settings: Settings, *, deadline: float) -> Iterator[None]:
-    """Nothing is given up meanwhile. Raises BackupBusy where somebody is at it for `deadline` seconds, or holds it back, too."""
+    """Block removals inside.
+
+    Raises BackupBusy if a removal or another backup holds the lock for `deadline` seconds.
+    """
     handle = _open(settings)
     end = Deadline.after(deadline)
     try:
         while not _take(handle, fcntl.LOCK_EX):
             if not end.pause(_POLL):
                 raise BackupBusy(
-                    f"for {deadline:.0f} s something was being given up in {settings.data_dir} (the log truncated, the WAL"
-                    " trimmed), or another backup was under way: try again"
+                    f"for {deadline:.0f} s a removal (truncation of the log, trim of the WAL) or another "
+                    "backup was running in"
+                    f" {settings.data_dir}: try again"
                 )
         yield
     finally:

@@ -1,10 +1,13 @@
-"""Truncation of the ingress log: what the tables hold durably is given up in the log, and nothing else.
+"""Truncation of the ingress log: removes log entries that the tables hold durably.
 
-Up to where: the minimum of the recovery checkpoint (the committed position of the WAL, from which any host goes on) and
-the flush checkpoint (LastConfirmed of what the flusher took: with the log from there the unflushed rows could be made anew).
-Both stand in Delta commits whose files were fsynced before; the commit itself is once more (:func:`read_synced_tables`), for who made it may
-not have come to that yet. The last entry of
-the committed range stays, so that a log that lost or changed acknowledged entries is still recognised (LogRegressed).
+The limit is the minimum of two checkpoints: the recovery checkpoint (the committed position of the WAL, from which any
+host
+continues) and the flush checkpoint (LastConfirmed of what the flusher took; the log from there on rebuilds unflushed
+rows).
+The files of both commits were synced before; :func:`read_synced_tables` syncs the commits again, because their writer
+may
+have died before it did. The last entry of the committed range stays, so that a log that lost or changed acknowledged
+entries is still detected (LogRegressed).
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ from millrace.tables.wal.table import WalPosition, WalTable
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What was, or could be, given up of one PChannel's log; bytes as the log counts them."""
+    """A truncation of one PChannel's log, done or possible. Bytes as the log counts them."""
 
     pchannel: str
     begin: LogId
-    """The earliest position before."""
+    """The earliest position before the truncation."""
     position: LogId
-    """The earliest position that the checkpoints ask for."""
+    """The earliest position that the checkpoints require."""
     freed_bytes: int
 
     @property
@@ -40,7 +43,7 @@ class Truncation:
 
 
 def truncation_limit(position: WalPosition, checkpoint: Checkpoint | None) -> LogId | None:
-    """The first entry of a PChannel's log that must stay; None where everything must (nothing committed or flushed yet)."""
+    """Return the first log entry of a PChannel that must stay; None before the first commit or flush: all must."""
     state = position.state
     if state is None or state.last_entry is None or checkpoint is None or not checkpoint.time_tick:
         return None
@@ -48,7 +51,7 @@ def truncation_limit(position: WalPosition, checkpoint: Checkpoint | None) -> Lo
 
 
 def read_synced_tables(settings: Settings) -> tuple[WalTable, dict[str, Checkpoint]]:
-    """The WAL and the flusher's checkpoints, as a power loss would leave them. Raises TableNotFound where there is no WAL yet."""
+    """Return the WAL and the flusher's checkpoints after syncing both. Raises TableNotFound if there is no WAL yet."""
     wal, flushed = WalTable.open(settings.wal_uri), open_table(settings.checkpoints_uri)
     for table in (wal.table, flushed):
         if table is not None:
@@ -59,11 +62,12 @@ def read_synced_tables(settings: Settings) -> tuple[WalTable, dict[str, Checkpoi
 def truncate_log(
     settings: Settings, service: LogService, *, dry_run: bool = False, limits: Mapping[str, LogId] | None = None
 ) -> list[Truncation]:
-    """Truncate each PChannel's log as far as its checkpoints allow; with `dry_run` only say how far that is.
+    """Truncate each PChannel's log as far as its checkpoints allow. With `dry_run`, only report how far that is.
 
-    `limits`: by PChannel the first entry that must stay at any rate; a PChannel without one is left as it is. May be
-    killed at any instant and repeated: it only ever removes what both checkpoints have passed. While a backup holds it
-    back (millrace.node.retention.removal_lock) nothing is freed.
+    `limits` gives, by PChannel, the first entry that must stay in any case; a PChannel without a limit is not
+    truncated.
+    May be killed at any time and repeated. Frees nothing while a backup blocks removals
+    (millrace.node.retention.removal_lock).
     """
     with removal_permit(settings) as free:
         wal, checkpoints = read_synced_tables(settings)

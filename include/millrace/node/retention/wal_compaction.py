@@ -1,10 +1,11 @@
-"""Continuous compaction of the ``wal`` table: small files of one PChannel and day into larger ones, row for row.
+"""Continuous compaction of the ``wal`` table: merges small files of one PChannel and day, row for row.
 
-What a commit costs grows with the number of live files, and a streaming node adds some with each micro-batch. Files fall
-into tiers by size; where FAN_IN neighbours of one tier stand side by side in id order they become one file of the next
-tier, so that a row is rewritten once a tier and the number of live files stays small. The rows stay as they are and in
-order; the old files stay on disk until VACUUM, for readers that have planned with them. One commit removes the old and
-adds the new (no data change); it is made by the process of the committer, between two of its commits.
+The cost of a commit grows with the number of live files, and each micro-batch adds some. Files fall into tiers by size.
+FAN_IN neighbours of one tier, in id order, become one file of the next tier, so each row is rewritten once per tier.
+Rows and
+their order do not change. Old files stay on disk until VACUUM, for readers that planned with them. One commit removes
+the old
+files and adds the new one (no data change). The committer's process makes it between two commits.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from millrace.storage.table import TableHandle
 from millrace.wal.schema import KIND_STATE, ROW_SCHEMA
 
 FAN_IN: Final = 16
-"""Neighbours of one tier that become one file."""
+"""Neighbours of one tier that are merged into one file."""
 
 TIER_BYTES: Final = (2 << 20, 32 << 20)
-"""Upper bounds of the tiers; a file of the last bound or more is left alone."""
+"""Upper bounds of the tiers. A file at or above the last bound is not merged."""
 
 ROW_GROUP_BYTES: Final = 16 << 20
-"""Small row groups are joined up to about this size."""
+"""Approximate size up to which small row groups are joined."""
 
 _DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """One live file of messages or rejections; `low` and `high` are (ledger, entry)."""
+    """One live file of messages or rejections. `low` and `high` are (ledger, entry)."""
 
     path: str
     size: int
@@ -53,12 +54,12 @@ class LiveFile:
 
     @property
     def tier(self) -> int:
-        """0 for the smallest files; len(TIER_BYTES) for those that stay."""
+        """0 for the smallest files; len(TIER_BYTES) for files that are not merged."""
         return next((tier for tier, bound in enumerate(TIER_BYTES) if self.size < bound), len(TIER_BYTES))
 
 
 def live_files(table: TableHandle) -> list[LiveFile]:
-    """The files of messages and rejections at the table's version, from its log alone, in id order within a partition."""
+    """Return the files of messages and rejections at the table's version, in id order within a partition."""
     actions = table.actions()
     if actions.num_rows == 0:
         return []
@@ -80,7 +81,7 @@ def live_files(table: TableHandle) -> list[LiveFile]:
 
 
 def plan_merge(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
-    """The next group to merge: `fan_in` neighbours of one tier, of the lowest tier that has such; empty where none has.
+    """Return the next group to merge: `fan_in` neighbours of the lowest tier that has so many; empty if no tier has.
 
     `files` are in the order of :func:`live_files`.
     """
@@ -94,9 +95,10 @@ def plan_merge(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveF
 
 
 def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[str] | None = None) -> int:
-    """Merge one group of files of `table` (a handle at its newest version), of the PChannels in `only`; files merged.
+    """Merge one group of files of `table`, a handle at its newest version, for the PChannels in `only`. Returns the
+    files merged.
 
-    Where another writer replaced one of them first, nothing happens: the next call plans anew. Raises WalGap for files that
+    Does nothing if another writer replaced one of the files first: the next call plans again. Raises WalGap if files
     overlap.
     """
     files = live_files(table)
@@ -109,7 +111,7 @@ def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[
     try:
         outcome = commit_fenced(table, [part], data_change=False)
     except (TableUnavailable, DeadlineExceeded):
-        return 0  # the commit may stand, and its file stays
+        return 0  # the commit may have succeeded, so its file stays
     return 0 if outcome.fenced else len(group)
 
 
@@ -121,7 +123,7 @@ def _merge(table: TableHandle, group: Sequence[LiveFile]) -> FileAction:
         rows = 0
         for each in group:
             if previous is not None and each.low <= previous:
-                raise WalGap(f"{each.path} holds entries that another file of {each.pchannel} holds too")
+                raise WalGap(f"{each.path} overlaps another file of {each.pchannel}")
             previous = each.high
         for batch in _row_groups(table, group):
             file.write(batch)
@@ -136,7 +138,7 @@ def _merge(table: TableHandle, group: Sequence[LiveFile]) -> FileAction:
 
 
 def _row_groups(table: TableHandle, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
-    """The rows of the files in order, in row groups of about ROW_GROUP_BYTES."""
+    """Yield the rows of the files in order, in row groups of about ROW_GROUP_BYTES."""
     held: list[pa.Table] = []
     size = 0
     for each in group:

@@ -13,8 +13,7 @@ from typing import Final
 
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.storage.durable import sync_table
-from millrace.storage.table import open_table
+from millrace.storage.table import open_table, sync_table
 from millrace.tables.collections.data_tables import stored_collection_ids
 
 SYNCED_VERSIONS_FILE: Final = "checkpoint-synced.json"

@@ -17,8 +17,8 @@ from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.client.append_client import AppendClient
-from millrace.node.flush.in_process import flush_to_end
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.flush.definition import flush_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.node.range_loop.parking import parked_names, unpark
 from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.operations.recovery import catalog_repair, table_repair, wal_repair

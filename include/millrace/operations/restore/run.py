@@ -22,7 +22,7 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.ids import resolve_tick, tick_physical_ms
-from millrace.node.ingest.in_process import ingest_to_end
+from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.operation import OperationReport
 from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams

@@ -1,1 +1,1 @@
-"""What the flusher makes of the WAL: a collection's rows and deletes, segments, checkpoints, bases; and changes as Arrow batches."""
+"""The flusher's output: a collection's rows and deletes, segments, checkpoints, bases; and changes as Arrow batches."""

@@ -1,8 +1,11 @@
-"""The Delta table ``bases``: per PChannel the tick up to which the collections' tables were verified against the WAL.
+"""The Delta table ``bases``: per PChannel, the tick up to which the collections' tables were verified against the WAL.
 
-A base at tick B says: what became visible up to B stands in the tables of each collection, as the WAL had it. So the WAL before
-B may go; a rebuild begins with the tables up to B, reads on at the LastConfirmed beside it (transactions that were open at B
-begin behind that), with the catalog beside it. One live row a PChannel; earlier bases are earlier versions.
+A base at tick B asserts that the collections' tables hold what became visible up to B, as the WAL had it. So the WAL
+before B
+may be removed. A rebuild starts from the tables up to B and the catalog in the base, and reads the WAL from
+LastConfirmed in
+the base (transactions that were open at B begin after it). One live row per PChannel; earlier bases are in earlier
+versions.
 """
 
 from __future__ import annotations
@@ -40,24 +43,24 @@ COLUMNS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBase:
-    """A verified base of one PChannel; the default one is the beginning."""
+    """A verified base of one PChannel. The default is the beginning."""
 
     pchannel: str
     time_tick: int = 0
     confirmed: MessageId = FIRST_ID
     catalog_bytes: bytes = field(default_factory=lambda: WalCatalog().to_bytes())
     collections: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By collection: rows and deletes that were compared."""
+    """By collection: the number of rows and deletes compared."""
     path: str | None = None
 
 
 def bases_uri(wal: object) -> str:
-    """Beside the ``wal`` table at `wal`."""
+    """Return the URI of the table, next to the ``wal`` table at `wal`."""
     return f"{str(wal).rpartition('/')[0]}/bases"
 
 
 def read_bases(wal: object) -> dict[str, VerifiedBase]:
-    """The newest base of each PChannel that has one."""
+    """Return the newest base of each PChannel that has one."""
     path = bases_uri(wal)
     table = open_table(path)
     if table is None:
@@ -78,7 +81,7 @@ def read_bases(wal: object) -> dict[str, VerifiedBase]:
 
 
 def write_base(wal: object, before: VerifiedBase, base: VerifiedBase, *, seam: Callable[[str], None] = hit) -> bool:
-    """Put `base` in the place of `before`; False where another run was first."""
+    """Replace `before` by `base`. Returns False if another run was first."""
     path = bases_uri(wal)
     table = create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
     sink = FileSink.at(path, COLUMNS, ("time_tick",))
@@ -103,7 +106,7 @@ def write_base(wal: object, before: VerifiedBase, base: VerifiedBase, *, seam: C
 
 
 def trimmed_bases(wal: object, snapshot: WalSnapshot) -> dict[str, VerifiedBase]:
-    """The bases of the PChannels whose WAL was trimmed: where a reader of the whole WAL has to begin."""
+    """Return the bases of PChannels with a trimmed WAL: where a reader of the whole WAL has to start."""
     trimmed = [name for name in snapshot.pchannels() if snapshot.trimmed(name)[0]]
     found = read_bases(wal) if trimmed else {}
     return {name: found[name] for name in trimmed}

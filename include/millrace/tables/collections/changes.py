@@ -1,4 +1,4 @@
-"""Where readers of changes begin by the tables, and the changes that the ``wal`` table has (:mod:`millrace.wal.visible.changes`)."""
+"""Changes of a collection from the ``wal`` table, and where readers of changes start (millrace.wal.visible.changes)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from millrace.wal.visible.changes import CHANGES_BEGIN, ChangeBatch, ChangePosit
 
 @dataclass(frozen=True, slots=True)
 class ImportedFiles:
-    """The rows of Imports for a reader of the WAL (the protocol Imports), of `wal` that says how long the files stay."""
+    """The rows of imports for a reader of the WAL (implements Imports). `wal` tells how long the files stay."""
 
     staged: Path
     wal: str
 
     @classmethod
     def of(cls, settings: Settings) -> ImportedFiles:
-        """Those of a data folder."""
+        """Return the files of a data folder."""
         return cls(settings.staged_path, settings.wal_uri)
 
     def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Raises StagedFileDamaged, and PositionTruncated where retention has taken the files meanwhile."""
+        """Yield the rows. Raises StagedFileDamaged, and PositionTruncated if retention removed the files meanwhile."""
         try:
             yield from StagedFiles(self.staged).rows(named)
         except StagedFileDamaged as error:
@@ -42,14 +42,14 @@ class ImportedFiles:
 
 
 def change_start_at(settings: Settings, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:
-    """The start behind `after`: with the newest checkpoint's catalog, from the checkpoint on where that is the earlier one."""
+    """Return the start after `after`, with the catalog of the newest checkpoint, from the earlier of the two."""
     return ChangeStart.of(after, *checkpointed_vchannels(settings, pchannel, collection_id) if after.tick else (0, {}))
 
 
 def checkpointed_vchannels(
     settings: Settings, pchannel: str, collection_id: int
 ) -> tuple[int, dict[str, VChannelInfo]]:
-    """The tick of a PChannel's newest checkpoint, 0 without one, and what its catalog has of a collection."""
+    """Return the tick of a PChannel's newest checkpoint (0 without one) and its VChannels of a collection."""
     found = read_checkpoints(open_table(settings.checkpoints_uri)).get(pchannel)
     return (0, {}) if found is None else (found.time_tick, found.catalog.collection_vchannels(collection_id))
 
@@ -63,10 +63,11 @@ def table_changes(
     until_tick: int = MAX_TICK,
     schema: CollectionSchema | None = None,
 ) -> Iterator[ChangeBatch]:
-    """The changes behind `after` and up to `until_tick` that the ``wal`` table has now, of one version of it; all of them in
-    `schema`, where one is given.
+    """Yield the changes after `after` up to `until_tick` from one version of the ``wal`` table.
 
-    Raises PositionTruncated where retention has taken what lies behind `after`, and what :meth:`ChangeReader.push` raises.
+    With `schema`, all batches have that schema. Raises PositionTruncated if retention removed what follows `after`, and
+    what
+    :meth:`ChangeReader.push` raises.
     """
     start = change_start_at(settings, pchannel, collection_id, after)
     wal = WalSnapshot.open(settings.wal_uri)
@@ -80,13 +81,14 @@ def table_changes(
 
 
 def _truncated(wal: str, pchannel: str, tick: int) -> PositionTruncated | None:
-    """What a reader behind `tick` is told, where retention has come by and taken staged files with the messages that name them."""
+    """Return the error for a reader at `tick` if retention removed staged files together with their messages."""
     now = WalSnapshot.open(wal)
     trimmed, earliest = (0, None) if now is None else now.trimmed(pchannel)
     if earliest is None or trimmed <= tick:
         return None
     return PositionTruncated(
-        f"the WAL of {pchannel} was trimmed up to tick {trimmed} while this reader stood at tick {tick}: read the collection"
+        f"the WAL of {pchannel} was trimmed up to tick {trimmed} while this reader stood at tick {tick}: read "
+        "the collection"
         f" at tick {trimmed} or later, and its changes from there",
         earliest=earliest,
     )

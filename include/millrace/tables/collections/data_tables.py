@@ -1,8 +1,13 @@
-"""The two Delta tables of a collection: its rows, and its deletes, appended to and never rewritten by the flusher.
+"""The two Delta tables of a collection: its rows and its deletes. The flusher appends to them and never rewrites a
+file.
 
-``collections/<id>``: the fields of the collection's schema, then what places a row. ``deletes/<id>``: the key and what
-places the delete. Both are partitioned by ``_date`` (of the visible tick) and kept to what delta-rs and delta-spark both
-read and append to (reader 1, writer 2; with a timestamp_ntz reader 3, writer 7 and that one feature). Creation and alteration are idempotent: whoever comes second finds it done.
+``collections/<id>``: the fields of the collection's schema, then the columns that locate a row. ``deletes/<id>``: the
+key and
+the columns that locate the delete. Both are partitioned by ``_date`` (of the visible tick). They are limited to what
+delta-rs
+and delta-spark both read and append to: reader 1, writer 2; with a timestamp_ntz reader 3, writer 7 and that one
+feature.
+Creation and alteration are idempotent.
 """
 
 from __future__ import annotations
@@ -25,51 +30,55 @@ DATE: Final = "_date"
 PARTITION_BY: Final = (DATE,)
 
 STATS_COLUMNS: Final = ("_time_tick", "_write_tick")
-"""Columns with statistics in the Delta log, beside the primary key."""
+"""Columns with statistics in the Delta log, in addition to the primary key."""
 
 BASE_TICK_PROPERTY: Final = "millrace.baseTick"
-"""Table property: deletes up to this tick are folded into the rows, so that no earlier tick can be read any more."""
+"""Table property: deletes up to this tick are folded into the rows, so earlier ticks can no longer be read."""
 
 REWRITES_APP: Final = "millrace/rewrites"
-"""App id that each commit moves by one which replaces or removes files of a table: of two rewriters, the second is fenced."""
+"""App id that every commit which replaces or removes files of a table increments: a second rewriter is fenced."""
 
 FOLDED_APP: Final = "millrace/folded"
-"""App id of the rows table; its version is the tick up to which no row is left that a delete or a drop hides: deletes up to
-it may be gone from the deletes table. Whoever adds rows at or below it again must leave out those that are dead there."""
+"""App id of the rows table. Its version is the tick up to which no row is left that a delete or a drop hides.
+
+Deletes up to that tick may be gone from the deletes table. A writer that adds rows at or below it again must leave out
+those
+that are dead there.
+"""
 
 
 def earliest_readable_tick(rows: TableHandle | None) -> int:
-    """The least tick that the rows table, at the version of `rows`, can be read at (BASE_TICK); 0 without a table."""
+    """Return the earliest tick that can be read at the version of `rows` (BASE_TICK_PROPERTY); 0 without a table."""
     return 0 if rows is None else int(rows.configuration.get(BASE_TICK_PROPERTY) or 0)
 
 
 def rows_uri(settings: Settings, collection_id: int) -> str:
-    """The table with a collection's rows."""
+    """Return the URI of the table with a collection's rows."""
     return settings.collections_uri(collection_id)
 
 
 def deletes_uri(settings: Settings, collection_id: int) -> str:
-    """The table with a collection's deletes."""
+    """Return the URI of the table with a collection's deletes."""
     return settings.deletes_uri(collection_id)
 
 
 def stats_columns(schema: CollectionSchema) -> tuple[str, ...]:
-    """Columns with statistics in the Delta log: those of the primary key, then STATS_COLUMNS."""
+    """Return the columns with statistics in the Delta log: the primary key, then STATS_COLUMNS."""
     return (*key_columns(schema), *STATS_COLUMNS)
 
 
 def stored_collection_ids(settings: Settings, kind: str) -> list[int]:
-    """Ids of the collections that have a table with rows (`kind`: ``collections``), or one with ``deletes``."""
+    """Return the ids of collections with a rows table (`kind`: ``collections``) or a deletes table (``deletes``)."""
     return sorted(int(name) for name in store_at(settings.table_uri(kind)).folders() if name.isdecimal())
 
 
 def ensure_rows_table(uri: object, schema: CollectionSchema) -> TableHandle:
-    """The rows table, with every field of `schema`: created, or given the fields it lacks."""
+    """Open the rows table with every field of `schema`, creating it or adding columns if needed."""
     return _ensure(uri, rows_table_schema(schema), schema)
 
 
 def ensure_deletes_table(uri: object, schema: CollectionSchema) -> TableHandle:
-    """The deletes table; a schema change never touches it, for the key stays what it is."""
+    """Open the deletes table, creating it if needed. A schema change never alters it, since the key does not change."""
     return _ensure(uri, deletes_file_schema(schema), schema)
 
 
@@ -82,16 +91,17 @@ def _ensure(uri: object, columns: pa.Schema, schema: CollectionSchema) -> TableH
 
 
 def ensure_columns(table: TableHandle, wanted: pa.Schema) -> None:
-    """Give the table the columns of `wanted` that it lacks (all of them nullable: a schema change adds no others), and let those
-    be null that may be. `table` is then at the version that has them.
+    """Add the columns of `wanted` that the table lacks, all nullable, and make columns nullable where `wanted` does.
 
-    Raises ChannelParked where a column is there with another type: a collection of the same id was made before.
+    `table` is then at the version that has them. Raises ChannelParked if a column exists with another type, because a
+    collection
+    of the same id existed before.
     """
     add_columns(table, wanted, refuse=lambda differing: _refuse(table, differing))
 
 
 def check_column_types(table: TableHandle, wanted: pa.Schema) -> None:
-    """Raises ChannelParked where the table, at the version of the handle, has a column of `wanted` with another type."""
+    """Raise ChannelParked if the table, at the handle's version, has a column of `wanted` with another type."""
     _, differing = table.missing_columns(wanted)
     if differing:
         _refuse(table, differing)
@@ -100,8 +110,8 @@ def check_column_types(table: TableHandle, wanted: pa.Schema) -> None:
 def _refuse(table: TableHandle, differing: Mapping[str, tuple[str, str]]) -> None:
     name, (have, want) = next(iter(differing.items()))
     raise ChannelParked(
-        f"{table.uri} has {name} as {have}, the collection wants {want}: "
-        "a dropped collection of the same id had another schema; create it under a new id"
+        f"{table.uri} has the column {name} as {have}, but the collection needs {want}: "
+        "a dropped collection of the same id had another schema; create the collection under a new id"
     )
 
 

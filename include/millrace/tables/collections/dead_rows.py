@@ -1,8 +1,13 @@
-"""Rows of a collection's table that no read at a tick >= B can see: what compaction may leave out once B is the base.
+"""Dead rows of a collection's table: rows that no read at a tick >= B can see, which compaction may drop once B is the
+base.
 
-A row is dead at B where a delete with a tick <= B hits it, or where its partition or collection was dropped (or made anew
-under the same id, or its VChannel's rows replaced by an Import) behind it at a tick <= B. A row with a tick > B is never dead. Compaction removes by this rule, and
-verification applies it to both sides, so that it does not matter which of the dead rows were removed so far.
+A row is dead at B if a delete with a tick <= B hits it, or if its partition or collection was dropped after it at a
+tick <= B.
+The same holds if the collection was created again under its id, or an Import replaced the rows of its VChannel. A row
+with a
+tick > B is never dead. Compaction removes rows by this rule, and verification applies it to both sides, so it does not
+matter
+which dead rows were removed already.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from millrace.wal.visible.catalog import VChannelInfo
 
 @dataclass(frozen=True, slots=True)
 class HiddenRanges:
-    """What DDL up to a tick hides."""
+    """Rows that DDL up to a tick hides."""
 
     partitions: tuple[tuple[str, int, int], ...] = ()
     """(VChannel, partition id, tick): its rows before the tick are hidden."""
@@ -34,13 +39,15 @@ class HiddenRanges:
 
     @property
     def last_tick(self) -> int:
-        """The last tick of any; 0 where there is none."""
+        """The last tick of any range; 0 if there is none."""
         return max(self.ticks, default=0)
 
 
 def hidden_ranges_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> HiddenRanges:
-    """What the DDL of a collection's VChannels hides at `tick`: dropped partitions, a drop, an Import that replaced
-    rows, an earlier collection of the same id."""
+    """Return what the DDL of a collection's VChannels hides at `tick`.
+
+    Covers dropped partitions, a dropped collection, replacing imports, and an earlier collection of the same id.
+    """
     partitions = [
         (name, number, max(early))
         for name, info in sorted(vchannels.items())
@@ -56,9 +63,9 @@ def hidden_ranges_at(vchannels: Mapping[str, VChannelInfo], tick: int) -> Hidden
 
 
 def dead_mask(rows: pa.Table, deletes: pa.Table, *, key: Sequence[str], hidden: HiddenRanges) -> npt.NDArray[np.bool_]:
-    """Which of `rows` are dead, where `deletes` and `drops` are those up to the tick: shape ``(rows,)``.
+    """Return a mask of the dead `rows`, shape ``(rows,)``, given the `deletes` and `drops` up to the tick.
 
-    Both tables need the fields `key` and the columns that place a row or a delete.
+    Both tables need the fields `key` and the columns that locate a row or a delete.
     """
     found = np.zeros(rows.num_rows, dtype=bool)
     if rows.num_rows == 0:

@@ -1,9 +1,12 @@
-"""The ``segments`` and ``checkpoints`` tables: what became of each segment, and how far the flusher has come.
+"""The ``segments`` and ``checkpoints`` tables: the state of each segment, and the progress of the flusher.
 
-``segments`` has a row each time a segment's state becomes known by the WAL (growing, flushed, dropped); the newest row of
-a segment counts. ``checkpoints`` has one live row a PChannel: everything that became visible up to ``time_tick`` is in the
-collections' tables, a reader that goes on begins at the LastConfirmed id beside it, with the catalog beside it. Earlier
-checkpoints are earlier versions of the table. ``written_at`` is for people: nothing decides by it.
+``segments`` gets a row each time the WAL shows a new state of a segment (growing, flushed, dropped); the newest row
+counts.
+``checkpoints`` has one live row per PChannel: everything visible up to ``time_tick`` is in the collections' tables, and
+a
+reader continues at the row's LastConfirmed with the row's catalog. Earlier checkpoints are in earlier versions of the
+table.
+``written_at`` is for people: no decision uses it.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ SEGMENT_COLUMNS: Final = pa.schema(
         pa.field("merged_into", pa.int64()),  # the segment that compaction joined it to; 0: none
     ]
 )
-"""Columns of the files of ``segments``; the table is partitioned by PChannel."""
+"""Columns of the files of ``segments``. The table is partitioned by PChannel."""
 
 CHECKPOINT_COLUMNS: Final = pa.schema(
     [
@@ -58,12 +61,12 @@ CHECKPOINT_COLUMNS: Final = pa.schema(
         pa.field("written_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""Columns of the files of ``checkpoints``; the table is partitioned by PChannel."""
+"""Columns of the files of ``checkpoints``. The table is partitioned by PChannel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far the flusher has come on one PChannel."""
+    """The flusher's progress on one PChannel."""
 
     pchannel: str
     time_tick: int = 0
@@ -72,11 +75,11 @@ class Checkpoint:
     flush_ticks: dict[str, int] = field(default_factory=dict)
     catalog_bytes: bytes = field(default_factory=lambda: WalCatalog().to_bytes())
     path: str | None = None
-    """Its file, relative to the table; the next checkpoint's commit removes it."""
+    """Its file, relative to the table. The next checkpoint's commit removes it."""
 
     @property
     def catalog(self) -> WalCatalog:
-        """A copy to carry on from."""
+        """A copy of the catalog to evolve."""
         return WalCatalog.from_bytes(self.catalog_bytes)
 
     @property
@@ -109,14 +112,14 @@ class Checkpoint:
 
 
 def ensure_segments_table(uri: object) -> TableHandle:
-    """The ``segments`` table, created if there is none."""
+    """Open the ``segments`` table, creating it if needed."""
     table = create_table(uri, _with_pchannel(SEGMENT_COLUMNS), partition_by=[PCHANNEL])
-    ensure_columns(table, _with_pchannel(SEGMENT_COLUMNS))  # one made before compaction was there has no merged_into
+    ensure_columns(table, _with_pchannel(SEGMENT_COLUMNS))  # a table from before compaction lacks merged_into
     return table
 
 
 def ensure_checkpoints_table(uri: object) -> TableHandle:
-    """The ``checkpoints`` table, created if there is none."""
+    """Open the ``checkpoints`` table, creating it if needed."""
     return create_table(uri, _with_pchannel(CHECKPOINT_COLUMNS), partition_by=[PCHANNEL])
 
 
@@ -125,7 +128,7 @@ def _with_pchannel(schema: pa.Schema) -> pa.Schema:
 
 
 def read_checkpoints(table: TableHandle | None) -> dict[str, Checkpoint]:
-    """The checkpoint of each PChannel at the version of `table`."""
+    """Return the checkpoint of each PChannel at the version of `table`."""
     if table is None:
         return {}
     found: dict[str, Checkpoint] = {}
@@ -147,7 +150,7 @@ def read_checkpoints(table: TableHandle | None) -> dict[str, Checkpoint]:
 
 
 def write_checkpoint(uri: object, checkpoint: Checkpoint) -> list[FileAction]:
-    """The file that holds `checkpoint`, to be committed over the PChannel's last one."""
+    """Write the file of `checkpoint`, to be committed in place of the PChannel's last one."""
     lc = checkpoint.confirmed
     row = {
         "time_tick": checkpoint.time_tick,
@@ -166,12 +169,12 @@ def write_checkpoint(uri: object, checkpoint: Checkpoint) -> list[FileAction]:
 
 
 def replaced_checkpoint_files(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The file that goes as a PChannel's next checkpoint comes."""
+    """Return the file that a PChannel's next checkpoint replaces."""
     return () if checkpoint.path is None else (checkpoint.path,)
 
 
 def write_segments(uri: object, pchannel: str, events: Iterable[SegmentEvent]) -> list[FileAction]:
-    """The file that holds `events`; none where there are none."""
+    """Write the file of `events`; none if there are no events."""
     rows = [event._asdict() for event in events]
     if not rows:
         return []
@@ -183,7 +186,7 @@ def write_segments(uri: object, pchannel: str, events: Iterable[SegmentEvent]) -
 def read_segments(
     table: TableHandle | None, *, pchannel: str | None = None, vchannels: Sequence[str] | None = None
 ) -> pa.Table:
-    """The newest row of each segment (with ``pchannel``) at the version of `table`, in the order of segment ids."""
+    """Return the newest row of each segment (with ``pchannel``) at the version of `table`, in order of segment ids."""
     schema = _with_pchannel(SEGMENT_COLUMNS)
     if table is None:
         return schema.empty_table()

@@ -1,9 +1,11 @@
-"""Staged files: Parquet below ``<data folder>/staged`` that Import messages name, read back as what the message says they are.
+"""Staged files: Parquet files below ``<data folder>/staged`` that Import messages name, verified when they are read.
 
-Promises: no row of a file is given before the file has the size and the sha256 that the message names; the rows that come are
-as many as it says, of the schema version that it names, with keys of its VChannel; memory is about BATCH_BYTES. So whoever
-expands an Import gets the same rows, or an error that names the file. A file must stay as it is for as long as the WAL holds
-a message that names it (:mod:`millrace.operations.checkpoint.staged_trim` takes it away behind that).
+Promises: no row is returned before the file has the size and sha256 that the message names. The rows have the count and
+the
+schema version of the message, and keys of its VChannel. Memory is about BATCH_BYTES. So each reader of an Import gets
+the same
+rows, or an error that names the file. A file must not change while the WAL has a message that names it; afterwards
+:mod:`millrace.operations.checkpoint.staged_trim` removes it.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ from millrace.message.keys import key_column, vchannel_index
 from millrace.message.schema import CollectionSchema
 
 BATCH_BYTES: Final = 32 << 20
-"""Bytes of decoded rows that are given at once, about."""
+"""Approximate size of decoded rows that are returned at once."""
 
 _ROWS: Final = 4096
-"""Rows that are decoded in one go, at most: a file's sizes say nothing of values that it stores once and rows that repeat them."""
+"""Maximum rows decoded at once: file sizes do not bound values that are stored once and repeated by many rows."""
 
 _HASH_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFiles:
-    """The rows of Imports as their files have them (the protocol Imports of millrace.wal.visible.collection_rows)."""
+    """The rows of imports from their files (implements Imports of millrace.message.bodies)."""
 
     folder: Path
 
@@ -49,7 +51,7 @@ class StagedFiles:
 
 
 def sync_staged_files(staged: Path, files: Iterable[ImportFile]) -> None:
-    """Make staged files durable, with the folders that hold them: to be called before an Import that names them is appended."""
+    """Make staged files and their folders durable. Call before appending an Import that names them."""
     folders: set[Path] = {staged.parent}
     for file in files:
         path = staged / file["path"]
@@ -60,7 +62,7 @@ def sync_staged_files(staged: Path, files: Iterable[ImportFile]) -> None:
 
 
 def check_staged_files(staged: Path, files: Iterable[ImportFile]) -> None:
-    """Raises StagedFileDamaged where a file is not there, or not of its size: cheap, before any is read."""
+    """Raise StagedFileDamaged if a file is missing or has another size. Cheap: reads no file."""
     for file in files:
         try:
             size = (staged / file["path"]).stat().st_size
@@ -73,9 +75,12 @@ def check_staged_files(staged: Path, files: Iterable[ImportFile]) -> None:
 def read_staged_file(
     staged: Path, file: ImportFile, schema: CollectionSchema, *, vchannel: str, vchannels: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """The rows of one file as tables of ``schema.arrow()``. Raises StagedFileDamaged, where it can be before the first row."""
+    """Yield the rows of one file as tables of ``schema.arrow()``.
+
+    Raises StagedFileDamaged, if possible before any row.
+    """
     try:
-        # One handle for both: what is read is what was hashed, even where another file takes the name meanwhile.
+        # One handle for both: what is read is what was hashed, even if the file is replaced meanwhile.
         with pa.OSFile(str(staged / file["path"])) as handle:
             _check_digest(staged, file, handle)
             handle.seek(0)
@@ -136,13 +141,14 @@ def _columns(schema: pa.Schema) -> str:
 
 def _damaged(staged: Path, file: ImportFile, words: str) -> StagedFileDamaged:
     return StagedFileDamaged(
-        f"{staged / file['path']} {words}, and an Import in the WAL names it: put the file back as it was staged"
-        f" (sha256 {file['digest']}), from a backup or by staging the same input again; then it is read by itself"
+        f"{staged / file['path']} {words}, but an Import in the WAL names it: restore the file as it was staged"
+        f" (sha256 {file['digest']}), from a backup or by staging the same input again; reading then continues"
     )
 
 
 def _unfit(staged: Path, file: ImportFile, words: str) -> StagedFileDamaged:
     return StagedFileDamaged(
-        f"{staged / file['path']} {words}: it is as its sender staged it, and does not fit the Import in the WAL that names it."
+        f"{staged / file['path']} {words}: it is as its sender staged it, and does not fit the Import in the "
+        "WAL that names it."
         " Its collection can be read before that Import's tick alone; restore it from there into a new one"
     )

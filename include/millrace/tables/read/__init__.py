@@ -1,1 +1,3 @@
-"""A collection at a time tick: planned once (`plan.py`), read as Arrow without a JVM (`arrow.py`) or as a Spark DataFrame (`spark.py`)."""
+"""Reads of a collection at a time tick: planned by `plan.py`, then read as Arrow (`arrow.py`) or as a DataFrame
+(`spark.py`).
+"""

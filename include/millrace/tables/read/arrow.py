@@ -1,7 +1,9 @@
-"""``read_arrow``: a collection at a time tick as an Arrow table, without a JVM; and the rule of which deletes hit what.
+"""``read_arrow``: a collection at a time tick as an Arrow table, without a JVM; and the rule for which deletes hit
+which rows.
 
-A delete at (t, w) hits the rows of its key, in its partition if it names one, whose (visible tick, write tick) is smaller:
-inside a transaction, where the visible ticks are equal, the order of writing decides.
+A delete at (t, w) hits the rows of its key, in its partition if it names one, whose (visible tick, write tick) is
+smaller.
+Inside a transaction, where visible ticks are equal, the order of writing decides.
 """
 
 from __future__ import annotations
@@ -41,17 +43,17 @@ from millrace.wal.visible.collection_rows import align_to_schema
 from millrace.wal.visible.columns import ROW_COLUMNS, deletes_file_schema, rows_read_schema
 
 PIECE_BYTES: Final = 64 << 20
-"""Of rows that a read in pieces holds at a time, about."""
+"""Approximate size of rows that a read in pieces holds at a time."""
 
 BATCH_ROWS: Final = 65_536
 SORT_BYTES: Final = 1 << 30
-"""Of rows that an order without a limit may take, about; with one, twice what the limit's rows take."""
+"""Approximate size of rows that a sort without a limit may take. With a limit, twice the size of the limit's rows."""
 
 _TICKS: Final = ("_time_tick", "_write_tick")
 _PLACE: Final = ("_partition_id", *_TICKS)
 
 _SPREAD: Final = 4
-"""Up to so many times as many numbers as keys, whole-number keys need no hash table."""
+"""Integer keys need no hash table if their range is at most this many times their number."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -66,11 +68,14 @@ def read_arrow(
     selection: Selection = ALL_ROWS,
     with_ticks: bool = False,
 ) -> pa.Table:
-    """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
+    """Return the rows of a collection that are visible at `at` (default: the newest tick that all its channels have
+    reached).
 
-    Columns are the collection's fields at that tick, or those of `selection`; `with_ticks` adds those that place a row
-    (``_partition`` ...). Without an order in `selection` none is promised. Memory: the selected rows, before deletes, and the
-    deletes up to that tick, both in whole. Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged, InvalidArgument.
+    Columns are the collection's fields at that tick, or those of `selection`. `with_ticks` adds the columns that locate
+    a row
+    (``_partition`` ...). Rows have no order unless `selection` asks for one.
+    Memory: all selected rows, before deletes, and all deletes up to that tick.
+    Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged, InvalidArgument.
     """
     for last in (False, True):
         plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
@@ -78,12 +83,12 @@ def read_arrow(
             return pa.concat_tables(read_pieces(plan, selection=selection, with_ticks=with_ticks))
         except TableDamaged as error:
             if last or not error.missing:
-                raise  # else VACUUM may have taken it while it was read: the newer version names others
+                raise  # else VACUUM may have removed it during the read: a newer version names other files
     raise AssertionError("unreachable")
 
 
 class ArrowFilter(NamedTuple):
-    """What an engine that reads for itself asks of the rows: an expression over their fields, and the fields that it looks at."""
+    """A filter from an engine that reads for itself: an Arrow expression and the fields that it uses."""
 
     expression: pc.Expression
     fields: tuple[str, ...]
@@ -92,8 +97,11 @@ class ArrowFilter(NamedTuple):
 def read_stream(
     plan: ReadPlan, *, selection: Selection = ALL_ROWS, arrow_filter: ArrowFilter | None = None
 ) -> pa.RecordBatchReader:
-    """The rows of a planned read, batch by batch. Memory: the deletes up to its tick, about PIECE_BYTES of rows and the row groups
-    of two files. Raises InvalidArgument; its batches raise TableDamaged."""
+    """Return the rows of a planned read, batch by batch.
+
+    Memory: the deletes up to its tick, about PIECE_BYTES of rows, and the row groups of two files.
+    Raises InvalidArgument. Its batches raise TableDamaged.
+    """
     names = selection.names(plan.schema.arrow())
     schema = pa.schema([plan.schema.arrow().field(name) for name in names])
     pieces = read_pieces(plan, selection=selection, arrow_filter=arrow_filter, max_bytes=PIECE_BYTES)
@@ -110,8 +118,10 @@ def read_pieces(
     max_bytes: int | None = None,
     ticks: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a planned read: at once, or in pieces of about `most_bytes`; at least one, which may be empty. With `ticks`
-    (after, up to) only those of them that became visible in between."""
+    """Yield the rows of a planned read at once, or in pieces of about `most_bytes`; at least one, which may be empty.
+
+    With `ticks` (after, up to), only rows that became visible in between.
+    """
     names = selection.names(plan.schema.arrow())
     if with_ticks:
         names = [*names, *ROW_COLUMNS.names]
@@ -130,7 +140,7 @@ def stored_dataset(settings: Settings, name: str) -> ds.Dataset:
 
 
 def count_rows(plan: ReadPlan, *, where: str | None = None) -> int:
-    """How many rows a planned read has; without reading any where the tables' logs say it and nothing hides one."""
+    """Return the number of rows of a planned read, from the tables' logs alone if nothing hides a row."""
     look = _Look(plan, Selection(where=where), [])
     stored = look.stored_rows()
     if stored is not None:
@@ -139,7 +149,7 @@ def count_rows(plan: ReadPlan, *, where: str | None = None) -> int:
 
 
 class _Look:
-    """What of a planned read's files has to be read for a selection."""
+    """The parts of a planned read's files that a selection needs."""
 
     def __init__(
         self,
@@ -155,7 +165,7 @@ class _Look:
         found = selection.condition
         self._keys = plan.schema.key_arrow().names
         self._exact = selection.expression(plan.schema.arrow())
-        # A field of several columns is looked at behind the files alone.
+        # A field with several columns is filtered after the files are read.
         self._places = {each: at for each in plan.schema.arrow().names if (at := single_column(plan.schema, each))}
         self._conjuncts = [
             rename_columns(each, self._places)
@@ -186,14 +196,16 @@ class _Look:
         self._columns = [each for each in stored.names if each in there] or ["_time_tick"]
 
     def _says_bounds(self, name: str) -> bool:
-        """Whether an expression over a field may be put to the files as it is: under its name, and without NaN, which bounds leave out."""
+        """Return whether an expression on a field can be pushed to the files: same name, and no NaN, which bounds
+        ignore.
+        """
         if self._places.get(name) != name:
             return False
         kind = self._plan.schema.arrow().field(name).type
         return not (pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
     def rows(self, most_bytes: int | None) -> Iterator[pa.Table]:
-        """The rows, with the columns that the selection needs and perhaps more."""
+        """Yield the rows with the columns that the selection needs, and perhaps more."""
         schema = rows_read_schema(self._plan.schema)
         tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
         if most_bytes is None and (living := self._living(schema)) is not None:
@@ -217,7 +229,7 @@ class _Look:
             yield self._shown(piece, judged=True)
 
     def _shown(self, piece: pa.Table, *, judged: bool = False) -> pa.Table:
-        """The selected rows of a piece; `judged`: without those that a delete hits."""
+        """Return the selected rows of a piece. `judged`: without those that a delete hits."""
         piece = to_fields(piece, self._plan.schema, self._fields)
         if self._exact is not None:
             piece = piece.filter(self._exact)
@@ -228,8 +240,11 @@ class _Look:
         return piece
 
     def _living(self, schema: pa.Schema) -> pa.Table | None:
-        """The table's rows that no delete hits, found by key and place: of a row group in which all are hit nothing else is read. None
-        where there are no deletes, or the files are looked through for other things first."""
+        """Return the table's rows that no delete hits, found by key and location; None if the read needs a filtered
+        scan.
+
+        Reads the other columns only of row groups with such rows. Also None if there are no deletes.
+        """
         table = self._plan.rows
         filtered = self._coarse is not None or self._groups is not None or self._after > 0
         if table is None or not self._deletes.num_rows or filtered or tick_span(table)[1] > self._until:
@@ -256,7 +271,7 @@ class _Look:
         return piece.filter(pa.array((ticks > self._after) & (ticks <= self._until)))
 
     def stored_rows(self) -> int | None:
-        """The rows of the table by its files' statistics; None where these cannot say it."""
+        """Return the table's row count from its files' statistics; None if they do not tell."""
         table, tick = self._plan.rows, self._plan.tick
         if self._exact is not None or self._hides or self._deletes.num_rows:
             return None
@@ -268,7 +283,7 @@ class _Look:
         return int(pc.sum(actions["num_records"]).as_py())
 
     def _all_deletes(self) -> pa.Table:
-        """The deletes up to the tick, but for those of keys that the predicate leaves out anyway."""
+        """Return the deletes up to the tick, except those of keys that the predicate excludes anyway."""
         plan = self._plan
         schema = deletes_file_schema(plan.schema)
         keys = key_schema(plan.schema)
@@ -293,7 +308,7 @@ def _table_rows(
     conjuncts: Sequence[Condition] = (),
     groups: RowGroupFilter | None = None,
 ) -> Iterator[pa.Table]:
-    """Rows behind `after` and up to `tick` of one version of a table: the files its log names, pruned by their statistics, in pieces."""
+    """Yield rows after `after` up to `tick` from one version of a table, pruned by statistics, in pieces."""
     names = schema.names if columns is None else list(columns)
     target = pa.schema([schema.field(name) for name in names])
     actions = None if table is None else table.actions()
@@ -329,7 +344,7 @@ def _both(one: pc.Expression | None, other: pc.Expression) -> pc.Expression:
 
 
 def _first(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The first `rows` of them; nothing is read behind the piece that has the last."""
+    """Yield the first `rows` rows. Reads nothing after the piece with the last one."""
     for piece in pieces:
         yield piece.slice(0, rows)
         rows -= piece.num_rows
@@ -338,7 +353,7 @@ def _first(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def _sorted(pieces: Iterator[pa.Table], selection: Selection) -> pa.Table:
-    """All rows in order, or the first `limit`; nulls last. Raises InvalidArgument where that takes more than SORT_BYTES."""
+    """Return all rows in order, or the first `limit`; nulls last. Raises InvalidArgument above SORT_BYTES."""
     keys = [(name, "descending" if descends else "ascending") for name, descends in selection.order_by]
     held: list[pa.Table] = []
 
@@ -347,7 +362,7 @@ def _sorted(pieces: Iterator[pa.Table], selection: Selection) -> pa.Table:
         try:
             order = pc.sort_indices(rows, sort_keys=keys)
         except (pa.ArrowException, TypeError) as error:
-            raise InvalidArgument(f"these columns have no order: {error}") from None
+            raise InvalidArgument(f"cannot sort by these columns: {error}") from None
         return rows.take(order.slice(0, rows.num_rows if selection.limit is None else selection.limit))
 
     for piece in pieces:
@@ -356,13 +371,14 @@ def _sorted(pieces: Iterator[pa.Table], selection: Selection) -> pa.Table:
             held = [settled()]
             if held[0].nbytes > SORT_BYTES // 2:
                 raise InvalidArgument(
-                    f"an order over more than {SORT_BYTES >> 20} MiB of rows: give a limit, fewer columns, or sort what you read"
+                    f"cannot sort more than {SORT_BYTES >> 20} MiB of rows: set a limit, select fewer columns, "
+                    "or sort the result"
                 )
     return settled()
 
 
 def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
-    """Without the rows of partitions dropped by then, those that an Import replaced, and those of an earlier collection."""
+    """Remove rows of dropped partitions, of replacing imports, and of an earlier collection."""
     hidden = np.zeros(rows.num_rows, dtype=bool)
     ticks = rows["_time_tick"].to_numpy()
     for name, number, tick in plan.partition_drops:
@@ -376,7 +392,7 @@ def _hide_dropped(rows: pa.Table, plan: ReadPlan) -> pa.Table:
 
 
 def deleted_mask(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which of `rows` any of `deletes` hits, by the fields `key`: shape ``(rows,)``."""
+    """Return a mask of `rows` that `deletes` hit by the fields `key`: shape ``(rows,)``."""
     place, delete_key, span = _numbered(key_column(rows, key), key_column(deletes, key))
     result = np.zeros(rows.num_rows, dtype=bool)
     hit = np.flatnonzero(place >= 0)
@@ -390,7 +406,7 @@ def deleted_mask(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.N
     row_key = of_rows(place)
     d_partition, d_time, d_write = (deletes[name].to_numpy() for name in _PLACE)
     r_time, r_write = (of_rows(rows[name].to_numpy()) for name in _TICKS)
-    # Of each (key, partition) the last delete hits whatever any of them hits.
+    # For each (key, partition), the last delete hits whatever any of them hits.
     order = _in_order(d_time, d_write)
     order = np.arange(len(delete_key)) if order is None else order
     last = np.full(span, -1, dtype=np.int64)
@@ -403,7 +419,7 @@ def deleted_mask(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.N
             continue
         places = order[mine]
         theirs = delete_key[places]
-        last[theirs] = places  # of a key that is there more than once, the last
+        last[theirs] = places  # the last delete of a repeated key wins
         found = last[row_key[among]]
         time, written = d_time[found], r_time[among]
         later = time > written
@@ -416,16 +432,16 @@ def deleted_mask(rows: pa.Table, deletes: pa.Table, key: Sequence[str]) -> npt.N
 
 
 def _name_no_partition(deletes: pa.Table) -> bool:
-    """Whether all of them hold in every partition, so that it matters to none where a row is."""
+    """Return whether all deletes apply to every partition, so that the partition of a row does not matter."""
     return not deletes["_partition_id"].to_numpy().any()
 
 
 def _numbered(row_keys: Any, delete_keys: Any) -> tuple[Int64s, Int64s, int]:
-    """A number for each key: those of the rows (-1 where no delete has it), those of the deletes, and how many there are at most."""
+    """Number the keys. Returns the rows' numbers (-1 without a delete), the deletes' numbers, and their upper bound."""
     if pa.types.is_int64(delete_keys.type) and len(delete_keys):
         theirs = delete_keys.to_numpy()
         low, high = int(theirs.min()), int(theirs.max())
-        if high - low < _SPREAD * (len(row_keys) + len(theirs)):  # numbers that lie together are their own places
+        if high - low < _SPREAD * (len(row_keys) + len(theirs)):  # dense numbers are their own indices
             mine = row_keys.to_numpy()
             inside = (mine >= low) & (mine <= high)
             return (mine - low if inside.all() else np.where(inside, mine - low, -1)), theirs - low, high - low + 1
@@ -435,13 +451,13 @@ def _numbered(row_keys: Any, delete_keys: Any) -> tuple[Int64s, Int64s, int]:
 
 
 def _in_order(times: Int64s, writes: Int64s) -> Int64s | None:
-    """The order by time, then by write; None where they are in it, as a table of deletes mostly is."""
+    """Return the order by time and write; None if they are sorted, as a deletes table usually is."""
     behind = (times[1:] > times[:-1]) | ((times[1:] == times[:-1]) & (writes[1:] >= writes[:-1]))
     return None if behind.all() else np.lexsort((writes, times))
 
 
 def _by_value(values: Int64s) -> dict[int, slice | Int64s]:
-    """The places of each value, in their order."""
+    """Return the indices of each value, in order."""
     if len(values) and (values == values[0]).all():
         return {int(values[0]): slice(None)}
     order = np.argsort(values, kind="stable")

@@ -1,8 +1,9 @@
-"""How far a collection can be read, by the log's word too: a PChannel on which nothing happens does not hold a read back.
+"""How far a collection can be read, including what the log knows: an idle PChannel does not delay a read.
 
-The ``wal`` table's tick of an idle PChannel stands still, since a tick without news becomes no row. So a reader has a tick
-appended on each PChannel and asks whether the log holds any row up to that tick that the table lacks; where it does not, the
-table is whole up to there.
+The ``wal`` table's tick of an idle PChannel does not move, because a tick without news becomes no row. So a reader
+appends a
+tick to each PChannel and checks whether the log has any row up to that tick that the table lacks. If not, the table is
+complete up to that tick.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ MAX_TICK: Final = (1 << 63) - 1
 
 _POLL_SECONDS: Final = 0.02
 _TICK_SECONDS: Final = 0.5
-"""Pause between two ticks while a read waits for one that lies ahead."""
+"""Pause between two ticks while a read waits for a tick ahead of the clock."""
 
 
 class TickSource(Protocol):
-    """A client of the append host (millrace.client.append_client.AppendClient), or what has a host and its log at hand."""
+    """A client of the append host (millrace.client.append_client.AppendClient), or a local host and its log."""
 
     @property
     def service(self) -> LogService: ...
@@ -45,22 +46,24 @@ class TickSource(Protocol):
 
 
 class ConfirmedTicks(NamedTuple):
-    """How far the ``wal`` table is whole."""
+    """How far the ``wal`` table is complete."""
 
     ticks: dict[str, int]
-    """By PChannel the tick up to which it is."""
+    """By PChannel, the tick up to which it is complete."""
     missing: str
-    """What a read still waits for, and how to get it; empty if there is nothing."""
+    """What the read still waits for and how to get it; empty if nothing."""
 
 
 def confirm_ticks(
     settings: Settings, pchannels: Sequence[str], client: TickSource, *, at: int | None = None, seconds: float
 ) -> ConfirmedTicks:
-    """By PChannel of a collection the tick up to which the ``wal`` table is whole; and what is missing.
+    """Return by PChannel the tick up to which the ``wal`` table is complete, and what is missing.
 
-    Waits up to `seconds` for the streaming job, and for the tick `at` to come; without one, for all that was decided on any of
-    the PChannels before the call. Returns at once if `at` lies further ahead than `seconds`. A PChannel that cannot be
-    asked (parked, say) is left out, and a read knows of it what the table says.
+    Waits up to `seconds` for the streaming job, and for the tick `at`. Without `at`, waits for everything that was
+    decided on any
+    of the PChannels before the call. Returns at once if `at` is more than `seconds` ahead of the clock. A PChannel that
+    cannot be
+    asked (because it is parked, say) is left out; a read then uses the table's own tick.
     """
     end = Deadline.after(seconds)
     ticks: dict[str, int] = {}
@@ -68,7 +71,7 @@ def confirm_ticks(
     unasked: dict[str, MillraceError] = {}
     """By PChannel why its tick is not known."""
     lacking: dict[str, tuple[int, int]] = {}
-    """By PChannel (version of the table, tick) of which it is known that rows lack: as long as neither moves, nobody looks again."""
+    """By PChannel, the (table version, tick) at which rows are known to be missing. Checked again once either moves."""
     target = at or 0
     wal: WalTable | None = None
     while True:
@@ -84,12 +87,10 @@ def confirm_ticks(
             except MillraceError as error:
                 unasked[name] = error
         if at is None and not target:
-            target = max(ticks.values(), default=0)  # of one clock, but ticks of one millisecond differ by channel
+            target = max(ticks.values(), default=0)  # one clock, but ticks within a millisecond differ by channel
         for name in ticks:
             try:
-                wanted = (
-                    ticks[name] if at is None else min(ticks[name], at)
-                )  # what comes behind `at` is none of the read's
+                wanted = ticks[name] if at is None else min(ticks[name], at)  # the read ignores what follows `at`
                 place = (-1 if wal is None else wal.version, wanted)
                 if whole.get(name, -1) < wanted and lacking.get(name) != place:
                     log = client.service.open(name)
@@ -108,7 +109,7 @@ def confirm_ticks(
 
 
 def _seconds_ahead(at: int, ticks: Mapping[str, int]) -> float:
-    """Seconds until the log's clock has come to `at`; above 0.0 if a tick of these has not."""
+    """Return the seconds until the log's clock reaches `at`; above 0.0 if a tick has not reached it."""
     newest = min(ticks.values(), default=at)
     return max(0.001, (tick_physical_ms(at) - tick_physical_ms(newest)) / 1000) if newest < at else 0.0
 
@@ -121,10 +122,10 @@ def _lacking(
     ahead: float,
 ) -> str:
     if ahead:
-        return f"the tick {at} lies {ahead:,.1f} s ahead of the log's clock: read later, or without a tick"
+        return f"the tick {at} is {ahead:,.1f} s ahead of the log's clock: read later, or without a tick"
     name = next((each for each in pchannels if each in unasked and each not in whole), None)
     if name is not None:
-        return f"{name} cannot be asked for its tick ({unasked[name].code}: {unasked[name]}): mend that (`millrace status`)"
+        return f"cannot get the tick of {name} ({unasked[name].code}: {unasked[name]}): fix that (`millrace status`)"
     behind = [each for each in pchannels if whole.get(each, -1) < (at or 1)]
     return (
         f"the log has rows on {', '.join(behind or pchannels)} that the wal table lacks: is the streaming node running"
@@ -143,9 +144,10 @@ def read_fresh(
     seconds: float,
     selection: Selection = ALL_ROWS,
 ) -> pa.Table:
-    """The selected rows of a collection at `at`; without it all that was decided before the call, as soon as the tables have it.
+    """Return the selected rows of a collection at `at`, or of everything decided before the call once the tables have
+    it.
 
-    Raises TickNotReached where they do not within `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
+    Raises TickNotReached after `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
     confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds)
     return read_arrow(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, selection=selection)
@@ -161,7 +163,7 @@ def plan_fresh(
     at: int | None,
     seconds: float,
 ) -> ReadPlan:
-    """What :func:`read_fresh` would read, pinned: for :func:`millrace.tables.read.arrow.read_pieces`."""
+    """Plan what :func:`read_fresh` would read, for :func:`millrace.tables.read.arrow.read_pieces`."""
     confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds)
     return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed)
 
@@ -169,7 +171,7 @@ def plan_fresh(
 def require_confirmed_ticks(
     settings: Settings, name: str, pchannels: Sequence[str], client: TickSource, at: int | None, seconds: float
 ) -> dict[str, int]:
-    """What :func:`confirm_ticks` says of a collection's PChannels. Raises TickNotReached where it is not so for each in time."""
+    """Return the ticks of :func:`confirm_ticks`. Raises TickNotReached if a PChannel is not complete in time."""
     began = time.monotonic()
     confirmed = confirm_ticks(settings, pchannels, client, at=at, seconds=seconds)
     if confirmed.missing:
@@ -179,10 +181,11 @@ def require_confirmed_ticks(
 
 
 def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MAX_TICK) -> bool:
-    """Whether the log has an entry that becomes a message of a tick <= `up_to` (or, without it, a rejection) that `wal` lacks.
+    """Return whether the log has an entry that becomes a message of a tick <= `up_to` and that `wal` lacks.
 
-    A TimeTick is no such message: it says nothing of any row. Where the log is truncated meanwhile, `wal` has what went (that is
-    asked of truncation): it is refreshed, and the question put again.
+    Without `up_to`, rejections count too. TimeTick messages do not count: they tell nothing of rows. If the log is
+    truncated
+    meanwhile, `wal` has what was removed (truncation requires that), so it is refreshed and the check repeated.
     """
     while True:
         position = None if wal is None else wal.position(pchannel)
@@ -195,11 +198,11 @@ def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MA
                 return True
             wal.refresh()
             if wal.commits(pchannel) == position.commits:
-                return True  # what the table never had is gone from the log: the streaming node will say so
+                return True  # the log lost entries that the table never had: the streaming node will report it
 
 
 def lag_seconds(wal: WalTable | None, log: Log, pchannel: str) -> float:
-    """The age of the oldest entry that `wal` lacks; 0.0 where all that is behind it are time ticks without news."""
+    """Return the age of the oldest entry that `wal` lacks; 0.0 if it lacks only time ticks without news."""
     while lacks_rows(wal, log, pchannel):
         position = (None if wal is None else wal.position(pchannel).position) or EARLIEST
         try:
@@ -213,7 +216,7 @@ def lag_seconds(wal: WalTable | None, log: Log, pchannel: str) -> float:
 
 
 def _lacks(position: WalPosition | None, log: Log, pchannel: str, up_to: int) -> bool:
-    """Raises PositionTruncated where the log begins behind `position`."""
+    """Check one position. Raises PositionTruncated if the log begins after it."""
     state = (None if position is None else position.state) or ChannelState.new(pchannel)
     end = log.end()
     while state.position < end and state.last_tick < up_to:
@@ -222,7 +225,7 @@ def _lacks(position: WalPosition | None, log: Log, pchannel: str, up_to: int) ->
             return False
         try:
             outcome = Chain().process(state, entries)
-        except Exception:  # what parks the PChannel is not in the table either
+        except Exception:  # an entry that parks the PChannel is not in the table either
             return True
         if up_to == MAX_TICK and outcome.rejections.num_rows:
             return True

@@ -1,8 +1,12 @@
-"""A read at a time tick, planned: which tick, from which versions of which tables, and what of the WAL's tail goes with it.
+"""Plans a read at a time tick: the tick, the versions of the tables, and the tail of the WAL that complements them.
 
-All versions are pinned here, once, in the order checkpoints, deletes, rows, wal, so that whatever a table holds up to its
-tick the pinned ``wal`` has behind it, and a delete that compaction folded in and took away is gone from the rows, too. What a VChannel's rows table holds up to F (and its deletes table up to its own F)
-comes from the table, the rest up to T from the WAL; a row is seen once, however far flusher and WAL are apart.
+All versions are pinned here, once, in the order checkpoints, deletes, rows, wal. So the pinned ``wal`` has everything
+after
+the tables' ticks, and a delete that compaction folded in and removed is gone from the rows too. The rows of a VChannel
+up to
+the tick F of its rows table (and its deletes up to the tick of its deletes table) come from the table, the rest up to T
+from
+the WAL. Each row is seen once, however far flusher and WAL are apart.
 """
 
 from __future__ import annotations
@@ -35,20 +39,20 @@ from millrace.wal.visible.columns import deletes_file_schema, rows_read_schema
 
 _DELETING: Final = [kind.name for kind in KEY_DELETING_TYPES]
 POLL_SECONDS: Final = 0.02
-"""Seconds between two looks at the ``wal`` table while a read waits for its tick."""
+"""Pause between two polls of the ``wal`` table while a read waits for its tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalTail:
-    """One PChannel's part of the WAL behind the tables."""
+    """The part of one PChannel's WAL that follows the tables."""
 
     checkpoint: Checkpoint
     range: WalRange
     row_ticks: dict[str, int]
-    """By VChannel: up to where the rows table has everything."""
+    """By VChannel: the tick up to which the rows table is complete."""
     delete_ticks: dict[str, int]
     staged_bytes: int = 0
-    """Bytes of the staged files that its Imports name."""
+    """Size of the staged files that its imports name."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,24 +71,24 @@ class WalTail:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Everything a read needs; nothing is looked up again."""
+    """Everything a read needs. Nothing is looked up again."""
 
     settings: Settings
     collection_id: int
     tick: int
     schema: CollectionSchema
-    """The collection's at `tick`."""
+    """The collection's schema at `tick`."""
     vchannels: dict[str, VChannelInfo]
     rows: TableHandle | None
     deletes: TableHandle | None
     tails: tuple[WalTail, ...]
 
     def tail_bytes(self) -> int:
-        """About how many bytes of files the tails are: of the WAL, and staged ones. Looks into a file of each."""
+        """Return the approximate size of the tails' WAL and staged files. Reads one file of each tail."""
         return sum(range_bytes(store_at(self.settings.wal_uri), tail.range) + tail.staged_bytes for tail in self.tails)
 
     def tail_rows(self, *, deletes: bool) -> Iterator[pa.Table]:
-        """The rows (or deletes) of all tails: see :func:`tail_rows`."""
+        """Yield the rows (or deletes) of all tails; see :func:`tail_rows`."""
         for tail in self.tails:
             yield from tail_rows(
                 tail,
@@ -95,20 +99,20 @@ class ReadPlan:
             )
 
     def has_tail_deletes(self) -> bool:
-        """Whether the tails may hold a delete: looks at the types of their messages alone."""
+        """Return whether the tails may hold a delete, from the types of their messages alone."""
         for tail in self.tails:
             for _ in read_range(store_at(self.settings.wal_uri), tail.range, types=_DELETING, columns=["type"]):
                 return True
         return False
 
     def first_ticks(self) -> dict[str, int]:
-        """By VChannel a tick that none of its rows is before, be they the table's or the tail's (which lie behind its tick)."""
+        """Return by VChannel a tick that no row precedes, in the table or in the tail."""
         first, _ = tick_span(self.rows)
         return {name: min(first, tick + 1) for tail in self.tails for name, tick in tail.row_ticks.items()}
 
     @property
     def partition_drops(self) -> list[tuple[str, int, int]]:
-        """(VChannel, partition id, tick) of each partition drop that hides rows at this tick: those before its tick."""
+        """(VChannel, partition id, tick) of each partition drop that hides rows at this tick: those before its own."""
         return [
             (name, number, max(past))
             for name, info in self.vchannels.items()
@@ -125,11 +129,12 @@ def plan_read(
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
 ) -> ReadPlan:
-    """Pin the versions and find the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick to come.
+    """Pin the versions and choose the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick.
 
-    `confirmed` says, by PChannel, up to which tick the ``wal`` table is whole, where the caller knows more than the table's
-    own last tick (an idle PChannel's table stands still, because a tick without news becomes no row).
-    Raises TickNotReached, TickTooOld, and CollectionNotFound where the collection is not whole, or dropped, at that tick.
+    `confirmed` gives by PChannel the tick up to which the ``wal`` table is complete, if the caller knows more than the
+    table's own
+    last tick (the table of an idle PChannel does not move, because a tick without news becomes no row).
+    Raises TickNotReached, TickTooOld, and CollectionNotFound if the collection is incomplete or dropped at that tick.
     """
     wanted = None if at is None else resolve_tick(at)
     limit = Deadline.after(settings.read_deadline if deadline is None else deadline)
@@ -140,15 +145,15 @@ def plan_read(
         if not limit.pause(POLL_SECONDS):
             raise TickNotReached(
                 f"collection {collection_id} is readable up to tick {plan}, not {wanted}: wait for its channels, "
-                "append a time tick, or read without a tick"
+                "append a time tick, or read without `at`"
             )
 
 
 def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Mapping[str, int]) -> ReadPlan | int:
-    """The plan; or the tick that was reached, where that is not the wanted one yet."""
+    """Return the plan; or the tick reached, if it is not the wanted one yet."""
     path = settings.checkpoints_uri
     checkpoints = read_checkpoints(open_table(path))
-    deletes = open_table(deletes_uri(settings, collection_id))  # before the rows: see above
+    deletes = open_table(deletes_uri(settings, collection_id))  # before the rows: see the module's docstring
     rows = open_table(rows_uri(settings, collection_id))
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is None:
@@ -179,9 +184,11 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
 
 
 def tick_span(table: TableHandle | None) -> tuple[int, int]:
-    """Bounds of ``_time_tick`` in the table, by its files' statistics: of any tick where a file has none, of none without a row.
+    """Return the bounds of ``_time_tick`` in the table, from its files' statistics.
 
-    A filter that they say holds for every row is left out: a scan then does not read its columns.
+    The bounds are (0, MAX_TICK) if a file has no statistics, and empty without rows. A filter that they satisfy for
+    every row is
+    omitted, so that a scan need not read its columns.
     """
     actions = None if table is None else table.actions()
     if actions is None or actions.num_rows == 0:
@@ -194,7 +201,7 @@ def tick_span(table: TableHandle | None) -> tuple[int, int]:
 
 
 def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_id: int) -> list[str]:
-    """The PChannels that the collection's VChannels are on, by what checkpoints or the WAL's tail say of them."""
+    """Return the PChannels of the collection's VChannels, from checkpoints or the WAL's tail."""
     for checkpoint in checkpoints.values():
         for info in checkpoint.catalog.collection_vchannels(collection_id).values():
             return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
@@ -211,12 +218,12 @@ def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_
 
 
 def pchannel_of(vchannel: str, collection_id: int) -> str:
-    """The PChannel of a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
+    """Return the PChannel of a VChannel name, ``<pchannel>_<collection id>v<n>``."""
     return vchannel.rpartition(f"_{collection_id}v")[0]
 
 
 def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[WalCatalog, int]:
-    """The catalog at the read's tick (or the checkpoint's, where that is later); bytes of staged files in the tail."""
+    """Return the catalog at the read's tick (or the checkpoint's, if later), and the size of the tail's staged files."""
     catalog, staged_bytes = checkpoint.catalog, 0
     for rows in read_range(store_at(settings.wal_uri), tail, types=CATALOG_TYPES):
         for imported in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
@@ -226,7 +233,7 @@ def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tupl
 
 
 def _ticks(table: TableHandle | None, vchannels: dict[str, VChannelInfo], checkpoint: Checkpoint) -> dict[str, int]:
-    """Up to which tick `table` has everything of each VChannel: its own app version, or the checkpoint if that is later."""
+    """Return the tick up to which `table` is complete, by VChannel: its app version, or the checkpoint if later."""
     return {
         name: max((None if table is None else table.app_version(name)) or 0, checkpoint.time_tick) for name in vchannels
     }
@@ -236,7 +243,7 @@ def _check_base(rows: TableHandle | None, tick: int) -> None:
     base = earliest_readable_tick(rows)
     if tick < base:
         raise TickTooOld(
-            f"the oldest tick that can still be read is {base}, not {tick}: what lies before it was folded in by compaction, or trimmed with the WAL"
+            f"the oldest readable tick is {base}, not {tick}: compaction folded earlier changes, or the WAL was trimmed"
         )
 
 
@@ -244,7 +251,7 @@ def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: i
     wanted = next(iter(vchannels.values())).vchannels if vchannels else ()
     missing = [name for name in wanted if name not in vchannels or vchannels[name].created_tick > tick]
     if not wanted or missing:
-        raise CollectionNotFound(f"collection {collection_id} is not there (on all its VChannels) at tick {tick}")
+        raise CollectionNotFound(f"collection {collection_id} does not exist on all its VChannels at tick {tick}")
     for info in vchannels.values():
         if 0 < info.dropped_tick <= tick:
             raise CollectionNotFound(f"collection {collection_id} was dropped at tick {info.dropped_tick}")
@@ -253,7 +260,9 @@ def _check_whole(collection_id: int, vchannels: dict[str, VChannelInfo], tick: i
 def tail_rows(
     tail: WalTail, *, settings: Settings, collection_id: int, schema: CollectionSchema, deletes: bool
 ) -> Iterator[pa.Table]:
-    """The rows (or deletes) of the collection that the tail has and its table has not yet, in the columns that `schema` needs."""
+    """Yield the collection's rows (or deletes) that the tail has and its table lacks, in the columns that `schema`
+    needs.
+    """
     target = deletes_file_schema(schema) if deletes else rows_read_schema(schema)
     ticks = tail.delete_ticks if deletes else tail.row_ticks
     catalog = tail.checkpoint.catalog
@@ -270,14 +279,14 @@ def tail_rows(
 
 
 def _has(stretch: pa.Table, ticks: dict[str, int]) -> bool:
-    """Whether the table has the rows of all of a stretch: then no staged file is read for it."""
+    """Return whether the table has all rows of a slice: then its staged files need not be read."""
     columns = {"vchannel": stretch["vchannel"].cast(pa.utf8()), VISIBLE_TICK: stretch[VISIBLE_TICK]}
     last = pa.table(columns).group_by("vchannel").aggregate([(VISIBLE_TICK, "max")])
     return all(row[f"{VISIBLE_TICK}_max"] <= ticks[row["vchannel"]] for row in last.to_pylist())
 
 
 def _behind(rows: pa.Table, ticks: dict[str, int]) -> pa.Table:
-    """The rows behind the tick of their VChannel."""
+    """Return the rows after the tick of their VChannel."""
     channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
     has = np.array([ticks[name] for name in channel.dictionary.to_pylist()], dtype=np.int64)
     codes = channel.indices.to_numpy(zero_copy_only=False)

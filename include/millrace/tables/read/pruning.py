@@ -1,12 +1,15 @@
-"""Which files of a table may hold rows that a predicate hits, by the bounds in the table's log; which row groups of a file, by its footer.
+"""Pruning: the files of a table that may match a predicate, by the bounds in its log, and the row groups, by file
+footers.
 
-Bounds of whole numbers, strings, dates and moments with a zone are taken; a bound may be wider than the file's values (a string cut off), never
-narrower, but for moments, of which other writers cut the part below a millisecond off.
-Where a file has none it may hold anything. What is no comparison of a column with a literal rules nothing out.
+Bounds of integers, strings, dates and timestamps with a zone are used. A bound may be wider than the file's values (a
+truncated string) but never narrower; only timestamps may be, since other writers truncate them to milliseconds. A file
+without bounds may hold anything. Conditions other than comparisons of a column with a literal exclude nothing.
 
-A field that was widened stands in several columns, each value in one. Arrow asks the bounds of one column at a time, and knows
-nothing of a column that a file does not have; here a row group holds what one of its columns may hold, and a column that is
-not there, or null throughout, holds nothing.
+A widened field has several columns, each with some of its values. Arrow checks the bounds of one column at a time and
+knows
+nothing of a column that a file lacks. Here a row group may match if one of its columns may match; a column that is
+missing or
+null throughout matches nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _TURNED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "="}
 
 
 def may_match(actions: pa.Table, schema: pa.Schema, conjuncts: Iterable[Condition]) -> pa.Array:
-    """Of each file in `actions` (millrace.storage.table.TableHandle.actions) whether it may hold a row for which all `conjuncts` hold."""
+    """Return for each file in `actions` (TableHandle.actions) whether a row of it may satisfy all `conjuncts`."""
     kept = pa.repeat(True, actions.num_rows)
     for found in conjuncts:
         match found:
@@ -45,14 +48,14 @@ def may_match(actions: pa.Table, schema: pa.Schema, conjuncts: Iterable[Conditio
 
 
 def _within(actions: pa.Table, schema: pa.Schema, name: str, op: str, values: list[Any]) -> Any:
-    """Whether a file's bounds of a column leave room for `op` any of `values`."""
+    """Return whether a file's bounds of a column allow `op` with any of `values`."""
     low, high = f"min.{name}", f"max.{name}"
     kind = schema.field(name).type if name in schema.names else None
     if kind is None or not {low, high} <= set(actions.column_names):
         return True
     moment = kind == _MOMENT
     if not (moment or pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)):
-        return True  # bounds of floats leave NaN out
+        return True  # bounds of floats ignore NaN
     found: Any = False
     for value in values:
         try:
@@ -77,12 +80,12 @@ _HOLDS: Final[dict[str, Callable[[Any, Any, Any], bool]]] = {
     ">=": lambda _, high, value: operator.ge(high, value),
     ">": lambda _, high, value: operator.gt(high, value),
 }
-"""Whether values between two bounds leave room for one of which the comparison holds."""
+"""Whether values between two bounds may include one that satisfies the comparison."""
 
 _LITERALS: Final[dict[str, tuple[type, ...]]] = {
     "int16": (int,),
     "int32": (int,),
-    "int64": (int,),  # with a fraction Arrow compares as floats, and rounds
+    "int64": (int,),  # with a fraction, Arrow compares as floats and rounds
     "decimal": (int, Decimal),
     "float64": (int, Decimal),
 }
@@ -90,7 +93,7 @@ _LITERALS: Final[dict[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class WidenedComparison:
-    """A comparison of a field that stands in several columns with literals, of which one is to hold."""
+    """A comparison of a field that has several columns with literals, one of which must match."""
 
     columns: tuple[str, ...]
     op: str
@@ -98,7 +101,7 @@ class WidenedComparison:
 
     @classmethod
     def of(cls, found: Condition, schema: CollectionSchema) -> Self | None:
-        """None where it is no such one, or one of which bounds tell nothing."""
+        """Return the comparison; None if it is another condition, or bounds say nothing about it."""
         match found:
             case Compare(op, ColumnRef((name,)), Literal(value)) if op in _TURNED:
                 values: tuple[Any, ...] = (value,)
@@ -117,7 +120,7 @@ class WidenedComparison:
         return cls(tuple(column.name for column in field.stored_columns), op, values)
 
     def groups(self, footer: pq.FileMetaData) -> set[int]:
-        """The row groups of a file that may hold a row for which it holds."""
+        """Return the row groups of a file that may hold a matching row."""
         there = {footer.schema.column(place).path: place for place in range(footer.num_columns)}
         places = [there[name] for name in self.columns if name in there]
         return {
@@ -138,6 +141,6 @@ class WidenedComparison:
 
 
 def row_group_filter(wanted: Iterable[WidenedComparison]) -> Callable[[pq.FileMetaData], list[int]]:
-    """By a file's footer, the row groups that may hold a row for which all of `wanted` hold."""
+    """Return a function from a file's footer to the row groups that may satisfy all of `wanted`."""
     found = tuple(wanted)
     return lambda footer: sorted(set.intersection(*(each.groups(footer) for each in found)))

@@ -1,9 +1,11 @@
-"""``read_spark``: a collection at a time tick as a Spark DataFrame. Same rows as :func:`millrace.tables.read_spark.arrow.read_arrow`.
+"""``read_spark``: a collection at a time tick as a DataFrame, with the rows of
+:func:`millrace.tables.read.arrow.read_arrow`.
 
-The versions are pinned when `read_spark` is called, once: the DataFrame gives the same rows however often it is evaluated and
-whatever is written meanwhile. Rows up to the tables' ticks come from Delta; the tail of the WAL comes as a local
-relation where it is small, otherwise through a batch data source whose tasks read and decode it. Deletes are one left anti
-join, which is left out where there are none.
+Versions are pinned once, when `read_spark` is called: the DataFrame gives the same rows however often it is evaluated.
+Rows up
+to the tables' ticks come from Delta. The tail of the WAL comes as a local relation if it is small, otherwise through a
+batch
+data source whose tasks read and decode it. Deletes are one left anti join, omitted if there are none.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from millrace.wal.visible.columns import ROW_COLUMNS, deletes_file_schema, rows_
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20
-"""Bytes of WAL files up to which the tail is read here and handed to Spark as a local relation: no Python worker, no task."""
+"""Size of WAL files up to which the tail becomes a local relation: no Python worker, no task."""
 
 
 def read_spark(
@@ -50,16 +52,19 @@ def read_spark(
     selection: Selection = ALL_ROWS,
     with_ticks: bool = False,
 ) -> DataFrame:
-    """The rows of a collection that are visible at `at` (default: the newest tick all its channels have reached).
+    """Return the rows of a collection that are visible at `at` (default: the newest tick that all its channels have
+    reached).
 
-    Columns are the collection's fields at that tick, or those of `selection`, of which `columns` and `where` count; `with_ticks`
-    adds those that place a row (``_partition`` ...). Waits up to `deadline` seconds for a tick to come. `confirmed` as in
-    :func:`millrace.tables.read_spark.plan.plan_read`. Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
+    Columns are the collection's fields at that tick, or those of `selection` (its `columns` and `where` apply).
+    `with_ticks` adds
+    the columns that locate a row (``_partition`` ...). Waits up to `deadline` seconds for a tick. `confirmed` as in
+    :func:`millrace.tables.read.plan.plan_read`.
+    Raises TickNotReached, TickTooOld, CollectionNotFound, InvalidArgument.
     """
     plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
     fields = plan.schema.arrow()
     names, wanted = selection.names(fields), selection.condition
-    selection.expression(fields)  # raises where it does not fit them, in the words of every read
+    selection.expression(fields)  # raises for an invalid selection, with the same message as every read
     small = plan.tail_bytes() <= SMALL_TAIL_BYTES
     rows = _frame(spark, plan, deletes=False, small_tail=small)
     for name, number, tick in plan.partition_drops:
@@ -72,15 +77,13 @@ def read_spark(
     if tick_span(plan.deletes)[0] <= plan.tick or plan.has_tail_deletes():
         rows = without_deleted(rows, _frame(spark, plan, deletes=True, small_tail=small), key_columns(plan.schema))
     rows = rows.select(*field_columns(plan.schema), *(ROW_COLUMNS.names if with_ticks else ()))
-    if (
-        wanted is not None
-    ):  # Spark takes it down to the files, past the deletes, and reads only the columns that are left
+    if wanted is not None:  # Spark pushes it down to the files, past the deletes, and reads only the needed columns
         rows = rows.where(spark_predicate(wanted, fields))
     return rows.select(*map(quote_name, names), *(ROW_COLUMNS.names if with_ticks else ()))
 
 
 def field_columns(schema: CollectionSchema) -> list[Column]:
-    """The fields of a schema, of a frame with the columns that they stand in (as millrace.message.stored_columns has it)."""
+    """Return the fields of a schema from a frame with their stored columns (millrace.message.stored_columns)."""
     return [_field(field).alias(field.name) for field in schema.fields]
 
 
@@ -93,7 +96,7 @@ def _field(field: FieldSpec) -> Column:
 
 
 def _widened(value: Column, stored: FieldType, narrow: FieldType, wide: FieldType) -> Column:
-    """A column of type `stored`, which is `narrow` by the names of now, in the field's type."""
+    """Return a column of type `stored`, with the current names of `narrow`, cast to the field's type."""
     if stored == narrow == wide:
         return value
     match wide.kind:
@@ -117,7 +120,7 @@ def _widened(value: Column, stored: FieldType, narrow: FieldType, wide: FieldTyp
             inner = (stored.children[1], narrow.children[1], wide.children[1])
             return F.transform_values(value, lambda _, each: _widened(each, *inner))
         case "timestamp" | "timestamp_ntz":
-            days = F.when(  # least and greatest pass nulls over
+            days = F.when(  # least and greatest skip nulls
                 value.isNotNull(),
                 F.least(F.greatest(F.unix_date(value), F.lit(-MAX_TIMESTAMP_DAYS)), F.lit(MAX_TIMESTAMP_DAYS)),
             )
@@ -132,9 +135,9 @@ def _spark_type(kind: FieldType) -> DataType:
 
 
 def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bool) -> DataFrame:
-    """Rows (or deletes) up to the tick: the table's and the tail's."""
+    """Return rows (or deletes) up to the tick from the table and the tail."""
     target = deletes_file_schema(plan.schema) if deletes else rows_read_schema(plan.schema)
-    # Nullable throughout: both sides of the union then have one type.
+    # All nullable, so that both sides of the union have one type.
     target = pa.schema([field.with_nullable(True) for field in target])
     table = plan.deletes if deletes else plan.rows
     parts = []
@@ -149,7 +152,7 @@ def _frame(spark: SparkSession, plan: ReadPlan, *, deletes: bool, small_tail: bo
 
 
 def _table_frame(spark: SparkSession, table: TableHandle, target: pa.Schema, tick: int) -> DataFrame:
-    check_live_files(table)  # Spark would say so in a task, in words of its own
+    check_live_files(table)  # Spark would fail in a task, with a less clear message
     frame = spark_frame(spark, table.store, table.version)
     have = set(frame.columns)
     types = {field.name: field.dataType for field in from_arrow_schema(target).fields}
@@ -171,7 +174,7 @@ def _tail_frame(
         parts = list(plan.tail_rows(deletes=deletes))
         if not parts:
             return None
-        # Read in Arrow, handed over in Arrow: no row passes through Python objects.
+        # Arrow from end to end: no row passes through Python objects.
         return spark.createDataFrame(pa.concat_tables(parts).cast(target), from_arrow_schema(target))
     spark.dataSource.register(TailDataSource)
     options = {
@@ -185,7 +188,7 @@ def _tail_frame(
 
 
 def without_deleted(rows: DataFrame, deletes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """`rows` but for those that a delete hits, by the fields `key`. Of each key and partition the last delete hits what any of them hits."""
+    """Remove rows that a delete hits by the fields `key`. Per key and partition, the last delete decides."""
     keys = [F.col(quote_name(name)).alias(f"_d_key{place}") for place, name in enumerate(key)]
     last = deletes.groupBy(*keys, F.col("_partition_id").alias("_d_partition")).agg(
         F.max(F.struct("_time_tick", "_write_tick")).alias("_d_at")
@@ -200,7 +203,7 @@ def without_deleted(rows: DataFrame, deletes: DataFrame, key: Sequence[str]) -> 
 
 
 class TailDataSource(DataSource):
-    """A large tail of the WAL, a partition for each PChannel. Registered by :func:`read_spark`."""
+    """A large tail of the WAL, one partition per PChannel. Registered by :func:`read_spark`."""
 
     @classmethod
     def name(cls) -> str:
@@ -218,7 +221,7 @@ class TailPartition(InputPartition):
 
 
 class TailReader(DataSourceReader):
-    """Plans from its options alone; `read_spark` runs in a task."""
+    """Plans from its options alone. `read` runs in a task."""
 
     def __init__(self, options: dict[str, str], target: pa.Schema) -> None:
         self._options = options

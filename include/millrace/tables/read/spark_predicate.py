@@ -1,6 +1,7 @@
-"""Predicates put to Spark's columns: the same rows as :mod:`millrace.base.predicate.arrow` hits, in a form that Spark pushes down.
+"""Predicates as Spark columns: they match the same rows as :mod:`millrace.base.predicate.arrow`, and Spark can push
+them down.
 
-What Spark says otherwise is said here as Arrow has it: NaN equals nothing and is no less and no greater than anything.
+Where Spark differs, the result follows Arrow: NaN equals nothing, and is neither less nor greater than anything.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 def spark_predicate(found: Condition, schema: pa.Schema) -> SparkColumn:
-    """`found` over a frame with the columns of `schema`, which it fits (millrace.base.predicate.arrow.compile_condition says so)."""
+    """Convert `found` for a frame with the columns of `schema`. Check it before
+    (millrace.base.predicate.arrow.expression).
+    """
     match found:
         case And(parts):
             return reduce(operator.and_, (spark_predicate(each, schema) for each in parts))
@@ -46,7 +49,7 @@ def spark_predicate(found: Condition, schema: pa.Schema) -> SparkColumn:
             return _value(subject, schema, kind).isin([_value(each, schema, kind) for each in values])
         case Compare(op, left, right):
             return _compared(op, left, right, schema)
-    return _value(found, schema, None)  # a column or a literal that is true
+    return _value(found, schema, None)  # a boolean column or literal
 
 
 def _compared(op: str, left: ColumnRef | Literal, right: ColumnRef | Literal, schema: pa.Schema) -> SparkColumn:
@@ -62,7 +65,7 @@ def _compared(op: str, left: ColumnRef | Literal, right: ColumnRef | Literal, sc
         return found
     strange = reduce(operator.or_, map(F.isnan, floats))
     known = reduce(operator.and_, (each.isNotNull() for each in sides))
-    # A null stays unknown. What is compared stands by itself, for Spark to push down.
+    # Null stays unknown. The comparison comes first, so that Spark can push it down.
     return (found | (strange & known)) if op == "!=" else (found & (~strange | ~known))
 
 
@@ -86,5 +89,5 @@ def _value(operand: ColumnRef | Literal | Condition, schema: pa.Schema, kind: pa
 
 
 def quote_name(name: str) -> str:
-    """A column's name as Spark takes any."""
+    """Quote a column name for Spark."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,1 +1,1 @@
-"""The `wal` table: what one version of it says (`table.py`), its rows in order (`reader.py`), states that are proved by replay."""
+"""The `wal` table: positions at one version (`table.py`), rows in order (`reader.py`), states proved by replay."""

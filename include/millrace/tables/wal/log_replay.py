@@ -1,4 +1,4 @@
-"""The log run through the chain again, slice by slice: what the ``wal`` table must hold."""
+"""Replays the log through the chain, slice by slice: the result is what the ``wal`` table must hold."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from millrace.wal.entry_chunks import chunk_entries
 from millrace.wal.state import ChannelState
 
 SLICE_BYTES: Final = 32 << 20
-"""Of the log that are in memory at once."""
+"""Bytes of the log in memory at once."""
 
 
 def replay_log(log: Log, state: ChannelState, *, until: LogId) -> Iterator[ChainOutcome]:
-    """Outcomes from the position of `state` up to `until`, in order; fewer where the log has no more. Raises what `log` raises."""
+    """Yield outcomes from the position of `state` up to `until`; fewer if the log ends before. Raises what `log`
+    raises.
+    """
     chain = Chain()
     while state.position < until:
         entries = log.read(state.position, end=until, max_bytes=SLICE_BYTES)
@@ -35,10 +37,11 @@ def replay_log(log: Log, state: ChannelState, *, until: LogId) -> Iterator[Chain
 
 
 class UncommittedMessages:
-    """The messages of PChannels that the log has after the ``wal`` table, by the chain's own rules; for one reader.
+    """The messages that the log has after the ``wal`` table, by the chain's rules. For one reader.
 
-    A call goes on from where the last one ended, or from the table if that has come further. Memory: a piece of the log, and a
-    channel state a PChannel.
+    A call continues after the previous one, or after the table if that is further. Memory: a piece of the log, and one
+    channel
+    state per PChannel.
     """
 
     def __init__(self, wal_uri: str, service: LogService) -> None:
@@ -47,7 +50,7 @@ class UncommittedMessages:
         self._states: dict[str, ChannelState] = {}
 
     def __call__(self, pchannel: str) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The messages in order, each piece with the tick that it completes. Raises what the log raises."""
+        """Yield the messages in order, each piece with the tick that it completes. Raises what the log raises."""
         with closing(self._service.open(pchannel)) as log:
             for outcome in replay_log(log, self._state(pchannel), until=log.end()):
                 self._states[pchannel] = outcome.state
@@ -61,7 +64,7 @@ class UncommittedMessages:
 
 
 def replay_totals(log: Log, state: ChannelState, totals: WalTotals, *, until: LogId) -> tuple[ChannelState, WalTotals]:
-    """The state at `until` (or where the log ends), and what rows add up to there that add up to `totals` at `state`."""
+    """Return the state at `until` (or the end of the log), and the totals there, given `totals` at `state`."""
     for outcome in replay_log(log, state, until=until):
         added = digest_rows(outcome.messages) + digest_rows(outcome.rejections)
         totals += WalTotals(outcome.messages.num_rows, outcome.rejections.num_rows, added)

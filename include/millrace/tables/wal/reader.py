@@ -1,11 +1,14 @@
 """Rows of one PChannel from one pinned version of the ``wal`` table, in id order, by tick or from a message id on.
 
-A :class:`WalSnapshot` is one version: everything read through it is of one moment. Files are chosen by the partition
-values and statistics in the Delta log alone, and only those are opened, so that the cost of a read grows with what it
-returns, and with the number of live files only by their listing. Batches are bounded, memory with them.
+A :class:`WalSnapshot` is one version: everything read through it is consistent. Files are chosen by the partition
+values and
+statistics in the Delta log alone, and only those are opened. So the cost of a read grows with its result, and with the
+number
+of live files only by their listing. Batches, and with them memory, are bounded.
 
-Files of different commits hold ranges of ids that do not overlap (compaction keeps it so); a file out of order is WalGap,
-never a reordered or doubled row.
+Files of different commits hold disjoint ranges of ids (compaction keeps that). A file out of order raises WalGap; rows
+are
+never reordered or duplicated.
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ from millrace.storage.table import TableHandle, open_table
 from millrace.wal.schema import KIND_MESSAGE, ROW_SCHEMA
 
 BATCH_BYTES: Final = 32 << 20
-"""Uncompressed Parquet bytes that one batch holds, about."""
+"""Approximate uncompressed Parquet bytes per batch."""
 
 MAX_TICK: Final = (1 << 63) - 1
 
 TRIMMED_APP_SUFFIX: Final = "/trimmed"
-"""``<pchannel>/trimmed`` is the app id whose version is the tick up to which retention may have taken rows away; its parts
-``/ledger`` and ``/entry`` name the first log entry of which all rows are there, transactions included."""
+"""``<pchannel>/trimmed`` is the app id whose version is the tick up to which retention may have removed rows.
+
+Its parts ``/ledger`` and ``/entry`` name the first log entry whose rows all exist, including transactions.
+"""
 FIRST_ID: Final = MessageId(0, 0, 0, 0)
 
 _DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
@@ -54,12 +59,12 @@ class WalFile:
     first_tick: int
     last_tick: int
     last_id: tuple[int, int]
-    """A log id at or behind its last message's."""
+    """A log id at or after that of its last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalRange:
-    """What to read: plain data that a task can be sent, so that it opens no Delta log of its own."""
+    """A planned read: plain data that a task can receive without opening a Delta log."""
 
     files: tuple[WalFile, ...]
     start: MessageId = FIRST_ID
@@ -84,18 +89,18 @@ class WalSnapshot:
 
     @classmethod
     def open(cls, uri: object, *, version: int | None = None) -> Self | None:
-        """The table at `uri` at `version`, or as it is now; None where there is none yet."""
+        """Open the table at `uri` at `version`, or at its newest one; None if it does not exist."""
         table = open_table(uri, version=version)
         return None if table is None else cls(table)
 
     def refreshed(self) -> WalSnapshot:
-        """The newest version: this snapshot where it is that, else another one, and this one is of no more use."""
+        """Return a snapshot of the newest version: this one, or another, after which this one is unusable."""
         self._table.refresh()
         return self if self._table.version == self.version else WalSnapshot(self._table)
 
     @property
     def store(self) -> TableStore:
-        """Where the table lies, for :func:`read_range` of what was planned here."""
+        """The table's store, for :func:`read_range`."""
         return self._table.store
 
     @cached_property
@@ -122,7 +127,7 @@ class WalSnapshot:
         return files
 
     def _without_statistics(self, path: str) -> tuple[int, list[int]]:
-        """Rows, first and last tick, greatest ledger and entry of a file whose writer left no statistics in the log."""
+        """Return rows, first and last tick, and greatest ledger and entry of a file without statistics in the log."""
         with self._table.open_file(path) as parquet:
             table = parquet.read(columns=["time_tick", "ledger", "entry"])
         if table.num_rows == 0:
@@ -131,26 +136,28 @@ class WalSnapshot:
         return table.num_rows, [pc.min(table["time_tick"]).as_py(), *most]
 
     def pchannels(self) -> list[str]:
-        """PChannels that have messages in this version, sorted."""
+        """Return the PChannels with messages in this version, sorted."""
         return sorted(self._files)
 
     def last_tick(self, pchannel: str) -> int:
-        """Everything of `pchannel` up to this tick is in this version; 0 where nothing was committed."""
+        """Return the tick up to which this version has everything of `pchannel`; 0 if nothing was committed."""
         return self._table.app_version(pchannel)
 
     def log_time_ms(self) -> int:
-        """Log time as this version has it, in Unix milliseconds: the stamp of its newest tick; 0 without any. It stands still
-        while nothing is written, and no wall clock that leaps moves it."""
+        """Return the log time of this version: the stamp of its newest tick in Unix milliseconds; 0 without one.
+
+        It does not move while nothing is written, and is independent of the wall clock.
+        """
         return tick_physical_ms(max(map(self.last_tick, self.pchannels()), default=0))
 
     def trimmed(self, pchannel: str) -> tuple[int, LogId]:
-        """Up to which tick retention may have taken rows away, and the first entry that a reader may begin at."""
+        """Return the tick up to which retention may have removed rows, and the first entry readers may start at."""
         app = pchannel + TRIMMED_APP_SUFFIX
         tick, ledger, entry = (self._table.app_version(app + part) for part in ("", "/ledger", "/entry"))
         return tick, LogId(ledger, entry)
 
     def count(self, pchannel: str, *, after_tick: int) -> int:
-        """How many messages of `pchannel` have a tick > `after_tick`; opens the one file that the tick lies in, if any."""
+        """Return the number of messages of `pchannel` with a tick > `after_tick`. Opens at most one file."""
         behind = [file for file in self._files.get(pchannel, []) if file.last_tick > after_tick]
         whole = [file for file in behind if file.first_tick > after_tick]
         cut = WalRange(tuple(behind[: len(behind) - len(whole)]), after_tick=after_tick)
@@ -166,19 +173,22 @@ class WalSnapshot:
         up_to_tick: int = MAX_TICK,
         max_bytes: int | None = None,
     ) -> WalRange:
-        """The messages of `pchannel` with id >= `start` and after_tick < time_tick <= up_to_tick, as a range to read.
+        """Return the messages of `pchannel` with id >= `start` and after_tick < time_tick <= up_to_tick, as a range to
+        read.
 
-        `max_bytes` (of files) ends it earlier, behind a whole file, but lets at least one file in that reaches past
-        `after_tick`. Its ``up_to_tick`` then tells where. Raises WalGap where files hold ticks of the same range,
-        PositionTruncated where `start` lies before what retention has left.
+        `max_bytes` (of files) ends the range earlier, after a whole file, but includes at least one file beyond
+        `after_tick`. The
+        range's ``up_to_tick`` then tells where it ends. Raises WalGap if files overlap, and PositionTruncated if
+        retention removed
+        rows after `start`.
         """
         begin = start or FIRST_ID
         if start is not None:
             tick, earliest = self.trimmed(pchannel)
             if start.log_id < earliest:
                 raise PositionTruncated(
-                    f"the WAL of {pchannel} was trimmed up to tick {tick}: a reader begins at {earliest} or behind it, "
-                    f"not at {start}; what lies before stands in the collections' tables",
+                    f"the WAL of {pchannel} was trimmed up to tick {tick}: a reader can start at {earliest} or later, "
+                    f"not at {start}; the collections' tables hold earlier rows",
                     earliest=earliest,
                 )
         chosen = [
@@ -188,9 +198,7 @@ class WalSnapshot:
         ]
         for before, behind in pairwise(chosen):
             if behind.first_tick <= before.last_tick:
-                raise WalGap(
-                    f"{before.path} and {behind.path} hold ticks of the same range: rows would come out of order"
-                )
+                raise WalGap(f"{before.path} and {behind.path} overlap in ticks: rows would be out of order")
         if max_bytes is not None:
             chosen, cut = _within(chosen, after_tick, max_bytes)
             up_to_tick = min(up_to_tick, cut)
@@ -207,15 +215,18 @@ class WalSnapshot:
         columns: Sequence[str] | None = None,
         batch_bytes: int = BATCH_BYTES,
     ) -> Iterator[pa.Table]:
-        """Accepted messages in id order, as tables of ROW_SCHEMA (or some of its columns) of about `batch_bytes`.
+        """Yield accepted messages in id order, as tables of ROW_SCHEMA (or some columns) of about `batch_bytes`.
 
-        With id >= `start` or, without one, time_tick > after_tick; time_tick <= up_to_tick; of `types` where given.
+        The messages have id >= `start` or, without it, time_tick > after_tick; time_tick <= up_to_tick; and one of
+        `types` if given.
         """
         plan = self.plan(pchannel, start=start, after_tick=after_tick, up_to_tick=up_to_tick)
         return read_range(self._table.store, plan, types=types, columns=columns, batch_bytes=batch_bytes)
 
     def confirmed_at(self, pchannel: str, tick: int) -> MessageId:
-        """LastConfirmed of the last message <= `tick`: from there on is all that becomes visible after `tick`."""
+        """Return LastConfirmed of the last message <= `tick`: a reader that starts there misses nothing visible after
+        `tick`.
+        """
         files = self.plan(pchannel, up_to_tick=tick).files
         if not files:
             return FIRST_ID
@@ -225,10 +236,10 @@ class WalSnapshot:
         return MessageId(*(table[name][place].as_py() for name in _CONFIRMED))
 
     def verify(self, pchannel: str) -> int:
-        """Check that the messages of `pchannel` are in order and none lies past the last tick; how many there are.
+        """Check that the messages of `pchannel` are in order and none is after the last tick. Returns their number.
 
-        Raises WalGap. Whether rows are missing is told by the totals and digests that the committer keeps beside its state
-        rows (millrace.tables.wal.table.WalTotals); this rests on the messages alone.
+        Raises WalGap. It does not detect missing rows: the totals and digests of the state rows do
+        (millrace.tables.wal.table.WalTotals).
         """
         count = 0
         for table in self.messages(pchannel, columns=["time_tick", *_IDS]):
@@ -249,8 +260,10 @@ def read_range(
     columns: Sequence[str] | None = None,
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[pa.Table]:
-    """The messages of a planned range of the ``wal`` table; of a row group without any of `types` no more than the types is read.
-    Raises WalGap for rows out of order."""
+    """Yield the messages of a planned range of the ``wal`` table.
+
+    Of a row group without any of `types`, only the types are read. Raises WalGap for rows out of order.
+    """
     last_seen = 0
     start: MessageId | None = plan.start
     for file in plan.files:
@@ -273,7 +286,7 @@ def read_range(
 
 
 def _within(files: list[WalFile], after_tick: int, max_bytes: int) -> tuple[list[WalFile], int]:
-    """The first files up to `max_bytes`, those before `after_tick` not counted, and the last tick of a range cut there."""
+    """Return the first files up to `max_bytes`, not counting those before `after_tick`, and the range's last tick."""
     taken = 0
     for place, file in enumerate(files):
         if file.last_tick > after_tick:
@@ -289,7 +302,7 @@ def _has_any(parquet: pq.ParquetFile, group: int, types: Sequence[str]) -> bool:
 
 
 def range_bytes(wal: TableStore, plan: WalRange) -> int:
-    """About how many bytes of files hold the messages of a range; of the file that it begins in, what lies behind its start."""
+    """Return the approximate size of a range's files. Of its first file, only the part after the start counts."""
     size = sum(file.size for file in plan.files[1:])
     for file in plan.files[:1]:
         with open_file(wal, file.path) as parquet:
@@ -328,7 +341,7 @@ def _batches(
 
 
 def _groups(parquet: pq.ParquetFile, plan: WalRange) -> list[int]:
-    """The row groups of a file that may hold messages of a range, by their statistics."""
+    """Return the row groups of a file that may hold messages of a range, by their statistics."""
     places = [parquet.schema.names.index(name) for name in ("time_tick", "ledger", "entry")]
     found = []
     for number in range(parquet.num_row_groups):
@@ -348,7 +361,7 @@ def _group_bytes(parquet: pq.ParquetFile, number: int) -> int:
 
 
 def _first_at(table: pa.Table, start: MessageId) -> int:
-    """The place of the first row with an id >= `start`, in a table in id order."""
+    """Return the index of the first row with an id >= `start` in a table in id order."""
     below = np.zeros(table.num_rows, dtype=bool)
     equal = np.ones(table.num_rows, dtype=bool)
     for name, bound in zip(_IDS, start, strict=True):

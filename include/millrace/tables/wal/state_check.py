@@ -1,8 +1,10 @@
-"""States of the ``wal`` table that cannot be taken at their word: older ones to go back to, and a replay that proves one.
+"""State rows of the ``wal`` table that need proof: older states to fall back to, and a replay that proves a state.
 
-A state row has a checksum; one that an earlier build wrote has none until its PChannel's next commit, and is held against the log:
-run through the chain from an older state it must give these very bytes. An older state is that of the commit before, whose file
-stays until VACUUM, or the one before the log's first entry.
+A state row has a checksum. One that an earlier build wrote has none until its PChannel's next commit. It is checked
+against
+the log: the chain, run from an older state, must give exactly these bytes. An older state is that of the previous
+commit,
+whose file exists until VACUUM, or the state before the log's first entry.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from millrace.tables.wal.table import WalTable, WalTotals
 from millrace.wal.state import ChannelState
 
 MAX_LOOKBACK: Final = 12
-"""Earlier versions of the table that are looked at: 1, 2, 4 ... before."""
+"""Number of earlier versions to try: 1, 2, 4 ... before."""
 
 
 def previous_state(table: WalTable, log: Log, pchannel: str) -> tuple[ChannelState, WalTotals] | None:
-    """The nearest state before the newest commit from which the log that is left leads on, with what the WAL added up to there."""
+    """Return the nearest earlier state from which the remaining log leads on, with the WAL's totals there."""
     commits, begin = table.commits(pchannel), log.describe().begin
     for power in range(MAX_LOOKBACK):
         version = table.version - (1 << power)
@@ -35,10 +37,12 @@ def previous_state(table: WalTable, log: Log, pchannel: str) -> tuple[ChannelSta
 
 
 def check_state(table: WalTable, log: Log, pchannel: str) -> None:
-    """Hold a state row without a checksum against the log; one that has a checksum is good already. Raises StateDamaged.
+    """Check a state row without a checksum against the log; a row with a checksum is already verified. Raises
+    StateDamaged.
 
-    Where the log no longer reaches back to an older state nothing can be said, and where it ends before the row's position that
-    is another error (LogRegressed), which whoever reads on meets.
+    If the log no longer reaches back to an older state, nothing can be checked. A log that ends before the row's
+    position is
+    another error (LogRegressed), which the next reader raises.
     """
     position = table.position(pchannel)
     stands = position.position
@@ -50,13 +54,17 @@ def check_state(table: WalTable, log: Log, pchannel: str) -> None:
     state, totals = replay_totals(log, *start, until=stands)
     if state.position == stands and (state.to_bytes(), totals) != (position.state_bytes, position.totals):
         raise StateDamaged(
-            f"the state row of {pchannel} is not what the log gives at {stands}: run the operation recovery (mode repair), which"
-            " computes it again"
+            f"the state row of {pchannel} does not match the log at {stands}: run the operation recovery "
+            "(mode repair), which"
+            " recomputes it"
         )
 
 
 def valid_state(table: WalTable, log: Log, pchannel: str) -> ChannelState:
-    """A state to follow the log from: the newest, or where that is damaged an older one. Raises StateDamaged where there is none."""
+    """Return a state to follow the log from: the newest, or an older one if that is damaged.
+
+    Raises StateDamaged if there is none.
+    """
     try:
         check_state(table, log, pchannel)
         return table.position(pchannel).state or ChannelState.new(pchannel)

@@ -1,8 +1,10 @@
-"""The ``wal`` Delta table: how it is made, and what one version of it says about a PChannel's position.
+"""The ``wal`` Delta table: its creation, and the position of a PChannel at one version.
 
 Plain Delta (reader 1, writer 2), so that delta-rs and delta-spark both append to it and read it; partitioned by kind,
-PChannel and date of the tick. Only the committer (millrace.node.ingest.committer) and the compaction behind it write to it.
-The truth about a position is the one live row of kind ``state`` that a PChannel has; each commit replaces that row's file.
+PChannel
+and date of the tick. Only the committer (millrace.node.ingest.committer) and its compaction write to it. A position is
+the one
+live row of kind ``state`` of a PChannel; each commit replaces that row's file.
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
 STATS_COLUMNS: Final = ("time_tick", "ledger", "entry")
-"""Columns with statistics in the Delta log: what readers prune files by."""
+"""Columns with statistics in the Delta log, by which readers prune files."""
 
 COMMIT_APP_SUFFIX: Final = "/commit"
-"""``<pchannel>/commit`` is the app id whose version counts the PChannel's commits; see millrace.node.ingest.committer."""
+"""``<pchannel>/commit``: the app id whose version counts the PChannel's commits (millrace.node.ingest.committer)."""
 
 _CONFIGURATION: Final = {
     "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
-    # A tombstone outlives any reader and any task whose file is not committed yet; VACUUM never goes below it.
+    # A tombstone outlives any reader and any task whose file is not committed yet. VACUUM never goes below it.
     "delta.deletedFileRetentionDuration": "interval 2 days",
 }
 _CHECKSUM: Final = "crc32c"
-"""In a state row's detail."""
+"""Key in a state row's detail."""
 _PCHANNEL: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def _plain(field: pa.Field) -> pa.Field:
-    """A column of ROW_SCHEMA as Delta knows it: strings without dictionary, binary of any size."""
+    """Return a column of ROW_SCHEMA with its Delta type: strings without dictionary, binary of any size."""
     kind = field.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -60,17 +62,17 @@ TABLE_SCHEMA: Final = pa.schema(
         pa.field("date", pa.date32()),
     ]
 )
-"""Columns of the table; the partition columns stand last, and not in the files."""
+"""Columns of the table. The partition columns are last, and not in the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalTotals:
-    """What a PChannel's rows add up to from the first commit on; held in each state row."""
+    """Totals of a PChannel's rows since its first commit. Each state row holds them."""
 
     messages: int = 0
     rejections: int = 0
     digest: WalDigest = field(default_factory=WalDigest)
-    """Of all message and rejection rows (millrace.wal.digest)."""
+    """Digest of all message and rejection rows (millrace.wal.digest)."""
 
     def __add__(self, other: WalTotals) -> WalTotals:
         return WalTotals(self.messages + other.messages, self.rejections + other.rejections, self.digest + other.digest)
@@ -85,43 +87,46 @@ class WalTotals:
 
 @dataclass(frozen=True, slots=True)
 class WalPosition:
-    """Where one PChannel stands in one version of the table."""
+    """The position of one PChannel at one version of the table."""
 
     version: int
-    """Of the table."""
+    """Version of the table."""
     pchannel: str
     commits: int = 0
-    """Commits of this PChannel so far: what the fence compares."""
+    """Number of this PChannel's commits: the fence compares it."""
     last_tick: int = 0
-    """The app transaction's version: the last time tick of the last range."""
+    """Version of the app transaction: the last time tick of the last range."""
     totals: WalTotals = field(default_factory=WalTotals)
     state_bytes: bytes | None = None
     state_path: str | None = None
-    """The live state row's file, relative to the table; the next commit removes it."""
+    """The live state row's file, relative to the table. The next commit removes it."""
     has_checksum: bool = True
-    """Whether the row has a checksum; one of an earlier build has none (millrace.tables.wal.state_check)."""
+    """Whether the row has a checksum. A row of an earlier build has none (millrace.tables.wal.state_check)."""
 
     @property
     def state(self) -> ChannelState | None:
-        """The channel state, decoded; None before the first commit."""
+        """The decoded channel state; None before the first commit."""
         return None if self.state_bytes is None else ChannelState.from_bytes(self.state_bytes)
 
     @property
     def position(self) -> LogId | None:
-        """The next log entry to be read; None before the first commit."""
+        """The next log entry to read; None before the first commit."""
         state = self.state
         return None if state is None else state.position
 
 
 def partition_path(kind: str, pchannel: str, date: str) -> str:
-    """The folder of one partition, relative to the table. Raises InvalidArgument for names that no folder should have."""
+    """Return the folder of a partition, relative to the table.
+
+    Raises InvalidArgument for names unsuitable for folders.
+    """
     if not _PCHANNEL.fullmatch(pchannel) or pchannel in {".", ".."}:
-        raise InvalidArgument(f"{pchannel!r} is no name of a PChannel: letters, digits, '.', '_' and '-'")
+        raise InvalidArgument(f"{pchannel!r} is not a valid PChannel name: use letters, digits, '.', '_' and '-'")
     return f"kind={quote(kind)}/pchannel={quote(pchannel)}/date={quote(date)}"
 
 
 def state_detail(*, commits: int, previous_tick: int, totals: WalTotals, time_tick: int, state: bytes) -> str:
-    """The ``detail`` column of a state row, with a checksum over itself, the row's tick and the state."""
+    """Return the ``detail`` of a state row, with a checksum over itself, the row's tick and the state."""
     body = {"commits": commits, "previous_tick": previous_tick, **totals.to_json()}
     return _json({**body, _CHECKSUM: _checksum(body, time_tick, state)})
 
@@ -143,7 +148,7 @@ class WalTable:
 
     @classmethod
     def create(cls, uri: object) -> Self:
-        """The table at `uri`, made where there is none; several processes may do so at once."""
+        """Open the table at `uri`, creating it if needed. Several processes may do so concurrently."""
         return cls(
             create_table(
                 uri,
@@ -157,12 +162,12 @@ class WalTable:
 
     @staticmethod
     def exists(uri: object) -> bool:
-        """Whether there is a table at `uri`."""
+        """Return whether there is a table at `uri`."""
         return table_exists(uri)
 
     @classmethod
     def open(cls, uri: object) -> Self:
-        """The table at `uri` at its newest version. Raises TableNotFound, TableDamaged."""
+        """Open the table at `uri` at its newest version. Raises TableNotFound, TableDamaged."""
         return cls(table_at(uri))
 
     @property
@@ -171,7 +176,7 @@ class WalTable:
 
     @property
     def version(self) -> int:
-        """The version this handle stands at."""
+        """The version of this handle."""
         return self.table.version
 
     def refresh(self) -> None:
@@ -179,19 +184,19 @@ class WalTable:
         self.table.refresh()
 
     def commits(self, pchannel: str) -> int:
-        """Commits of `pchannel` up to this version."""
+        """Return the number of commits of `pchannel` up to this version."""
         return self.table.app_version(pchannel + COMMIT_APP_SUFFIX)
 
     def last_tick(self, pchannel: str) -> int:
-        """The last committed time tick of `pchannel` at this version; 0 before the first commit."""
+        """Return the last committed time tick of `pchannel` at this version; 0 before the first commit."""
         return self.table.app_version(pchannel)
 
     def position(self, pchannel: str) -> WalPosition:
-        """Where `pchannel` stands at this version."""
+        """Return the position of `pchannel` at this version."""
         return self.positions([pchannel])[pchannel]
 
     def positions(self, pchannels: Iterable[str]) -> dict[str, WalPosition]:
-        """Where each of `pchannels` stands, all at this one version. Reads one small file for each that moved."""
+        """Return the positions of `pchannels`, all at this version. Reads one small file for each that moved."""
         found: dict[str, WalPosition] = {}
         moved: list[str] = []
         for pchannel in pchannels:
@@ -212,7 +217,7 @@ class WalTable:
     def valid_positions(
         self, pchannels: Iterable[str], *, on_damaged: Callable[[str, StateDamaged], None] = lambda name, error: None
     ) -> dict[str, WalPosition]:
-        """As :meth:`positions`, without the PChannels whose state is damaged; `damaged` is told of each."""
+        """Return positions without the PChannels whose state is damaged; `damaged` is called for each of those."""
         names = list(pchannels)
         try:
             return self.positions(names)
@@ -226,11 +231,13 @@ class WalTable:
         return found
 
     def pchannels(self) -> list[str]:
-        """The PChannels with a commit, sorted."""
+        """Return the PChannels with a commit, sorted."""
         return sorted(self._state_paths())
 
     def files(self, kind: str, pchannel: str, *, after: int | None = None, until: int | None = None) -> list[str]:
-        """Files of this version, relative to the table, that may hold rows of `kind` and `pchannel` with `after` < time tick <= `until`."""
+        """Return files, relative to the table, that may hold rows of `kind` and `pchannel` with `after` < tick <=
+        `until`.
+        """
         predicate = f"kind = '{kind}' AND pchannel = '{pchannel}'"
         if after is not None:
             predicate += f" AND time_tick > {after}"
@@ -239,7 +246,7 @@ class WalTable:
         return self.table.files(predicate)
 
     def _state_paths(self) -> dict[str, list[str]]:
-        """Live state files by PChannel, relative to the table."""
+        """Return the live state files by PChannel, relative to the table."""
         paths: dict[str, list[str]] = {}
         for path in self.table.files(f"kind = '{KIND_STATE}'"):
             paths.setdefault(_partition_value(path, "pchannel"), []).append(path)
@@ -259,13 +266,14 @@ class WalTable:
                 self._rows[pchannel] = (path, position)
                 return position
         raise StateDamaged(
-            f"version {self.version} of {self.table.uri} has no sound state row of {pchannel} for its commit"
-            f" {self.commits(pchannel)} at tick {self.last_tick(pchannel)} ({'; '.join(problems) or 'none at all'}): run the"
-            " operation recovery (mode repair), which computes it from the log again"
+            f"version {self.version} of {self.table.uri} has no valid state row of {pchannel} for its commit"
+            f" {self.commits(pchannel)} at tick {self.last_tick(pchannel)} "
+            f"({'; '.join(problems) or 'none at all'}): run the"
+            " operation recovery (mode repair), which recomputes it from the log"
         )
 
     def _state_row(self, pchannel: str, path: str) -> WalPosition | None:
-        """What the state row in a file says; None where it is of another commit. Raises what reading it does, Malformed."""
+        """Parse the state row of a file; None if it is of another commit. Raises read errors, Malformed."""
         with self.table.open_file(path) as file:
             (row,) = file.read(["detail", "payload", "time_tick", "ledger", "entry"]).to_pylist()
         detail = json.loads(row["detail"])
@@ -295,20 +303,23 @@ class WalTable:
         return position
 
     def position_at(self, pchannel: str, version: int) -> WalPosition | None:
-        """Where `pchannel` stood at an older version; None where that or its state row is gone, or it had no commit yet."""
+        """Return the position of `pchannel` at an older version.
+
+        Returns None if that version or its state row is gone, or the PChannel had no commit yet.
+        """
         try:
             pinned = open_table(self.table.uri, version=version)
             found = None if pinned is None else WalTable(pinned).position(pchannel)
-        except Exception:  # cleaned up or vacuumed: delta-rs has no one type for it
+        except Exception:  # cleaned up or vacuumed: delta-rs has no single error type for it
             return None
         return found if found is not None and found.state_bytes is not None else None
 
 
 def _partition_value(path: str, column: str) -> str:
-    """The value of a partition column in a file's path."""
+    """Return the value of a partition column in a file's path."""
     return unquote(path.partition(f"{column}=")[2].partition("/")[0])
 
 
 def _at(position: WalPosition, version: int) -> WalPosition:
-    """The same position, seen at a later version."""
+    """Return the same position, seen at a later version."""
     return replace(position, version=version)

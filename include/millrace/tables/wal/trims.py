@@ -1,8 +1,11 @@
-"""What retention took from the ``wal`` table, so that what is left can still be verified: the Delta table ``wal_trims``.
+"""Rows that retention removed from the ``wal`` table, so that the rest can still be verified: the Delta table
+``wal_trims``.
 
-A trim removes whole files of a PChannel and moves the app id ``<pchannel>/trimmed`` to its tick, in one commit to ``wal``; so
-a reader of any version knows from that version alone up to where rows are gone. How many rows, and their digest, stands here, in
-a row that is written before that commit and counts from it on.
+A trim removes whole files of a PChannel and moves the app id ``<pchannel>/trimmed`` to its tick, in one commit to
+``wal``. So a
+reader of any version knows from that version alone up to where rows are gone. The number of rows and their digest are
+in this
+table, in a row that is written before that commit and valid from it on.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ COLUMNS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class WalTrim:
-    """One trim of a PChannel; `totals` are of all trims up to it."""
+    """One trim of a PChannel. `totals` are of all trims up to it."""
 
     pchannel: str
     time_tick: int
@@ -47,12 +50,12 @@ class WalTrim:
 
 
 def trims_uri(wal: object) -> str:
-    """Beside the ``wal`` table at `wal`."""
+    """Return the URI of the table, next to the ``wal`` table at `wal`."""
     return f"{str(wal).rpartition('/')[0]}/wal_trims"
 
 
 def trimmed_totals(wal: WalTable) -> dict[str, WalTotals]:
-    """By PChannel, for those that were trimmed at the version of `wal`: the rows that are gone."""
+    """Return the totals of removed rows by PChannel, for those trimmed at the version of `wal`."""
     reached = {name: wal.table.app_version(name + TRIMMED_APP_SUFFIX) for name in wal.pchannels()}
     if not any(reached.values()):
         return {}
@@ -61,7 +64,7 @@ def trimmed_totals(wal: WalTable) -> dict[str, WalTotals]:
     if table is None:
         return {}
     actions = table.actions()
-    # Each trim wrote a file of one row: only those that count are opened.
+    # Each trim wrote a file with one row: open only those that count.
     wanted = pc.is_in(actions["max.time_tick"], pa.array(sorted(set(reached.values())), pa.int64()))
     rows = table.read_rows(actions.filter(wanted)["path"].to_pylist(), COLUMNS).sort_by("at").to_pylist()
     return {

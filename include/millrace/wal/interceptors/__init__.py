@@ -1,1 +1,4 @@
-"""The interceptors of the reference documents, one folder each with `interceptor.py`; `links.py` puts them in order."""
+"""The interceptors, one folder each with `interceptor.py`.
+
+`millrace.wal.chain.build_interceptors` puts them in order.
+"""

@@ -1,9 +1,10 @@
-"""What an interceptor is, and what it may be able to do besides.
+"""The interface of an interceptor, and its optional abilities.
 
-Each folder holds one interceptor of the same shape. ``decide`` judges a run of messages from the channel state and may call
-``proceed`` for what lies further in; ``evolve`` makes decided messages part of the state. decide never changes the state;
-recovery and rebuilds run evolve alone. The abilities are protocols of one method: the chain asks once which links have
-them, and then only those.
+Each folder holds one interceptor. ``decide`` judges a run of messages from the channel state and may call ``proceed``
+for the
+inner interceptors; ``evolve`` applies decided messages to the state. decide never modifies the state, and recovery and
+rebuilds
+run evolve alone. Abilities are protocols of one method: the chain checks once which interceptors have them.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ class Interceptor(Protocol):
     name: str
 
     def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
-        """Judge `run` in place; `proceed` hands it to the next link."""
+        """Judge `run` in place. `proceed` passes it to the next interceptor."""
         ...
 
     def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
-        """Take decided inserts, deletes and rejections into `state` (the caller's own copy)."""
+        """Apply decided inserts, deletes and rejections to `state` (the caller's own copy)."""
         ...
 
     def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
-        """Take one accepted message of any type into `state`."""
+        """Apply one accepted message of any type to `state`."""
         ...
 
 
 class Timer(NamedTuple):
-    """An emission that falls due at a tick; of one link's timers of the same tick the least `id` comes first."""
+    """An emission that is due at a tick. Of an interceptor's timers at the same tick, the least `id` comes first."""
 
     deadline: int
     id: int
@@ -45,35 +46,35 @@ class Timer(NamedTuple):
 
 @runtime_checkable
 class TimerSource(Protocol):
-    """Emits by log time. At one tick an outer link's timers come before an inner one's."""
+    """Emits by log time. At one tick, timers of outer interceptors come before those of inner ones."""
 
     def timers(self, state: ChannelState, tick: int) -> Iterable[Timer]:
-        """Its timers; at `tick`, of which the state says that some timer's deadline has come."""
+        """Return the timers at `tick`, at which the state says that some timer is due."""
         ...
 
 
 @runtime_checkable
 class Emitter(Protocol):
-    """Emits messages before a run that was judged. What outer links emit comes before what inner ones do."""
+    """Emits messages before a judged run. Emissions of outer interceptors come before those of inner ones."""
 
     def emissions(self, state: ChannelState, run: MessageRun) -> Iterable[Emission]:
-        """What comes before the first message of `run`, in order. The state is that before the run."""
+        """Return the messages before the first message of `run`, in order. The state is the one before the run."""
         ...
 
 
 @runtime_checkable
 class Stamper(Protocol):
-    """Writes into a judged run what its messages get, once everything that comes before them is in the state."""
+    """Writes columns of a judged run, after everything that precedes it is in the state."""
 
     def stamp(self, state: ChannelState, run: MessageRun) -> None:
-        """Fill columns of `run` that it stands for."""
+        """Fill the columns of `run` that this interceptor owns."""
         ...
 
 
 @runtime_checkable
 class DeferredEmitter(Protocol):
-    """Emits what waited for the state to change."""
+    """Emits messages that waited for a change of the state."""
 
     def ready_emission(self, state: ChannelState) -> Emission | None:
-        """The next emission that waits for nothing more; asked again until there is none."""
+        """Return the next emission that waits for nothing more. Called until it returns None."""
         ...

@@ -1,5 +1,6 @@
-"""From messages to what readers of a collection are to see: what is visible of them, decoded, placed, in order; without a table.
+"""Visible rows and changes of collections from WAL messages, without a table.
 
-`catalog.py` is what DDL adds up to, `columns.py` what stands beside a collection's fields, `rows.py` makes rows and deletes,
-`changes.py` a stream of them. Whoever has the messages, from the ``wal`` table or a server's tail, gets the same from here.
+`catalog.py` evolves by DDL, `columns.py` has the columns beside a collection's fields, `collection_rows.py` makes rows
+and
+deletes, `changes.py` makes a stream of changes. The ``wal`` table and a server's tail give the same results.
 """

@@ -1,8 +1,10 @@
-"""What the DDL of one PChannel's WAL adds up to at a tick: collections by VChannel, their schemas, partitions, segments.
+"""The catalog of one PChannel's WAL at a tick: collections by VChannel, their schemas, partitions and segments.
 
-A :class:`WalCatalog` is evolved by visible rows alone, so that it comes out the same whatever the ranges were; the flusher
-stores it with each checkpoint, and a reader carries it on over the tail of the WAL. It remembers what is gone for as long
-as a read at an earlier tick may ask for it: drop ticks of partitions and collections, the tick of each schema.
+A :class:`WalCatalog` evolves by visible rows alone, so it does not depend on how they were split into ranges. The
+flusher stores
+it with each checkpoint, and readers evolve it over the tail of the WAL. It keeps what is gone for as long as a read at
+an
+earlier tick may need it: drop ticks of partitions and collections, and the tick of each schema.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from millrace.message.types import ROW_CARRYING_TYPES, MessageType
 from millrace.wal.txn_buffer import VISIBLE_TICK
 
 VERSIONS: Final = (1, 2)
-"""Of the stored form: 2 holds the ticks of Imports that replaced a VChannel's rows, and is written only where there are any."""
+"""Versions of the stored form. Version 2 has the ticks of replacing imports, and is written only if there are any."""
 
 CATALOG_TYPES: Final = tuple(
     member.name
@@ -37,7 +39,7 @@ CATALOG_TYPES: Final = tuple(
         MessageType.IMPORT,
     )
 )
-"""The types of messages that a catalog is evolved by: who wants no more of the WAL than its catalog reads these."""
+"""Message types that evolve a catalog. A reader that needs only the catalog reads these."""
 
 _CATALOG_TYPES: Final = pa.array(CATALOG_TYPES)
 _BRINGING: Final = pa.array([kind.name for kind in ROW_CARRYING_TYPES])
@@ -46,7 +48,7 @@ _SEGMENT_EVENTS: Final = pa.array([MessageType.CREATE_SEGMENT.name, MessageType.
 
 @dataclass(slots=True)
 class GrowingSegment:
-    """A growing segment: the rows and payload bytes that are visible in it so far."""
+    """A growing segment, with the rows and payload bytes visible in it so far."""
 
     partition_id: int
     created_tick: int
@@ -58,7 +60,7 @@ SegmentState: TypeAlias = Literal["growing", "flushed", "dropped"]
 
 
 class SegmentEvent(NamedTuple):
-    """A segment's state became known."""
+    """A new state of a segment."""
 
     vchannel: str
     collection_id: int
@@ -75,33 +77,35 @@ class SegmentEvent(NamedTuple):
 
 @dataclass(slots=True)
 class VChannelInfo:
-    """One VChannel's collection."""
+    """The collection of one VChannel."""
 
     collection_id: int
     name: str
     vchannels: tuple[str, ...]
     created_tick: int
     schemas: list[tuple[int, CollectionSchema]]
-    """(tick from which on it holds, schema), by version from 1."""
+    """(tick from which it applies, schema), by version from 1."""
     partitions: dict[int, str]
     partition_drops: dict[int, list[int]] = field(default_factory=dict)
-    """Ticks at which a partition of that id was dropped: its earlier rows are hidden from there on."""
+    """Ticks at which a partition of that id was dropped: earlier rows are hidden from there on."""
     dropped_tick: int = 0
     replace_ticks: list[int] = field(default_factory=list)
-    """Ticks of the Imports that replaced the VChannel's rows: its earlier rows are hidden from there on."""
+    """Ticks of imports that replaced the VChannel's rows: earlier rows are hidden from there on."""
     growing: dict[int, GrowingSegment] = field(default_factory=dict)
 
     def schema_at(self, tick: int) -> CollectionSchema:
-        """The newest schema at `tick` (the first where `tick` lies before it)."""
+        """Return the newest schema at `tick` (the first one if `tick` is before it)."""
         return self.schemas[self.version_at(tick) - 1][1]
 
     def version_at(self, tick: int) -> int:
-        """The version of :meth:`schema_at`."""
+        """Return the version of :meth:`schema_at`."""
         return max(1, sum(since <= tick for since, _ in self.schemas))
 
     def first_visible_tick(self, tick: int) -> int:
-        """A read at `tick` sees no row of the VChannel that became visible before this tick: such a row is of an earlier
-        collection of the same id, or an Import replaced it."""
+        """Return the tick before which a read at `tick` sees no row of the VChannel.
+
+        Earlier rows belong to a previous collection of the same id, or an Import replaced them.
+        """
         return max([self.created_tick, *(each for each in self.replace_ticks if each <= tick)])
 
     @property
@@ -142,7 +146,10 @@ class VChannelInfo:
 
 
 def newest_schema(infos: Iterable[VChannelInfo], tick: int | None = None) -> CollectionSchema:
-    """A collection's schema (at `tick`): a change may have come to some of its VChannels alone, and the newest one counts."""
+    """Return a collection's schema (at `tick`).
+
+    Changes may have reached only some VChannels: the newest schema counts.
+    """
     if tick is None:
         return max(infos, key=lambda info: len(info.schemas)).newest_schema
     return max(infos, key=lambda info: info.version_at(tick)).schema_at(tick)
@@ -150,20 +157,20 @@ def newest_schema(infos: Iterable[VChannelInfo], tick: int | None = None) -> Col
 
 @dataclass(slots=True)
 class WalCatalog:
-    """The VChannels of one PChannel, dropped ones included."""
+    """The VChannels of one PChannel, including dropped ones."""
 
     vchannels: dict[str, VChannelInfo] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Canonical: equal catalogs have equal bytes."""
-        # A build that knows no Import must not go on from a catalog that hides rows by one.
+        """Return canonical bytes: equal catalogs have equal bytes."""
+        # A build without replacing imports must not continue a catalog that hides rows by one.
         version = VERSIONS[any(info.replace_ticks for info in self.vchannels.values())]
         body = {"version": version, "vchannels": {name: info.to_json() for name, info in self.vchannels.items()}}
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Inverse of :meth:`to_bytes`. Raises UnsupportedVersion."""
+        """Parse the result of :meth:`to_bytes`. Raises UnsupportedVersion."""
         body = json.loads(data)
         if body["version"] not in VERSIONS:
             raise UnsupportedVersion(
@@ -172,13 +179,13 @@ class WalCatalog:
         return cls({name: VChannelInfo.from_json(value) for name, value in body["vchannels"].items()})
 
     def collection_vchannels(self, collection_id: int) -> dict[str, VChannelInfo]:
-        """The VChannels of one collection that this PChannel has."""
+        """Return this PChannel's VChannels of one collection."""
         return {name: info for name, info in self.vchannels.items() if info.collection_id == collection_id}
 
     def apply(self, rows: pa.Table) -> Iterator[pa.Table]:
-        """Take visible rows in; yields them in stretches, each when the DDL before it is part of the catalog.
+        """Evolve by visible rows. Yields them in slices, each once the DDL before it is applied.
 
-        An Import brings rows, too: it is the first row of a stretch.
+        An Import also brings rows: it is the first row of its slice.
         """
         start = 0
         for place in _places(rows, _CATALOG_TYPES):
@@ -218,7 +225,7 @@ class WalCatalog:
                 info.schemas.append((tick, apply_changes(info.newest_schema, body["changes"])))
 
     def segment_events(self, rows: pa.Table) -> Iterator[SegmentEvent]:
-        """Count the visible rows of a stretch into their segments and tell which segments began and ended in it."""
+        """Count the visible rows of a slice into their segments. Yields the segments that began and ended in it."""
         events = [rows.slice(place, 1).to_pylist()[0] for place in _places(rows, _SEGMENT_EVENTS)]
         for row in events:
             if row["type"] == MessageType.CREATE_SEGMENT.name:
@@ -266,7 +273,7 @@ class WalCatalog:
 
 
 def import_segments(first: int, body: ImportBody) -> dict[int, int]:
-    """The segment of each partition that an Import brings rows to: `first` is the message's own, the others follow it."""
+    """Return the segment of each partition of an Import: `first` is the message's own, the others follow it."""
     return {partition: first + place for place, partition in enumerate(import_partitions(body))}
 
 

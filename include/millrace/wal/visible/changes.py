@@ -1,18 +1,24 @@
-"""A collection's changes: what visible WAL messages insert, delete and retract, as Arrow batches in the order it took effect.
+"""A collection's changes: inserts, deletes and retractions from visible WAL messages, as Arrow batches in order of
+effect.
 
     reader = ChangeReader(pchannel, collection_id, start, imports=imports)
-    for batch in reader.push(visible):     # rows that a Scanner or a TxnBuffer made visible, table or tail
-        ...                                # batch.rows: the collection's columns and CHANGE_COLUMNS; batch.position
+    for batch in reader.push(visible):  # rows that a Scanner or a TxnBuffer made visible, from the table or the tail
+        ...  # batch.rows: the collection's columns and CHANGE_COLUMNS; batch.position
 
-Three kinds. ``insert`` is a row, written or imported. ``delete`` is a key, as the log has it: it hits the rows of that key on
-its VChannel, in its partition (0: in all), that are before it in (``_time_tick``, ``_write_tick``). ``retract`` has no
-columns: all rows of its VChannel, in its partition (0: all), with a smaller ``_time_tick`` are gone; a DropPartition, a
-DropCollection and an Import that replaces give one each, the last before its own rows.
+There are three kinds. ``insert`` is a row, written or imported. ``delete`` is a key as the log has it: it hits the rows
+of that
+key on its VChannel, in its partition (0: in all), that precede it in (``_time_tick``, ``_write_tick``). ``retract`` has
+no
+columns: it removes all rows of its VChannel, in its partition (0: all), with a smaller ``_time_tick``. DropPartition,
+DropCollection and a replacing Import give one each, the last before its own rows.
 
-Promises: folding the changes from nothing to a tick gives what a read at that tick gives; the rows and their order are those
-of the log, whatever the commits, flushes, compactions and batches were; a :class:`ChangePosition` names a place between two rows
-of that order for good, in the midst of an import or a transaction too. Memory: the rows of one push, which its source
-bounds, and about BATCH_BYTES of payload or one piece of a staged file beside them.
+Promises: folding the changes up to a tick gives the result of a read at that tick. Rows and their order are those of
+the log,
+whatever the commits, flushes, compactions and batches were. A :class:`ChangePosition` permanently names a place between
+two
+rows of that order, also inside an import or a transaction. Memory: the rows of one push, which its source bounds, and
+about
+BATCH_BYTES of payload or one piece of a staged file.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog
 from millrace.wal.visible.collection_rows import align_to_schema, collection_rows, imported_rows, split_by_bytes
 
 BATCH_BYTES: Final = 16 << 20
-"""Payload bytes of messages that one batch is made of, about; an import's rows come in pieces of staged.BATCH_BYTES."""
+"""Approximate payload bytes of messages per batch. Imports come in pieces of staged_files.BATCH_BYTES."""
 
 ChangeKind = Literal["insert", "delete", "retract"]
 CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = ("insert", "delete", "retract")
@@ -49,16 +55,17 @@ CHANGE_COLUMNS: Final = pa.schema(
         pa.field("_write_tick", pa.int64()),  # the message's own: the order inside a transaction
     ]
 )
-"""What stands behind a collection's fields in a batch of changes."""
+"""Columns after a collection's fields in a batch of changes."""
 
 _DML: Final = pa.array([kind.name for kind in DML])
 _EVENTS: Final = pa.array(CATALOG_TYPES)
 
 
 class ChangePosition(NamedTuple):
-    """A place in the changes of a collection on one PChannel: behind all that is visible at `tick`, and the `rows` rows after it.
+    """A position in a collection's changes on one PChannel: after everything visible at `tick`, and the next `rows`
+    rows.
 
-    `rows` is 0 but in the midst of what becomes visible as one at the next tick. As JSON it is a list of two integers.
+    `rows` is 0 except inside what becomes visible as one at the next tick. Its JSON form is a list of two integers.
     """
 
     tick: int
@@ -70,48 +77,50 @@ CHANGES_BEGIN: Final = ChangePosition(0)
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """Changes of one collection on one PChannel, in their order; never empty."""
+    """Changes of one collection on one PChannel, in order. Never empty."""
 
     pchannel: str
     collection_id: int
     schema: CollectionSchema
-    """The collection's at the last of the rows, whatever schema they were written with."""
+    """The collection's schema at the last row, whatever schema the rows were written with."""
     rows: pa.RecordBatch
-    """Of change_schema(schema)."""
+    """Columns of change_schema(schema)."""
     position: ChangePosition
-    """Where a reader goes on that is done with this batch."""
+    """The position from which to continue after this batch."""
 
 
 def change_schema(schema: CollectionSchema) -> pa.Schema:
-    """The columns of a batch. All may be null: a delete has its key alone, a retraction not even that."""
+    """Return the columns of a batch. All are nullable: a delete has only its key, a retraction not even that."""
     return pa.schema([*(field.with_nullable(True) for field in schema.arrow()), *CHANGE_COLUMNS])
 
 
 @dataclass(slots=True)
 class ChangeStart:
-    """Where a reader of changes begins, and what it has to know there."""
+    """Where a reader of changes starts, and the catalog there."""
 
     after: ChangePosition
-    """No change up to here is given."""
+    """No change up to this position is returned."""
     scan_after: int
-    """The tick behind which visible rows are to be pushed: at or before that of `after`."""
+    """The tick after which visible rows must be pushed; at or before that of `after`."""
     catalog: WalCatalog
-    """The collection's VChannels on the PChannel, as DDL up to `known` left them."""
+    """The collection's VChannels on the PChannel, as of `catalog_ticks`."""
     catalog_ticks: dict[str, int]
 
     @classmethod
     def of(cls, after: ChangePosition, checkpoint: int, found: Mapping[str, VChannelInfo]) -> ChangeStart:
-        """The start behind `after` by a checkpoint at that tick (0: there is none), which has `found` of the collection."""
-        # A collection that was made behind the start comes with its CreateCollection.
+        """Return the start after `after`, from a checkpoint at that tick (0: none) with `found` of the collection."""
+        # A collection created after the start comes with its CreateCollection.
         catalog = WalCatalog({name: info for name, info in found.items() if info.created_tick <= after.tick})
         return cls(after, min(after.tick, checkpoint), catalog, dict.fromkeys(catalog.vchannels, checkpoint))
 
 
 class ChangeReader:
-    """Makes changes of visible rows, pushed in order from ``start.scan_after`` on. Owns the start's catalog.
+    """Makes changes of visible rows, pushed in order from ``start.scan_after`` on. Takes ownership of the start's
+    catalog.
 
-    With a `schema`, a version, all batches are of that one; without one each has that of its last row's tick. `raise_on_schema_change`: what
-    became visible under a newer one than `schema` is not given in it, but SchemaChanged.
+    With a `schema`, all batches have it; otherwise each batch has the schema at its last row's tick. With
+    `raise_on_schema_change`, rows that became visible under a newer schema raise SchemaChanged instead of being
+    converted.
     """
 
     def __init__(
@@ -134,13 +143,15 @@ class ChangeReader:
         self._imports = imports
         self._skip = start.after.rows
         self._unit = (0, 0)
-        """The tick of the last row that came by, and how many rows of that tick did."""
+        """The tick of the last row, and the number of rows of that tick so far."""
 
     def push(self, visible: pa.Table) -> Iterator[ChangeBatch]:
-        """The changes of the next visible rows (ROW_SCHEMA with ``visible_tick``): take them all before the next push.
+        """Yield the changes of the next visible rows (ROW_SCHEMA with ``visible_tick``). Consume them before the next
+        push.
 
-        Raises Malformed where the WAL was altered, StagedFileDamaged, CollectionNotFound, and InvalidArgument for a start
-        that is none of this collection's positions, or rows that the asked schema has no place for.
+        Raises Malformed if the WAL was altered; StagedFileDamaged; CollectionNotFound; and InvalidArgument if the start
+        is not a
+        position of this collection, or rows do not fit the requested schema.
         """
         mine = visible.filter(pc.equal(visible["collection_id"], self._collection_id))
         if mine.num_rows == 0:
@@ -153,7 +164,7 @@ class ChangeReader:
         yield from self._rows(mine.slice(start))
 
     def _rows(self, stretch: pa.Table) -> Iterator[ChangeBatch]:
-        """The changes of a stretch without DDL."""
+        """Yield the changes of a slice without DDL."""
         wanted = pc.and_(
             pc.is_in(stretch["type"].cast(pa.utf8()), _DML), pc.greater(stretch[VISIBLE_TICK], self._after.tick)
         )
@@ -179,7 +190,7 @@ class ChangeReader:
                 for each in found
             ]
         )
-        # Each message has a write tick of its own, and its rows stand in their order already, the deletes first.
+        # Each message has its own write tick, and its rows are in order already, deletes first.
         order = np.lexsort([table[name].to_numpy() for name in ("_write_tick", "_time_tick")])
         return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
 
@@ -204,7 +215,7 @@ class ChangeReader:
                 given = self._imported(row, self._schema_at([info], tick))
         before = next(given, None)
         while before is not None:
-            behind = next(given, None)  # one piece ahead, to know the last
+            behind = next(given, None)  # one piece ahead, to detect the last one
             yield from self._given(*before, whole=behind is None)
             before = behind
 
@@ -215,12 +226,16 @@ class ChangeReader:
             yield schema, _as_fields(_of_kind(each.rows, "insert"), each.schema, schema)
 
     def _given(self, schema: CollectionSchema, rows: pa.Table, *, whole: bool) -> Iterator[ChangeBatch]:
-        """The batch of the next rows, without those that the start skips; `whole`: the last unit ends with them."""
+        """Yield the batch of the next rows, without those that the start skips.
+
+        `whole`: the last unit ends with them.
+        """
         ticks = rows["_time_tick"].to_numpy()
         if self._skip and ticks[0] > self._after.tick + 1:
             raise InvalidArgument(
-                f"{self._after} is no position of collection {self._collection_id} on {self._pchannel}: fewer rows become"
-                f" visible behind tick {self._after.tick}. Go on from a position that a batch of this collection had"
+                f"{self._after} is not a position of collection {self._collection_id} on {self._pchannel}: "
+                "fewer rows become"
+                f" visible after tick {self._after.tick}. Continue from the position of a batch of this collection"
             )
         last = int(ticks[-1])
         count = int((ticks == last).sum()) + (self._unit[1] if self._unit[0] == last else 0)
@@ -233,15 +248,16 @@ class ChangeReader:
             yield ChangeBatch(self._pchannel, self._collection_id, schema, batch, position)
 
     def _schema_at(self, infos: Collection[VChannelInfo], tick: int) -> CollectionSchema:
-        """The schema that what became visible at `tick` is given in."""
+        """Return the schema for what became visible at `tick`."""
         if self._schema is None:
             return newest_schema(infos, tick)
         for info in infos if self._to_its_end else ():
             known = [schema for _, schema in info.schemas]
             if self._schema in known and info.version_at(tick) > known.index(self._schema) + 1:
                 raise SchemaChanged(
-                    f"the schema of {info.name!r} was changed at tick {info.schemas[known.index(self._schema) + 1][0]}, and this"
-                    " reader has the one before: begin it again, from where it stands"
+                    f"the schema of {info.name!r} was changed at tick "
+                    f"{info.schemas[known.index(self._schema) + 1][0]}, and this"
+                    " reader has the previous one: open a new reader at the current position"
                 )
         return self._schema
 
@@ -249,8 +265,9 @@ class ChangeReader:
         info = self._catalog.vchannels.get(vchannel)
         if info is None:
             raise CollectionNotFound(
-                f"the collection that {vchannel} had at tick {tick} was dropped, and another one made under its id: read"
-                " its changes from nothing, or from behind its drop"
+                f"the collection that {vchannel} had at tick {tick} was dropped, and another one made under "
+                "its id: read"
+                " its changes from the beginning, or from after its drop"
             )
         return info
 
@@ -264,7 +281,7 @@ def _of_kind(rows: pa.Table, kind: ChangeKind) -> pa.Table:
 
 
 def _as_fields(rows: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
-    """Rows in the columns of the schema that they were written with, as fields of this one."""
+    """Convert rows from the columns of the schema they were written with to fields of `schema`."""
     check_convertible(written, schema)
     columns = pa.schema([*(each.with_nullable(True) for each in needed_columns(schema)), *CHANGE_COLUMNS])
     return align_to_schema(to_fields(align_to_schema(rows, columns), schema), change_schema(schema))

@@ -1,7 +1,8 @@
-"""From visible WAL messages to the rows and deletes of collections, column by column.
+"""Rows and deletes of collections from visible WAL messages, column by column.
 
-The flusher writes what comes out here into the Delta tables; a read at a time tick adds what comes out here for the tail
-of the WAL to what it finds in them. One function for both, so that a row is the same wherever a reader meets it.
+The flusher writes them into the Delta tables. A read at a time tick adds those of the WAL's tail to the rows in the
+tables.
+Both use this module, so that a row is the same wherever it is read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from millrace.wal.visible.catalog import WalCatalog, import_segments
 from millrace.wal.visible.columns import DELETE_COLUMNS, ROW_COLUMNS, deletes_file_schema, rows_file_schema, tick_date
 
 DECODE_BYTES: Final = 64 << 20
-"""Payload bytes that are decoded at once: bounds memory where a large transaction becomes visible."""
+"""Payload bytes that are decoded at once. Bounds memory when a large transaction becomes visible."""
 
 _ROWS: Final = tuple(kind.name for kind in ROW_CARRYING_TYPES)
 _DELETES: Final = tuple(kind.name for kind in KEY_DELETING_TYPES)
@@ -39,19 +40,20 @@ class VisibleRows:
     collection_id: int
     is_delete: bool
     schema: CollectionSchema
-    """The one the rows were written with."""
+    """The schema that the rows were written with."""
     rows: pa.Table
-    """Of file_schema(schema), or delete_file_schema(schema): columns of the tables, not fields."""
+    """Columns of rows_file_schema(schema) or deletes_file_schema(schema): table columns, not fields."""
 
 
 def collection_rows(
     stretch: pa.Table, catalog: WalCatalog, *, imports: ImportSource, deletes: bool | None = None
 ) -> Iterator[VisibleRows]:
-    """The rows (`deletes` False), the deletes (True) or both (None) of `stretch`, visible messages as Catalog.apply yields
-    them; other types are left out. `imports` has the rows of Imports. An Upsert is a delete of its keys
-    in all partitions and, behind that and with the same ticks, its rows.
+    """Yield the rows (`deletes` False), the deletes (True) or both (None) of `stretch`, a slice from WalCatalog.apply.
 
-    Raises Malformed for a payload that the chain cannot have accepted: the WAL was altered; and StagedFileDamaged.
+    Ignores other message types. `imports` has the rows of imports. An Upsert is a delete of its keys in all partitions
+    followed,
+    with the same ticks, by its rows.
+    Raises Malformed for a payload that the chain cannot have accepted (the WAL was altered), and StagedFileDamaged.
     """
     if not deletes and stretch.num_rows and stretch["type"][0].as_py() == MessageType.IMPORT.name:
         yield from imported_rows(stretch.slice(0, 1).to_pylist()[0], catalog, imports)
@@ -83,14 +85,14 @@ def collection_rows(
 def _as_of(
     part: pa.Table, catalog: WalCatalog, schema: CollectionSchema, *, keys_alone: bool
 ) -> Iterator[tuple[CollectionSchema | None, pa.Table]]:
-    """`part` in pieces, each with the later schema that says values for fields which `schema` lacks, where there is one at its place."""
+    """Yield pieces of `part`, each with the later schema, if any, that has values for fields which `schema` lacks."""
     if keys_alone or catalog.vchannels[part["vchannel"][0].as_py()].newest_schema == schema:
         yield from ((None, piece) for piece in split_by_bytes(part, DECODE_BYTES))
         return
     from millrace.message.expression.rule_evaluation import missing_fields
 
     names = part["vchannel"].cast(pa.utf8())
-    for name in pc.unique(names).to_pylist():  # a change may have come to some of them alone
+    for name in pc.unique(names).to_pylist():  # a change may have reached only some of them
         mine = part.filter(pc.equal(names, name))
         newest = catalog.vchannels[name].schema_at(mine[VISIBLE_TICK][0].as_py())
         yield from (
@@ -99,7 +101,9 @@ def _as_of(
 
 
 def imported_rows(row: dict[str, Any], catalog: WalCatalog, imports: ImportSource) -> Iterator[VisibleRows]:
-    """The rows of an Import (a visible message as a dictionary), in the order of its files. Raises StagedFileDamaged."""
+    """Yield the rows of an Import (a visible message as a dictionary) in the order of its files. Raises
+    StagedFileDamaged.
+    """
     body, info = parse_body(MessageType.IMPORT, row["payload"]), catalog.vchannels[row["vchannel"]]
     schema = info.schemas[row["schema_version"] - 1][1]
     segments = import_segments(row["segment_id"], body)
@@ -125,7 +129,7 @@ def imported_rows(row: dict[str, Any], catalog: WalCatalog, imports: ImportSourc
 def _filled(
     found: pa.Table, rows: pa.RecordBatch, schema: CollectionSchema, newest: CollectionSchema, now: Any
 ) -> pa.Table:
-    """`found` with columns for the fields that `newest` has values for and `schema` lacks, of which `rows` are the fields."""
+    """Return `found` with columns for fields of `newest` that `schema` lacks. `rows` has the fields of `found`."""
     from millrace.message.expression.rule_evaluation import fill_values, missing_fields
 
     fields = missing_fields(schema, newest)
@@ -136,7 +140,7 @@ def _filled(
 
 
 def split_by_date(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """`rows` split by the UTC day of their visible tick, as (ISO date, rows)."""
+    """Yield `rows` split by the UTC day of their visible tick, as (ISO date, rows)."""
     ticks: npt.NDArray[np.int64] = rows["_time_tick"].to_numpy()
     least, most = int(ticks.min()), int(ticks.max())
     if tick_date(least) == tick_date(most):
@@ -149,7 +153,7 @@ def split_by_date(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def align_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`rows` with the columns of `schema`: those it lacks are null, those it has beyond are left out."""
+    """Return `rows` with the columns of `schema`: missing ones are null, additional ones are dropped."""
     if rows.schema.names == schema.names:
         return rows.cast(schema)
     have = set(rows.column_names)
@@ -161,7 +165,7 @@ def align_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def union_schema(have: pa.Schema, more: pa.Schema) -> pa.Schema:
-    """The columns of files that take rows of both: `have` itself where it has all of `more`."""
+    """Return the columns of files that take rows of both: `have` itself if it has all of `more`."""
     if have.equals(more):
         return have
     lacking = [each for each in more if each.name not in have.names]
@@ -176,7 +180,7 @@ def union_schema(have: pa.Schema, more: pa.Schema) -> pa.Schema:
 
 
 def split_by_bytes(part: pa.Table, max_bytes: int) -> Iterator[pa.Table]:
-    """Messages in pieces of at most `max_bytes` of payload, at least one message each."""
+    """Yield messages in pieces of at most `max_bytes` of payload, at least one message each."""
     if part["payload"].nbytes <= max_bytes:
         yield part
         return
@@ -198,9 +202,9 @@ def _decode(
     keys_alone: bool,
     newest: CollectionSchema | None,
 ) -> pa.Table:
-    """What messages of whole rows (`rows`) or of keys hold, with what places it: rows, or the keys alone.
+    """Decode messages of whole rows (`rows`) or of keys, with the columns that locate them: rows, or keys alone.
 
-    With `newest` the fields that it has values for, and these rows lack, have them.
+    With `newest`, fields that these rows lack get its values.
     """
     payloads = part["payload"].combine_chunks()
     if isinstance(payloads, pa.ChunkedArray):
@@ -209,7 +213,7 @@ def _decode(
     decoded = decode_many(payloads, arrow, columns=schema.key_arrow().names if keys_alone else None)
     if decoded.errors:
         place, words = next(iter(decoded.errors.items()))
-        raise Malformed(f"the message at tick {part['time_tick'][place]} of the WAL no longer decodes: {words}")
+        raise Malformed(f"the message at tick {part['time_tick'][place]} of the WAL does not decode: {words}")
     counts = decoded.counts
     single = bool((counts == 1).all())
     owner = None if single else np.repeat(np.arange(part.num_rows), counts)
@@ -244,7 +248,7 @@ def _decode(
 
 
 def _keys(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
-    """The deletes that upserted rows mean: of their keys, in all partitions."""
+    """Return the deletes that upserted rows imply: of their keys, in all partitions."""
     target = deletes_file_schema(schema)
     everywhere = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
     columns = [everywhere if field.name == "_partition_id" else rows[field.name] for field in target]
@@ -252,7 +256,7 @@ def _keys(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
 
 
 def _partition_names(part: pa.Table, catalog: WalCatalog, owner: npt.NDArray[Any] | None) -> pa.Array:
-    """The partition's name of each row, by its id; all VChannels of a collection have the same names."""
+    """Return the partition name of each row. All VChannels of a collection have the same names."""
     ids: npt.NDArray[np.int64] = part["partition_id"].to_numpy()
     unique, inverse = np.unique(ids, return_inverse=True)
     known: dict[int, str] = {}

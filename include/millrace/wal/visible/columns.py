@@ -1,4 +1,4 @@
-"""What stands beside a collection's fields wherever its rows and deletes are: in its tables' files, and in a read of the tail."""
+"""Columns beside a collection's fields, in its tables' files and in reads of the tail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_COLUMNS: Final = pa.schema(
         pa.field("_write_tick", pa.int64()),  # the message's own: the order inside a transaction
     ]
 )
-"""What stands beside a collection's fields in its rows table (and ``_date``)."""
+"""Columns beside the fields in the rows table (and ``_date``)."""
 
 DELETE_COLUMNS: Final = pa.schema(
     [
@@ -31,29 +31,29 @@ DELETE_COLUMNS: Final = pa.schema(
         pa.field("_write_tick", pa.int64()),
     ]
 )
-"""What stands beside the key in the deletes table (and ``_date``)."""
+"""Columns beside the key in the deletes table (and ``_date``)."""
 
 
 def rows_file_schema(schema: CollectionSchema) -> pa.Schema:
-    """Columns of the rows table's files that rows of this schema are written to, in the order of its fields."""
+    """Return the columns of rows-table files to which rows of this schema are written, in the order of its fields."""
     return pa.schema([*written_columns(schema), *ROW_COLUMNS])
 
 
 def rows_read_schema(schema: CollectionSchema) -> pa.Schema:
-    """Columns of the rows table that rows of this schema, and of those before it, are read from."""
+    """Return the rows-table columns from which rows of this and earlier schemas are read."""
     return pa.schema([*needed_columns(schema), *ROW_COLUMNS])
 
 
 def rows_table_schema(schema: CollectionSchema) -> pa.Schema:
-    """Columns of the rows table, those that no field has any more among them."""
+    """Return all columns of the rows table, including those that no field uses any more."""
     return pa.schema([*all_columns(schema), *ROW_COLUMNS])
 
 
 def deletes_file_schema(schema: CollectionSchema) -> pa.Schema:
-    """Columns of the deletes table's files."""
+    """Return the columns of the deletes table's files."""
     return pa.schema([*key_schema(schema), *DELETE_COLUMNS])
 
 
 def tick_date(tick: int) -> date:
-    """The UTC day of a time tick: the value of ``_date``."""
+    """Return the UTC day of a time tick: the value of ``_date``."""
     return datetime.fromtimestamp(tick_physical_ms(tick) / 1000, UTC).date()

@@ -1,7 +1,9 @@
-"""Lock: messages that change rows share a VChannel; an exclusive message is a barrier on it (or on the whole PChannel).
+"""Lock: row changes share a VChannel; an exclusive message is a barrier on it, or on the whole PChannel.
 
-A run of inserts, deletes and upserts is judged together; every other message is judged alone. An exclusive message that the inner
-links accept fails the transactions that are open in its scope, in the order of their Begin ids, before it takes effect.
+A run of inserts, deletes and upserts is judged together; every other message is judged alone. An exclusive message that
+the
+inner interceptors accept fails the open transactions in its scope, in the order of their Begin ids, before it takes
+effect.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ EXPIRED = "expired"
 
 
 def rollback_emission(channel: VChannelState, txn: OpenTxn, why: str) -> Emission:
-    """The RollbackTxn that the chain emits for `txn`; `why` (barrier or expired) stands in its detail."""
+    """Return the RollbackTxn that the chain emits for `txn`; `why` (barrier or expired) becomes its detail."""
     return Emission(
         type=MessageType.ROLLBACK_TXN,
         vchannel=channel.name,
@@ -42,7 +44,7 @@ class LockInterceptor:
         proceed(run)
 
     def emissions(self, state: ChannelState, run: MessageRun) -> list[Emission]:
-        """The rollbacks of what an exclusive message fails."""
+        """Return the rollbacks of transactions that an exclusive message fails."""
         flags = flags_of(int(run.columns.type[run.start]))
         if not run.first_accepted or flags is None or Flag.EXCLUSIVE not in flags:
             return []
@@ -52,7 +54,7 @@ class LockInterceptor:
         return [rollback_emission(channel, txn, BARRIER) for channel, txn in failing]
 
     def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
-        """A lock is held for the message alone: no state."""
+        """Do nothing: a lock is held for one message only, so there is no state."""
 
     def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
-        """A lock is held for the message alone: no state."""
+        """Do nothing: a lock is held for one message only, so there is no state."""

@@ -1,7 +1,8 @@
-"""Redo: where the shard has no growing segment for an insert, have one made first and run the rest again.
+"""Redo: if the shard has no growing segment for an insert, have one created first and run the rest again.
 
-Milvus' redo interceptor waits until a segment was allocated; here nothing waits: the run ends before the first insert that
-lacks a segment, or is that insert alone, before which the shard emits the CreateSegment message, with a time tick of its own.
+Milvus' redo interceptor waits until a segment is allocated. Here nothing waits: the run ends before the first insert
+without a
+segment, or is that insert alone; the shard then emits the CreateSegment message before it, with a time tick of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millrace.wal.state import ChannelState
 
 
 class RedoInterceptor:
-    """Outermost link."""
+    """The outermost interceptor."""
 
     name = "redo"
 
@@ -36,7 +37,7 @@ class RedoInterceptor:
             run.cut(int(places[0]))
 
     def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
-        """Redo has no state."""
+        """Do nothing: redo has no state."""
 
     def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
-        """Redo has no state."""
+        """Do nothing: redo has no state."""

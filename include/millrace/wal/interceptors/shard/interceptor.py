@@ -1,4 +1,6 @@
-"""Shard: collections, partitions, schemas and segments; judges rows and DDL. Innermost link. docs/chain.md, "Types"."""
+"""Shard: collections, partitions, schemas and segments. Judges rows and DDL. Innermost interceptor. docs/chain.md,
+"Types".
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,7 @@ from millrace.wal.interceptors.shard import segments
 from millrace.wal.interceptors.txn.interceptor import TxnManager
 from millrace.wal.message_run import ACCEPTED, DecidedBatch, DecidedMessage, Emission, MessageRun, group_indices
 from millrace.wal.reasons import Reason
-from millrace.wal.segments.policies.registry import MESSAGE_POLICIES, seal_deadline, time_policy
-from millrace.wal.segments.segment import Segment
+from millrace.wal.segments import MESSAGE_POLICIES, Segment, seal_deadline, time_policy
 from millrace.wal.state import ChannelState, VChannelState
 
 _DDL: Final = frozenset(
@@ -40,7 +41,7 @@ _DDL: Final = frozenset(
 
 
 class _Refused(Exception):
-    """A DDL message's rejection on its way out of the rule that found it."""
+    """The rejection of a DDL message, raised by the rule that found it."""
 
     def __init__(self, reason: Reason, words: str) -> None:
         super().__init__(words)
@@ -48,7 +49,7 @@ class _Refused(Exception):
 
 
 class ShardInterceptor:
-    """Collections of one PChannel."""
+    """The collections of one PChannel."""
 
     name = "shard"
 
@@ -100,7 +101,7 @@ class ShardInterceptor:
             self._judge_payloads(state, run, rows)
 
     def _shapes(self, state: ChannelState, run: MessageRun) -> npt.NDArray[np.int64]:
-        """By row of the batch, a number that is equal where VChannels share everything that judging a payload needs."""
+        """Return a number per row of the batch, equal for VChannels that validate payloads identically."""
         columns = run.columns
         codes: dict[object, int] = {None: 0}
         for name in columns.names:
@@ -165,7 +166,7 @@ class ShardInterceptor:
         schema: CollectionSchema,
         newest: CollectionSchema,
     ) -> None:
-        """Reject messages with a row that makes a check false, or that has another value than a computed field."""
+        """Reject messages with a row that violates a check or has a wrong value in a computed field."""
         from millrace.message.expression.rule_evaluation import find_violations
 
         owner = np.repeat(np.arange(len(rows)), decoded.counts)
@@ -182,7 +183,7 @@ class ShardInterceptor:
     def _judge_keys(
         self, run: MessageRun, rows: npt.NDArray[np.intp], counts: npt.NDArray[Any], keys: pa.Array
     ) -> None:
-        """Reject upserts with a key twice: neither of its rows is the newer one."""
+        """Reject upserts with a duplicate key: neither of its rows is the newer one."""
         if (counts <= 1).all():
             return
         codes = keys.dictionary_encode()
@@ -195,7 +196,7 @@ class ShardInterceptor:
         twice = rows[np.unique(owner[again])]
         twice = twice[run.reason[twice] == 0]
         if len(twice):
-            words = "the message has a key twice: which of its rows is the newer one? Write them one after the other"
+            words = "the message has a duplicate key, whose rows have no order: send them in separate messages"
             run.reject(twice, Reason.DUPLICATE_KEY, words)
 
     # -- DDL ----------------------------------------------------------------------------------------------------------
@@ -239,8 +240,8 @@ class ShardInterceptor:
         if stem != f"{state.pchannel}_{collection_id}" or name not in body["vchannels"] or not number.isdigit():
             raise _Refused(
                 Reason.VCHANNEL_NOT_FOUND,
-                f"{name!r} is no VChannel of collection {collection_id} on {state.pchannel}:"
-                f" it must be {state.pchannel}_{collection_id}v<n> and stand in the message's list",
+                f"{name!r} is not a VChannel of collection {collection_id} on {state.pchannel}:"
+                f" it must be {state.pchannel}_{collection_id}v<n> and be in the message's list",
             )
         if name in state.vchannels:
             raise _Refused(Reason.COLLECTION_EXISTS, f"VChannel {name!r} has a collection already")
@@ -283,10 +284,14 @@ class ShardInterceptor:
             )
             raise _Refused(Reason.SCHEMA_MISMATCH, words)
 
-    # -- what comes before a message, by time, and behind it -----------------------------------------------------------
+    # -- emissions and stamps
+    # ------------------------------------------------------------------------------------------
 
     def emissions(self, state: ChannelState, run: MessageRun) -> list[Emission]:
-        """Flushes of what the message ends; behind them the segments for its own rows: their ids, which are ticks, have no gap."""
+        """Return flushes of the segments that the message ends, then the segments for its own rows.
+
+        The ids of an Import's segments are ticks without a gap, so nothing may come between them.
+        """
         if not run.first_accepted:
             return []
         columns, row = run.columns, run.start
@@ -310,7 +315,7 @@ class ShardInterceptor:
         return found
 
     def timers(self, state: ChannelState, tick: int) -> list[Timer]:
-        """Growing segments that are old or idle."""
+        """Return timers of growing segments that are old or idle."""
         config = state.config
         return [
             Timer(due, segment.id, segments.flush_emission(channel, segment, time_policy(segment, config, tick)))
@@ -402,7 +407,7 @@ def _sorted(state: ChannelState) -> list[VChannelState]:
 
 
 def _ending(channel: VChannelState, partition_id: int, segment_id: int | None) -> list[Segment]:
-    """The growing segments of a partition (0: of all), or the one of an id, in the order of their ids."""
+    """Return the growing segments of a partition (0: of all), or the one with an id, in the order of their ids."""
     return [
         segment
         for segment in sorted(channel.growing.values())
@@ -411,7 +416,7 @@ def _ending(channel: VChannelState, partition_id: int, segment_id: int | None) -
 
 
 def _select(payloads: pa.LargeBinaryArray, rows: npt.NDArray[np.intp]) -> pa.LargeBinaryArray:
-    """The payloads of ascending `rows`; a view where they are contiguous."""
+    """Return the payloads of ascending `rows`: a view if they are contiguous."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == len(rows):
         return payloads.slice(first, len(rows))

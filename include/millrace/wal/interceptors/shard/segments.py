@@ -19,13 +19,12 @@ from millrace.wal.message_run import (
     MessageRun,
     group_indices,
 )
-from millrace.wal.segments.policies.registry import DELETES_POLICY, MESSAGE_POLICIES, size_policy
-from millrace.wal.segments.segment import Segment
+from millrace.wal.segments import DELETES_POLICY, MESSAGE_POLICIES, Segment, size_policy
 from millrace.wal.state import ChannelState, VChannelState
 
 
 def create_emission(channel: VChannelState, partition_id: int) -> Emission:
-    """The CreateSegment message for `partition_id`; its tick becomes the segment's id."""
+    """Return the CreateSegment message for `partition_id`. Its tick becomes the segment's id."""
     return Emission(
         type=MessageType.CREATE_SEGMENT,
         vchannel=channel.name,
@@ -35,7 +34,7 @@ def create_emission(channel: VChannelState, partition_id: int) -> Emission:
 
 
 def flush_emission(channel: VChannelState, segment: Segment, policy: str) -> Emission:
-    """The Flush message that ends `segment`, with its rows and the policy that sealed it."""
+    """Return the Flush message that ends `segment`, with its rows and the policy that sealed it."""
     return Emission(
         type=MessageType.FLUSH,
         vchannel=channel.name,
@@ -48,7 +47,9 @@ def flush_emission(channel: VChannelState, segment: Segment, policy: str) -> Emi
 
 
 def ready_flush(state: ChannelState) -> Emission | None:
-    """The next Flush that waits for nothing: a sealed segment that no open transaction touches, the smallest id first."""
+    """Return the next Flush that can be emitted: of the sealed segment with the smallest id that no open transaction
+    touches.
+    """
     ready = [
         (segment.id, channel, segment)
         for channel in state.vchannels.values()
@@ -62,7 +63,7 @@ def ready_flush(state: ChannelState) -> Emission | None:
 
 
 def cut_after_seal(state: ChannelState, run: MessageRun) -> None:
-    """End the run right after the first message that fills a segment or blocks a VChannel by deletes."""
+    """Cut the run right after the first message that fills a segment or blocks a VChannel by deletes."""
     if run.count == 1:
         return
     columns = run.columns
@@ -103,12 +104,12 @@ def _cut_when_full(
     def full_with(place: int) -> bool:
         return bool(size_policy(segment._replace(bytes=int(size[place]), rows=int(count[place])), config))
 
-    if full_with(len(rows) - 1):  # what is full stays full with more in it
+    if full_with(len(rows) - 1):  # a full segment stays full with more content
         run.cut(int(rows[bisect_left(range(len(rows)), True, key=full_with)]) + 1)
 
 
 def evolve_rows(state: ChannelState, rows: DecidedBatch) -> None:
-    """Count accepted inserts, deletes and upserts (which are both) and seal what is full."""
+    """Count accepted inserts, deletes and upserts (which are both), and seal full segments."""
     accepted = np.flatnonzero(rows.reason == ACCEPTED)
     inserts = accepted[CARRIES_ROWS_MASK[rows.type[accepted]]]
     if len(inserts):
@@ -123,7 +124,7 @@ def evolve_rows(state: ChannelState, rows: DecidedBatch) -> None:
 
 
 def count_deletes(state: ChannelState, channel: VChannelState, rows: int) -> None:
-    """Count deleted rows; too many of them seal what grows."""
+    """Count deleted rows. Too many of them seal the growing segments."""
     channel.delete_rows += rows
     growing = list(channel.growing.values())
     if growing and DELETES_POLICY.remaining_rows(growing, channel.delete_rows, state.config) <= 0:
@@ -148,7 +149,7 @@ def _evolve_segment(state: ChannelState, rows: DecidedBatch, each: np.ndarray[tu
 
 
 def count_insert(state: ChannelState, channel: VChannelState, row: DecidedMessage) -> None:
-    """Count one accepted insert and seal its segment where that is full."""
+    """Count one accepted insert, and seal its segment if it is full."""
     segment = channel.growing[row.partition_id]
     _grown(
         state,
@@ -170,13 +171,13 @@ def _grown(state: ChannelState, channel: VChannelState, segment: Segment) -> Non
 
 
 def seal(channel: VChannelState, segment: Segment, policy: str) -> None:
-    """Take no more inserts into `segment`; its Flush follows once no open transaction touches it."""
+    """Accept no more inserts into `segment`. Its Flush follows once no open transaction touches it."""
     del channel.growing[segment.partition_id]
     channel.sealed[segment.id] = segment._replace(seal_policy=policy)
 
 
 def count_import(channel: VChannelState, row: DecidedMessage) -> None:
-    """An Import's rows into the segments that were made for it, which take no others."""
+    """Count an Import's rows into the segments that were created for it, and seal them."""
     for each in parse_body(MessageType.IMPORT, row.payload)["files"]:
         segment = channel.growing[each["partition_id"]]
         channel.growing[segment.partition_id] = segment._replace(
@@ -187,7 +188,7 @@ def count_import(channel: VChannelState, row: DecidedMessage) -> None:
 
 
 def release_txn(channel: VChannelState, txn_id: int) -> None:
-    """The transaction ended: its segments no longer wait for it."""
+    """Remove an ended transaction from its segments."""
     for held in (channel.growing, channel.sealed):
         for key, segment in held.items():
             if txn_id in segment.txns:
@@ -195,7 +196,9 @@ def release_txn(channel: VChannelState, txn_id: int) -> None:
 
 
 def assign_segments(state: ChannelState, run: MessageRun) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Segment ids of the run's messages: the growing segment of each accepted insert; an Import's first one; else 0."""
+    """Return segment ids of the run's messages: the growing segment of an accepted insert; an Import's first one; else
+    0.
+    """
     columns = run.columns
     result = np.zeros(run.count, dtype=np.int64)
     if columns.type[run.start] == MessageType.IMPORT and run.first_accepted:

@@ -1,4 +1,4 @@
-"""Timetick: terms, message headers, idempotent producers and timers; stamps what was accepted with its time tick.
+"""Timetick: terms, message headers, idempotent producers and timers. Stamps accepted messages with their time ticks.
 
 A time tick is ``max(last + 1, physical_ms << 18, barrier + 1)``: the log's own append stamp, made strictly increasing.
 docs/chain.md, "A message's way".
@@ -46,7 +46,7 @@ class TimeTickInterceptor:
         proceed(run)
 
     def _cut_before_timers(self, state: ChannelState, run: MessageRun) -> None:
-        """No timer may fall due inside a run: neither one that is set now nor one that the run itself can set."""
+        """Cut the run before any timer is due: one that is set now or that the run itself can set."""
         if run.count == 1:
             return
         columns = run.columns
@@ -104,7 +104,7 @@ class TimeTickInterceptor:
             run.reject(big, Reason.TOO_LARGE, f"a payload has at most {state.config.max_message_bytes} bytes; split it")
 
     def _judge_own(self, state: ChannelState, run: MessageRun) -> None:
-        """Every control message's body must be of its type; then the rules of TimeTick, TermOpening and Config."""
+        """Check a control message's body by its type, then the rules of TimeTick, TermOpening and Config."""
         columns, row = run.columns, run.start
         number = int(columns.type[row])
         if number in DML:
@@ -133,7 +133,7 @@ class TimeTickInterceptor:
             self._judge_alter_wal(run, body["generation"])
 
     def _judge_alter_wal(self, run: MessageRun, generation: int) -> None:
-        """It ends the log of this generation, so nothing may follow it in its entry, and it names the next generation."""
+        """Check that AlterWAL is the last message of its entry and names the next generation."""
         columns, row = run.columns, run.start
         here = LogId(int(columns.ledger[row]), int(columns.entry[row]))
         if columns.vchannel_name(row):
@@ -141,11 +141,11 @@ class TimeTickInterceptor:
         elif row + 1 < len(columns) and (columns.ledger[row + 1], columns.entry[row + 1]) == here:
             run.reject(0, Reason.MALFORMED, "AlterWAL is the last message of its entry")
         elif generation != here.generation + 1:
-            words = f"the log stands in generation {here.generation}: the next is not generation {generation}"
+            words = f"the log is in generation {here.generation}: generation {generation} is not the next one"
             run.reject(0, Reason.NO_EFFECT, words)
 
     def stamp(self, state: ChannelState, run: MessageRun) -> None:
-        """Ticks of the run: an accepted message's own, a rejection's the last one before it."""
+        """Set the ticks of the run: of an accepted message its own, of a rejection the last one before it."""
         columns = run.columns
         if run.count == 1:
             own = max(state.next_tick(int(columns.physical_ms[run.start])), int(columns.barrier_tick[run.start]) + 1)
@@ -190,7 +190,7 @@ class TimeTickInterceptor:
 
 
 def _check_first_types(number: int, body: Any) -> None:
-    """Raises Malformed for a field type, or an option of a collection, that chains before version 4 do not know."""
+    """Raise Malformed for a field type, or an option of a collection, that chains before version 4 do not know."""
     fields: tuple[FieldSpec, ...] = ()
     if number == MessageType.CREATE_COLLECTION:
         fields = body["schema"].fields
@@ -209,7 +209,7 @@ def _check_first_types(number: int, body: Any) -> None:
 
 
 def strictly_increasing(wanted: Int64s, last: int) -> Int64s:
-    """The least ticks with tick[i] >= wanted[i] and tick[i] > tick[i - 1], the first above `last`."""
+    """Return the least ticks with tick[i] >= wanted[i] and tick[i] > tick[i - 1], the first above `last`."""
     steps = np.arange(len(wanted), dtype=np.int64)
     lowest = wanted - steps
     if len(lowest):

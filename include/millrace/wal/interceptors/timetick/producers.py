@@ -1,7 +1,8 @@
-"""Idempotent producers (law 8): per VChannel and producer, a retried sequence has one effect and gets the first one's result.
+"""Idempotent producers (law 8): per VChannel and producer, a retried sequence has one effect and gets the first result.
 
-docs/chain.md, "Producers". Only the results themselves decide what a duplicate gets, so a run is cut before a duplicate that
-follows new messages of the same producer: it is judged once those are in the state.
+docs/chain.md, "Producers". A duplicate gets a stored result. So a run is cut before a duplicate that follows new
+messages of
+the same producer: it is judged once their results are in the state.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from millrace.wal.state import ChannelState, ProducerState, SequenceResult, VCha
 from millrace.wal.versions import VERSION_4
 
 _USES_SEQUENCE: Final = np.array([True, *(reason not in SEQUENCE_NEUTRAL_REASONS for reason in REASONS)])
-"""By reason code: whether such a verdict uses up the sequence number."""
+"""By reason code: whether the verdict uses up the sequence number."""
 
 
 def judge(state: ChannelState, run: MessageRun) -> None:
-    """Reject what is a duplicate, a gap or of a producer that is unknown or fenced; may cut the run."""
+    """Reject duplicates, gaps, and unknown or fenced producers. May cut the run."""
     columns = run.columns
     pending = run.pending()
     mine = pending[run.view(columns.producer_id)[pending] != 0]
@@ -84,7 +85,7 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun
 
 
 def _registers_another(channel: VChannelState, run: MessageRun, place: int, producer_id: int) -> bool:
-    """Whether a producer that is not known yet comes before `place`: registrations near the limit go one by one."""
+    """Return whether a new producer comes before `place`: registrations near the limit are judged one by one."""
     before = run.view(run.columns.producer_id)[:place]
     return any(
         each not in channel.producers and each != producer_id for each in np.unique(before[before != 0]).tolist()
@@ -101,7 +102,7 @@ def _reject_repeated(run: MessageRun, place: int, producer: ProducerState, seque
 
 
 def evolve(state: ChannelState, rows: DecidedBatch) -> None:
-    """Take the sequences that `rows` used up, with their results."""
+    """Record the sequences that `rows` used up, with their results."""
     mine = np.flatnonzero((rows.producer_id != 0) & _USES_SEQUENCE[rows.reason])
     for stretch in _stretches(state, rows, mine):
         for places in group_indices(rows.vchannel[stretch], rows.producer_id[stretch]):
@@ -114,9 +115,11 @@ def evolve(state: ChannelState, rows: DecidedBatch) -> None:
 
 
 def _stretches(state: ChannelState, rows: DecidedBatch, mine: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
-    """`mine` as far as each may be taken by producer: whom a registration forgets depends on all rows before it, and on none behind.
+    """Split `mine` so that each part may be applied producer by producer.
 
-    Judging has cut its runs there (`_judge_producer`); a replay has stretches over many runs.
+    The producer that a registration evicts depends on all rows before it and none after it. Judging has cut its runs
+    there
+    (`_judge_producer`); a replay has slices over many runs.
     """
     beginning = np.flatnonzero(rows.sequence[mine] == 0)
     codes, counts = np.unique(rows.vchannel[mine[beginning]], return_counts=True)
@@ -169,7 +172,7 @@ def _evolve_part(state: ChannelState, channel: VChannelState, rows: DecidedBatch
 
 
 def evolve_one(state: ChannelState, row: DecidedMessage) -> None:
-    """Take the sequence of one accepted message."""
+    """Record the sequence of one accepted message."""
     result = SequenceResult(row.sequence, 1, row.ledger, row.entry, row.index, row.ordinal, row.tick, "")
     channel = state.vchannels[row.vchannel]
     _record(state, channel, row.producer_id, row.epoch, row.sequence + 1, row.tick, [result])
@@ -200,7 +203,7 @@ def _record(
 
 
 def _continues(run: SequenceResult, following: SequenceResult) -> bool:
-    """Whether `following` is what `run` would give next."""
+    """Return whether `following` is the result that would follow `run`."""
     n = run.length
     return not run.reason and following == following._replace(
         sequence=run.sequence + n,

@@ -1,7 +1,9 @@
-"""The transaction manager: opens, renews, ends and expires transactions, and judges what claims to belong to one.
+"""The transaction manager: opens, renews, ends and expires transactions, and judges messages that claim to belong to
+one.
 
-It stands beside the timetick interceptor (Milvus calls it from there): a transaction lives on one VChannel, its lease is
-counted in log time, each message is judged by its own time tick. docs/chain.md, "Types".
+It runs beside the timetick interceptor, from where Milvus calls it. A transaction is on one VChannel, its lease is in
+log
+time, and each message is judged by its own time tick. docs/chain.md, "Types".
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class TxnManager:
             run.reject(0, *verdict)
 
     def _cut_before_overflow(self, state: ChannelState, run: MessageRun) -> None:
-        """Where a transaction's bodies might outgrow the limit within the run, judge one message at a time."""
+        """Judge one message at a time if a transaction might exceed its size limit within the run."""
         if run.count == 1:
             return
         txn_id = run.view(run.columns.txn_id)
@@ -80,7 +82,7 @@ class TxnManager:
                 return
 
     def judge_bodies(self, state: ChannelState, run: MessageRun) -> None:
-        """Reject inserts and deletes (which the shard calls this for) whose transaction is not open, or is full."""
+        """Reject inserts and deletes whose transaction is not open or is full. The shard calls this."""
         txn_id = run.view(run.columns.txn_id)
         pending = run.pending()
         bodies = pending[txn_id[pending] != 0]
@@ -99,7 +101,7 @@ class TxnManager:
                 run.reject(rows, Reason.TXN_TOO_LARGE, words)
 
     def timers(self, state: ChannelState, tick: int) -> list[Timer]:
-        """Open transactions whose lease or lifetime runs out."""
+        """Return timers of open transactions, by lease and lifetime."""
         return [
             Timer(txn.deadline(state.config), txn.begin_tick, rollback_emission(channel, txn, EXPIRED))
             for channel, txn in state.open_txns()
@@ -138,13 +140,13 @@ class TxnManager:
 
 
 def _extend(channel: VChannelState, txn_id: int, *, tick: int, size: int) -> None:
-    """Bodies of `size` bytes came to an open transaction, the last one at `tick`."""
+    """Add bodies of `size` bytes to an open transaction, the last one at `tick`."""
     txn = channel.txns[txn_id]
     channel.txns[txn_id] = txn._replace(last_tick=tick, bytes=txn.bytes + size)
 
 
 def keepalive_ms(state: ChannelState, payload: bytes) -> int:
-    """The lease of a Begin message in milliseconds. Raises Malformed."""
+    """Return the lease of a Begin message in milliseconds. Raises Malformed."""
     body = parse_body(MessageType.BEGIN_TXN, payload)
     value: int = body.get("keepalive_ms", state.config.default_txn_keepalive_ms)
     if "keepalive_ms" in body and not 1 <= value <= state.config.max_txn_keepalive_ms:
@@ -153,7 +155,7 @@ def keepalive_ms(state: ChannelState, payload: bytes) -> int:
 
 
 def membership_error(state: ChannelState, vchannel: str, txn_id: int) -> tuple[Reason, str] | None:
-    """None where `txn_id` is open on `vchannel`; else why it is not."""
+    """Return None if `txn_id` is open on `vchannel`, else the rejection."""
     channel = state.vchannels.get(vchannel)
     if channel is not None:
         if txn_id in channel.txns:

@@ -10,7 +10,7 @@ import pytest
 from millrace.base.errors import NodeUnreachable
 from millrace.coord.balancer.balancer import ChannelStats
 from millrace.coord.process import ClusterStats
-from millrace.node.cluster.rates import RATE_WINDOW_SECONDS, ChannelRate, RateMeter
+from millrace.node.cluster.owned_channels import RATE_WINDOW_SECONDS, ChannelRate, RateMeter
 
 
 class Clock:
