@@ -81,6 +81,6 @@ def test_a_repair_whose_commit_the_storage_never_takes_says_so_and_loses_no_file
         lambda: _rebuild(things.settings, table, things.log, file),
         lambda: rebuild_state(things.settings, things.log, "p0"),
     ):
-        with pytest.raises(TableUnavailable, match="may stand"):
+        with pytest.raises(TableUnavailable, match="may have been committed"):
             repair()
     assert len(set(Path(table.uri).rglob("*.parquet")) - before) == 2, "either may stand in a commit: they stay"

@@ -156,8 +156,8 @@ def test_a_writer_that_slept_while_its_version_was_trimmed_writes_no_lost_commit
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_a_clean_up_that_is_killed_leaves_a_log_without_gaps(path: Path, at: int) -> None:
     code = (
-        "from millrace.storage.local import LocalStore; from millrace.storage.delta_log import trim; "
-        f"trim(LocalStore({str(path)!r}), keep=0)"
+        "from millrace.storage.local import LocalStore; from millrace.storage.delta_log import trim_log; "
+        f"trim_log(LocalStore({str(path)!r}), keep=0)"
     )
     environment = {**os.environ, VARIABLE: f"trim.removed@{at}", "PYTHONPATH": str(ROOT / "include")}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False)

@@ -224,7 +224,7 @@ def test_a_change_of_the_schema_stops_a_reader_of_the_one_before(settings: Setti
         settings, ("insert", [0, 1], 1, 0), *(("schema_change", number) for number in range(4)), ("insert", [0], 1, 0)
     )
     source = rows_source(maker, SCHEMA)
-    with pytest.raises(SchemaChanged, match="begin it again, from where it stands"):
+    with pytest.raises(SchemaChanged, match="open a new reader at the current position"):
         drained(source, Place.behind(source))
 
 

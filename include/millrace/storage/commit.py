@@ -305,7 +305,7 @@ class _Attempts:
             self._idle += 1
             if self._idle > _IDLE_TRIES or not isinstance(error, CommitFailedError | OSError):
                 raise TableUnavailable(
-                    f"{self._table.uri} accepts no commit ({error}); the commit may have succeeded"
+                    f"{self._table.uri} accepts no commit ({error}); this one may have been committed"
                 ) from error
             time.sleep(jittered(self._pause))
             self._pause = min(self._pause * 2, _PAUSE[1])

@@ -127,7 +127,7 @@ class ConsumerGroups:
     def _turn(self, group: str) -> Iterator[None]:
         with self._turns.acquire(group):
             if self._closed.is_set():
-                raise LogUnavailable("the log's server is stopping: retry")
+                raise LogUnavailable("the log's server is stopping: call again")
             yield
 
     def _take(self, group: str, pchannel: str, holder: str) -> None:

@@ -262,7 +262,7 @@ class HistoryReads:
     @contextmanager
     def _room(self) -> Iterator[None]:
         if not self._free.acquire(blocking=False):
-            raise ServerFull(f"the server is serving {MAX_CONCURRENT_READS} reads, its limit: retry")
+            raise ServerFull(f"the server reads for {MAX_CONCURRENT_READS} clients at once, its limit: retry")
         try:
             yield
         finally:

@@ -294,7 +294,7 @@ class AppendExtension:
                 case "tombstone" if self._tombstones is not None:
                     answer = self._tombstone(pchannel, request, caller)
                 case name:
-                    raise InvalidArgument(f"unknown action of the append host: {name!r}")
+                    raise InvalidArgument(f"the append host knows no action {name!r}")
         return [to_json(answer)]
 
     def _tick(self, pchannel: str, request: dict[str, Any], deadline: float) -> int:

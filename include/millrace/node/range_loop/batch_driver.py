@@ -59,7 +59,7 @@ class BatchDriver(Generic[R]):
     def _settle(self, outcomes: Sequence[R | FailedRange]) -> CommitResult[R]:
         result, again, ended = commit_outcomes(self._committer, outcomes)
         for report in result.fenced:
-            _logger.warning("%s: another committer moved %s first", CommitFenced.code, report.channel)
+            _logger.warning("%s: %s was moved by another committer", CommitFenced.code, report.channel)
         for channel, failed in again.items():
             _logger.warning("%s will be retried at %s: %s", channel, failed.failure.position, failed.failure)
         for channel, failed in ended.items():

@@ -54,7 +54,7 @@ def run_to_end(
                     schedule.exclude(channel)  # no more progress in this call
             offset = following
         errors += [
-            CommitFenced(f"other committers moved {name} every time; retry") for name in sorted(schedule.stalled)
+            CommitFenced(f"other committers moved {name} every time: try again") for name in sorted(schedule.stalled)
         ]
         if schedule.error is not None:
             errors.append(schedule.error)
@@ -72,6 +72,6 @@ def _to_raise(failed: FailedRange) -> Exception:
     if failure.retriable:
         return TableUnavailable(
             f"{failed.channel} cannot go on from {failure.position} now: {failure}. Nothing of that range was "
-            "committed; retry."
+            "committed; try again."
         )
     return Parked.of(failed.channel, failure).error()

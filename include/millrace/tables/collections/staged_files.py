@@ -141,7 +141,7 @@ def _columns(schema: pa.Schema) -> str:
 
 def _damaged(staged: Path, file: ImportFile, words: str) -> StagedFileDamaged:
     return StagedFileDamaged(
-        f"{staged / file['path']} {words}, but an Import in the WAL names it: restore the file as it was staged"
+        f"{staged / file['path']} {words}, but an Import in the WAL names it: put the file back as it was staged"
         f" (sha256 {file['digest']}), from a backup or by staging the same input again; reading then continues"
     )
 

@@ -243,7 +243,7 @@ def _check_base(rows: TableHandle | None, tick: int) -> None:
     base = earliest_readable_tick(rows)
     if tick < base:
         raise TickTooOld(
-            f"the oldest readable tick is {base}, not {tick}: compaction folded earlier changes, or the WAL was trimmed"
+            f"the oldest readable tick is {base}, not {tick}: compaction folded what was before, or it was trimmed with the WAL"
         )
 
 

@@ -196,7 +196,7 @@ class ShardInterceptor:
         twice = rows[np.unique(owner[again])]
         twice = twice[run.reason[twice] == 0]
         if len(twice):
-            words = "the message has a duplicate key, whose rows have no order: send them in separate messages"
+            words = "the message has a key twice, and its rows have no order: send them in separate messages"
             run.reject(twice, Reason.DUPLICATE_KEY, words)
 
     # -- DDL ----------------------------------------------------------------------------------------------------------
