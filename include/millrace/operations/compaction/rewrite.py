@@ -7,9 +7,10 @@ order, the rows in order), and the deletes that are folded in, in whole.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,8 +24,14 @@ from millrace.storage.store import store_at
 from millrace.tables.collections.dead_rows import HiddenRanges, dead_mask
 from millrace.wal.visible.collection_rows import align_to_schema
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ROW_GROUP_ROWS: Final = 1 << 17
 """Rows of a row group: small enough that a look-up by key skips most of a sorted file."""
+
+TASKS_PER_CORE: Final = 4
+"""More tasks than cores, so that one long task does not leave cores idle. Each task reads its deletes once."""
 
 _PLACE: Final = ("_partition_id", "_vchannel", "_time_tick", "_write_tick")
 
@@ -85,6 +92,29 @@ def rewrite_in_process(job: RewriteJob, groups: Sequence[FileGroup]) -> Iterator
     deletes = load_deletes(job.fold)
     for group in groups:
         yield rewrite_group(job, group, deletes)
+
+
+def spark_mapper(spark: SparkSession, *, cores: int) -> RewriteMapper:
+    """Return a mapper that rewrites groups in tasks of `spark`, each in one Python worker. No row passes the JVM."""
+
+    def run(job: RewriteJob, groups: Sequence[FileGroup]) -> list[RewriteResult]:
+        if not groups:
+            return []
+        tasks = min(len(groups), cores * TASKS_PER_CORE)
+        ordered = sorted(groups, key=lambda group: group.size, reverse=True)
+        shares = [ordered[number::tasks] for number in range(tasks)]
+
+        def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    deletes = load_deletes(job.fold)
+                    done = [pickle.dumps(rewrite_group(job, group, deletes)) for group in shares[number]]
+                    yield pa.RecordBatch.from_pydict({"done": pa.array(done, pa.binary())})
+
+        rows = spark.range(0, tasks, 1, tasks).mapInArrow(work, "done binary").collect()
+        return [pickle.loads(bytes(row["done"])) for row in rows]
+
+    return run
 
 
 def load_deletes(fold: DeadRowFilter | None) -> pa.Table | None:

@@ -34,7 +34,13 @@ from millrace.operations.compaction.plan import (
     plan_merges,
 )
 from millrace.operations.compaction.report import CollectionCompaction, CompactionReport, TableCompaction
-from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper, RewriteResult, rewrite_in_process
+from millrace.operations.compaction.rewrite import (
+    RewriteJob,
+    RewriteMapper,
+    RewriteResult,
+    rewrite_in_process,
+    spark_mapper,
+)
 from millrace.operations.compaction.segments import join_segments, merge_segment_files
 from millrace.operations.compaction.vacuum import vacuum
 from millrace.runtime.progress import Progress
@@ -73,8 +79,6 @@ def run(
         def mapper(job: RewriteJob, groups: Sequence[FileGroup]) -> Iterable[RewriteResult]:
             if sum(group.size for group in groups) <= max_bytes_without_spark:
                 return rewrite_in_process(job, groups)
-            from millrace.operations.compaction.spark_tasks import spark_mapper
-
             return spark_mapper(session(), cores=settings.cores)(job, groups)
 
         def order(plan: CollectionPlan) -> None:

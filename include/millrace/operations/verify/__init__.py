@@ -1,1 +1,0 @@
-"""Whether everything is there, once, and the same everywhere: log, WAL and collections held against each other."""
