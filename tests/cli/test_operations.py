@@ -30,7 +30,7 @@ def test_options_go_over_params_and_what_came_of_it_is_printed(shared: Deploymen
         (("checkpoint", "--sample-mib", "none"), "sample_mib"),
         (("recovery", "--mode", "pray"), "'diagnose', 'rehearse' or 'repair'"),
         (("restore", "--into", "x"), "collection: is required"),
-        (("compaction", "--collections", "a", "--collections", "b", "--zorder-by", "id"), "exactly that one"),
+        (("compaction", "--collections", "a", "--collections", "b", "--zorder-by", "id"), "exactly that collection"),
         (("backup", "--params", "{"), "--params is not JSON"),
         (("backup", "--params", '{"too": "/x"}'), "too: is no parameter; there are "),
     ],

@@ -211,7 +211,7 @@ def test_a_file_that_is_gone_begins_the_backup_anew(world: World, tmp_path: Path
     prove(world, tmp_path / "restored", root, world.model)
     endless = True
     other = tmp_path / "others"  # not beside a backup that has the file
-    with pytest.raises(TableUnavailable, match="was removed while"):
+    with pytest.raises(TableUnavailable, match="was removed during"):
         take(world, other, seam=compact_and_vacuum)
     assert list(other.glob("backup-*")) == [], "nothing is left of it"
 
@@ -228,10 +228,10 @@ def test_a_backup_that_was_changed_is_found_and_not_restored(world: World, tmp_p
         path.unlink()  # the file may be the deployment's, too
         path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
         assert [words.split()[0] for words in verify_backup(folder).problems] == [name]
-        with pytest.raises(BackupDamaged, match="not as it was"):
+        with pytest.raises(BackupDamaged, match="has changed since it was written"):
             restore_backup(target, folder)
         path.unlink()
-        assert "does not read" in verify_backup(folder).problems[0]
+        assert "cannot be read" in verify_backup(folder).problems[0]
         with pytest.raises(BackupDamaged, match="has no"):
             restore_backup(target, folder)
         path.write_bytes(whole)
@@ -310,7 +310,7 @@ def test_a_log_that_was_switched_is_restored_where_it_lies(world: World, tmp_pat
     again = World.of(world.settings, world.model, epoch=world.epoch)
     again.step("insert", 2)
     again.close()
-    with pytest.raises(BackupRefused, match="went on since the backup"):
+    with pytest.raises(BackupRefused, match="has entries after the backup's end"):
         restore_backup(settings_in(tmp_path / "late"), root)
 
 

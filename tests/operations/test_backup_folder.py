@@ -177,13 +177,13 @@ def test_a_restore_leaves_a_folder_that_is_in_its_way(world: World, tmp_path: Pa
     draft = tmp_path / ".restored.restoring"
     draft.mkdir()
     (draft / "photo.jpg").write_bytes(b"not Millrace's")
-    with pytest.raises(BackupRefused, match="in the way"):
+    with pytest.raises(BackupRefused, match="was not left by a restore"):
         restore_backup(target, root)
     assert (draft / "photo.jpg").exists()
     (draft / "photo.jpg").rename(tmp_path / "photo.jpg")
     draft.rmdir()
     draft.symlink_to(root)
-    with pytest.raises(BackupRefused, match="in the way"):
+    with pytest.raises(BackupRefused, match="was not left by a restore"):
         restore_backup(target, root)
     draft.unlink()
     draft.mkdir()

@@ -81,9 +81,9 @@ def test_a_file_or_table_with_a_name_that_leads_elsewhere_is_refused(name: str, 
         replace(manifest, tables={**manifest.tables, name: 0}),
     ):
         forged.write(changed)
-        with pytest.raises(BackupDamaged, match="no place that a backup has"):
+        with pytest.raises(BackupDamaged, match="which no backup contains"):
             verify_backup(changed)
-        refused(changed, tmp_path, "no place that a backup has")
+        refused(changed, tmp_path, "which no backup contains")
 
 
 def as_link(path: Path, elsewhere: Path) -> None:
@@ -107,11 +107,11 @@ def test_what_is_a_link_or_no_file_is_refused_although_its_bytes_fit(
     )
     change(place, tmp_path / "elsewhere")
     if what == "manifest.json":
-        with pytest.raises(BackupDamaged, match="does not read"):
+        with pytest.raises(BackupDamaged, match="is invalid"):
             verify_backup(changed)
     else:
-        assert any("does not read" in words for words in verify_backup(changed).problems)
-    refused(changed, tmp_path, "does not read")
+        assert any("cannot be read" in words for words in verify_backup(changed).problems)
+    refused(changed, tmp_path, "cannot be read")
 
 
 def test_a_folder_that_becomes_a_link_on_the_way_is_not_followed(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_delta_checkpoint_that_names_a_file_elsewhere_is_found(kind: str, path
     pq.write_table(pa.table({kind: columns[kind][:2]}), file)
     assert list(unsafe_references([name], lambda each: open_beneath(tmp_path, each))) == []
     file.write_bytes(b"no Parquet")
-    assert "does not read" in next(unsafe_references([name], lambda each: open_beneath(tmp_path, each)))
+    assert "cannot be read" in next(unsafe_references([name], lambda each: open_beneath(tmp_path, each)))
 
 
 def test_a_log_elsewhere_that_is_not_there_is_not_made(changed: Path, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_folder_and_a_dag_file_are_all_that_a_new_operation_takes_and_a_file_a
 def test_a_job_that_nobody_declares_is_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidArgument, match=r"jobs are backfill, .*compaction, flusher, .*streaming_node"):
         find_job("compact")
-    with pytest.raises(InvalidArgument, match="parameters but its own"):
+    with pytest.raises(InvalidArgument, match="may only name parameters"):
         Operation(name="wrong", summary="Wrong.", params=OperationParams, run="a:b", set_by_dag=("nothing",))
 
 
@@ -175,5 +175,5 @@ def test_a_package_registers_an_operation_and_one_that_does_not_load_stops_no_ot
     (tmp_path / "greeting.py").write_text(DECLARED.replace('"greet"', '"backup"'))
     points.write_text("[millrace.operations]\nbackup = greeting:GREET\n")
     monkeypatch.delitem(sys.modules, "greeting")
-    with pytest.raises(InvalidArgument, match="several operations are called backup"):
+    with pytest.raises(InvalidArgument, match="several operations are named backup"):
         operations()

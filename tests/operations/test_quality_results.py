@@ -50,7 +50,7 @@ def test_a_failure_stands_until_a_check_over_its_whole_range_passes(settings: Se
     (block,) = blocked(settings)
     assert (block.run_id, block.expectation, block.unexpected) == ("second", "ticks", 3)
     assert read_state(settings).checked_ticks("wal") == {"p": 100}, "what failed is looked at again"
-    with pytest.raises(QualityBlocked, match=f"truncation is refused .*{block.id}") as caught:
+    with pytest.raises(QualityBlocked, match=f"truncation is blocked .*{block.id}") as caught:
         require_unblocked(settings, what="truncation")
     assert caught.value.blocks == (block.id,)
     record_run(settings, "elsewhere", [looked(150, 300, ok=True)])
@@ -196,15 +196,15 @@ def test_what_great_expectations_exports_is_a_suite() -> None:
 @pytest.mark.parametrize(
     "suite, words",
     [
-        ("{", "line 1, column 2: it is no JSON"),
-        ([], 'a suite is an object with a list "expectations"'),
+        ("{", "line 1, column 2: invalid JSON"),
+        ([], 'a suite must be an object with a list "expectations"'),
         ({"expectations": [], "expektations": []}, "unknown key 'expektations'"),
-        ({"expectations": ["a"]}, r'expectations\[0\]: an expectation is an object with a string "type"'),
+        ({"expectations": ["a"]}, r'expectations\[0\]: an expectation must be an object with a string "type"'),
         ({"expectations": [{**GOOD, "kwargs": {"column": "z"}}]}, "has no column 'z'; it has a"),
         ({"expectations": [{**GOOD, "kwargs": {"column_list": ["a", "z"]}}]}, "has no column 'z'"),
-        ({"expectations": [{**GOOD, "severity": "fatal"}]}, "severity 'fatal' is none of critical"),
-        ({"expectations": [GOOD, GOOD]}, r"expectations\[1\]: another one is named"),
-        ({"expectations": [{**GOOD, "kwargs": ["a"]}]}, "kwargs and meta are objects"),
+        ({"expectations": [{**GOOD, "severity": "fatal"}]}, "severity 'fatal' must be one of critical"),
+        ({"expectations": [GOOD, GOOD]}, r"expectations\[1\]: the name .* is already used"),
+        ({"expectations": [{**GOOD, "kwargs": ["a"]}]}, "kwargs and meta must be objects"),
     ],
 )
 def test_a_suite_that_cannot_be_used_says_where_and_why(suite: object, words: str) -> None:

@@ -71,12 +71,12 @@ def test_a_load_reads_the_inbox_or_the_folders_of_the_setting_and_nothing_else(
         f"{inbox}/a\0b",
     ]
     for name in refused:
-        with pytest.raises(InvalidArgument, match="lies outside of") as told:
+        with pytest.raises(InvalidArgument, match="lies outside the allowed folders") as told:
             staged(settings, name)
         assert str(told.value).startswith(str(name)), "it says nothing that the caller did not"
     given = replace(settings, load_roots=f"{outside}:{tmp_path / 'more'}")
     assert staged(given, outside / "b.csv") == 2
-    with pytest.raises(InvalidArgument, match="lies outside of"):
+    with pytest.raises(InvalidArgument, match="lies outside the allowed folders"):
         staged(given, inner)
 
 
@@ -101,7 +101,7 @@ def test_a_link_that_takes_a_files_place_behind_the_look_is_not_followed(
         return opened(root, name)
 
     monkeypatch.setattr(file_staging, "open_beneath", swapped)
-    with pytest.raises(InvalidArgument, match="is no file in a folder"):
+    with pytest.raises(InvalidArgument, match="is not a file in an allowed folder"):
         staged(settings, inbox / "2013" / "a.csv")
 
 

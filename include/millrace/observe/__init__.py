@@ -1,6 +1,6 @@
-"""The read model: what people and dashboards see of a running Millrace, as typed values with bounded costs.
+"""The read model: typed values that people and dashboards see of a running Millrace, at bounded cost.
 
-Nothing here writes, starts a process, or imports Airflow or Spark. :class:`~millrace.observe.observer.Observer` is the one
-way in: it caches for a second or two, pins each answer to one version of a table, and pages what can be long. The modules
-below it import deltalake and pyarrow, so a server loads them on its first question, not when it starts.
+Nothing here writes, starts a process, or imports Airflow or Spark. :class:`~millrace.observe.observer.Observer` is the
+single entry point: it caches for a second or two, takes each answer from one version of a table, and pages long lists.
+The other modules import deltalake and pyarrow, so a server loads them with the first request, not at start.
 """

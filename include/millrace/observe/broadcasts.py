@@ -1,4 +1,7 @@
-"""Broadcasts as they are seen: what goes to which VChannels, who has it, what became of it. From the coordinator's file."""
+"""Views of DDL broadcasts: their targets, which VChannels have them, their outcome.
+
+Read from the coordinator's file.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,22 @@ class BroadcastRow(BaseView):
 
     id: int
     request: str
-    """Its caller's name for it; `#` and its id where it has none."""
+    """The caller's request id, or `#` and the broadcast's id if there is none."""
     kind: str
     collection: str
     state: TaskState
     at: float
-    """When it was kept, in Unix seconds; 0 where that is known no more."""
+    """Time at which it was stored, in Unix seconds. 0 if unknown."""
     words: str
-    """Why it waits, or was given up."""
+    """Why it waits or was abandoned."""
     keys: list[str]
-    """What it works on: what is not shared it has for itself."""
+    """The resources it locks, exclusively unless marked as shared."""
     targets: dict[str, Int64String | None]
-    """By VChannel the time tick of its message (0: it has the effect by another), None while it is not known to be there."""
+    """By VChannel: the time tick of its message, None while unknown, 0 if another message had the same effect."""
 
 
 def broadcast_rows(settings: Settings, *, limit: int, closed: bool = True) -> list[BroadcastRow]:
-    """Those that are open, all of them, and with `closed` the newest others up to `limit` in all; newest first."""
+    """Return all open broadcasts and, with `closed`, the newest others up to `limit` in total. Newest first."""
     store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:
         return []
@@ -57,7 +60,7 @@ def broadcast_rows(settings: Settings, *, limit: int, closed: bool = True) -> li
 
 
 def waiting_broadcasts(settings: Settings) -> Counter[str]:
-    """By PChannel how many open broadcasts are not at all its VChannels yet."""
+    """Return by PChannel the number of open broadcasts that have not reached all its VChannels."""
     store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:
         return Counter()

@@ -1,4 +1,4 @@
-"""PChannels: what the WAL, the checkpoints, the log and the jobs together say of each."""
+"""Views of PChannels, combined from the WAL, the checkpoints, the log and the jobs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from millrace.tables.wal.table import WalPosition
 
 
 def tick_unix_seconds(tick: int) -> float | None:
-    """A tick's moment in Unix seconds; None for 0."""
+    """Return a tick's time in Unix seconds, or None for 0."""
     return tick_physical_ms(tick) / 1000 if tick else None
 
 
 def owner(node: JobView) -> str | None:
-    """Who has the PChannels: the streaming node, where one runs."""
+    """Describe the streaming node that owns the PChannels, or return None if none runs."""
     return f"streaming-node (process {node.pid})" if node.state == "running" else None
 
 
@@ -29,7 +29,10 @@ def pchannel_views(
     node: JobView,
     owners: Mapping[str, str],
 ) -> list[PChannelView]:
-    """Every PChannel that any of these knows, by name. `owners` has the nodes of a cluster; without them `node` has all."""
+    """Return a view of every PChannel that any of the sources knows, by name.
+
+    `owners` maps PChannels to the nodes of a cluster. Without a cluster, `node` owns all.
+    """
     names = sorted({*positions, *checkpoints, *log.channels, *parked})
     return [
         _view(
@@ -83,7 +86,7 @@ def _view(
 
 
 def flush_lag(tick: int, flushed: int) -> float:
-    """Seconds between the WAL's last tick and the flusher's; a PChannel that was never flushed counts from its first look."""
+    """Return the seconds between the WAL's last tick and the flusher's. 0 for a PChannel that was never flushed."""
     if tick <= flushed or not flushed:
         return 0.0
     return round((tick_physical_ms(tick) - tick_physical_ms(flushed)) / 1000, 3)

@@ -1,8 +1,8 @@
-"""Charts from the samples that the streaming queries leave behind (millrace.node.range_loop.samples): rates, lags and freshness over time.
+"""Charts from the samples that streaming queries write (millrace.node.range_loop.samples): rates, lags and freshness.
 
-Counters count from the start of a process; a rate is what came in a bucket's seconds. A bucket in which a query finished no
-micro-batch has the rate 0 and no lag. What a query said last (its progress file) closes the series, since the last
-micro-batches of a burst may have no sample.
+Counters start at zero with each process. A rate is the increase within a bucket divided by its seconds. A bucket
+without a finished micro-batch has the rate 0 and no lag. The query's progress file adds the last point, because the
+last micro-batches of a burst may have no sample.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from millrace.observe.models import HistoryView, JobView, Series
 
 BUCKETS: Final = 120
 WINDOWS: Final = {"15m": 900, "1h": 3600, "6h": 21600, "24h": 86400}
-"""The windows that a chart can show, in seconds."""
+"""Windows that a chart can show, in seconds."""
 MAX_READ_BYTES: Final = 16 << 20
-"""Of a file that is larger only this much of its end is read: nothing of ours writes such a file."""
+"""Only this much of the end of a larger file is read. Millrace itself writes no such file."""
 
 
 class SamplePoint(NamedTuple):
@@ -46,7 +46,7 @@ class _Read:
 
 
 class SampleFiles:
-    """The samples of each query; a file that grew is read from where it grew. Thread-safe."""
+    """The samples of each query. Reads only what was appended since the last call. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class SampleFiles:
         self._read: dict[str, _Read] = {}
 
     def points(self, query: str) -> list[SamplePoint]:
-        """The samples of a query in the order of time."""
+        """Return the samples of a query in time order."""
         path = samples_file(self._settings, query)
         with self._lock:
             read = self._read.setdefault(query, _Read())
@@ -96,16 +96,16 @@ def _point(line: bytes) -> SamplePoint | None:
 
 
 def with_current(points: list[SamplePoint], job: JobView) -> list[SamplePoint]:
-    """The samples, closed by what the query said last."""
+    """Return the samples, followed by the query's current progress."""
     if job.at is None or job.pid is None or (points and points[-1].at >= job.at):
         return points
     return [*points, SamplePoint(job.at, job.pid, job.batches, job.rows, job.log_bytes, None)]
 
 
 def build_charts(node: list[SamplePoint], flusher: list[SamplePoint], *, now: float, seconds: int) -> HistoryView:
-    """The series of the overview's charts over the last `seconds`."""
+    """Return the series of the overview's charts over the last `seconds`."""
     step = seconds / BUCKETS
-    end = now // step * step  # whole buckets, which stand still between two looks
+    end = now // step * step  # whole buckets, so that they do not move between two requests
     start = end - seconds
     buckets = range(BUCKETS)
 
@@ -136,7 +136,7 @@ def _rates(points: list[SamplePoint], start: float, step: float, name: str) -> l
         count = getattr(point, name)
         if before is not None and before.pid == point.pid:
             came = max(0, count - getattr(before, name))
-        else:  # a process's first sample is of its first micro-batch, unless that one was thinned away
+        else:  # a process's first sample covers its first micro-batch, unless that sample was thinned out
             came = count if point.batches == 1 else 0
         before = point
         place = int((point.at - start) // step)
@@ -155,7 +155,7 @@ def _lags(points: list[SamplePoint], start: float, step: float) -> list[float | 
 
 
 def current_rates(points: list[SamplePoint], *, now: float, seconds: float = 10.0) -> tuple[float, float]:
-    """Rows and bytes a second over the last `seconds`."""
+    """Return rows and bytes per second over the last `seconds`."""
     rows = size = 0
     before: SamplePoint | None = None
     for point in points[-64:]:

@@ -1,4 +1,7 @@
-"""Checkpoints, and how much of the log they would let go: the plan of millrace.node.retention.truncation, which is not carried out."""
+"""Views of checkpoints, and of the log that they allow to truncate.
+
+Shows the plan of millrace.node.retention.truncation.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def checkpoints_view(
     log: LogView,
     pinned: TableSnapshot | None,
 ) -> CheckpointsView:
-    """Both checkpoints of each PChannel, and what truncation could free."""
+    """Return both checkpoints of each PChannel, and what truncation could free."""
     written = written_at(pinned)
     found = [
         _view(settings, name, positions.get(name), checkpoints.get(name), written.get(name), log)
@@ -81,7 +84,7 @@ def _view(
 
 
 def _log_files(settings: Settings, name: str) -> list[tuple[float, int]]:
-    """(last write, bytes) of each file of a channel of the embedded log, the oldest first."""
+    """Return (last write, bytes) of each file of a channel of the embedded log, oldest first."""
     found = []
     try:
         for path in (settings.log_path / "channels" / encode_file_name(name)).glob("*.log"):
@@ -93,7 +96,7 @@ def _log_files(settings: Settings, name: str) -> list[tuple[float, int]]:
 
 
 def _freed(files: Sequence[tuple[float, int]], before: float | None) -> int:
-    """Bytes of the files that were last written before a moment; the newest one always stays."""
+    """Return the bytes of the files last written before a time. The newest file always stays."""
     return sum(size for written, size in files[:-1] if before is not None and written < before)
 
 
@@ -104,14 +107,14 @@ def _holds(position: WalPosition | None, checkpoint: Checkpoint | None, target: 
     if checkpoint is None or target is None:
         return "nothing is flushed yet"
     if state.last_entry == target:
-        return "the last committed entry stays, so that a log that lost data is recognised"
+        return "the last committed entry stays, so that data loss in the log is detected"
     if state.first_open_begin() is not None and target == checkpoint.confirmed.log_id:
-        return "the oldest open transaction, or what the flusher has not taken yet"
-    return "what the flusher has not taken yet"
+        return "the oldest open transaction, or rows that are not flushed yet"
+    return "rows that are not flushed yet"
 
 
 def written_at(pinned: TableSnapshot | None) -> dict[str, float]:
-    """By PChannel: when its last checkpoint was written, as the Delta log has it."""
+    """Return by PChannel when its last checkpoint was written, according to the Delta log."""
     if pinned is None:
         return {}
     found: dict[str, float] = {}
@@ -121,7 +124,7 @@ def written_at(pinned: TableSnapshot | None) -> dict[str, float]:
 
 
 def commit_views(pinned: TableSnapshot | None, count: int) -> list[CommitView]:
-    """The last commits of a table, the newest first."""
+    """Return the last commits of a table, newest first."""
     if pinned is None:
         return []
     found = []

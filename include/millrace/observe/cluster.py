@@ -1,4 +1,7 @@
-"""The cluster as it is seen: nodes, who owns what, how it came there. From the meta store, which is opened when it is there."""
+"""Views of the cluster: nodes, channel ownership and moves.
+
+Read from the meta store, which is opened once it exists.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from millrace.observe.models import BaseView
 
 MAX_MOVES: Final = 200
 MAX_BROADCASTS_SHOWN: Final = 20
-"""With the rest; more by themselves."""
+"""Broadcasts shown with the cluster. Their own view shows more."""
 
 
 class NodeRow(BaseView):
@@ -28,21 +31,21 @@ class NodeRow(BaseView):
     name: str
     state: Literal["up", "draining", "drained", "gone"]
     session: str
-    """"" where it has none."""
+    """"" if it has none."""
     address: str
     roles: list[str]
     pchannels: list[str]
-    """Of which it owns a role, or is to."""
+    """PChannels of which it owns a role or is about to."""
 
 
 class MoveRow(BaseView):
-    """A role of a PChannel came to be at a node."""
+    """The move of a PChannel's role to a node."""
 
     pchannel: str
     role: str
     term: int
     source: str
-    """The node that had it before; "" for the first."""
+    """Previous owner. "" for the first."""
     to: str
     cause: str
     began: float
@@ -61,38 +64,38 @@ class ChannelRow(BaseView):
     address: str
     cause: str
     not_let_go: list[str]
-    """Sessions that had it before, and were not seen to have let go."""
+    """Sessions of previous owners that have not confirmed the release."""
     moves: list[MoveRow]
     """Newest first."""
 
 
 class BalanceView(BaseView):
-    """Who leads, and what people asked for."""
+    """The leader, and what operators requested."""
 
     leader: str
-    """"" where nobody leads: what is assigned stays so."""
+    """"" if there is no leader. Assignments then stay as they are."""
     service: str
-    """Where the leader serves."""
+    """Address of the leader."""
     frozen: bool
-    """Whether nothing moves for balance alone."""
+    """Whether channels are not moved for balance alone."""
     draining: list[str]
 
 
 class ClusterView(BaseView):
-    """All of it."""
+    """The whole cluster."""
 
     present: bool
-    """False: one node, without a coordinator."""
+    """False for a single node without a coordinator."""
     balance: BalanceView | None = None
     nodes: tuple[NodeRow, ...] = ()
     channels: tuple[ChannelRow, ...] = ()
     moves: tuple[MoveRow, ...] = ()
-    """Newest first, at most MOST_MOVES."""
+    """Newest first, at most MAX_MOVES."""
     broadcasts: tuple[BroadcastRow, ...] = ()
 
 
 class ClusterReader(Closeable):
-    """The meta store of a deployment, opened once there is one. Thread-safe."""
+    """Reads the meta store of a deployment, opened once it exists. Thread-safe."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings = settings
@@ -101,7 +104,7 @@ class ClusterReader(Closeable):
         self._store: Any = None
 
     def store(self) -> MetaStore:
-        """Raises InvalidSettings where there is no cluster, MetaUnavailable, UnsupportedVersion."""
+        """Return the meta store. Raises InvalidSettings if there is no cluster, MetaUnavailable, UnsupportedVersion."""
         with self._lock:
             if self._store is None:
                 require_cluster(self.settings)
@@ -116,7 +119,7 @@ class ClusterReader(Closeable):
                 self._store = None
 
     def view(self) -> ClusterView:
-        """Everything, or that there is no cluster. Raises MetaUnavailable, UnsupportedVersion."""
+        """Return the view of the cluster, or that there is none. Raises MetaUnavailable, UnsupportedVersion."""
         try:
             store = self.store()
         except InvalidSettings:
@@ -136,7 +139,7 @@ class ClusterReader(Closeable):
 
 
 def node_of(session: str) -> str:
-    """The name of a session's node."""
+    """Return the name of a session's node."""
     return session.rpartition("@")[0]
 
 
@@ -187,7 +190,7 @@ def _channel(record: ChannelRecord) -> ChannelRow:
 
 
 def newest_moves(channels: Iterable[ChannelRow], *, limit: int) -> list[MoveRow]:
-    """The newest moves of all of them."""
+    """Return the newest moves of all channels."""
     found = (move for each in channels for move in each.moves)
     return sorted(found, key=lambda move: (move.ended, move.pchannel, move.role), reverse=True)[:limit]
 

@@ -1,4 +1,4 @@
-"""Collections: what the coordinator, the checkpoints' catalog and the Delta tables say of each."""
+"""Views of collections, combined from the coordinator, the checkpoints' catalog and the Delta tables."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ FILE_ORDERS: Final = ("tick", "bytes", "rows")
 
 
 class SegmentTable(NamedTuple):
-    """The newest row of every segment, as columns, in the order of their age (newest first)."""
+    """The newest row of every segment, as columns, newest first."""
 
     table: pa.Table
 
     def of_collection(self, collection_id: int) -> pa.Table:
-        """Those of one collection."""
+        """Return the segments of one collection."""
         return self.table.filter(pa.array(self.table["collection_id"].to_numpy() == collection_id))
 
 
 class FlushProgress(NamedTuple):
-    """How far the flusher is, and by collection the rows that its growing segments hold."""
+    """Progress of the flusher, and the rows in growing segments by collection."""
 
     checkpoints: Mapping[str, Checkpoint]
     growing_rows: Mapping[int, int]
@@ -57,7 +57,7 @@ class FlushProgress(NamedTuple):
 
     @classmethod
     def of(cls, checkpoints: Mapping[str, Checkpoint]) -> Self:
-        """From the checkpoints: each catalog is decoded once."""
+        """Compute the progress from the checkpoints. Decodes each catalog once."""
         rows: Counter[int] = Counter()
         growing: dict[tuple[str, int], tuple[int, int]] = {}
         for checkpoint in checkpoints.values():
@@ -67,23 +67,23 @@ class FlushProgress(NamedTuple):
         return cls(checkpoints, rows, growing)
 
     def flushed_tick(self, vchannel: str) -> int:
-        """Up to where the tables have everything of a VChannel."""
+        """Return the tick up to which the tables are complete for a VChannel."""
         checkpoint = self.checkpoints.get(pchannel_of(vchannel))
         return checkpoint.time_tick if checkpoint is not None else 0
 
 
 def find(known: list[CollectionInfo], name: str) -> CollectionInfo:
-    """The collection with that id, or (where none is dropped) name. Raises CollectionNotFound."""
+    """Return the collection with that id, or with that name if it is not dropped. Raises CollectionNotFound."""
     for each in known:
         if str(each.id) == name or (each.name == name and each.state != "dropped"):
             return each
     raise CollectionNotFound(
-        f"no collection {name[:80]!r}; those there are: {', '.join(each.name for each in known[:20])}"
+        f"no collection {name[:80]!r}; the collections are {', '.join(each.name for each in known[:20])}"
     )
 
 
 def read_segments(pinned: TableSnapshot | None) -> SegmentTable:
-    """The newest row of each segment: all files of the table, by columns."""
+    """Return the newest row of each segment. Reads all files of the table, column by column."""
     schema = pa.schema([*SEGMENT_COLUMNS, pa.field(PCHANNEL, pa.utf8())])
     parts = [schema.empty_table()]
     if pinned is not None:
@@ -103,7 +103,7 @@ def read_segments(pinned: TableSnapshot | None) -> SegmentTable:
 
 
 def count_by_state(segments: pa.Table) -> dict[str, int]:
-    """How many segments are in each state."""
+    """Return the number of segments in each state."""
     counts = Counter(segments["state"].to_pylist())
     return {state: counts[state] for state in SEGMENT_STATES if counts[state]}
 
@@ -115,7 +115,7 @@ def collection_row(
     segments: pa.Table,
     flushed: FlushProgress,
 ) -> CollectionRow:
-    """A collection in the list."""
+    """Return a collection's row in the list."""
     return CollectionRow(**_row(collection, rows, deletes, segments, flushed))
 
 
@@ -152,7 +152,7 @@ def collection_view(
     segments: pa.Table,
     flushed: FlushProgress,
 ) -> CollectionView:
-    """A collection in full."""
+    """Return a collection in full."""
     schema = collection.schema
     first = {field.name: len(collection.schemas) for field in schema.fields}
     for version in range(len(collection.schemas), 0, -1):
@@ -214,9 +214,9 @@ def _partitions(collection: CollectionInfo, segments: pa.Table) -> list[Partitio
 def segment_page(
     collection: CollectionInfo, segments: pa.Table, flushed: FlushProgress, *, state: str, offset: int, limit: int
 ) -> SegmentPage:
-    """Segments of a collection, newest first, of one state or (state "") of all. Raises InvalidArgument."""
+    """Return segments of a collection, newest first, in one state or (state "") in any. Raises InvalidArgument."""
     if state and state not in SEGMENT_STATES:
-        raise InvalidArgument(f"no segment state {state[:40]!r}: one of {', '.join(SEGMENT_STATES)}")
+        raise InvalidArgument(f"no segment state {state[:40]!r}: use one of {', '.join(SEGMENT_STATES)}")
     if state:
         segments = segments.filter(pa.array([each == state for each in segments["state"].to_pylist()], pa.bool_()))
     partitions = {number: name for name, number in collection.partitions.items()}
@@ -244,9 +244,9 @@ def segment_page(
 
 
 def file_page(pinned: TableSnapshot | None, *, order: str, offset: int, limit: int) -> FilePage:
-    """The live files of a table, by newest tick, size or rows, the greatest first. Raises InvalidArgument."""
+    """Return the live files of a table, ordered by newest tick, size or rows, descending. Raises InvalidArgument."""
     if order not in FILE_ORDERS:
-        raise InvalidArgument(f"no order {order[:40]!r}: one of {', '.join(FILE_ORDERS)}")
+        raise InvalidArgument(f"no order {order[:40]!r}: use one of {', '.join(FILE_ORDERS)}")
     if pinned is None:
         return FilePage(total=0, offset=offset, limit=limit, items=[])
     columns = {
@@ -279,5 +279,5 @@ def file_page(pinned: TableSnapshot | None, *, order: str, offset: int, limit: i
 
 
 def _seconds(value: Any) -> float:
-    """Delta's modification time: Unix milliseconds, or a datetime."""
+    """Return Delta's modification time, given in Unix milliseconds or as a datetime, in Unix seconds."""
     return value.timestamp() if hasattr(value, "timestamp") else float(value or 0) / 1000

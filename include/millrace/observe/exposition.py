@@ -1,7 +1,10 @@
-"""All of Millrace's metrics in one Prometheus text: the read model's own, the log server's with its append host, the jobs'.
+"""All metrics of Millrace as one Prometheus text.
 
-A family that several of them report is one family here; of two samples with the same labels that of the process itself
-stands, and a 0 stands against no other value: every process says 0 of what it has nothing to do with, where that has no labels. Counters that the WAL table keeps (rows by PChannel) come from it: they survive every restart.
+It merges those of the read model, the log server with its append host, and the jobs.
+
+A family that several sources report is merged into one. Of two samples with the same labels, the one of the process
+itself is kept. A 0 is replaced by another value, because every process reports 0 for unlabelled metrics that do not
+concern it. Counters that the WAL table stores (rows by PChannel) come from it, so they survive restarts.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Merged:
-    """Families of several expositions, as a collector."""
+    """A collector for the merged families of several expositions."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, Metric] = {}
@@ -53,19 +56,19 @@ class _Merged:
 
 
 def render_exposition(overview: Overview, *, host: str, jobs: Sequence[str], backlogs: bytes) -> bytes:
-    """The text, from the overview, the groups' backlogs, and what append host and jobs say themselves."""
+    """Render the overview, the groups' backlogs, and the metrics of append host and jobs."""
     return merge_expositions([*jobs, host, overview_metrics(overview).decode(), backlogs.decode()])
 
 
 def merge_expositions(texts: Iterable[str]) -> bytes:
-    """Several expositions as one."""
+    """Merge several expositions into one."""
     registry = CollectorRegistry()
     registry.register(_Merged(family for text in texts for family in text_string_to_metric_families(text)))
     return generate_latest(registry)
 
 
 def overview_metrics(overview: Overview) -> bytes:
-    """What the read model knows by itself."""
+    """Return the metrics of the read model itself."""
     metrics = Metrics()
     for found in overview.findings:
         metrics.health_findings.labels(found.severity, found.kind).inc()
@@ -90,21 +93,21 @@ def overview_metrics(overview: Overview) -> bytes:
 
 
 def job_metrics(settings: Settings) -> list[str]:
-    """What the running streaming jobs report, as each left it beside its heartbeat a moment ago; and the workers of pipelines."""
+    """Return the metrics of running streaming jobs, which each writes beside its heartbeat, and of pipeline workers."""
     beats = [path for each in node_settings(settings) for path in each.node_run_path.glob("*.heartbeat.json")]
     found = [_left_by(settings, path, path.with_suffix(METRICS_SUFFIX)) for path in beats]
     return [*filter(None, found), *pipeline_metrics(settings)]
 
 
 def pipeline_metrics(settings: Settings) -> list[str]:
-    """What the running workers of pipelines report."""
+    """Return the metrics of running pipeline workers."""
     folders = (settings.data_dir / "pipelines").glob("*/status.json")
     found = [_left_by(settings, path, metrics_path(settings, path.parent.name)) for path in folders]
     return [*filter(None, found)]
 
 
 def _left_by(settings: Settings, heartbeat: Path, left: Path) -> str:
-    """The text that a process left; "" where it does not run any more, or has left none."""
+    """Return the metrics that a process wrote, or "" if it no longer runs or wrote none."""
     try:
         beat = json.loads(heartbeat.read_text(encoding="utf-8"))
         if is_report_live(settings.run_path, int(beat["pid"]), float(beat["at"])):
@@ -115,7 +118,7 @@ def _left_by(settings: Settings, heartbeat: Path, left: Path) -> str:
 
 
 def backlog_metrics(settings: Settings, wal: WalSnapshot | None) -> bytes:
-    """By consumer group and PChannel the messages in the ``wal`` table behind its position."""
+    """Return by consumer group and PChannel the number of messages in the ``wal`` table after the group's position."""
     metrics = Metrics()
     if wal is not None:
         for group, ticks in _groups(settings).items():
@@ -128,5 +131,5 @@ def _groups(settings: Settings) -> dict[str, dict[str, int]]:
     try:
         return read_group_positions(settings)
     except MillraceError as error:
-        _log.warning("where consumer groups stand cannot be told now: %s: %s", error.code, error)
+        _log.warning("positions of consumer groups are unavailable: %s: %s", error.code, error)
         return {}

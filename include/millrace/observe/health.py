@@ -1,7 +1,7 @@
-"""Health: what is not as it should be, and where to go with it. The one place that says so; CLI, API, pages and metrics read it.
+"""Health: what is wrong, and how to fix it. CLI, API, pages and metrics all read their findings from here.
 
-Each finding is one thing that is wrong now, by what the deployment itself keeps: parked PChannels, jobs, lags, DDL that does
-not end, what quality blocks, how the newest run of each kind of maintenance ended. The state of the whole follows from them.
+Each finding is one current problem according to the deployment's own data: parked PChannels, jobs, lags, DDL that does
+not finish, quality blocks, and failed maintenance runs. The overall state follows from the findings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import TokenFileRefused
@@ -23,45 +23,47 @@ from millrace.runtime.launch import history as launch_history
 from millrace.tables.quality_state import failed_critical_expectations
 
 LAGGING_SECONDS: Final = 15.0
-"""A WAL that is so far behind its log is called lagging."""
+"""Lag behind its log from which on a WAL counts as lagging."""
 FLUSH_LAGGING_SECONDS: Final = 120.0
-"""Collections' tables that are so far behind the WAL are called lagging (reads see the WAL's tail meanwhile)."""
+"""Lag behind the WAL from which on tables count as lagging. Reads include the WAL's tail meanwhile."""
 STALLED_SECONDS: Final = 300.0
-"""A flusher that has had rows to flush for so long, and brought none, stands still."""
+"""Time without progress, with rows to flush, after which a flusher counts as stalled."""
 CLOCK_AHEAD_SECONDS: Final = 60.0
-"""Log time that is so far ahead of the wall clock means that a clock is wrong, or was."""
+"""A clock is or was wrong if log time is this far ahead of the wall clock."""
 DDL_STUCK_SECONDS: Final = 60.0
-"""A change to a collection takes less than a second; one that is under way for so long does not end by itself."""
+"""DDL usually takes less than a second. After this time it will not finish by itself."""
 MAINTENANCE: Final = ("backup", "checkpoint", "compaction", "quality", "recovery")
-"""Operations that run by themselves: how the newest run of each ended is a matter of health."""
+"""Scheduled operations whose newest run affects health."""
 RETRY_SECONDS: Final = 1800.0
-"""A retry that has not begun so long after the failure does not come, or comes too late: the failure counts."""
+"""Time after a failure within which a retry must begin. Later, the failure counts."""
 HISTORY_LINES: Final = 500
-"""Of the history of operations, that are looked at for the newest run of each."""
+"""Lines of the operations' history that are searched for the newest run of each."""
 
 _FAILED: Final = ("failed", "lost")
-"""States of a run in the history that count as a failure."""
+"""States of a run that count as a failure."""
 _NOT_WELL: Final = {
-    "checkpoint": ("ok", "a checkpoint or a base was not confirmed"),
-    "recovery": ("healthy", "it left findings"),
+    "checkpoint": ("ok", "a checkpoint or a base could not be verified"),
+    "recovery": ("healthy", "findings remain"),
 }
-"""By job the field of its report that is false where what it found is not well, and what that means."""
+"""By job: the field of its report that is False if the result is bad, and what that means."""
 
 REMEDIES: Final[dict[HealthKind, str]] = {
-    "parked": "mend the cause, or `millrace log tombstone`, then `millrace unpark`: docs/operating.md#parked-pchannels",
+    "parked": "fix the cause, or `millrace log tombstone`, then `millrace unpark`: docs/operating.md#parked-pchannels",
     "job_failed": "`millrace jobs log`, and recovery in mode diagnose: docs/operating.md#recovery",
     "job_stopped": "the DAG `streaming` (or `millrace jobs run --with-flusher`): docs/operating.md#processes",
     "log_stopped": "the next producer starts it, the DAG `streaming` too: docs/operating.md#processes",
-    "lagging": "the job's log and what it is at: docs/operating.md#status",
-    "tokens_refused": "`millrace tokens list` says why nobody gets in, and what to do: docs/access.md#tokens",
+    "lagging": "the job's log and current work: docs/operating.md#status",
+    "tokens_refused": "`millrace tokens list` shows why nobody has access, and what to do: docs/access.md#tokens",
     "clock": "`millrace log clock`, then the host's clock: docs/operating.md#when-the-clock-is-wrong",
     "flusher_stalled": "the flusher's log; recovery in mode diagnose: docs/operating.md#recovery",
-    "ddl_stuck": "`millrace collections flush NAME` tries it again, and says why it does not go on: docs/operating.md#health",
-    "quality_blocks": "mend the data and run quality again, or release it (DAG `quality_release`): docs/quality.md",
-    "maintenance_failed": "the run's log (Maintenance, or `millrace jobs list`), then run it again: docs/operating.md#health",
+    "ddl_stuck": "`millrace collections flush NAME` retries it, and shows why it does not continue: "
+    "docs/operating.md#health",
+    "quality_blocks": "repair the data and run quality again, or release it (DAG `quality_release`): docs/quality.md",
+    "maintenance_failed": "the run's log (Maintenance, or `millrace jobs list`), then run it again: "
+    "docs/operating.md#health",
     "maintenance_retry": "nothing to do unless the retry fails too: docs/operating.md#health",
 }
-"""Where to go, by kind."""
+"""How to fix a finding, by kind."""
 
 _CRITICAL: Final[frozenset[HealthKind]] = frozenset(
     {"parked", "job_failed", "job_stopped", "flusher_stalled", "ddl_stuck", "quality_blocks"}
@@ -80,26 +82,26 @@ _STATES: Final[dict[HealthKind, HealthState]] = {
     "log_stopped": "stopped",
     "maintenance_retry": "healthy",
 }
-"""What a finding makes of the whole; of several the one that stands first here."""
+"""The overall state that a finding causes. Of several findings, the first kind in this order decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthInputs:
-    """What the deployment keeps beside its tables that bears on its health."""
+    """Data of the deployment, other than its tables, that affects its health."""
 
     running_ddl: Sequence[tuple[str, str, float]] = ()
-    """Collection, kind and begin (Unix seconds; 0.0: not known) of each change that is under way."""
+    """Collection, kind and start (Unix seconds, 0.0: unknown) of each DDL operation under way."""
     blocks: Sequence[str] = ()
     newest_runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By job the newest line of the history of operations."""
+    """The newest line of the operations' history by job."""
     active_jobs: Set[str] = frozenset()
-    """Jobs of which a run goes on, or waits in turn."""
+    """Jobs with a run that is active or queued."""
     tokens_refused: str = ""
-    """Why the file of tokens lets nobody in; empty: it does."""
+    """Why the token file gives nobody access. Empty if it does."""
 
 
 def read_health_inputs(settings: Settings) -> HealthInputs:
-    """As it is now; makes nothing."""
+    """Read the current data. Creates nothing."""
     ddl: list[tuple[str, str, float]] = []
     store = CatalogStore.open_read_only(settings.data_dir)
     if store is not None:
@@ -110,7 +112,7 @@ def read_health_inputs(settings: Settings) -> HealthInputs:
     for line in launch_history.read_history(
         launch_history.history_path(settings, launch_history.OPERATIONS), limit=HISTORY_LINES
     ):
-        if line.get("state") != "stopped":  # a person's doing, or the system's end: it says nothing of the job
+        if line.get("state") != "stopped":  # stopped by a person or with the system, which says nothing about the job
             newest.setdefault(str(line.get("job")), line)
     failed = any(line.get("state") in _FAILED for line in newest.values())
     active = frozenset(each.job for each in running_operations(settings)) if failed else frozenset()
@@ -125,24 +127,24 @@ def read_health_inputs(settings: Settings) -> HealthInputs:
 def findings(
     jobs: Sequence[JobView],
     channels: Sequence[PChannelView],
-    kept: HealthInputs,
+    inputs: HealthInputs,
     *,
     log_server: bool,
     clock: ClockView | None = None,
     now: float | None = None,
 ) -> list[HealthFinding]:
-    """Everything that is not as it should be, the worst first."""
+    """Return all findings, the worst first."""
     now = time.time() if now is None else now
     found = [
         *_of_channels(channels),
         *_of_jobs(jobs, channels, now=now),
-        *_of_ddl(kept, now=now),
+        *_of_ddl(inputs, now=now),
         *_of_clocks(clock, channels, now=now),
-        *(make_finding("quality_blocks", each, f"the critical expectation {each} stands failed: nothing is removed") for each in kept.blocks),
-        *_of_runs(kept, now=now),
-    ]  # fmt: skip
-    if kept.tokens_refused:
-        found.append(make_finding("tokens_refused", "tokens", kept.tokens_refused))
+        *_of_quality(inputs),
+        *_of_runs(inputs, now=now),
+    ]
+    if inputs.tokens_refused:
+        found.append(make_finding("tokens_refused", "tokens", inputs.tokens_refused))
     if channels and not log_server:
         found.append(make_finding("log_stopped", "log server", "the log's server does not run"))
     order = list(_STATES)
@@ -150,9 +152,9 @@ def findings(
 
 
 def overall_state(found: Sequence[HealthFinding], *, empty: bool) -> tuple[HealthState, str]:
-    """The state of the whole, and why in a sentence."""
+    """Return the overall state, and the reason in one sentence."""
     if empty and not found:
-        return "empty", "Nothing was written yet: no PChannel is there."
+        return "empty", "Nothing was written yet: there are no PChannels."
     if not found:
         return "healthy", "Streaming node and flusher run, and nothing is behind."
     worst = found[0]
@@ -165,7 +167,7 @@ def overall_state(found: Sequence[HealthFinding], *, empty: bool) -> tuple[Healt
         )
     subjects = _listed(sorted({each.subject for each in found if each.kind == worst.kind}))
     if state == "parked":
-        return state, f"{subjects} cannot go on; a person has to look."
+        return state, f"{subjects} cannot continue; an operator must fix the cause."
     if worst.kind == "job_stopped":
         return state, f"{subjects} {'does' if ' and ' not in subjects else 'do'} not run."
     if state == "lagging":
@@ -177,9 +179,9 @@ def overall_state(found: Sequence[HealthFinding], *, empty: bool) -> tuple[Healt
 
 
 def make_finding(kind: HealthKind, subject: str, words: str, *, run: str = "") -> HealthFinding:
-    """A finding with its severity, and where to go; `run` is the id of the run that it is about."""
-    severity = "critical" if kind in _CRITICAL else "warning"
-    return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=REMEDIES[kind], run=run)  # type: ignore[arg-type]
+    """Return a finding with its severity and remedy. `run` is the id of the run concerned."""
+    severity: Literal["critical", "warning"] = "critical" if kind in _CRITICAL else "warning"
+    return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=REMEDIES[kind], run=run)
 
 
 def _of_channels(channels: Iterable[PChannelView]) -> Iterator[HealthFinding]:
@@ -203,7 +205,7 @@ def _of_jobs(jobs: Sequence[JobView], channels: Sequence[PChannelView], *, now: 
     if flusher is None or flusher.state != "running" or flusher.at is None:
         return
     quiet = now - flusher.at
-    # What waits must be old, not only the flusher's last word: one that rests says nothing for hours.
+    # The waiting rows must be old, not only the flusher's last report: an idle flusher reports nothing for hours.
     waiting = [
         each.name
         for each in channels
@@ -213,46 +215,56 @@ def _of_jobs(jobs: Sequence[JobView], channels: Sequence[PChannelView], *, now: 
         yield make_finding(
             "flusher_stalled",
             "flusher",
-            f"rows of {_listed(waiting)} wait in the WAL, and it did nothing for {quiet:.0f} s",
+            f"rows of {_listed(waiting)} wait in the WAL, and the flusher made no progress for {quiet:.0f} s",
         )
 
 
-def _of_ddl(kept: HealthInputs, *, now: float) -> Iterator[HealthFinding]:
-    for collection, kind, begun in kept.running_ddl:
+def _of_ddl(inputs: HealthInputs, *, now: float) -> Iterator[HealthFinding]:
+    for collection, kind, begun in inputs.running_ddl:
         if now - begun > DDL_STUCK_SECONDS:
             since = f"for {now - begun:.0f} s" if begun else "since an unknown time"
-            yield make_finding("ddl_stuck", collection, f"{kind} is under way {since}: no other change of it can begin")
+            yield make_finding(
+                "ddl_stuck", collection, f"{kind} is under way {since}: no other change of the collection can begin"
+            )
 
 
 def _of_clocks(clock: ClockView | None, channels: Iterable[PChannelView], *, now: float) -> Iterator[HealthFinding]:
     if clock is not None and clock.held_since_ms is not None:
-        words = f"the wall clock leapt ahead and is not believed: the log's stamps stay {-clock.ahead_seconds:.0f} s behind it"
+        lag = -clock.ahead_seconds
+        words = f"the wall clock jumped ahead and is not trusted: the log's stamps stay {lag:.0f} s behind it"
         yield make_finding("clock", "log clock", words)
     for each in channels:
         ahead = (each.time or 0.0) - now
         if ahead > CLOCK_AHEAD_SECONDS:
-            words = f"log time is {ahead:.0f} s ahead of this host's clock, and slow until that has caught up"
+            words = (
+                f"log time is {ahead:.0f} s ahead of this host's clock, and advances slowly until the clock catches up"
+            )
             yield make_finding("clock", each.name, words)
 
 
-def _of_runs(kept: HealthInputs, *, now: float) -> Iterator[HealthFinding]:
+def _of_quality(inputs: HealthInputs) -> Iterator[HealthFinding]:
+    for each in inputs.blocks:
+        yield make_finding("quality_blocks", each, f"the critical expectation {each} has failed: nothing is removed")
+
+
+def _of_runs(inputs: HealthInputs, *, now: float) -> Iterator[HealthFinding]:
     for job in MAINTENANCE:
-        line = kept.newest_runs.get(job, {})
+        line = inputs.newest_runs.get(job, {})
         report, name = line.get("report"), str(line.get("run_id") or "")
         error = line.get("error") if isinstance(line.get("error"), dict) else {}
         if line.get("state") in _FAILED:
             words = f"{error.get('code')}: {error.get('message')}" if error else str(line["state"])
-            retried = job in kept.active_jobs or _retry_is_due(job, line, now=now)
+            retried = job in inputs.active_jobs or _retry_is_due(job, line, now=now)
             kind: HealthKind = "maintenance_retry" if retried else "maintenance_failed"
-            then = ", and is tried again" if retried else ""
+            then = ", and will be retried" if retried else ""
             yield make_finding(kind, job, f"its newest run {name} failed{then}: {words[:300]}", run=name)
         elif job in _NOT_WELL and isinstance(report, dict) and report.get(_NOT_WELL[job][0]) is False:
-            words = f"its newest run {name} says that {_NOT_WELL[job][1]}"
+            words = f"its newest run {name} reports: {_NOT_WELL[job][1]}"
             yield make_finding("maintenance_failed", job, words, run=name)
 
 
 def _retry_is_due(job: str, line: Mapping[str, Any], *, now: float) -> bool:
-    """Whether the DAG of the job tries this run again: its error may pass, and not all attempts are used up."""
+    """Return whether the DAG of the job will retry this run: the error is retriable and attempts remain."""
     error, attempt, ended = line.get("error"), line.get("attempt"), line.get("ended_at")
     if not (isinstance(error, dict) and error.get("retriable") is True and isinstance(attempt, int)):
         return False

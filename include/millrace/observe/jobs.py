@@ -1,4 +1,4 @@
-"""The streaming queries by their progress files: whether their process lives, what they said last; on one node, or on several."""
+"""Views of the streaming queries, read from their progress files, on one node or on several."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ QUERIES: Final = ("streaming-node", "flusher")
 
 
 def node_settings(settings: Settings) -> list[Settings]:
-    """The settings of the process without a name, and of each node of a cluster that left files here, by name."""
+    """Return the settings of the unnamed process and of each cluster node that left files here, by name."""
     found = [replace(settings, node="")]
     for folder in sorted((settings.run_path / "nodes").glob("*")):
-        with suppress(InvalidSettings):  # no folder of a node's
+        with suppress(InvalidSettings):  # not the folder of a node
             found.append(replace(settings, node=folder.name))
     return found
 
 
 def read_jobs(settings: Settings) -> list[JobView]:
-    """Each streaming query; where several nodes run it, as one."""
+    """Return each streaming query, merged over the nodes that run it."""
     nodes = node_settings(settings)
-    return [_together([read_job(each, name) for each in nodes]) for name in QUERIES]
+    return [_merge_views([read_job(each, name) for each in nodes]) for name in QUERIES]
 
 
-def _together(views: Sequence[JobView]) -> JobView:
-    """It runs where one of them does: what a node that ended had, others have."""
+def _merge_views(views: Sequence[JobView]) -> JobView:
+    """Merge the views of several nodes.
+
+    A query runs if it runs on one node: others take over what an ended node owned.
+    """
     running = [each for each in views if each.state == "running"]
     begun = running or [each for each in views if each.at is not None]
     if len(begun) < 2:
@@ -54,7 +57,7 @@ def _together(views: Sequence[JobView]) -> JobView:
 
 
 def pchannel_owners(settings: Settings) -> dict[str, str]:
-    """By PChannel the node that has it, as the nodes that run say themselves; empty where none is of a cluster."""
+    """Return the node that owns each PChannel, according to the running nodes. Empty without a cluster."""
     found: dict[str, str] = {}
     for each in node_settings(settings)[1:]:
         job = read_job(each, QUERIES[0])
@@ -65,7 +68,7 @@ def pchannel_owners(settings: Settings) -> dict[str, str]:
 
 
 def read_job(settings: Settings, name: str) -> JobView:
-    """One streaming query; a file that is torn or foreign counts as none."""
+    """Read one streaming query. An incomplete or foreign file counts as missing."""
     try:
         progress = json.loads(settings.progress_path(name).read_text(encoding="utf-8"))
         pid, at = int(progress["pid"]), float(progress["at"])
@@ -101,12 +104,12 @@ def _before_its_first_batch(settings: Settings, name: str) -> JobView:
 
 
 def _beat(settings: Settings, name: str, pid: int) -> dict[str, Any]:
-    """What the heartbeat of the driver with this process id says of the query."""
+    """Return the part of a driver's heartbeat that concerns the query. `pid` selects the driver."""
     return next((dict(beat["queries"][name]) for beat in _beats(settings, name) if beat["pid"] == pid), {})
 
 
 def _beats(settings: Settings, name: str) -> Iterator[dict[str, Any]]:
-    """The heartbeats of drivers that have the query."""
+    """Yield the heartbeats of drivers that run the query."""
     for path in settings.node_run_path.glob("*.heartbeat.json"):
         try:
             beat = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What the log's server says, where one runs: ends, what the WAL lacks, terms, parked channels, its metrics. Starts none."""
+"""Queries the log's server, if one runs: log ends, lags, terms, parked channels, metrics. Never starts a server."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from millrace.tables.read.freshness import lag_seconds
 from millrace.tables.wal.table import WalPosition, WalTable
 
 DEADLINE: Final = 3.0
-"""Seconds that one question to the server may take."""
+"""Deadline of one request to the server, in seconds."""
 
 
 @dataclass(frozen=True)
 class ChannelLogView:
-    """One PChannel by its log and the append host."""
+    """One PChannel according to its log and the append host."""
 
     description: LogDescription
     lag_seconds: float | None
-    """None where the log cannot be read behind what the WAL has: `parked` says why."""
+    """None if the log cannot be read from the WAL's position on. `parked` has the reason."""
     term: int
     parked: str | None
 
 
 @dataclass(frozen=True)
 class LogView:
-    """All PChannels of the log; `running` is False where no server runs (nothing else is known then)."""
+    """All PChannels of the log. If `running` is False, nothing else is known."""
 
     running: bool
     channels: dict[str, ChannelLogView] = field(default_factory=dict)
     clock: ClockView | None = None
-    """The clock that the server stamps by; None where brokers stamp."""
+    """The clock that stamps the log. None if brokers stamp."""
 
 
 class LogProbe:
-    """Holds one connection to the log's server. Thread-safe: one question at a time."""
+    """Holds one connection to the log's server. Thread-safe; serves one request at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -52,10 +52,10 @@ class LogProbe:
 
     @contextmanager
     def client(self) -> Iterator[AppendClient]:
-        """The connection, for one caller. Raises LogUnavailable where no server runs."""
+        """Yield the connection to one caller. Raises LogUnavailable if no server runs."""
         with self._lock:
             if not (self._settings.log_path / "server.json").exists():
-                raise LogUnavailable("no log server runs; it starts with the first producer or with the streaming job")
+                raise LogUnavailable("no log server runs; the first producer or the streaming job starts it")
             if self._client is None:
                 self._client = AppendClient.connect(self._settings.data_dir, start=False, deadline=DEADLINE)
             try:
@@ -66,7 +66,7 @@ class LogProbe:
                 raise
 
     def probe(self, wal: WalTable | None) -> LogView:
-        """How each PChannel's log stands to `wal`."""
+        """Return the state of each PChannel's log relative to `wal`."""
         try:
             with self.client() as client:
                 positions = wal.valid_positions(wal.pchannels()) if wal is not None else {}
@@ -75,7 +75,7 @@ class LogProbe:
             return LogView(False)
 
     def metrics(self) -> str:
-        """The append host's metrics in the Prometheus text format; "" where no server runs."""
+        """Return the append host's metrics in the Prometheus text format, or "" if no server runs."""
         try:
             with self.client() as client:
                 return client.metrics()
@@ -83,7 +83,7 @@ class LogProbe:
             return ""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -120,7 +120,7 @@ def _clock(client: AppendClient) -> ClockView | None:
 
 
 def _hosted(client: AppendClient, name: str) -> tuple[int, str | None]:
-    """Term, and why the append host stands still, if it does."""
+    """Return the term, and why the append host has stopped, if it has."""
     try:
         host = client.describe(name)
     except LogUnavailable:

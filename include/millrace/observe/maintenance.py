@@ -1,4 +1,4 @@
-"""The tables' health, and what operations and quality checks left behind. All of it may be absent: then it is empty."""
+"""Views of table health, and of what operations and quality checks recorded. Missing data yields empty views."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD
 SMALL_FILE_BYTES: Final = 16 << 20
 MAX_OPERATIONS: Final = 200
 MAX_LINES_SEARCHED: Final = 2000
-"""Lines of the history that are looked at for operations of one job."""
+"""Lines of the history that are searched for operations of one job."""
 MAX_RUN_FOLDERS: Final = 100
-"""Folders of runs that are looked at, the newest."""
+"""Run folders that are read, newest first."""
 MAX_TEXT_CHARACTERS: Final = 2000
 LOG_LINES: Final = 200
 """Lines of a run's log that its page shows."""
@@ -33,7 +33,7 @@ _QUALITY: Final = ["at", *_QUALITY_TEXTS, "critical", "success", "elements", "un
 
 
 def table_view(name: str, title: str, pinned: TableSnapshot) -> TableView:
-    """A table's files by number and size."""
+    """Return a table's files by number and size."""
     sizes = pinned.sizes()
     return TableView(
         name=name,
@@ -49,7 +49,7 @@ def table_view(name: str, title: str, pinned: TableSnapshot) -> TableView:
 
 
 def finished_operations(settings: Settings, *, job: str = "", limit: int = 50) -> list[OperationRow]:
-    """The last finished operations, the newest first (of one job where it is given)."""
+    """Return the last finished operations, newest first, of one job if given."""
     lines = launch_history.read_history(
         launch_history.history_path(settings, launch_history.OPERATIONS), limit=MAX_LINES_SEARCHED if job else limit
     )
@@ -57,7 +57,10 @@ def finished_operations(settings: Settings, *, job: str = "", limit: int = 50) -
 
 
 def run_attempts(settings: Settings, run: str) -> list[OperationRow]:
-    """The attempts of one run, by the id that its Airflow task shows, the newest first: the running one too."""
+    """Return the attempts of one run, newest first, including a running one.
+
+    `run` is the id shown by its Airflow task.
+    """
     history = launch_history.history_path(settings, launch_history.OPERATIONS)
     ended = [
         _finished(value)
@@ -68,14 +71,14 @@ def run_attempts(settings: Settings, run: str) -> list[OperationRow]:
 
 
 def run_log(settings: Settings, run: str) -> str:
-    """The last lines of a run's log; empty where there is none (any more)."""
+    """Return the last lines of a run's log, or "" if there is none."""
     if RUN_ID_PATTERN.fullmatch(run) is None:
         return ""
     return log_tail(RunFolder(settings, run).log, lines=LOG_LINES)
 
 
 def _finished(value: Mapping[str, Any]) -> OperationRow:
-    """A line of the history; what is missing or foreign in it is left out, not refused."""
+    """Parse a line of the history. Missing or invalid fields are left out."""
     error = value.get("error")
     return OperationRow(
         job=str(value.get("job") or "?")[:80],
@@ -93,7 +96,10 @@ def _finished(value: Mapping[str, Any]) -> OperationRow:
 
 
 def running_operations(settings: Settings) -> list[OperationRow]:
-    """Operations whose job lives, by the folder of their run; those that wait in turn for a place are "waiting"."""
+    """Return operations whose job is alive, by their run folders.
+
+    Those that wait for a slot have the state "waiting".
+    """
     try:
         runs = sorted(operations_path(settings).iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
     except OSError:
@@ -134,7 +140,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def unix_seconds(value: Any) -> float | None:
-    """A moment as Unix seconds: a number, ISO 8601, or a datetime; None for anything else."""
+    """Return a time (a number, ISO 8601, or a datetime) in Unix seconds, or None for anything else."""
     if isinstance(value, datetime):
         return value.timestamp()
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -146,7 +152,10 @@ def unix_seconds(value: Any) -> float | None:
 
 
 def quality_view(settings: Settings, pinned: TableSnapshot | None, *, limit: int) -> QualityView:
-    """The results of the newest runs and what they block (not whether there are Data Docs); empty where no check ran yet."""
+    """Return the results of the newest runs and their blocks, or an empty view before the first check.
+
+    `docs` is not set.
+    """
     if pinned is None:
         return QualityView(present=False, rows=[], blocks=[], docs=False)
     blocks = [
@@ -164,7 +173,7 @@ def quality_view(settings: Settings, pinned: TableSnapshot | None, *, limit: int
 
 
 def _quality_rows(pinned: TableSnapshot, limit: int) -> list[QualityRow]:
-    """The newest results: of the newest files, until there are enough."""
+    """Return the newest results, from the newest files until there are enough."""
     files = sorted(
         (
             (str(at), path)

@@ -1,4 +1,4 @@
-"""Rows of the WAL as views: message rows, a message with its payload, transactions that are open or ended."""
+"""Views of WAL rows: message rows, a message with its payload, open and ended transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TXN_END_TYPES = (MessageType.COMMIT_TXN.name, MessageType.ROLLBACK_TXN.name)
 
 
 def message_row(row: Mapping[str, Any], kind: RowKind, names: Mapping[int, str]) -> MessageRow:
-    """A row of the WAL without its payload."""
+    """Return a row of the WAL without its payload."""
     return MessageRow(**_fields(row, kind, names))
 
 
@@ -51,7 +51,7 @@ def _fields(row: Mapping[str, Any], kind: RowKind, names: Mapping[int, str]) -> 
 
 
 def message_view(row: Mapping[str, Any], kind: RowKind, known: Sequence[CollectionInfo]) -> MessageView:
-    """A row of the WAL with what it carries."""
+    """Return a row of the WAL with its decoded payload."""
     data: bytes = row["payload"] or b""
     schemas = next((each.schemas for each in known if each.id == row["collection_id"]), ())
     shown, cut = payload_view(row["type"], schemas, row["schema_version"], data)
@@ -62,7 +62,7 @@ def message_view(row: Mapping[str, Any], kind: RowKind, known: Sequence[Collecti
 
 
 def ended_transaction(row: Mapping[str, Any], names: Mapping[int, str]) -> TransactionRow:
-    """A transaction by the message that ended it."""
+    """Return a transaction, given the message that ended it."""
     return TransactionRow(
         txn_id=row["txn_id"],
         pchannel=row["pchannel"],
@@ -80,7 +80,7 @@ def ended_transaction(row: Mapping[str, Any], names: Mapping[int, str]) -> Trans
 def open_transactions(
     positions: Mapping[str, WalPosition], query: WalQuery, names: Mapping[int, str]
 ) -> list[TransactionRow]:
-    """The transactions that are open in the channel states and that `query` asks for."""
+    """Return the open transactions of the channel states that match `query`."""
     found = []
     for pchannel, position in sorted(positions.items()):
         state = position.state

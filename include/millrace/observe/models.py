@@ -1,7 +1,7 @@
-"""What the read model answers: one frozen pydantic model for each thing that is shown, and for the JSON of the REST API.
+"""The answers of the read model: frozen pydantic models, shown by the UI and returned as JSON by the REST API.
 
-Times are Unix seconds (floats), time ticks and 64-bit ids stand as decimal strings because JavaScript's numbers do not hold
-them, sizes are bytes, durations seconds.
+Times are Unix seconds (floats), sizes are bytes, durations are seconds. Time ticks and 64-bit ids are decimal strings,
+because JavaScript numbers cannot hold them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ HealthKind = Literal[
 
 
 class BaseView(BaseModel):
-    """Root of the answers."""
+    """Base class of all models."""
 
     model_config = ConfigDict(frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _moments(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """`x_time` is the moment of `x_tick` in Unix seconds, None for 0."""
+        """Set each `x_time` to the time of `x_tick` in Unix seconds, or None for 0."""
         ticks = {name: int(values.get(f"{name[:-5]}_tick") or 0) for name in cls.model_fields if name[-5:] == "_time"}
         return {name: tick_physical_ms(tick) / 1000 for name, tick in ticks.items() if tick} | values
 
 
 class HealthFinding(BaseView):
-    """One thing that is not as it should be."""
+    """One problem."""
 
     severity: Literal["critical", "warning"]
     kind: HealthKind
@@ -47,13 +47,13 @@ class HealthFinding(BaseView):
     """The PChannel, job, collection or expectation."""
     words: str
     where: str
-    """Where to go with it."""
+    """How to fix it."""
     run: str = ""
-    """The id of the run that it is about, whose log says more; empty: it is about no run."""
+    """Id of the run concerned, whose log has details. Empty if it concerns no run."""
 
 
 class JobView(BaseView):
-    """A streaming query, by its progress file."""
+    """A streaming query according to its progress file."""
 
     name: str
     state: Literal["running", "stopped", "never started"]
@@ -62,41 +62,41 @@ class JobView(BaseView):
     """When it last finished a micro-batch."""
     batches: int = 0
     rows: int = 0
-    """Since its start: rows of the WAL (messages) for the streaming node, rows of collections for the flusher."""
+    """Rows since its start: WAL messages for the streaming node, collection rows for the flusher."""
     log_bytes: int = 0
     commit_seconds: float | None = None
     seconds: dict[str, float] = {}
-    """Of the last micro-batch by part, the slowest PChannel's."""
+    """Seconds of the last micro-batch by phase, for the slowest PChannel."""
     failures: dict[str, str] = {}
-    """By PChannel: what its last micro-batch could not do."""
+    """By PChannel: the failure of its last micro-batch."""
     doing: str = ""
-    """What Spark says of it now, by the heartbeat of its driver."""
+    """What Spark reports about it now, from the driver's heartbeat."""
     busy_seconds: float | None = None
-    """How long it is in its present micro-batch."""
+    """Seconds spent in the current micro-batch."""
 
 
 class PChannelView(BaseView):
-    """One PChannel: who works on it, and how far it is."""
+    """One PChannel: its owner and its progress."""
 
     name: str
     owner: str | None
-    """The streaming node that has it; None where none runs."""
+    """The streaming node that owns it, or None if none runs."""
     term: int
     time_tick: Int64String
-    """The last committed one."""
+    """Last committed tick."""
     time: float | None
-    """Its moment."""
+    """Time of that tick."""
     log_end: str | None
     log_bytes: int | None
     wal_position: str | None
     lag_seconds: float | None
-    """Age of the oldest log entry that the WAL lacks; 0 where it lacks none; None where the log cannot be asked."""
+    """Age of the oldest log entry that the WAL lacks. 0 if it lacks none, None if the log is unavailable."""
     messages: int
     rejections: int
     flushed_tick: Int64String
     flushed_time: float | None
     flush_lag_seconds: float
-    """How far the collections' tables are behind the WAL."""
+    """Lag of the collections' tables behind the WAL."""
     open_transactions: int
     vchannels: int
     growing_rows: int
@@ -105,7 +105,7 @@ class PChannelView(BaseView):
 
 
 class OverviewTotals(BaseView):
-    """Over all PChannels."""
+    """Totals over all PChannels."""
 
     messages: int
     rejections: int
@@ -113,36 +113,36 @@ class OverviewTotals(BaseView):
     open_transactions: int
     growing_rows: int
     messages_per_second: float
-    """Into the WAL: an insert of many rows is one message."""
+    """Rate into the WAL. An insert of many rows is one message."""
     rows_per_second: float
-    """Into the collections' tables."""
+    """Rate into the collections' tables."""
     bytes_per_second: float
-    """Read from the log."""
+    """Rate read from the log."""
     lag_seconds: float | None
     flush_lag_seconds: float
     freshness_seconds: float | None
-    """How old the newest row of the last micro-batch was when it could be read."""
+    """Age of the newest row of the last micro-batch when it became readable."""
 
 
 class Overview(BaseView):
-    """The state of the whole, now."""
+    """The current state of the deployment."""
 
     at: float
     state: HealthState
     words: str
-    """Why it is that state, in a sentence."""
+    """Reason for the state, in one sentence."""
     log_server: bool
     jobs: list[JobView]
     pchannels: list[PChannelView]
     totals: OverviewTotals
     findings: list[HealthFinding]
-    """Everything that is not as it should be, the worst first."""
+    """All problems, the worst first."""
     problems: list[str]
-    """The findings, a line each."""
+    """The findings, one line each."""
 
 
 class Series(BaseView):
-    """One line of a chart: a value (None: nothing known) for each bucket."""
+    """One line of a chart: a value, or None if unknown, for each bucket."""
 
     name: str
     label: str
@@ -151,7 +151,7 @@ class Series(BaseView):
 
 
 class HistoryView(BaseView):
-    """Charts over the last `seconds`, in buckets of `step` seconds; the first bucket begins at `start`."""
+    """Charts over the last `seconds`, in buckets of `step` seconds from `start` on."""
 
     start: float
     step: float
@@ -169,7 +169,7 @@ class CollectionRow(BaseView):
     partitions: int
     vchannels: int
     rows: int
-    """Rows in its table, deleted ones included."""
+    """Rows in its table, including deleted ones."""
     deletes: int
     bytes: int
     files: int
@@ -192,7 +192,7 @@ class FieldView(BaseView):
 
 
 class VChannelView(BaseView):
-    """A VChannel of a collection, and how far it is flushed."""
+    """A VChannel of a collection, with its flush progress."""
 
     name: str
     pchannel: str
@@ -201,7 +201,7 @@ class VChannelView(BaseView):
 
 
 class PartitionView(BaseView):
-    """A partition of a collection, with its flushed segments' rows and payload bytes."""
+    """A partition of a collection, with rows and payload bytes of its flushed segments."""
 
     id: Int64String
     name: str
@@ -223,12 +223,12 @@ class CollectionView(CollectionRow):
     table_path: str
     table_version: int | None
     base_tick: Int64String
-    """Reads before it are not possible; 0: all of history can be read."""
+    """The earliest readable tick. 0: the whole history is readable."""
     base_time: float | None = None
 
 
 class SegmentView(BaseView):
-    """A segment in its newest state; of one that grows, what is in it so far."""
+    """A segment in its newest state. For a growing segment, its current contents."""
 
     pchannel: str
     vchannel: str
@@ -239,7 +239,7 @@ class SegmentView(BaseView):
     bytes: int
     policy: str
     merged_into: Int64String
-    """The segment that compaction joined it to; 0: none."""
+    """The segment that compaction joined it to. 0: none."""
     created: float
     since: float
 
@@ -259,7 +259,7 @@ class FileView(BaseView):
 
 
 class Page(BaseView):
-    """A part of a list that is ordered and paged by number."""
+    """A page of an ordered list, addressed by offset."""
 
     total: int
     offset: int
@@ -273,13 +273,13 @@ class SegmentPage(Page):
 
 
 class FilePage(Page):
-    """Files in the order that was asked for."""
+    """Files in the requested order."""
 
     items: list[FileView]
 
 
 class RowSample(BaseView):
-    """Some of a collection's rows at a time tick."""
+    """A sample of a collection's rows at a time tick."""
 
     collection: str
     tick: Int64String
@@ -318,24 +318,24 @@ class MessageRow(BaseView):
 
 
 class MessageView(MessageRow):
-    """A row of the WAL with what it carries."""
+    """A row of the WAL with its payload."""
 
     payload_bytes: int
     payload: Any
     """Rows or keys as objects, a control message's body, or ``{"error": ...}``."""
     payload_cut: bool
-    """Whether only the beginning of it is shown."""
+    """Whether only the beginning is shown."""
 
 
 class Search(BaseView):
     """A page of a search, newest first."""
 
     version: int | None
-    """Of the WAL table."""
+    """Version of the WAL table."""
     next: str | None
-    """Hand it over as `before` for what comes after; None at the end."""
+    """Pass it as `before` to get the next page. None at the end."""
     complete: bool
-    """False where the search stopped at its bound before the page was full: go on with `next`."""
+    """False if the search reached its row limit before the page was full. Continue with `next`."""
 
 
 class RejectionSearch(Search):
@@ -343,11 +343,11 @@ class RejectionSearch(Search):
 
     items: list[MessageRow]
     reasons: list[str]
-    """All reasons there can be."""
+    """All possible reasons."""
 
 
 class TransactionRow(BaseView):
-    """A transaction that is open or ended."""
+    """An open or ended transaction."""
 
     txn_id: Int64String
     pchannel: str
@@ -364,14 +364,14 @@ class TransactionRow(BaseView):
 
 
 class TransactionSearch(Search):
-    """Open transactions, and a page of those that ended, newest first."""
+    """Open transactions, and a page of ended ones, newest first."""
 
     open: list[TransactionRow]
     items: list[TransactionRow]
 
 
 class CheckpointView(BaseView):
-    """A PChannel's checkpoints, and what of its log they would let go."""
+    """A PChannel's checkpoints, and the part of its log that they allow to truncate."""
 
     pchannel: str
     term: int
@@ -386,15 +386,15 @@ class CheckpointView(BaseView):
     log_end: str | None
     log_bytes: int | None
     truncate_to: str | None
-    """Where the log may begin: the minimum of both checkpoints."""
+    """Position up to which the log may be truncated: the minimum of both checkpoints."""
     truncate_time: float | None
-    """When that entry was appended (embedded log)."""
+    """When that entry was appended (embedded log only)."""
     files: int | None
     """Files of the embedded log."""
     free_bytes: int | None
-    """About: files of the embedded log that were last written before that entry."""
+    """Estimate: bytes of embedded log files last written before that entry."""
     holds: str
-    """What keeps the log from being freed further."""
+    """What prevents further truncation of the log."""
 
 
 class CheckpointsView(BaseView):
@@ -427,13 +427,13 @@ class TableView(BaseView):
     bytes: int
     rows: int
     small_files: int
-    """Files below SMALL_FILE_BYTES: what compaction would join."""
+    """Files below SMALL_FILE_BYTES, candidates for compaction."""
     largest: int
     median: int
 
 
 class OperationRow(BaseView):
-    """An operation that runs, or ran."""
+    """A running or finished operation."""
 
     job: str
     run_id: str
@@ -442,25 +442,25 @@ class OperationRow(BaseView):
     started: float | None
     ended: float | None
     words: str
-    """Its error, or what it is at."""
+    """Its error, or its current step."""
     done: float | None = None
     before: int | None = None
-    """How many operations are before it in turn, if its state is "waiting"."""
+    """Number of operations ahead of it in the queue, if its state is "waiting"."""
     expected_start: float | None = None
-    """When it may begin (Unix seconds), by how long the operations before it took lately; None: not known."""
+    """Expected start in Unix seconds, from recent durations of the operations ahead of it. None if unknown."""
     params: dict[str, Any] = {}
     report: dict[str, Any] = {}
 
 
 class MaintenanceView(BaseView):
-    """The tables' health; operations that run, and that ran."""
+    """The tables' health, and running and finished operations."""
 
     tables: list[TableView]
     operations: list[OperationRow]
     running: list[OperationRow]
     small_file_bytes: int
     log: str = ""
-    """The last lines of the run's log, if one run was asked for."""
+    """The last lines of a run's log, if one run was requested."""
 
 
 class QualityRow(BaseView):
@@ -483,7 +483,7 @@ class QualityRow(BaseView):
 
 
 class QualityBlock(BaseView):
-    """A critical expectation that failed: truncation and vacuum of its table wait."""
+    """A failed critical expectation, which blocks truncation and vacuum of its table."""
 
     id: str
     table: str
@@ -494,7 +494,7 @@ class QualityBlock(BaseView):
 
 
 class QualityView(BaseView):
-    """Results of the data-quality checks, and what they hold back."""
+    """Results of the data-quality checks, and what they block."""
 
     present: bool
     rows: list[QualityRow]

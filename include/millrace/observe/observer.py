@@ -1,4 +1,4 @@
-"""The one way in to the read model: each question answered from one version of each table, cached for a second or two."""
+"""The entry point of the read model. Each answer uses one version of each table and is cached for a second or two."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.reasons import Reason
 
 FAST: Final = 1.5
-"""Seconds that what changes all the time is good for."""
+"""Seconds for which fast-changing answers are cached."""
 SLOW: Final = 5.0
-"""Seconds that what needs many files is good for."""
+"""Seconds for which answers that read many files are cached."""
 
 
 class Observer:
-    """The read model of one deployment. Thread-safe; writes nothing and starts nothing."""
+    """The read model of one deployment. Thread-safe. Writes nothing and starts nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -71,13 +71,13 @@ class Observer:
         return self._settings
 
     def close(self) -> None:
-        """Let go of the connection to the log's server."""
+        """Close the connection to the log's server."""
         self._log.close()
 
     # -- Now and over time --------------------------------------------------------------------------------------------
 
     def overview(self) -> Overview:
-        """The state of the whole."""
+        """Return the state of the deployment."""
         return self._cache.get("overview", FAST, self._overview)
 
     def _overview(self) -> Overview:
@@ -121,9 +121,9 @@ class Observer:
         )
 
     def history(self, window: str = "15m") -> HistoryView:
-        """The charts of a window (15m, 1h, 6h, 24h). Raises InvalidArgument."""
+        """Return the charts of a window (15m, 1h, 6h, 24h). Raises InvalidArgument."""
         if window not in charts.WINDOWS:
-            raise InvalidArgument(f"no window {window[:20]!r}: one of {', '.join(charts.WINDOWS)}")
+            raise InvalidArgument(f"no window {window[:20]!r}: use one of {', '.join(charts.WINDOWS)}")
         return self._cache.get(("history", window), FAST, lambda: self._history(charts.WINDOWS[window]))
 
     def _history(self, seconds: int) -> HistoryView:
@@ -133,7 +133,7 @@ class Observer:
         return charts.build_charts(node, flusher, now=time.time(), seconds=seconds)
 
     def metrics(self) -> bytes:
-        """All metrics in the Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return self._cache.get(
             "metrics",
             FAST,
@@ -149,12 +149,12 @@ class Observer:
         try:
             return stream_metrics(self.streams())
         except MillraceError:
-            return ""  # a declaration that cannot be read: the page and Airflow say so
+            return ""  # an unreadable declaration is reported by the page and by Airflow
 
     # -- Collections --------------------------------------------------------------------------------------------------
 
     def collections(self, *, dropped: bool = False) -> list[CollectionRow]:
-        """All collections by name."""
+        """Return all collections by name."""
         return self._cache.get(("collections", dropped), FAST, lambda: self._collection_rows(dropped))
 
     def _collection_rows(self, dropped: bool) -> list[CollectionRow]:
@@ -166,14 +166,14 @@ class Observer:
         ]
 
     def collection(self, name: str) -> CollectionView:
-        """A collection by name or id. Raises CollectionNotFound."""
+        """Return a collection by name or id. Raises CollectionNotFound."""
         found = collections.find(self._collections(), name)
         return collections.collection_view(
             found, *self._of_collection(found), self._segments().of_collection(found.id), self._flushed()
         )
 
     def segments(self, name: str, *, state: str = "", offset: int = 0, limit: int = 50) -> SegmentPage:
-        """Segments of a collection, newest first. Raises CollectionNotFound, InvalidArgument."""
+        """Return segments of a collection, newest first. Raises CollectionNotFound, InvalidArgument."""
         found = collections.find(self._collections(), name)
         return collections.segment_page(
             found,
@@ -187,22 +187,25 @@ class Observer:
     def files(
         self, name: str, *, deletes: bool = False, order: str = "tick", offset: int = 0, limit: int = 50
     ) -> FilePage:
-        """Files of a collection's rows (or deletes). Raises CollectionNotFound, InvalidArgument."""
+        """Return files of a collection's rows (or deletes). Raises CollectionNotFound, InvalidArgument."""
         found = collections.find(self._collections(), name)
         pinned = self._of_collection(found)[1 if deletes else 0]
         return collections.file_page(pinned, order=order, offset=offset, limit=_page(limit, offset))
 
     def sample(self, name: str, *, at: int | None = None, limit: int = 50) -> RowSample:
-        """Some of a collection's newest rows at a tick. Raises what :func:`millrace.observe.row_sample.sample_rows` does."""
+        """Return some of a collection's newest rows at a tick.
+
+        Raises as :func:`millrace.observe.row_sample.sample_rows`.
+        """
         found = collections.find(self._collections(), name)
         return samples.sample_rows(self._settings, found.id, found.name, at=at, limit=limit)
 
     # -- Messages -----------------------------------------------------------------------------------------------------
 
     def rejections(self, query: WalQuery, *, limit: int = 50, before: str = "") -> RejectionSearch:
-        """Rejected messages, newest first. Raises InvalidArgument."""
+        """Return rejected messages, newest first. Raises InvalidArgument."""
         if query.reason and query.reason not in Reason.__members__:
-            raise InvalidArgument(f"no reason {query.reason[:40]!r}: one of {', '.join(Reason.__members__)}")
+            raise InvalidArgument(f"no reason {query.reason[:40]!r}: use one of {', '.join(Reason.__members__)}")
         cursor = Cursor.parse(before) if before else None
         pinned = self._tables.newest(self._settings.wal_uri)
         found = search_wal(pinned, query, limit=limit, before=cursor) if pinned is not None else None
@@ -218,7 +221,7 @@ class Observer:
         )
 
     def transactions(self, query: WalQuery, *, limit: int = 50, before: str = "") -> TransactionSearch:
-        """Open transactions, and those that ended, newest first. Raises InvalidArgument."""
+        """Return open transactions, and ended ones newest first. Raises InvalidArgument."""
         cursor = Cursor.parse(before) if before else None
         pinned = self._tables.newest(self._settings.wal_uri)
         found = search_wal(pinned, query, limit=limit, before=cursor) if pinned is not None else None
@@ -232,10 +235,13 @@ class Observer:
         )
 
     def message(self, pchannel: str, message_id: str) -> MessageView:
-        """A message or rejection of the WAL with its payload decoded. Raises ChannelNotFound, InvalidArgument."""
+        """Return a message or rejection of the WAL with its payload decoded.
+
+        Raises ChannelNotFound, InvalidArgument.
+        """
         wanted = MessageId.parse(message_id)
         if max(wanted) >= 1 << 63:
-            raise InvalidArgument(f"{message_id[:80]!r} is no message id: its numbers have 63 bits")
+            raise InvalidArgument(f"{message_id[:80]!r} is not a message id: its numbers have at most 63 bits")
         pinned = self._tables.newest(self._settings.wal_uri)
         found = find_message(pinned, pchannel, wanted) if pinned is not None else None
         if found is None:
@@ -246,7 +252,7 @@ class Observer:
     # -- Checkpoints and maintenance ----------------------------------------------------------------------------------
 
     def checkpoints(self) -> CheckpointsView:
-        """Checkpoints, and what truncation could free."""
+        """Return the checkpoints, and what truncation could free."""
         return self._cache.get("checkpoints", FAST, self._checkpoints_view)
 
     def _checkpoints_view(self) -> CheckpointsView:
@@ -256,7 +262,7 @@ class Observer:
         )
 
     def maintenance(self, *, job: str = "", run: str = "", limit: int = 50) -> MaintenanceView:
-        """The tables' health, operations that run and that ran; with `run` those of that run alone."""
+        """Return the tables' health, and running and finished operations. `run` restricts them to one run."""
         if not 1 <= limit <= maintenance.MAX_OPERATIONS:
             raise InvalidArgument(f"a page has 1 to {maintenance.MAX_OPERATIONS} operations, not {limit}")
         return MaintenanceView(
@@ -288,15 +294,15 @@ class Observer:
         ]
 
     def operations(self, *, job: str = "", limit: int = 50) -> list[OperationRow]:
-        """Finished operations (of one job), the newest first."""
+        """Return finished operations, newest first, of one job if given."""
         return self.maintenance(job=job, limit=limit).operations
 
     def streams(self) -> StreamsView:
-        """Declared streams, and what feeds what. Raises InvalidStream where a declaration cannot be read."""
+        """Return the declared streams and their connections. Raises InvalidStream if a declaration cannot be read."""
         return self._cache.get("streams", FAST, lambda: streams_view(self._settings))
 
     def quality(self, *, limit: int = 100) -> QualityView:
-        """Results of the quality checks, the newest first."""
+        """Return results of the quality checks, newest first."""
         if not 1 <= limit <= maintenance.MAX_OPERATIONS:
             raise InvalidArgument(f"a page has 1 to {maintenance.MAX_OPERATIONS} results, not {limit}")
         found = self._cache.get(
@@ -308,7 +314,7 @@ class Observer:
         )
         return found.model_copy(update={"docs": (docs_path(self._settings) / "index.html").exists()})
 
-    # -- What the answers are made of ---------------------------------------------------------------------------------
+    # -- Sources of the answers ----------------------------------------------------------------------------------------
 
     def _collections(self) -> list[CollectionInfo]:
         return self._cache.get("known", FAST, lambda: read_collections(self._settings.data_dir, dropped=True))
@@ -347,7 +353,7 @@ class Observer:
         return self._cache.get("log", FAST, lambda: self._with_wal(self._log.probe))
 
     def _with_wal(self, ask: Any) -> Any:
-        """`ask` with the one WAL handle of this observer, at the newest version, or None where there is no table yet."""
+        """Call `ask` with this observer's WAL handle at the newest version, or with None if there is no table yet."""
         with self._wal_lock:
             if self._wal is not None and not self._wal.table.version_exists():
                 self._wal = None
@@ -365,5 +371,5 @@ def _positions(wal: WalTable | None) -> dict[str, WalPosition]:
 
 def _page(limit: int, offset: int) -> int:
     if not 1 <= limit <= collections.MAX_PAGE_SIZE or not 0 <= offset < 1 << 62:
-        raise InvalidArgument(f"a page has 1 to {collections.MAX_PAGE_SIZE} items, and begins at 0 or behind it")
+        raise InvalidArgument(f"a page has 1 to {collections.MAX_PAGE_SIZE} items, and its offset must be at least 0")
     return limit

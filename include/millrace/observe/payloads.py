@@ -1,4 +1,4 @@
-"""Payloads of messages as plain data: rows and keys as objects, bodies of control messages as they are, bounded for a page."""
+"""Payloads of messages as plain data, truncated for a page. Rows and keys become objects."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from millrace.message.types import DML, ROW_CARRYING_TYPES, MessageType
 
 MAX_ROWS_SHOWN: Final = 50
 MAX_CHARACTERS: Final = 2000
-"""Of one text or binary value."""
+"""Of one string or binary value."""
 MAX_ITEMS: Final = 100
 """Of one list or object."""
 MAX_PAYLOAD_BYTES: Final = 64 << 20
-"""A larger payload is not decoded for a page."""
+"""Larger payloads are not decoded for a page."""
 
 
 def payload_view(
     kind: str, schemas: Sequence[CollectionSchema], version: int, data: bytes, *, rows: int = MAX_ROWS_SHOWN
 ) -> tuple[Any, bool]:
-    """What `data` of a message type says, and whether that is only its beginning. What cannot be read is ``{"error": ...}``."""
+    """Decode `data` of a message type. Returns the value, and whether it was truncated.
+
+    A payload that cannot be decoded yields ``{"error": ...}``.
+    """
     if not data:
         return None, False
     if len(data) > MAX_PAYLOAD_BYTES:
-        return {"error": f"{len(data):,} bytes are too many to be shown here"}, True
+        return {"error": f"{len(data):,} bytes are too many to show here"}, True
     try:
         number = MessageType[kind]
         if number not in DML:
             return truncate_value(parse_body(number, data))
         if not 1 <= version <= len(schemas):
-            return {"error": f"no schema version {version} of this collection is known here"}, False
+            return {"error": f"schema version {version} of this collection is not known here"}, False
         schema = schemas[version - 1]
         found = decode_rows(data, schema.arrow() if number in ROW_CARRYING_TYPES else schema.key_arrow())
         shown, cut = row_objects(found.slice(0, rows))
@@ -48,7 +51,7 @@ def payload_view(
 
 
 def row_objects(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], bool]:
-    """Rows as objects with bounded values."""
+    """Return rows as objects with truncated values, and whether any value was."""
     shown, cuts = [], False
     try:
         found = rows.to_pylist()
@@ -62,7 +65,7 @@ def row_objects(rows: pa.RecordBatch | pa.Table) -> tuple[list[dict[str, Any]], 
 
 
 def _beyond(value: pa.Scalar) -> Any:
-    """A value in which days and moments that Python has no years for are text."""
+    """Return a value in which dates and times outside of Python's years are strings."""
     try:
         return value.as_py()
     except OverflowError:
@@ -74,7 +77,7 @@ def _beyond(value: pa.Scalar) -> Any:
 
 
 def truncate_value(value: Any) -> tuple[Any, bool]:
-    """`value` as JSON has it, with long texts and lists cut; and whether any was."""
+    """Return `value` in JSON types with long strings and lists truncated, and whether any was."""
     if isinstance(value, CollectionSchema):
         value = value.to_json()
     if isinstance(value, bytes):

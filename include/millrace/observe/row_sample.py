@@ -1,7 +1,7 @@
-"""Some rows of a collection at a time tick, with bounded memory: the newest files first, deletes looked up by key.
+"""A sample of a collection's rows at a time tick, in bounded memory: newest files first, deletes looked up by key.
 
-The same plan and the same rule of deletes as ``read_arrow`` (millrace.tables), but for a handful of rows: of the table only
-as many of the newest rows are read as the sample needs, and of the deletes only those that name one of their keys.
+Uses the plan and the delete rule of ``read_arrow`` (millrace.tables). It reads only as many of the table's newest rows
+as the sample needs, and only the deletes that name one of their keys.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from millrace.wal.visible.columns import deletes_file_schema, rows_read_schema
 
 MAX_SAMPLE_ROWS: Final = 200
 MAX_TAIL_BYTES: Final = 64 << 20
-"""Of the WAL behind the tables: a flusher that is further behind has to catch up before a page reads rows."""
+"""Limit of the WAL's tail. A flusher that lags further must catch up before a page reads rows."""
 BATCH_ROWS: Final = 4096
 CANDIDATES_PER_ROW: Final = 8
-"""Rows that are looked at for each row of the sample: more than that share of deleted ones leaves the sample short."""
+"""Candidate rows per row of the sample. If a larger share is deleted, the sample is incomplete."""
 WAIT_SECONDS: Final = 2.0
-"""How long a sample waits for a tick that has not come."""
+"""Seconds to wait for a tick that is not reached yet."""
 
 
 def sample_rows(
     settings: Settings, collection_id: int, name: str, *, at: int | None, limit: int, seconds: float = WAIT_SECONDS
 ) -> RowSample:
-    """Up to `limit` of the newest visible rows at the tick `at` (default: the newest that can be read).
+    """Return up to `limit` of the newest visible rows at the tick `at` (default: the newest readable tick).
 
-    Raises TickNotReached, TickTooOld, CollectionNotFound; InvalidArgument where the flusher is too far behind to look.
+    Raises TickNotReached, TickTooOld, CollectionNotFound, and InvalidArgument if the flusher lags too far.
     """
     if not 1 <= limit <= MAX_SAMPLE_ROWS:
         raise InvalidArgument(f"a sample has 1 to {MAX_SAMPLE_ROWS} rows, not {limit}")
@@ -47,7 +47,7 @@ def sample_rows(
     behind = plan.tail_bytes()
     if behind > MAX_TAIL_BYTES:
         raise InvalidArgument(
-            f"{behind >> 20} MiB of the WAL are not in the tables yet: wait for the flusher, or read with `millrace read`"
+            f"{behind >> 20} MiB of the WAL are not flushed yet: wait for the flusher, or read with `millrace read`"
         )
     wanted = limit * CANDIDATES_PER_ROW
     stored = rows_read_schema(plan.schema)
@@ -62,7 +62,7 @@ def sample_rows(
     shown = to_fields(rows.slice(0, limit), plan.schema)
     note = ""
     if shown.num_rows < limit and looked >= wanted:
-        note = f"Among the newest {looked:,} rows only these are not deleted."
+        note = f"Only these of the newest {looked:,} rows are not deleted."
     columns = ["_partition", "_segment_id", "_time_tick", *plan.schema.arrow().names]
     values, _ = row_objects(shown.select(columns))
     return RowSample(
@@ -77,13 +77,16 @@ def sample_rows(
 
 
 def _newest(parts: list[pa.Table], count: int, schema: pa.Schema) -> pa.Table:
-    """The `count` newest rows of some tables, the newest first."""
+    """Return the `count` newest rows of some tables, newest first."""
     rows = pa.concat_tables([schema.empty_table(), *parts])
     return rows.sort_by([("_time_tick", "descending"), ("_write_tick", "descending")]).slice(0, count)
 
 
 def _table_rows(plan: ReadPlan, count: int) -> Iterator[pa.Table]:
-    """Rows of the table up to the plan's tick, from its newest files, until `count` were read that no other file's beat."""
+    """Yield the table's newest rows up to the plan's tick.
+
+    Stops once `count` rows are read and no unread file can hold newer ones.
+    """
     if plan.rows is None:
         return
     actions = plan.rows.actions()
@@ -113,7 +116,7 @@ def _table_rows(plan: ReadPlan, count: int) -> Iterator[pa.Table]:
 
 
 def _without_hidden(rows: pa.Table, plan: ReadPlan) -> pa.Table:
-    """Without the rows of partitions that were dropped by then, those replaced by an Import, those of an earlier collection."""
+    """Drop rows of partitions dropped by then, rows replaced by an Import, and rows of an earlier collection."""
     for name, number, tick in plan.partition_drops:
         mine = pc.and_(pc.equal(rows["_vchannel"], name), pc.equal(rows["_partition_id"], number))
         rows = rows.filter(pc.invert(pc.and_(mine, pc.less(rows["_time_tick"], tick))))
@@ -126,7 +129,7 @@ def _without_hidden(rows: pa.Table, plan: ReadPlan) -> pa.Table:
 
 
 def _deletes(plan: ReadPlan, rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The deletes up to the plan's tick that name a key of `rows`: files without such keys or ticks are not opened."""
+    """Return the deletes up to the plan's tick that name a key of `rows`. Opens only files with such keys and ticks."""
     schema = deletes_file_schema(plan.schema)
     first, keys = key[0], pc.unique(key_column(rows, key))
     oldest = pc.min(rows["_time_tick"]).as_py()
@@ -151,6 +154,9 @@ def _deletes(plan: ReadPlan, rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _outside(action: dict[str, Any], key: str, least: Any, most: Any) -> bool:
-    """Whether a file's statistics say that it has no key of the sample. (Texts may be cut there: they are not asked.)"""
+    """Return whether a file's statistics exclude all keys of the sample.
+
+    Strings may be truncated there and are not used.
+    """
     low, high = action.get(f"min.{key}"), action.get(f"max.{key}")
     return isinstance(low, int) and isinstance(high, int) and (high < least or low > most)

@@ -1,4 +1,4 @@
-"""Declared streams as a graph: what feeds what, and how each is doing, by the files that they leave."""
+"""The graph of declared streams: their connections, and the status of each, read from the files that they write."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from millrace.base.settings import Settings
 from millrace.streams.running.status import StreamStatus, statuses
 
 MAX_STREAMS: Final = 500
-"""Streams that are shown: beyond it a page is no graph any more."""
+"""Maximum number of streams shown. Beyond that a graph is unreadable."""
 _RUNNING: Final = "running"
 
 
 class StreamEndpoint(BaseModel):
-    """What streams read or write: a collection, a Delta table, a topic, a function."""
+    """A source or target of a stream: a collection, a Delta table, a topic, a function."""
 
     id: str
     kind: str
@@ -30,13 +30,13 @@ class StreamsView(BaseModel):
     streams: list[StreamStatus]
     tables: list[StreamEndpoint]
     levels: dict[str, int]
-    """By table's id, or stream's name behind ``stream:``: how many steps it is from a table that no stream writes."""
+    """Distance from a table that no stream writes, by table id, or by ``stream:`` and the stream's name."""
     more: int = 0
-    """Streams that are left out."""
+    """Number of streams left out."""
 
 
 def streams_view(settings: Settings) -> StreamsView:
-    """Raises InvalidStream where a declaration cannot be read."""
+    """Return the graph. Raises InvalidStream if a declaration cannot be read."""
     found = statuses(settings)
     rows = found[:MAX_STREAMS]
     ids = dict.fromkeys(name for each in rows for name in (*each.reads, *each.writes))
@@ -47,12 +47,15 @@ def streams_view(settings: Settings) -> StreamsView:
 
 
 def stream_node(stream: StreamStatus) -> str:
-    """The stream's name among the levels: no table has it."""
+    """Return the stream's key in the levels, which no table has."""
     return f"stream:{stream.name}"
 
 
 def levels(edges: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Of each node the longest way to it from one that nothing leads to. What goes round in a circle counts from where it is met first."""
+    """Return each node's longest distance from a node without predecessors.
+
+    Cycles count from the node visited first.
+    """
     following: dict[str, list[str]] = {}
     for one, other in edges:
         following.setdefault(one, []).append(other)
@@ -63,7 +66,7 @@ def levels(edges: Iterable[tuple[str, str]]) -> dict[str, int]:
     back: set[tuple[str, str]] = set()
     for root in sorted(following, key=lambda each: (each not in roots, each)):
         path: list[tuple[str, int]] = [] if root in seen else [(root, 0)]
-        while path:  # depth first, without recursion: a chain may be long
+        while path:  # depth first, without recursion, because a chain may be long
             node, turn = path.pop()
             seen[node] = True
             if turn < len(following[node]):
@@ -85,7 +88,7 @@ def levels(edges: Iterable[tuple[str, str]]) -> dict[str, int]:
 
 
 def stream_metrics(view: StreamsView) -> str:
-    """What the read model knows of them by itself, as metrics: a stream that does not run says nothing."""
+    """Return the metrics of the streams from the read model: a stream that does not run reports none itself."""
     metrics = Metrics()
     for each in view.streams:
         metrics.stream_running.labels(each.name).set(each.state == _RUNNING)

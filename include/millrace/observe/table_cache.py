@@ -1,7 +1,7 @@
-"""Delta tables as the read model sees them: one handle a version, opened anew when there is a newer one, and its files.
+"""Delta tables of the read model: one handle per version, with its list of files.
 
-A :class:`TableSnapshot` is shared by threads: it is never refreshed, and whatever it is asked for comes from one version. The list of
-its files is taken from the Delta log once a version.
+Threads share a :class:`TableSnapshot`. It is never refreshed, so everything read from it comes from one version. The
+list of its files is read from the Delta log once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace.observe.ttl_cache import TtlCache
 from millrace.storage.table import TableHandle, open_table
 
 RECHECK_SECONDS: Final = 1.0
-"""How long a version counts as the newest without a look."""
+"""Seconds for which a version counts as the newest without a check."""
 
 
 class TableSnapshot:
@@ -34,35 +34,35 @@ class TableSnapshot:
         self._actions: pa.Table | None = None
 
     def actions(self) -> pa.Table:
-        """The live files: path, size_bytes, num_records, partition.* and min.*/max.* columns as the log has them."""
+        """Return the live files: path, size_bytes, num_records, and the log's partition.*, min.*, max.* columns."""
         with self._lock:
             if self._actions is None:
                 self._actions = self.table.actions()
             return self._actions
 
     def column(self, name: str, *, of: pa.Table | None = None) -> list[Any]:
-        """A column of :meth:`actions` (nulls where no file has it)."""
+        """Return a column of :meth:`actions`, with nulls if no file has it."""
         actions = self.actions() if of is None else of
         return actions[name].to_pylist() if name in actions.column_names else [None] * actions.num_rows
 
     def total(self, name: str) -> int:
-        """The sum of a column of :meth:`actions`."""
+        """Return the sum of a column of :meth:`actions`."""
         actions = self.actions()
         return int(pc.sum(actions[name]).as_py() or 0) if name in actions.column_names else 0
 
     def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Bytes of each file."""
+        """Return the bytes of each file."""
         return np.asarray(self.column("size_bytes"), dtype=np.int64)
 
     def opened(
         self, path: str, *, read_dictionary: Sequence[str] | None = None
     ) -> AbstractContextManager[pq.ParquetFile]:
-        """A file of :meth:`actions`, for reading."""
+        """Open a file of :meth:`actions` for reading."""
         return self.table.open_file(unquote(path), read_dictionary=read_dictionary)
 
 
 class TableCache:
-    """The newest version of each table, looked for at most once a second."""
+    """The newest version of each table, checked at most once a second."""
 
     def __init__(self, cache: TtlCache) -> None:
         self._cache = cache
@@ -70,7 +70,7 @@ class TableCache:
         self._known: dict[str, TableSnapshot] = {}
 
     def newest(self, uri: str) -> TableSnapshot | None:
-        """The table at `uri` as it is now; None where there is none yet."""
+        """Return the current version of the table at `uri`, or None if it does not exist yet."""
         return self._cache.get(("table", uri), RECHECK_SECONDS, lambda: self._open(uri))
 
     def _open(self, uri: str) -> TableSnapshot | None:

@@ -1,4 +1,4 @@
-"""A small cache in front of dear questions: one caller computes, the others wait for its answer or take the last one."""
+"""A small TTL cache for expensive answers: one caller computes, others wait for the result or use the last one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_KEYS: Final = 256
 
 
 class TtlCache:
-    """Answers by key, each good for some seconds. Thread-safe; a failed question is not remembered."""
+    """Answers by key, each with its own time to live. Thread-safe. Failures are not cached."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, most_keys: int = MAX_KEYS) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class TtlCache:
         self._asking: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, seconds: float, ask: Callable[[], T]) -> T:
-        """The answer to `key`, not older than `seconds`; `ask` is called by one thread at a time for each key."""
+        """Return the answer to `key`, at most `seconds` old. `ask` runs in one thread at a time per key."""
         with self._lock:
             found = self._answers.get(key)
             if found is not None and self._clock() - found[0] < seconds:

@@ -1,8 +1,8 @@
-"""Search in the WAL, newest first: rejections, ended transactions, and one message by its id. All of one pinned version.
+"""Search in the WAL, newest first: rejections, ended transactions, and one message by id. Uses one pinned version.
 
-Files are chosen by partition (kind, PChannel, date) and by the tick statistics in the Delta log, newest first, and read
-without payloads in bounded batches. A search ends when no file left can hold a row that belongs on the page, or at its
-bound of rows looked at; then it says so, and where it goes on. Millions of rows cost what one page of them costs.
+Files are selected by partition (kind, PChannel, date) and by the tick statistics of the Delta log, and read newest
+first, without payloads, in bounded batches. A search ends when no remaining file can hold a row of the page, or at its
+limit of rows; it then says so and where to continue. The cost depends on the page, not on the size of the WAL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millrace.observe.table_cache import TableSnapshot
 from millrace.wal.schema import RowKind
 
 MAX_ROWS_SCANNED: Final = 4_000_000
-"""Rows that one search looks at before it gives what it has."""
+"""Rows that one search scans before it returns what it has."""
 BATCH_ROWS: Final = 65_536
 MAX_LIMIT: Final = 200
 MAX_TICK: Final = (1 << 63) - 1
@@ -33,13 +33,13 @@ COLUMNS: Final = (
     *("lc_ledger", "lc_entry", "lc_index", "lc_ordinal", "collection_id", "partition_id", "segment_id"),
     *("schema_version", "rows", "txn_id", "producer_id", "epoch", "sequence", "reason", "detail"),
 )
-"""What a search reads: everything but the payload."""
+"""Columns that a search reads: everything but the payload."""
 
 _KEY: Final = ("time_tick", "pchannel", "ledger", "entry", "index", "ordinal")
 
 
 class Cursor(NamedTuple):
-    """A place in the order of a search: rows below it come after it."""
+    """A position in the order of a search. Rows that compare less come after it."""
 
     time_tick: int
     pchannel: str
@@ -57,16 +57,16 @@ class Cursor(NamedTuple):
         parts = text.split("~")
         numbers = [parts[0], *parts[2:]]
         if len(parts) != 6 or not all(each.isascii() and each.isdigit() and len(each) <= 19 for each in numbers):
-            raise InvalidArgument("`before` is what an earlier answer gave as `next`, or absent")
+            raise InvalidArgument("`before` must be the `next` of an earlier answer, or absent")
         found = cls(int(parts[0]), parts[1], *map(int, parts[2:]))
         if max(found.time_tick, *found[2:]) > MAX_TICK:
-            raise InvalidArgument("`before` is what an earlier answer gave as `next`, or absent")
+            raise InvalidArgument("`before` must be the `next` of an earlier answer, or absent")
         return found
 
 
 @dataclass(frozen=True)
 class WalQuery:
-    """What a search looks for. Moments are Unix milliseconds of the log's append stamp."""
+    """What to search for. Times are Unix milliseconds of the log's append stamp."""
 
     kind: RowKind
     pchannel: str = ""
@@ -82,13 +82,13 @@ class WalQuery:
 
 @dataclass
 class SearchResult:
-    """A page of rows, newest first, and where the search goes on."""
+    """A page of rows, newest first, and where the search continues."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     next: Cursor | None = None
     complete: bool = True
     files: int = 0
-    """Files that were opened."""
+    """Number of files opened."""
 
 
 class _File(NamedTuple):
@@ -100,7 +100,7 @@ class _File(NamedTuple):
 def search_wal(
     pinned: TableSnapshot, query: WalQuery, *, limit: int, before: Cursor | None = None, bound: int = MAX_ROWS_SCANNED
 ) -> SearchResult:
-    """The `limit` newest rows that `query` asks for, below `before`. Raises InvalidArgument."""
+    """Return the `limit` newest rows that match `query`, after the cursor `before`. Raises InvalidArgument."""
     if not 1 <= limit <= MAX_LIMIT:
         raise InvalidArgument(f"a page has 1 to {MAX_LIMIT} rows, not {limit}")
     files = _files(pinned, query, before)
@@ -111,7 +111,7 @@ def search_wal(
             break
         onward = Cursor(min(file.last_tick + 1, MAX_TICK), "", 0, 0, 0, 0)
         if looked >= bound and (before is None or onward < before):
-            # Rows of the files that are left may come before what was found at their ticks.
+            # Rows of the remaining files may precede rows already found at the same ticks, so drop those.
             found.complete = False
             page = [each for each in page if each[0][0] > file.last_tick]
             found.next = onward
@@ -131,7 +131,7 @@ def search_wal(
 
 
 def _files(pinned: TableSnapshot, query: WalQuery, before: Cursor | None) -> list[_File]:
-    """The files that may have rows of the query, the newest ticks first."""
+    """Return the files that may hold matching rows, newest ticks first."""
     columns = (
         pinned.column("path"),
         pinned.column("partition.kind"),
@@ -149,7 +149,7 @@ def _files(pinned: TableSnapshot, query: WalQuery, before: Cursor | None) -> lis
             continue
         if before is not None and low is not None and low > before.time_tick:
             continue
-        # A message's tick is not older than its stamp, so its file's last tick tells; a rejection's tick may be older.
+        # A message's tick is never before its stamp, so the file's last tick decides. A rejection's tick may be.
         if query.kind == "message" and query.since_ms is not None and high is not None and high >> 18 < query.since_ms:
             continue
         found.append(_File(MAX_TICK if high is None else high, path, pchannel))
@@ -157,17 +157,17 @@ def _files(pinned: TableSnapshot, query: WalQuery, before: Cursor | None) -> lis
 
 
 def _day(ms: int | None) -> str | None:
-    """The UTC day of a moment; None where none was asked for. Raises InvalidArgument for a moment no calendar has."""
+    """Return the UTC day of a time, or None. Raises InvalidArgument for a time outside of the calendar."""
     if ms is None:
         return None
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).date().isoformat()
     except (ValueError, OverflowError, OSError):
-        raise InvalidArgument("a moment lies between the years 1 and 9999") from None
+        raise InvalidArgument("a time must lie between the years 1 and 9999") from None
 
 
 def _batches(pinned: TableSnapshot, file: _File) -> Iterator[pa.Table]:
-    """A file's rows without payloads, its last row group first."""
+    """Yield a file's rows without payloads, last row group first."""
     with pinned.opened(file.path, read_dictionary=["type", "vchannel", "reason"]) as parquet:
         for group in reversed(range(parquet.num_row_groups)):
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=list(COLUMNS)):
@@ -198,7 +198,7 @@ def _matching(rows: pa.Table, pchannel: str, query: WalQuery, before: Cursor | N
 
 
 def _below(rows: pa.Table, pchannel: str, before: Cursor) -> Any:
-    """Which rows come after `before` in the search's order."""
+    """Return which rows come after `before` in the search order."""
     below = np.zeros(rows.num_rows, dtype=bool)
     equal = np.ones(rows.num_rows, dtype=bool)
     for name, bound in zip(_KEY, before, strict=True):
@@ -213,21 +213,24 @@ def _below(rows: pa.Table, pchannel: str, before: Cursor) -> Any:
 
 
 def _top(rows: pa.Table, pchannel: str, limit: int) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The newest rows of a batch with their keys."""
+    """Return the newest rows of a batch with their sort keys."""
     keys = [name for name in _KEY if name != "pchannel"]
     rows = rows.sort_by([(name, "descending") for name in keys]).slice(0, limit)
     return [
-        ((row["time_tick"], pchannel, row["ledger"], row["entry"], row["index"], row["ordinal"]), row | {"pchannel": pchannel})
+        (
+            (row["time_tick"], pchannel, row["ledger"], row["entry"], row["index"], row["ordinal"]),
+            row | {"pchannel": pchannel},
+        )
         for row in rows.to_pylist()
-    ]  # fmt: skip
+    ]
 
 
 def find_message(
     pinned: TableSnapshot, pchannel: str, ids: Sequence[int], *, kind: RowKind | None = None
 ) -> tuple[dict[str, Any], RowKind] | None:
-    """The row of one message id with its payload, and its kind; None where the WAL has none (of that kind).
+    """Return the row of one message id with its payload, and its kind, or None if the WAL has none (of that kind).
 
-    Only files whose ids reach over it are opened, and of these only the row groups that do.
+    Opens only files whose ids span it, and of these reads only the row groups that do.
     """
     ledger, entry, index, ordinal = ids
     columns = [
@@ -268,10 +271,13 @@ def _row_of(pinned: TableSnapshot, path: str, wanted: Callable[[pa.Table], Any])
 
 
 def _payload_row(parquet: pq.ParquetFile, group: int, place: int) -> dict[str, Any]:
-    """One row of a row group with its payload; batches keep the payloads of its neighbours from piling up."""
+    """Return one row of a row group with its payload.
+
+    Reads in batches, so that neighbouring payloads do not accumulate.
+    """
     for batch in parquet.iter_batches(batch_size=64, row_groups=[group]):
         if place < batch.num_rows:
             row: dict[str, Any] = batch.slice(place, 1).to_pylist()[0]
             return row
         place -= batch.num_rows
-    raise AssertionError("a row group ends before a row that it has")
+    raise AssertionError("the row group ends before the requested row")

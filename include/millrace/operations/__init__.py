@@ -1,5 +1,6 @@
-"""Operations: what people and schedules do to a running Millrace beside the streaming jobs.
+"""Operations: maintenance work that people and schedules start beside the streaming jobs.
 
-One folder an operation (`declaration.py` is light and is what a DAG imports; the work is in the modules beside it), and what
-they share here: :mod:`.operation` (declaration, parameters, reports), :mod:`.registry` (which there are), :mod:`.entry` (the job around one).
+Each operation has a folder. Its `declaration.py` is light and is what a DAG imports; the other modules do the work. The
+modules here are shared: :mod:`.operation` (declaration, parameters, reports), :mod:`.registry` (lookup by name),
+:mod:`.entry` (the process that runs one operation).
 """

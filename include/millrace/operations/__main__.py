@@ -1,4 +1,4 @@
-"""The job of an operation: ``python -m millrace.operations NAME [--params JSON] [--result FILE] [--progress FILE]``."""
+"""Run an operation: ``python -m millrace.operations NAME [--params JSON] [--result FILE] [--progress FILE]``."""
 
 from __future__ import annotations
 

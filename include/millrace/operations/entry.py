@@ -1,9 +1,12 @@
-"""The job around an operation: arguments in, one result file out, a clean end on SIGTERM.
+"""The process that runs one operation: arguments in, one result file out, a clean end on SIGTERM.
 
     python -m millrace.operations <operation> [--params JSON] [--result FILE] [--progress FILE]
 
-The result file holds ``{"ok": true, "report": {...}}`` or ``{"ok": false, "error": {"code", "message", "retriable"}}`` and is
-written last, whole; after SIGTERM it holds ``{"ok": true, "stopped": true, "report": {}}``. Without ``--result`` it goes to standard output. Exit code 0, or 1 for an error; 143 after SIGTERM.
+The result file holds ``{"ok": true, "report": {...}}`` or ``{"ok": false, "error": {"code", "message", "retriable"}}``.
+It is written last, in one piece. After SIGTERM it holds ``{"ok": true, "stopped": true, "report": {}}``. Without
+``--result`` the result goes to standard output.
+
+Exit codes: 0 for success, 1 for an error, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
-    """Run `operation` as a process's whole work, as its command line says; the exit code."""
+    """Run `operation` as the whole work of this process and return the exit code."""
     arguments = _parser(operation).parse_args(argv)
     restrict_umask()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -54,7 +57,7 @@ def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
         raise
     except Exception as error:
         logging.getLogger(__name__).exception("failed")
-        # What has no type of ours may be the storage, or another writer: a retry is worth its cost.
+        # An error without a code may come from the storage or from a concurrent writer, so a retry is worth its cost.
         _finish(arguments.result, {"ok": False, "error": _error(type(error).__name__, str(error), True)})
         return 1
     _finish(arguments.result, {"ok": True, "report": report.to_json()})
@@ -64,7 +67,7 @@ def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
 def run_in_process(
     operation: Operation, settings: Settings, params: OperationParams, progress: Progress
 ) -> OperationReport:
-    """Do it in this process, with a Spark session where it needs one."""
+    """Run `operation` in this process, with a Spark session if it needs one."""
     prepare_data_folder(settings.data_dir)
     if operation.low_priority:
         lower_priority()
@@ -76,7 +79,10 @@ def run_in_process(
 
 @contextmanager
 def spark_session(name: str, settings: Settings, progress: Progress) -> Iterator[SparkSession]:
-    """A session for the operation `name`, in its turn: there are only so many at once (millrace.runtime.spark_slots)."""
+    """Yield a Spark session for the operation `name`.
+
+    Waits for a slot first: millrace.runtime.spark_slots limits how many sessions run at a time.
+    """
     from millrace.runtime.spark_session import session
 
     with spark_slot(settings, name, progress):
@@ -89,11 +95,11 @@ def spark_session(name: str, settings: Settings, progress: Progress) -> Iterator
 
 
 class _Stopped(SystemExit):
-    """SIGTERM: the run was stopped, it did not fail."""
+    """The run was stopped by SIGTERM. It did not fail."""
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    """End through the finally clauses: staged work is given up, the session is closed."""
+    """Leave through the finally clauses, which discard staged work and close the session."""
     raise _Stopped(128 + signal.SIGTERM)
 
 
@@ -110,7 +116,7 @@ def _finish(path: Path | None, result: dict[str, Any]) -> None:
 
 def _parser(operation: Operation) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog=operation.name, description=operation.summary)
-    made.add_argument("--params", default="{}", metavar="JSON", help="the operation's parameters; default: {}")
-    made.add_argument("--result", type=Path, metavar="FILE", help="where the result goes; default: standard output")
-    made.add_argument("--progress", type=Path, metavar="FILE", help="a file that is kept up with the progress")
+    made.add_argument("--params", default="{}", metavar="JSON", help="the operation's parameters (default: {})")
+    made.add_argument("--result", type=Path, metavar="FILE", help="file for the result (default: standard output)")
+    made.add_argument("--progress", type=Path, metavar="FILE", help="file that the run updates with its progress")
     return made

@@ -1,9 +1,12 @@
-"""What every operation is made of: its declaration, checked parameters, a report.
+"""The building blocks of an operation: its declaration, validated parameters and a report.
 
-    BACKUP = Operation(name="backup", summary="Copies the whole deployment …", params=BackupParams, run="millrace.operations.backup.run:run")
+    BACKUP = Operation(
+        name="backup", summary="Copies …", params=BackupParams, run="millrace.operations.backup.run:run"
+    )
 
-All that is told of an operation is told there: its job, its command, the form, role, tags and retries of its DAG, its button in the
-UI. This module imports neither Spark nor Delta nor Airflow, and no declaration may (tests/operations/test_declarations.py).
+The declaration is the only description of an operation. Its job, its command, its button in the UI, and the form, role,
+tags and retries of its DAG are derived from it. This module imports neither Spark nor Delta nor Airflow, and no
+declaration may (tests/operations/test_declarations.py).
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ TIME_PATTERN: Final = (
     r"^(|\d{1,19}|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
     r"([T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?(Z|[+-]\d{2}:?\d{2})?)?)$"
 )
-"""A time tick, an ISO 8601 moment, or nothing: what a form checks before a run begins."""
+"""A time tick, an ISO 8601 timestamp, or nothing. A form checks it before a run begins."""
 
 
-def _moment(text: str) -> str:
+def _check_time(text: str) -> str:
     try:
         if text:
             resolve_tick(text)
@@ -36,22 +39,22 @@ def _moment(text: str) -> str:
     return text
 
 
-TimeParam: TypeAlias = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"pattern": TIME_PATTERN})]
-"""When: a time tick in digits, or a moment in ISO 8601 (without a zone: UTC); "" for none."""
+TimeParam: TypeAlias = Annotated[str, AfterValidator(_check_time), Field(json_schema_extra={"pattern": TIME_PATTERN})]
+"""A time tick in digits, or an ISO 8601 timestamp (UTC if it has no zone). "" means none."""
 
 
 class OperationParams(BaseModel):
-    """Parameters of one operation: a frozen pydantic model; each field has a default or is asked for, and a description.
+    """Parameters of one operation, as a frozen pydantic model.
 
-    The JSON schema of the class becomes the trigger form of its DAG, so `description`, `ge`/`le` and Literal values are
-    what a person sees there.
+    Every field has a description, and a default unless it is required. The JSON schema of the class becomes the trigger
+    form of the DAG, which shows `description`, `ge`/`le` and Literal values to the user.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> Self:
-        """Check `value`. Raises InvalidArgument that names each wrong field and what it takes."""
+        """Validate `value`. Raises InvalidArgument, which names each invalid field and what it accepts."""
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
@@ -59,8 +62,11 @@ class OperationParams(BaseModel):
 
     @classmethod
     def describe_errors(cls, error: ValidationError, value: Mapping[str, Any], *, ignore: Collection[str] = ()) -> str:
-        """What is wrong with `value`, field by field, without faults of the kinds `but`; empty: nothing else."""
-        known = f"is no parameter; there are {', '.join(cls.model_fields)}"
+        """Describe what is wrong with `value`, field by field, except errors of the kinds in `ignore`.
+
+        Returns "" if nothing else is wrong.
+        """
+        known = f"unknown parameter; the parameters are {', '.join(cls.model_fields)}"
         return "; ".join(
             f"{each.field or 'parameters'}: {known if each.kind == 'extra_forbidden' else each.message}"
             for each in problems_of(error, value)
@@ -69,13 +75,13 @@ class OperationParams(BaseModel):
 
 
 class OperationReport(BaseModel):
-    """What an operation did, as plain data: it goes into the task's result and is shown in the UI."""
+    """The result of an operation as plain data. It becomes the task's result, and the UI shows it."""
 
     model_config = ConfigDict(frozen=True)
 
     @property
     def succeeded(self) -> bool:
-        """Whether all is well; where it is not, the command ends with exit code 3."""
+        """Whether the operation found everything in order. If not, the command exits with code 3."""
         return True
 
     def to_json(self) -> dict[str, Any]:
@@ -83,47 +89,49 @@ class OperationReport(BaseModel):
 
 
 OperationFunction: TypeAlias = Callable[..., OperationReport]
-"""``run(settings, params, progress)``, or ``run(spark, settings, params, progress)`` of an operation that needs Spark."""
+"""``run(settings, params, progress)``. An operation that needs Spark has ``run(spark, settings, params, progress)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The declaration of an operation: everything else about it is made from this."""
+    """The declaration of an operation, from which its job, command, form, DAG and button are derived."""
 
     name: str
-    """Of its job and its command, as a Python name."""
+    """Name of the job and the command: a Python identifier."""
     summary: str
-    """What it does, in a line."""
+    """One line that says what the operation does."""
     params: type[OperationParams]
     run: str | OperationFunction
-    """``module:function``, imported when it runs; or the function where its module is light."""
+    """``module:function``, imported when the operation runs, or the function itself if its module is light."""
     example: str = ""
-    """Options of a call of its command, as the command's help shows it."""
+    """Example options, shown in the help of the command."""
     needs_spark: bool = False
     low_priority: bool = False
-    """It may wait, what streams may not: its process has a lower priority."""
+    """Whether the process runs at low priority, so that streaming jobs come first."""
     role: Role = Role.OPERATE
-    """The least role that may start it."""
+    """The least role that may start the operation."""
     dag: str = ""
-    """The DAG that people start it by; without one it has the operation's name."""
+    """Id of the DAG that starts it. Defaults to the operation's name."""
     tags: tuple[str, ...] = ()
-    """Of the DAG; without any it is the operation's name."""
+    """Tags of the DAG. Defaults to the operation's name."""
     retries: int = 3
-    """Of each task of its DAG, where the error's class lets it (millrace_airflow.defaults.FaultClassPolicy)."""
+    """Retries of each task of the DAG, for errors that a retry may cure (millrace_airflow.defaults.FaultClassPolicy).
+    """
     set_by_dag: tuple[str, ...] = ()
-    """Parameters that the DAG gives to its runs, which its form therefore does not ask for."""
+    """Parameters that the DAG passes to its runs and that its form therefore omits."""
     title: str = ""
-    """What its button in the UI says; without one the UI does not start it."""
+    """Label of the button in the UI. Without one the UI does not offer the operation."""
     words: str = ""
-    """What the UI says of the DAG, where that is more than the summary."""
+    """Description in the UI, if it should say more than the summary."""
     changes_data: bool = True
-    """Whether a run can change or remove what is stored."""
+    """Whether a run can change or remove stored data."""
 
     def __post_init__(self) -> None:
         unknown = set(self.set_by_dag) - self.params.model_fields.keys()
         if not self.name.isidentifier() or unknown:
             raise InvalidArgument(
-                f"operation {self.name!r}: a Python name, and no parameters but its own: {sorted(unknown)}"
+                f"operation {self.name!r}: the name must be a Python identifier, and set_by_dag may only name "
+                f"parameters; unknown: {sorted(unknown)}"
             )
 
     @property
@@ -131,7 +139,7 @@ class Operation:
         return self.dag or self.name
 
     def load(self) -> OperationFunction:
-        """The function that does it."""
+        """Return the function that runs the operation, importing it if needed."""
         if not isinstance(self.run, str):
             return self.run
         module, _, function = self.run.partition(":")
@@ -139,14 +147,15 @@ class Operation:
         return found
 
     def trigger_errors(self, conf: Mapping[str, Any]) -> str:
-        """What is wrong with the parameters that somebody triggers its DAG with; empty: nothing that can be told before it runs.
+        """Describe what is wrong with the parameters of a DAG trigger, or return "".
 
-        Parameters that the DAG gives to its runs may be missing, and others have defaults in the form: Airflow asks for them.
+        Parameters that the DAG passes to its runs may be missing. Others may be missing too, because Airflow fills in
+        the form's defaults.
         """
         if strange := [name for name in conf if name not in self.params.model_fields or name in self.set_by_dag]:
             known = ", ".join(name for name in self.params.model_fields if name not in self.set_by_dag)
             return "; ".join(
-                f"{name}: is no parameter of {self.dag_id}; there are {known or 'none'}" for name in strange
+                f"{name}: unknown parameter of {self.dag_id}; the parameters are {known or 'none'}" for name in strange
             )
         try:
             self.params.model_validate(dict(conf))

@@ -1,7 +1,7 @@
-"""Which operations there are: whatever a folder of this one declares, and what other packages register.
+"""Lookup of operations: those that the folders of this package declare, and those that other packages register.
 
-A folder's `declaration.py` holds :class:`~millrace.operations.operation.Operation` values; nothing lists them. A package of yours
-registers its own by an entry point:
+A folder's `declaration.py` holds :class:`~millrace.operations.operation.Operation` values; there is no central list.
+Another package registers its operations with an entry point:
 
     [project.entry-points."millrace.operations"]
     my_report = "my_package.declaration:MY_REPORT"
@@ -24,28 +24,34 @@ GROUP: Final = "millrace.operations"
 
 
 def operations() -> dict[str, Operation]:
-    """Every operation by name. Raises InvalidArgument where two have one name, InvalidSettings (an entry point is wrong)."""
+    """Return every operation by name.
+
+    Raises InvalidArgument if two operations share a name, and InvalidSettings if an entry point is invalid.
+    """
     return _by_name([*_built_in().values(), *load_entry_points(GROUP, Operation)])
 
 
 def find_operation(name: str) -> Operation:
-    """The operation `name`. Raises InvalidArgument that names those there are."""
-    # First without what others register: a package of somebody's that does not load keeps none of Millrace's from its work.
+    """Return the operation `name`. Raises InvalidArgument, which lists the known names, if there is none."""
+    # Look at the built-in operations first: a third-party package that fails to load must not stop them.
     known = found if name in (found := _built_in()) else operations()
     if name not in known:
-        raise InvalidArgument(f"no operation {name!r}; operations are {', '.join(sorted(known))}")
+        raise InvalidArgument(f"unknown operation {name!r}; the operations are {', '.join(sorted(known))}")
     return known[name]
 
 
 def find_job(name: str) -> JobSpec:
-    """What a launcher starts as `name`: an operation, or a file of jobs/. Raises InvalidArgument that names those there are."""
+    """Return what a launcher starts as `name`: an operation, or a file of jobs/.
+
+    Raises InvalidArgument, which lists the known names, if there is none.
+    """
     if name in _built_in() or name in (known := operations()):
         return module_job(name, "millrace.operations", name)
     return script_job(name, others=known)
 
 
 def _built_in() -> dict[str, Operation]:
-    """What ``millrace.operations.<folder>.declaration`` declare."""
+    """Return what ``millrace.operations.<folder>.declaration`` modules declare."""
     folders = [each.name for each in pkgutil.iter_modules(millrace.operations.__path__) if each.ispkg]
     names = [f"millrace.operations.{folder}.declaration" for folder in folders]
     modules = [import_module(name) for name in names if find_spec(name) is not None]
@@ -55,5 +61,5 @@ def _built_in() -> dict[str, Operation]:
 def _by_name(found: list[Operation]) -> dict[str, Operation]:
     known = {each.name: each for each in found}
     if twice := {each.name for each in found if known[each.name] is not each}:
-        raise InvalidArgument(f"several operations are called {', '.join(sorted(twice))}: rename all but one")
+        raise InvalidArgument(f"several operations are named {', '.join(sorted(twice))}: rename all but one")
     return known

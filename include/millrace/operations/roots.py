@@ -1,8 +1,9 @@
-"""Folders that an operation may read files from, or write backups to, where somebody asked for it through Airflow.
+"""Folders that an operation may read from or back up to when it was started through Airflow.
 
-Whoever fills in a form names a path, and the job works with the rights of the service: without a bound that is every file of its
-user. So a job that a launcher started keeps to the folders of a setting, links resolved. Who runs a job or a command in a
-shell has that user's rights already, and may name any path.
+A person who fills in a form names a path, and the job runs with the rights of the service account. Without a limit that
+person could read every file of the account. A job that a launcher started is therefore limited to the folders of a
+setting, with links resolved. A person who runs a job or a command in a shell already has the rights of that account and
+may name any path.
 """
 
 from __future__ import annotations
@@ -17,29 +18,31 @@ from millrace.base.settings import Settings
 from millrace.runtime.launch.process import RUN_FOLDER_VARIABLE
 
 INBOX: Final = "inbox"
-"""Folder in the data folder that loads may read where the setting names none."""
+"""Folder in the data folder that loads may read from if the setting names none."""
 
 
 def started_by_launcher() -> bool:
-    """Whether a launcher started this process, for somebody who need not have its rights."""
+    """Return whether a launcher started this process, possibly for a person without its rights."""
     return RUN_FOLDER_VARIABLE in os.environ
 
 
 def load_roots(settings: Settings) -> list[Path]:
-    """Folders that a launched load may read from."""
+    """Return the folders that a launched load may read from."""
     return _named(settings.load_roots) or [settings.data_dir / INBOX]
 
 
 def backup_roots(settings: Settings) -> list[Path]:
-    """Folders that a launched backup may go to: the one of the setting, and further ones."""
+    """Return the folders that a launched backup may write to: backup_dir, then backup_roots."""
     return [*([Path(settings.backup_dir)] if settings.backup_dir else []), *_named(settings.backup_roots)]
 
 
 def check_within(path: str, roots: Sequence[Path], *, setting: str, asked: str = "") -> None:
-    """Raises InvalidArgument where `path` (which need not be there, and may be a pattern) lies in none of the folders.
+    """Check that `path` lies in one of the folders `roots`. It may be a pattern and need not exist.
 
-    It is judged as it is written first, so that nothing is asked of the file system about what lies elsewhere. `asked` is what
-    the error names instead of it: a pattern, not what it found.
+    Checks the path as written first, so that nothing outside the folders is looked up. `asked` is the path that the
+    error names instead, for example the pattern that `path` matched.
+
+    Raises InvalidArgument if the path lies outside.
     """
     place = Path(path)
     written = ".." not in place.parts and "\0" not in path
@@ -48,13 +51,13 @@ def check_within(path: str, roots: Sequence[Path], *, setting: str, asked: str =
         return
     known = ", ".join(map(str, roots)) or "none yet"
     raise InvalidArgument(
-        f"{asked or path} lies outside of the folders that may be named here ({known}): use one of those, or have whoever runs"
-        f" this deployment add one to the setting {setting}"
+        f"{asked or path} lies outside the allowed folders ({known}). Use one of them, or ask the operator of this "
+        f"deployment to add a folder to the setting {setting}"
     )
 
 
 def containing_root(path: Path, roots: Sequence[Path]) -> Path | None:
-    """The folder among `roots`, resolved, that `path` lies in once links are resolved; None: none of them."""
+    """Return the folder among `roots`, resolved, that contains `path` once links are resolved, or None."""
     found = path.resolve()
     return next((root.resolve() for root in roots if found.is_relative_to(root.resolve())), None)
 

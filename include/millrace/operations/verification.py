@@ -1,9 +1,10 @@
-"""Is everything there, once, and the same everywhere? Log, WAL and collections, held against each other by content.
+"""Compare log, WAL and collections by content: is every row there, once, and the same everywhere?
 
-What was acknowledged stands in the log; running the chain over it again must give the WAL, row for row; the visible rows of
-the WAL must be those of the collection tables. Digests are sums over rows, so neither order nor files matter. Collection
-tables are read with DuckDB, which shares no code with what wrote them. Where compaction has folded deletes in, rows that no
-read from the base tick on can see are left out on both sides: the table may have them still, or not any more.
+Everything acknowledged is in the log. Running the chain over the log again must reproduce the WAL, row for row, and the
+visible rows of the WAL must equal those of the collection tables. Digests are sums over rows, so neither order nor
+files matter. Collection tables are read with DuckDB, which shares no code with the writers. Where compaction has folded
+deletes, rows that no read from the base tick on can see are excluded on both sides, because the table may or may not
+hold them.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from millrace.wal.visible.columns import deletes_file_schema, rows_table_schema
 
 TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
 ROW_TYPES: Final = ("INSERT", "UPSERT", "IMPORT")
-"""Messages that bring rows to a collection."""
+"""Messages that add rows to a collection."""
 _ROW_MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelVerification:
-    """One PChannel: the digest that its commits added up to, and those of the rows on disk and of the log run again."""
+    """One PChannel: the digest its commits add up to, and the digests of the stored rows and of the replayed log."""
 
     pchannel: str
     messages: int
@@ -60,11 +61,11 @@ class ChannelVerification:
     committed: WalDigest
     stored: WalDigest
     replayed: WalDigest | None
-    """None where the log was left out, or truncation has removed its beginning and no later start was given."""
+    """None if the log was not given, or if truncation removed its beginning and no later start was given."""
     state: ChannelState | None
-    """Where the log leads, if it was run."""
+    """The state at the end of the replay, if there was one."""
     same_state: bool = True
-    """Whether that is the state that the WAL holds, byte for byte."""
+    """Whether that state equals the one in the WAL, byte for byte."""
 
     @property
     def ok(self) -> bool:
@@ -73,31 +74,32 @@ class ChannelVerification:
 
 @dataclass(slots=True)
 class CollectionVerification:
-    """One collection in rows: what the WAL holds of it and what its table holds (`*_digest`: over all columns)."""
+    """Row counts of one collection in the WAL and in its table. The `*_digest` fields cover all columns."""
 
     collection_id: int
     inserted: int = 0
-    """Rows of accepted Inserts and Imports, whatever became of them."""
+    """Rows of accepted Inserts and Imports, visible or not."""
     visible_inserted: int = 0
-    """Those that became visible: outside transactions, or committed."""
+    """Rows that became visible: outside transactions, or committed."""
     deleted: int = 0
-    """Visible inserted rows that a later delete hit, that went with their partition or collection, or that an Import replaced."""
+    """Visible rows that a later delete hit, that went with their partition or collection, or that an Import replaced.
+    """
     stored: int = 0
     """Rows of the table."""
     folded: int = 0
-    """Visible inserted rows that compaction has taken out of the table; counted as deleted, too."""
+    """Visible rows that compaction removed from the table. They count as deleted too."""
     unflushed: int = 0
-    """Visible inserted rows behind the tick up to which the table says that it has everything: the flusher brings them."""
+    """Visible rows after the tick that the table is flushed to. The flusher will add them."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Rows of Inserts and Imports by reason; duplicates stand under DUPLICATE and ALREADY_APPLIED."""
+    """Rows of Inserts and Imports by rejection reason. Duplicates count as DUPLICATE and ALREADY_APPLIED."""
     wal_digest: int = 0
     table_digest: int = 0
     problem: str = ""
-    """Why its table could not be read; empty where it could."""
+    """Why the table could not be read. Empty if it could."""
 
     @property
     def rolled_back(self) -> int:
-        """Rows of transactions that were rolled back, expired, or are open still."""
+        """Rows of transactions that were rolled back, expired, or are still open."""
         return self.inserted - self.visible_inserted
 
     @property
@@ -106,13 +108,13 @@ class CollectionVerification:
 
     @property
     def matches_flushed(self) -> bool:
-        """Whether the table holds just what became visible up to the tick that it says, however far the flusher has come."""
+        """Whether the table holds exactly what became visible up to the tick that it is flushed to."""
         same = self.stored + self.folded == self.visible_inserted - self.unflushed
         return same and self.wal_digest == self.table_digest and not self.problem
 
     @property
     def ok(self) -> bool:
-        """Whether the table holds just what became visible, all of it."""
+        """Whether the table holds exactly what became visible, all of it."""
         return self.matches_flushed and not self.unflushed
 
 
@@ -123,11 +125,11 @@ class _Tables:
     rows: TableHandle | None
     deletes: TableHandle | None = None
     key: tuple[str, ...] = ()
-    """The primary key's names: the deletes table has them and Millrace's own columns."""
+    """Names of the primary key's columns. The deletes table has these and Millrace's own columns."""
 
     @classmethod
     def pin(cls, settings: Settings, number: int) -> _Tables:
-        """Deletes before rows: compaction takes a delete away behind the rows that it hit."""
+        """Pin deletes before rows: compaction removes a delete after the rows that it hit."""
         deletes = open_table(deletes_uri(settings, number))
         rows = open_table(rows_uri(settings, number))
         if deletes is None:
@@ -135,9 +137,10 @@ class _Tables:
         return cls(rows, deletes, tuple(name for name in deletes.columns if not name.startswith("_")))
 
     def expected(self, rows: pa.Table, flushed: int) -> tuple[pa.Table, int]:
-        """Of rows of one PChannel, flushed up to a tick, those that the table must have; and how many it need not have yet.
+        """Return the rows that the table must have, and the number of rows that it need not have yet.
 
-        An added field may have come to the WAL alone: where no row has it, nothing is asked of the table.
+        `rows` are of one PChannel, which is flushed up to the tick `flushed`. A field that was added may exist in the
+        WAL alone; if no row has a value for it, the table need not have the column.
         """
         channel = pc.dictionary_encode(rows["_vchannel"]).combine_chunks()
         names = channel.dictionary.to_pylist()
@@ -159,12 +162,15 @@ def verify_channel(
     *,
     start: tuple[ChannelState, WalTotals] | None = None,
 ) -> ChannelVerification:
-    """Check one PChannel: ticks in order, rows on disk as committed, the log (if given) giving the same again.
+    """Check one PChannel: ticks in order, stored rows as committed, and the log, if given, reproducing them.
 
-    The log is run from its first entry or, where `start` is given, from that state, up to which rows add up to these totals. Raises WalGap.
+    The replay starts at the first entry of the log or, if `start` is given, at that state, whose totals cover the
+    earlier rows.
+
+    Raises WalGap if a tick is out of order.
     """
     position = wal.position(pchannel)
-    stored = trimmed_totals(wal).get(pchannel, WalTotals()).digest  # what retention took is known by its digest
+    stored = trimmed_totals(wal).get(pchannel, WalTotals()).digest  # retention keeps the digest of what it removed
     last_tick = 0
     for rows in snapshot.messages(pchannel):
         stored += digest_rows(rows)
@@ -198,18 +204,19 @@ def _replayed(
         return replay_totals(log, state, totals, until=committed.position)
     except PositionTruncated:
         if start is not None:
-            raise  # whoever chose it chooses another one
-        return None  # the log's beginning went meanwhile
+            raise  # the caller chose this start and must choose another one
+        return None  # the beginning of the log was truncated meanwhile
     finally:
         log.close()
 
 
 def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
-    """Account for every row of every collection, while node, flusher and compaction go on.
+    """Account for every row of every collection while node, flusher and compaction keep running.
 
-    Each table is pinned once, in the order in which none can be ahead of one behind it: the flusher's checkpoints, the
-    collections' tables, the WAL. Each collection's table is then held against the WAL up to the tick that it says it has.
-    Where retention has trimmed the WAL of a PChannel, for the rows behind its base alone: those before were verified for it.
+    Each table is pinned once, in an order in which no table is ahead of a later one: the flusher's checkpoints, the
+    collection tables, the WAL. Each collection table is then compared with the WAL up to the tick that it is flushed
+    to. If retention has trimmed the WAL of a PChannel, only the rows after its base are compared; earlier rows were
+    verified for the base.
     """
     checkpoints = open_table(settings.checkpoints_uri)
     tables = {
@@ -290,14 +297,14 @@ def verify_collections(settings: Settings) -> dict[int, CollectionVerification]:
             except duckdb.Error as error:
                 words = str(error).partition("\n")[0]
                 found.problem = (
-                    f"{TableDamaged.code}: {rows_uri(settings, number)} does not read ({words}): {REPAIR_HINT}"
+                    f"{TableDamaged.code}: {rows_uri(settings, number)} cannot be read ({words}): {REPAIR_HINT}"
                 )
     return reports
 
 
 @dataclass(slots=True)
 class _Hidden:
-    """What hides rows of one collection from every read from its base tick on, by the WAL of one PChannel."""
+    """What hides rows of one collection from every read from its base tick on, according to the WAL of one PChannel."""
 
     key: tuple[str, ...]
     deletes: pa.Table
@@ -310,7 +317,7 @@ class _Hidden:
 def _hidden(
     settings: Settings, snapshot: WalSnapshot, base: VerifiedBase, bases: Mapping[int, int]
 ) -> dict[int, _Hidden]:
-    """By collection, for those with a base tick."""
+    """Return what is hidden, for each collection with a base tick."""
     if not any(bases.values()):
         return {}
     catalog, buffer = _begin(base)
@@ -332,14 +339,14 @@ def _hidden(
 
 
 def _begin(base: VerifiedBase) -> tuple[WalCatalog, TxnBuffer]:
-    """What a reader of a PChannel's WAL begins with at its base."""
+    """Return the catalog and the transaction buffer with which a reader of a PChannel's WAL starts at its base."""
     return WalCatalog.from_bytes(base.catalog_bytes), TxnBuffer(after_tick=base.time_tick)
 
 
 def _newest_schemas(snapshot: WalSnapshot, channels: Iterable[VerifiedBase]) -> dict[int, CollectionSchema]:
-    """By collection: its schema once every change was applied; it says all columns of its table (a row lacks later ones: null).
+    """Return each collection's schema with every change applied. It has all columns of the table.
 
-    A change may have come to some of a collection's VChannels alone: the table has the newest of them.
+    A change may have reached only some of a collection's VChannels. The table has the newest schema among them.
     """
     found: dict[int, list[VChannelInfo]] = {}
     for base in channels:
@@ -353,7 +360,7 @@ def _newest_schemas(snapshot: WalSnapshot, channels: Iterable[VerifiedBase]) -> 
 
 
 def _row_digest(db: duckdb.DuckDBPyConnection, rows: pa.Table, chains: ColumnChains) -> int:
-    """The sum modulo 2**64 of a hash of each row over all its columns."""
+    """Return the sum modulo 2**64 of a hash of each row over all its columns."""
     columns = sql_columns(rows.column_names, chains)
     [(value,)] = db.execute(f"select sum(hash({columns})::hugeint) from rows").fetchall()
     return int(value or 0) & _ROW_MASK
@@ -368,7 +375,10 @@ def _count_table(
     trimmed: Iterable[VerifiedBase],
     chains: ColumnChains,
 ) -> None:
-    """Count what is stored. `folded` is the base tick and what DDL hides at it, `gone` what it hides at the newest tick."""
+    """Count the stored rows.
+
+    `folded` is the base tick and what DDL hides at it. `gone` is what DDL hides at the newest tick.
+    """
     base, drops = folded
     table = tables.rows
     if table is None:
@@ -379,29 +389,31 @@ def _count_table(
     if not files:
         return
     columns = sql_columns(schema.names, chains)
-    # With the table's own columns: an added field that a file does not have is null in its rows.
+    # Use the table's own columns: a file without an added field has null there.
     db.register("whole", dataset(table.store, files, schema))
     if deletes is not None and (delete_files := list(deletes.live_files())):
-        db.register("struck", dataset(deletes.store, delete_files, _plain(deletes)))
+        db.register("applied_deletes", dataset(deletes.store, delete_files, _plain(deletes)))
     else:
         deletes = None
-    behind = " and ".join(
+    after_bases = " and ".join(
         [
             "true",
             *(
-                f"not (regexp_full_match(_vchannel, '{re.escape(b.pchannel)}_[0-9]+v[0-9]+') and _time_tick <= {b.time_tick})"
+                f"not (regexp_full_match(_vchannel, '{re.escape(b.pchannel)}_[0-9]+v[0-9]+')"
+                f" and _time_tick <= {b.time_tick})"
                 for b in trimmed
             ),
         ]
     )
-    source = f"(from whole where {behind})"
+    source = f"(from whole where {after_bases})"
     [(stored,)] = db.execute(f"select count(*) from {source}").fetchall()
     living = " and ".join(["true", *(f"not ({each})" for each in _drop_conditions(drops))])
     if base and deletes is not None:
         living += f" and not exists ({_hit(tables.key)} and d._time_tick <= {base})"
+    # Fetch all rows: the connection registers no table while a result is open.
     [(kept, value)] = db.execute(
         f"select count(*), sum(hash({columns})::hugeint) from {source} r where {living}"
-    ).fetchall()  # to its end: the connection registers no table while a result is open
+    ).fetchall()
     found.stored, found.table_digest = int(stored), int(value or 0) & _ROW_MASK
     found.folded -= int(stored) - int(kept)
     found.deleted = found.folded
@@ -416,7 +428,7 @@ def _count_table(
 def _hit(key: Sequence[str]) -> str:
     quoted = (name.replace('"', '""') for name in key)
     same = " and ".join(f'd."{name}" = r."{name}"' for name in quoted)
-    return f"""select 1 from struck d
+    return f"""select 1 from applied_deletes d
     where {same} and d._partition_id in (0, r._partition_id)
     and (d._time_tick > r._time_tick or (d._time_tick = r._time_tick and d._write_tick > r._write_tick))"""
 
@@ -430,7 +442,7 @@ def _drop_conditions(drops: list[HiddenRanges]) -> Iterator[str]:
 
 
 def _plain(table: TableHandle) -> pa.Schema:
-    """The columns of a table's files."""
+    """Return the columns of a table's files."""
     return pa.schema([each for each in table.schema if each.name not in table.partition_columns])
 
 

@@ -106,7 +106,7 @@ def test_a_message_with_a_key_twice_is_rejected_whole(shop: Client, latest: Coll
 
 def test_an_import_has_no_place_there_and_says_so_before_it_stages(shop: Client, latest: CollectionInfo) -> None:
     params = LoadParams.parse({"collection": latest.name, "files": ["/no/such.parquet"], "partition": "old"})
-    with pytest.raises(InvalidArgument, match="insert the files' rows"):
+    with pytest.raises(InvalidArgument, match="insert the rows of the files"):
         check_partition(params, latest)
 
 

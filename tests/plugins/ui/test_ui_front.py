@@ -62,7 +62,7 @@ RANGE = {"start": "2013-01-02T00:00:00Z", "end": "2013-01-03T00:00:00Z"}
         ("backfill_range", {**RANGE, "start": "2013-01-01T00:00:00"}, "start: needs a zone"),
         ("backfill", {"start": RANGE["start"]}, "start: is no parameter of backfill; there are table"),
         ("backfill", {"slice_hours": 0}, "slice_hours: is at least 1"),
-        ("compaction", {"zorder_by": ["id"]}, "give exactly that one in collections"),
+        ("compaction", {"zorder_by": ["id"]}, "give exactly that collection in collections"),
         ("recovery", {"mode": "pray"}, "mode: is one of 'diagnose', 'rehearse' or 'repair'"),
         ("quality", {"samples": "many"}, "samples: is a whole number"),
     ],

@@ -1,1 +1,1 @@
-"""Backfill: a range of a derived table rebuilt, or files loaded into a collection, in slices that restart alone."""
+"""Backfill: rebuild a range of a derived table, or load files, in slices that restart independently."""

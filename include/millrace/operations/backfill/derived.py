@@ -1,8 +1,8 @@
-"""Derived tables: what one is, which there are, where they lie.
+"""Derived tables: their declaration, lookup and location.
 
-A derived table is a function of a collection's rows, cut by time: its rows of a slice [start, end) come from the source's
-rows of that slice alone. That is what makes a slice rebuildable by itself. Tables of your own: a module with
-``TABLES = [DerivedTable(...)]``, named in the setting ``derived_modules``.
+A derived table is a function of a collection's rows, cut by time: its rows of a slice [start, end) depend only on the
+source's rows of that slice. A slice can therefore be rebuilt by itself. To declare tables of your own, write a module
+with ``TABLES = [DerivedTable(...)]`` and name it in the setting ``derived_modules``.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ if TYPE_CHECKING:
     from millrace.streams.declare.declaration import Stream
 
 DATE: Final = "date"
-"""The partition column that every derived table gets: the UTC day of its bucket."""
+"""The partition column of every derived table: the UTC day of its bucket."""
 
 LOG_TIME: Final = "_log_time"
-"""As `event_time`: when the row became visible, by its time tick."""
+"""Value of `event_time` that stands for the time at which a row became visible, by its time tick."""
 
 SLICES: Final = "slices"
-"""The name of the table of slices; no derived table can have it."""
+"""Name of the table of slices. No derived table can have it."""
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedTable:
-    """A table that is computed from a collection. Raises InvalidArgument for a name that cannot be a folder.
+    """A table computed from a collection.
 
-    `build` gets the source's rows of a slice and gives the table's, with the timestamp column `bucket`, which must lie in
-    that slice and be a multiple of `grain`. It has to be deterministic, and equal for rows in any order. Raise `version` when
-    `build` changes: slices are then rebuilt even where the source did not move.
+    `build` receives the source's rows of a slice and returns the table's rows, with the timestamp column `bucket`. The
+    bucket must lie in that slice and be a multiple of `grain`. `build` must be deterministic and must not depend on row
+    order. Increase `version` when `build` changes: slices are then rebuilt even if the source did not change.
+
+    Raises InvalidArgument if the name cannot be a folder.
     """
 
     name: str
@@ -50,22 +52,28 @@ class DerivedTable:
     bucket: str
     grain: Literal["hour", "day"] = "hour"
     event_time: str | None = None
-    """The source's column that places a row; None: the one its schema declares. `LOG_TIME`: when it became visible."""
+    """Source column that holds a row's event time. None: the one that the schema declares."""
     version: int = 1
     words: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name == SLICES:
-            raise InvalidArgument(f"a derived table's name is lower case, digits and underscores, not {self.name!r}")
+            raise InvalidArgument(
+                "the name of a derived table consists of lower-case letters, digits and underscores, unlike "
+                f"{self.name!r}"
+            )
         if self.grain not in ("hour", "day"):
-            raise InvalidArgument(f"{self.name}: the grain is hour or day, not {self.grain!r}")
+            raise InvalidArgument(f"{self.name}: the grain must be hour or day, not {self.grain!r}")
 
     @property
     def grain_hours(self) -> int:
         return 1 if self.grain == "hour" else 24
 
     def event_column(self, collection: CollectionInfo) -> Column:
-        """When a row of the source happened, as a timestamp; needs a session. Raises InvalidArgument where nothing says so."""
+        """Return the event time of a source row as a timestamp column. Needs a Spark session.
+
+        Raises InvalidArgument if no event time is declared.
+        """
         from pyspark.sql import functions as F
 
         name = self.event_field(collection)
@@ -74,34 +82,41 @@ class DerivedTable:
         return F.col(f"`{name}`").cast("timestamp")
 
     def event_field(self, collection: CollectionInfo) -> str:
-        """The field that says when a row of the source happened, or LOG_TIME. Raises InvalidArgument where nothing says so."""
+        """Return the field with the event time of a source row, or LOG_TIME.
+
+        Raises InvalidArgument if no event time is declared.
+        """
         name = self.event_time or collection.schema.event_time
         if name == LOG_TIME:
             return name
         if name is None:
             raise InvalidArgument(
-                f"nothing says when a row of {collection.name!r} happened: declare the collection's event_time, or give "
-                f"the derived table {self.name!r} one"
+                f"the event time of {collection.name!r} is unknown: declare the collection's event_time, or set "
+                "event_time of the "
+                f"derived table {self.name!r}"
             )
         kinds = {field.name: field.type for field in collection.schema.fields}
         if kinds.get(name) not in ("timestamp", "date"):
             raise InvalidArgument(
-                f"{self.name}: the event time {name!r} is no timestamp or date of {collection.name!r}"
+                f"{self.name}: the event time {name!r} is not a timestamp or date field of {collection.name!r}"
             )
         return name
 
 
 def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "hour") -> DerivedTable:
-    """A declared stream as a table that is rebuilt in slices: its source, its transform, its watermark's column as the event time.
+    """Return a declared stream as a derived table: its source, its transform, and its watermark column as event time.
 
-    What is declared once runs as a stream and as a batch, and both have equal rows. Raises InvalidArgument for a stream without
-    a transform, or with more than that.
+    One declaration thus runs both as a stream and as a batch, with equal rows.
+
+    Raises InvalidArgument if the stream has no transform, or more than a transform.
     """
     if stream.transform is None:
-        raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table is made by a function")
+        raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table needs a function")
     if stream.operator is not None or stream.tables:
         raise InvalidArgument(
-            f"the stream {stream.name!r} has an operator or tables: a slice of a derived table comes from the rows of that slice alone"
+            f"the stream {stream.name!r} has an operator or tables: a slice of a derived table may depend only on "
+            "the rows of "
+            "that slice"
         )
     mark = stream.source.watermark
 
@@ -124,45 +139,49 @@ def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "h
 
 
 def derived_tables(settings: Settings) -> dict[str, DerivedTable]:
-    """All derived tables by name: those shipped, then those of ``derived_modules``. Raises InvalidSettings."""
+    """Return all derived tables by name: built-in ones, then those of ``derived_modules``. Raises InvalidSettings."""
     found: dict[str, DerivedTable] = {}
     names = [name.strip() for name in settings.derived_modules.split(",") if name.strip()]
     for module in ("millrace.demo.flights_hourly", *names):
         try:
             tables = importlib.import_module(module).TABLES
         except (ImportError, AttributeError) as error:
-            raise InvalidSettings(f"derived_modules: {module} cannot be had, or has no TABLES: {error}") from error
+            raise InvalidSettings(f"derived_modules: {module} cannot be imported, or has no TABLES: {error}") from error
         for table in tables:
             if not isinstance(table, DerivedTable) or table.name in found:
-                raise InvalidSettings(f"derived_modules: {module}: {table!r} is no DerivedTable, or its name is taken")
+                raise InvalidSettings(
+                    f"derived_modules: {module}: {table!r} is not a DerivedTable, or its name is already used"
+                )
             found[table.name] = table
     return found
 
 
 def derived_table(settings: Settings, name: str) -> DerivedTable:
-    """The table `name`. Raises InvalidArgument that names those there are."""
+    """Return the derived table `name`. Raises InvalidArgument, which lists the known ones, if there is none."""
     known = derived_tables(settings)
     if name not in known:
-        raise InvalidArgument(f"there is no derived table {name!r}; there are: {', '.join(sorted(known))}")
+        raise InvalidArgument(f"unknown derived table {name!r}; the derived tables are {', '.join(sorted(known))}")
     return known[name]
 
 
 def derived_uri(settings: Settings, name: str) -> str:
-    """The Delta table of the derived table `name`."""
+    """Return the URI of the Delta table of the derived table `name`."""
     return settings.table_uri(f"derived/{name}")
 
 
 def derived_names(settings: Settings) -> list[str]:
-    """Those that are there, the table of slices among them."""
+    """Return the names of the existing derived tables, including the table of slices."""
     return list(store_at(settings.table_uri("derived")).folders())
 
 
 def source_collection(settings: Settings, table: DerivedTable) -> CollectionInfo:
-    """The collection that `table` is made from. Raises CollectionNotFound."""
+    """Return the source collection of `table`. Raises CollectionNotFound."""
     from millrace.coord.catalog_store import CatalogStore
 
     store = CatalogStore.open_read_only(settings.data_dir)
     if store is None:
-        raise CollectionNotFound(f"{settings.data_dir} has no collections yet: is this the deployment's data_dir?")
+        raise CollectionNotFound(
+            f"{settings.data_dir} has no collections yet: check that it is the deployment's data_dir"
+        )
     with store:
         return store.collection(table.source)

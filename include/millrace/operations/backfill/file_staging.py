@@ -1,6 +1,7 @@
-"""Staging of files: each row is checked before anything is appended, and kept as digested Parquet (millrace.operations.backfill.staging_folder).
+"""Staging of files: check every row before anything is appended, and keep the rows as Parquet with digests.
 
-A load that restarts takes what was staged, so it names the same files again whatever became of the input.
+A load that restarts uses what it staged, so it refers to the same files again whatever happened to the input. See
+millrace.operations.backfill.staging_folder.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ BATCH_ROWS: Final = 50_000
 
 
 def input_files(params: LoadParams, roots: Sequence[Path] | None = None) -> list[Path]:
-    """The input files, in order of the parameters, patterns in order of names; with `roots` they lie in one of these folders.
+    """Return the input files in the order of the parameters, the matches of a pattern in the order of names.
 
-    Raises InvalidArgument where one is not there, or lies elsewhere.
+    Raises InvalidArgument if a file does not exist, or lies outside of `roots` (None: no restriction).
     """
     found: list[Path] = []
     for text in params.files:
         if not Path(text).is_absolute():
-            raise InvalidArgument(f"{text}: give an absolute path; the job does not run where you are")
+            raise InvalidArgument(f"{text}: give an absolute path; the job does not run in your working directory")
         if roots is not None:
             check_within(text, roots, setting="load_roots")
         matches = [Path(name) for name in sorted(glob.glob(text))] if glob.has_magic(text) else [Path(text)]
         missing = [path for path in matches if not path.is_file()]
         if missing or not matches:
-            raise InvalidArgument(f"{missing[0] if missing else text}: there is no such file")
+            raise InvalidArgument(f"{missing[0] if missing else text}: no such file")
         if roots is not None:
             for path in matches:
                 check_within(str(path), roots, setting="load_roots", asked=text)
@@ -53,42 +54,46 @@ def input_files(params: LoadParams, roots: Sequence[Path] | None = None) -> list
 
 
 def check_partition(params: LoadParams, collection: CollectionInfo) -> None:
-    """Raises InvalidArgument where the partition, or the column that names it, does not fit the collection."""
+    """Check the partition, or the column that names it, against the collection.
+
+    Raises InvalidArgument if it does not fit.
+    """
     if collection.schema.replaces_duplicates:
         raise InvalidArgument(
-            f"{collection.name} replaces the row of a key that comes again, which an import cannot: insert the files' rows"
-            " (millrace produce)"
+            f"{collection.name} replaces the row of a repeated key, which an import cannot do: insert the rows of "
+            "the files "
+            "(millrace produce)"
         )
     known = ", ".join(collection.partitions)
     if params.partition is not None and params.partition_by is not None:
-        raise InvalidArgument("partition and partition_by: give one of them")
+        raise InvalidArgument("give either partition or partition_by, not both")
     if params.partition is not None and params.partition not in collection.partitions:
         raise InvalidArgument(f"{collection.name} has no partition {params.partition!r}; it has {known}")
     kinds = {each.name: each.type for each in collection.schema.fields}
     if params.partition_by is not None and kinds.get(params.partition_by) != "string":
-        raise InvalidArgument(f"partition_by takes a string field, and {params.partition_by!r} is none")
+        raise InvalidArgument(f"partition_by must name a string field, and {params.partition_by!r} is not one")
     if params.partition is None and params.partition_by is None and collection.default_partition is None:
-        raise InvalidArgument(f"name the partition with partition or partition_by; {collection.name} has {known}")
+        raise InvalidArgument(f"give partition or partition_by; the partitions of {collection.name} are {known}")
 
 
 def stage_files(
     settings: Settings, params: LoadParams, collection: CollectionInfo, progress: Progress
 ) -> StagingManifest:
-    """Check and stage the files; what is staged under that name already is taken as it is, if it is of the same files.
+    """Check and stage the files. Files that are already staged under the same import id are used as they are.
 
-    Raises InvalidArgument, with file and line, for the first row that does not fit; nothing is kept then.
+    Raises InvalidArgument, with file and line, for the first invalid row. Nothing is kept then.
     """
     check_partition(params, collection)
     roots = load_roots(settings) if started_by_launcher() else None
     paths = input_files(params, roots)
-    progress.update("reading the files' digests")
+    progress.update("computing the files' digests")
     digests = {str(path): _digest(path, roots) for path in paths}
     import_id = params.import_id or _name(params, collection, list(digests.values()))
     known = StagingManifest.read(staged_folder(settings, import_id))
     if known is not None:
         if (known.collection_id, sorted(known.inputs.values())) != (collection.id, sorted(digests.values())):
             raise InvalidArgument(
-                f"the import {import_id} was of other files or another collection: give it another name"
+                f"the import {import_id} was of other files or of another collection: choose another import_id"
             )
         return known
     target = StagingFolder(settings, import_id, collection, slice_bytes=params.slice_bytes)
@@ -118,11 +123,11 @@ def _write(
             for vchannel, partition, part in split_rows(batch, collection, params.partition, params.partition_by):
                 target.add(vchannel, partition, part)
             rows += batch.num_rows
-            progress.update(f"checked {rows:,} rows of {number + 1} of {len(paths)} files", rows=rows)
+            progress.update(f"checked {rows:,} rows in {number + 1} of {len(paths)} files", rows=rows)
 
 
 def _open(path: Path, roots: Sequence[Path] | None) -> BinaryIO:
-    """The file; with `roots` it is opened from its folder on without following a link that was put there meanwhile."""
+    """Open a file. With `roots`, follow no link that may have been put below its folder meanwhile."""
     if roots is None:
         return path.open("rb")
     root = containing_root(path, roots)
@@ -131,7 +136,7 @@ def _open(path: Path, roots: Sequence[Path] | None) -> BinaryIO:
             return io.BufferedReader(open_beneath(root, str(path.resolve().relative_to(root))))
     except OSError:
         pass
-    raise InvalidArgument(f"{path} is no file in a folder that may be named here (load_roots)")
+    raise InvalidArgument(f"{path} is not a file in an allowed folder (load_roots)")
 
 
 def _digest(path: Path, roots: Sequence[Path] | None) -> str:
@@ -142,7 +147,10 @@ def _digest(path: Path, roots: Sequence[Path] | None) -> str:
 def _batches(
     params: LoadParams, collection: CollectionInfo, path: Path, roots: Sequence[Path] | None
 ) -> Iterator[pa.Table]:
-    """The rows of one file. Raises InvalidArgument for the first that does not fit, without what is in it."""
+    """Yield the rows of one file.
+
+    Raises InvalidArgument for the first invalid row. The message does not repeat the row's values.
+    """
     kind = format_of(path, None if params.format == "by suffix" else InputFormat(params.format))
     allowed = None if params.partition_by is None else (params.partition_by, list(collection.partitions))
     try:

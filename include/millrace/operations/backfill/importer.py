@@ -1,9 +1,11 @@
-"""Staged slices become Import messages, each with one effect however often this is repeated.
+"""Append staged slices as Import messages. Repeating an import is idempotent.
 
-An import has a producer of its own on each VChannel, whose id follows from its name; its slices are the sequences 0, 1, 2, ...
-So what is sent again has no second effect (law 8). The chain forgets producers that idle among many others, and would take a slice
-that stands for a new one: therefore what an earlier attempt may have sent is looked for in the WAL first. What the chain
-forgot is long in there; what is not in there yet, the chain remembers.
+An import has its own producer on each VChannel, whose id is derived from the import id. Its slices are the sequences 0,
+1, 2, ..., so appending one again has no second effect (law 8).
+
+The chain forgets idle producers when there are many others, and would then accept a slice a second time. Therefore an
+earlier attempt's messages are first looked up in the WAL. A producer that the chain forgot has its messages in the WAL
+for long; a message not in the WAL yet is one that the chain still remembers.
 """
 
 from __future__ import annotations
@@ -42,20 +44,20 @@ from millrace.wal.reasons import Reason
 
 STATE_FILE: Final = "appended.json"
 MAX_TERM_CHANGES: Final = 5
-"""Terms that may change under one append before it is given up."""
+"""Term changes during one append after which it fails."""
 MAX_EPOCHS: Final = 5
 _TERM: Final = frozenset({Reason.TERM_FENCED, Reason.TERM_NOT_OPENED})
 
 
 @dataclass(frozen=True, slots=True)
 class AppendedSlice:
-    """One slice that stands."""
+    """One appended slice."""
 
     number: int
     vchannel: str
     rows: int
     time_tick: int
-    """From which on its rows are visible."""
+    """Tick from which its rows are visible."""
 
 
 def append_imports(
@@ -66,10 +68,14 @@ def append_imports(
     all_vchannels: Sequence[str] = (),
     progress: Progress,
 ) -> list[AppendedSlice]:
-    """Append one Import for each slice of `manifest`, and with `replace` one for each VChannel of `everywhere` without a slice.
+    """Append one Import per slice of `manifest`.
 
-    May be killed at any instant and repeated. Raises InvalidArgument where a staged file is another one, AppendRejected where
-    the chain refuses (a partition or the collection was dropped), LogUnavailable, DeadlineExceeded.
+    With `replace`, also one per VChannel of `all_vchannels` without a slice.
+
+    May be killed at any time and repeated.
+
+    Raises InvalidArgument if a staged file was altered, AppendRejected if the chain rejects a message (its partition or
+    collection was dropped), LogUnavailable, DeadlineExceeded.
     """
     folder = staged_folder(client.settings, manifest.import_id)
     state = _State(folder / STATE_FILE)
@@ -87,30 +93,30 @@ def append_imports(
 
 
 def _check(settings: Settings, manifest: StagingManifest, missing: Sequence[int]) -> None:
-    """What will be named must be there, as it was staged, and durable."""
+    """Check that the files to be named exist, are unchanged since staging, and are durable."""
     files = [file for number in missing for file in manifest.slices[number].files]
     for file in files:
         path = settings.staged_path / file["path"]
         if not path.exists() or sha256_file(path) != file["digest"]:
             raise InvalidArgument(
-                f"{path} is not the file that was staged: remove {path.parent} and load again under another import id"
+                f"{path} is not the file that was staged: remove {path.parent} and load again with another import_id"
             )
     sync_staged_files(settings.staged_path, files)
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What was, or is about to be, sent to one VChannel."""
+    """What was sent, or is about to be sent, to one VChannel."""
 
     since: int
-    """Of the WAL, its last tick before anything was sent."""
+    """Last tick of the WAL before anything was sent."""
     epoch: int
     numbers: list[int]
-    """The slices, in the order of their sequences in this epoch."""
+    """Slices in the order of their sequences in this epoch."""
 
 
 class _State:
-    """What is known of an import's messages, kept beside its files."""
+    """What is known about an import's messages, stored beside its files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,9 +125,9 @@ class _State:
         except FileNotFoundError:
             value = {"plans": {}, "ticks": {}}
         self.plans = {name: _Plan(**plan) for name, plan in value["plans"].items()}
-        """By VChannel."""
+        """Plans by VChannel."""
         self.ticks: dict[int, int] = {int(number): tick for number, tick in value["ticks"].items()}
-        """By slice that stands."""
+        """Ticks by appended slice."""
 
     def keep(self) -> None:
         plans = {name: asdict(plan) for name, plan in self.plans.items()}
@@ -130,7 +136,7 @@ class _State:
 
 
 class _Sender:
-    """The Imports of one VChannel."""
+    """Appends the Imports of one VChannel."""
 
     def __init__(
         self,
@@ -147,11 +153,11 @@ class _Sender:
         self._pchannel = pchannel_of(vchannel)
         self._replace = replace
         self._state = state
-        # A VChannel without rows has one message all the same; its number is none of a slice.
+        # A VChannel without rows still gets one message. A negative number keeps it apart from the slices.
         self._numbers = list(numbers) or [-1 - int(vchannel.rpartition("v")[2])]
 
     def send(self) -> list[AppendedSlice]:
-        """Each message's tick, once all of them stand."""
+        """Append what is missing and return every slice with its tick."""
         state, ticks = self._state, self._state.ticks
         if self._missing():
             self._newest_chain()
@@ -159,19 +165,22 @@ class _Sender:
             if plan is None:
                 wal = WalSnapshot.open(self._client.settings.wal_uri)
                 plan = _Plan(0 if wal is None else wal.last_tick(self._pchannel), 1, self._numbers)
-                self._keep(plan)  # before the first append: a restart knows that there may be something to look for
+                # Write the plan before the first append, so that a restart knows that messages may exist.
+                self._keep(plan)
             else:
                 ticks |= self._in_wal(plan.since)
             hit("import.noted")
             for _ in range(MAX_EPOCHS):
                 if self._sent(plan):
                     break
-                # The chain knows nothing of this import any more. What it knew is in the WAL; the rest begins anew.
+                # The chain has forgotten this producer. What it knew is in the WAL; send the rest in a new epoch.
                 ticks |= self._in_wal(plan.since)
                 plan = _Plan(plan.since, plan.epoch + 1, self._missing())
                 self._keep(plan)
             else:
-                raise DeadlineExceeded(f"{self._vchannel}: the chain forgets this import's producer: run it again")
+                raise DeadlineExceeded(
+                    f"{self._vchannel}: the chain keeps forgetting this import's producer: run the import again"
+                )
             state.keep()
         return [AppendedSlice(number, self._vchannel, self._rows(number), ticks[number]) for number in self._numbers]
 
@@ -189,12 +198,12 @@ class _Sender:
         return list(self._manifest.slices[number].files) if number >= 0 else []
 
     def _newest_chain(self) -> None:
-        """Imports are known from one version of the chain on: a term that runs an older one is followed by another."""
+        """Open a new term if the current one runs a chain version that does not know Imports."""
         if self._client.append.describe(self._pchannel)["chain_version"] < MIN_CHAIN_VERSION[MessageType.IMPORT]:
             self._client.catalog.open_term(self._pchannel)
 
     def _in_wal(self, since: int) -> dict[int, int]:
-        """By number, the ticks of this import's messages that the WAL has behind `since`."""
+        """Return the ticks of this import's messages in the WAL after `since`, by slice number."""
         wal = WalSnapshot.open(self._client.settings.wal_uri)
         if wal is None:
             return {}
@@ -210,7 +219,7 @@ class _Sender:
         return found
 
     def _sent(self, plan: _Plan) -> bool:
-        """Whether all that is missing was taken; False where the chain has forgotten the producer."""
+        """Append all missing slices. Return False if the chain has forgotten the producer."""
         missing = [
             (number, self._message(number, plan.epoch, sequence))
             for sequence, number in enumerate(plan.numbers)
@@ -229,7 +238,7 @@ class _Sender:
         return True
 
     def _applied(self, number: int, since: int) -> int:
-        """The tick of a slice whose result the chain no longer keeps: the WAL has it, or will have in a moment."""
+        """Return the tick of a slice whose result the chain no longer keeps. Waits until the WAL has it."""
         end = Deadline.after(self._client.settings.read_deadline)
         while True:
             found = self._in_wal(since)
@@ -237,7 +246,8 @@ class _Sender:
                 return found[number]
             if not end.pause(0.05):
                 raise DeadlineExceeded(
-                    f"slice {number} stands, and the WAL does not have it yet: start the streaming node, and run this again"
+                    f"slice {number} is appended, but the WAL does not have it yet: start the streaming node and run "
+                    "the import again"
                 )
 
     def _message(self, number: int, epoch: int, sequence: int) -> MutableMessage:
@@ -256,7 +266,7 @@ class _Sender:
         )
 
     def _judged(self, group: Sequence[MutableMessage]) -> list[AppendResult | AppendRejected]:
-        """Append one entry until its messages are judged in the term that is open."""
+        """Append one entry, again after each term change, until its messages are judged in the open term."""
         for _ in range(MAX_TERM_CHANGES):
             term = self._client.catalog.term(self._pchannel)
             judged = list(
@@ -264,10 +274,12 @@ class _Sender:
             )
             if not {each.reason for each in judged if isinstance(each, AppendRejected)} & _TERM:
                 return judged
-        raise DeadlineExceeded(f"{self._pchannel} changed its term {MAX_TERM_CHANGES} times in a row: run this again")
+        raise DeadlineExceeded(
+            f"{self._pchannel} changed its term {MAX_TERM_CHANGES} times in a row: run the import again"
+        )
 
     def _retried(self, entry: bytes) -> AppendOutcome:
-        """The same bytes again where the answer was lost: the sequences in them make that harmless."""
+        """Append the same bytes, again if the answer is lost. The sequences in them make the retry safe."""
         settings = self._client.settings
         for left in reversed(range(settings.append_attempts)):
             try:
@@ -280,7 +292,7 @@ class _Sender:
 
 
 def _entries(messages: list[tuple[int, MutableMessage]]) -> list[list[tuple[int, MutableMessage]]]:
-    """Messages in groups of about an entry's size, at least one each."""
+    """Group messages by the size of an entry, at least one message per group."""
     groups: list[list[tuple[int, MutableMessage]]] = []
     size = ENTRY_BYTES
     for each in messages:
@@ -293,6 +305,6 @@ def _entries(messages: list[tuple[int, MutableMessage]]) -> list[list[tuple[int,
 
 
 def _producer(*parts: object) -> int:
-    """A positive number below 2**62 that follows from `parts`."""
+    """Return a positive number below 2**62 derived from `parts`."""
     digest = hashlib.sha256("/".join(str(part) for part in ("producer", *parts)).encode()).digest()
     return (int.from_bytes(digest[:8]) >> 2) | 1

@@ -1,8 +1,8 @@
-"""A load: the rows of files, checked and staged, named by Import messages.
+"""A load: check and stage the rows of files, then append Import messages that name them.
 
-Staging reads every row before anything is appended; the rows pass neither the log nor the append host. Each slice is one message
-on its VChannel (millrace.operations.backfill.importer), so its rows become visible together, and a load that is repeated has no
-second effect.
+Staging reads every row before anything is appended. The rows pass neither the log nor the append host. Each slice is
+one message on its VChannel (millrace.operations.backfill.importer), so its rows become visible together. Repeating a
+load is idempotent.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from millrace.runtime.progress import Progress
 
 
 class LoadedSlice(OperationReport):
-    """One slice that stands."""
+    """One loaded slice."""
 
     number: int
     vchannel: str
     rows: int
     time_tick: int
-    """From which on its rows are visible."""
+    """Tick from which its rows are visible."""
 
 
 class LoadReport(OperationReport):
-    """What a load did."""
+    """The result of a load."""
 
     import_id: str
     collection: str
@@ -36,14 +36,14 @@ class LoadReport(OperationReport):
     rows: int
     loaded: list[LoadedSlice]
     time_tick: int
-    """From which on all of it is visible; 0: nothing was appended."""
+    """Tick from which all rows are visible. 0: nothing was appended."""
 
 
 def run(settings: Settings, params: LoadParams, progress: Progress) -> LoadReport:
-    """Stage, and append; with `dry_run` only check.
+    """Stage the files and append their slices. With `dry_run`, only check the files.
 
-    Raises InvalidArgument (a row, a file, a partition that does not fit; nothing is appended then), CollectionNotFound,
-    AppendRejected where the chain refuses a message, LogUnavailable.
+    Raises InvalidArgument if a row, a file or a partition does not fit (nothing is appended then), CollectionNotFound,
+    AppendRejected if the chain rejects a message, LogUnavailable.
     """
     with Client.connect(settings) as client:
         manifest = stage_files(settings, params, client.collection(params.collection), progress)

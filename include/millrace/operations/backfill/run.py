@@ -1,9 +1,9 @@
-"""A backfill of a derived table: the range as slices, each read at one tick, built, and put in place in one commit.
+"""A backfill of a derived table: read each slice of the range at one tick, build it, and replace it in one commit.
 
-Readers see a slice's old rows or its new ones: one Delta commit takes the ones away and brings the others
-(``replaceWhere`` on the slice). The commit carries an app transaction of the slice, whose version is the tick: the same slice
-at the same tick is written once, however often it is tried, and an older tick never replaces a newer one. The record of the
-slice comes behind the commit; where a kill left it out, the next attempt finds the rows in place and records them.
+Readers see either the old rows of a slice or the new ones: one Delta commit replaces them (``replaceWhere`` on the
+slice). The commit carries an app transaction of the slice, whose version is the tick. A slice is thus written once per
+tick, however often it is tried, and an older tick never replaces a newer one. The slice is recorded after the commit.
+If a kill comes in between, the next attempt finds the rows in place and records them.
 """
 
 from __future__ import annotations
@@ -47,24 +47,26 @@ from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 
 MAX_COMMITS_SEARCHED: Final = 1000
-"""Commits of a derived table that are searched for the one of a slice."""
+"""Maximum number of commits of a derived table searched for the commit of a slice."""
 
 RECENT: Final = 32
-"""Commits that are looked through first."""
+"""Commits that are searched first."""
 
 MAX_CONFLICTS: Final = 20
-"""Conflicts that the commit of one slice bears: each means that another writer of the same days got through."""
+"""Commit conflicts of one slice before it fails. In each, another writer of the same days got through."""
 
 SessionFactory = Callable[[], AbstractContextManager[SparkSession]]
 SliceOutcome = Literal["written", "in place", "done before", "kept newer", "planned"]
 
 
 class SliceReport(OperationReport):
-    """What became of one slice.
+    """The result of one slice.
 
-    ``written``: its rows are new. ``in place``: an earlier attempt at this tick had written it. ``done before``: this run had
-    recorded it. ``kept newer``: rows of a newer tick stand there. ``planned``: a dry run; rows and digest are those that
-    stand there now.
+    - ``written``: its rows are new.
+    - ``in place``: an earlier attempt at this tick had written it.
+    - ``done before``: this run had recorded it.
+    - ``kept newer``: the slice has rows of a newer tick.
+    - ``planned``: a dry run; rows and digest are the current ones.
     """
 
     start: datetime
@@ -76,12 +78,12 @@ class SliceReport(OperationReport):
 
 
 class BackfillReport(OperationReport):
-    """What a backfill did."""
+    """The result of a backfill."""
 
     table: str
     source: str
     at: int
-    """The time tick that the source was read at."""
+    """Time tick at which the source was read."""
     run_id: str
     dry_run: bool
     slices: list[SliceReport]
@@ -89,26 +91,26 @@ class BackfillReport(OperationReport):
 
 
 class PlannedSlice(OperationReport):
-    """A slice that a backfill has."""
+    """A slice of a planned backfill."""
 
     start: datetime
     end: datetime
 
 
 class PlanReport(OperationReport):
-    """What a backfill would do."""
+    """The plan of a backfill."""
 
     table: str
     source: str
     at: int
     slices: list[PlannedSlice]
     runs: list[dict[str, Any]]
-    """The parameters of the runs that rebuild them, each a few slices in one session: as many as may run at once."""
+    """Parameters of the runs that rebuild the slices: a few slices in one session each, one run per available slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A derived table, and its source at one tick."""
+    """A derived table and its source at one tick."""
 
     table: DerivedTable
     collection: CollectionInfo
@@ -117,7 +119,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What all slices of a run have in common."""
+    """What all slices of a run share."""
 
     spark: SparkSession
     settings: Settings
@@ -133,11 +135,11 @@ class _Work:
         return derived_uri(self.settings, self.table.name)
 
     def built(self, part: TimeSlice) -> DataFrame:
-        """The table's rows of a slice. Raises InvalidArgument where the definition does not fit the source."""
+        """Return the table's rows of a slice. Raises InvalidArgument if the definition does not fit the source."""
         try:
             made = self.table.build(self.rows.where(in_slice(self.event, part)))
             if dict(made.dtypes).get(self.table.bucket) != "timestamp":
-                raise InvalidArgument(f"{self.table.name}: build gives no timestamp column {self.table.bucket!r}")
+                raise InvalidArgument(f"{self.table.name}: build returns no timestamp column {self.table.bucket!r}")
             return made.withColumn(DATE, F.to_date(F.col(self.table.bucket)))
         except AnalysisException as error:
             raise InvalidArgument(
@@ -145,14 +147,14 @@ class _Work:
             ) from error
 
     def app(self, part: TimeSlice) -> str:
-        """The app id of a slice's commits."""
+        """Return the app id of a slice's commits."""
         return f"backfill/v{self.table.version}/{part}"
 
 
 def run(spark: SparkSession, settings: Settings, params: BackfillParams, progress: Progress) -> BackfillReport:
-    """Rebuild the range. Raises InvalidArgument, CollectionNotFound, TickNotReached, TickTooOld before anything is written.
+    """Rebuild the range. A failed slice does not undo finished ones; the same call again continues with the rest.
 
-    A slice that fails does not undo those that are done; the same call again goes on with the rest.
+    Raises InvalidArgument, CollectionNotFound, TickNotReached or TickTooOld before anything is written.
     """
     progress.update("pinning the source")
     source = _pinned(settings, params)
@@ -185,9 +187,11 @@ def run(spark: SparkSession, settings: Settings, params: BackfillParams, progres
 
 
 def plan(settings: Settings, params: BackfillParams, progress: Progress) -> PlanReport:
-    """The slices of a range, and the runs that rebuild them, all at one tick; writes nothing. Raises as `run`.
+    """Return the slices of a range and the runs that rebuild them, all at one tick. Writes nothing.
 
-    What a range of event time has needs no Spark; what changed between two moments is found by it.
+    A range of event time needs no Spark; finding what changed between two ticks does.
+
+    Raises as :func:`run`.
     """
     from millrace.operations.entry import spark_session
 
@@ -207,7 +211,7 @@ def plan(settings: Settings, params: BackfillParams, progress: Progress) -> Plan
 
 
 def split_evenly(slices: Sequence[TimeSlice], count: int) -> list[Sequence[TimeSlice]]:
-    """`slices` in at most `count` shares of neighbours, as equal as can be."""
+    """Split `slices` into at most `count` contiguous groups of nearly equal size."""
     count = min(count, len(slices))
     bounds = [len(slices) * number // count for number in range(count + 1)] if count else [0]
     return [slices[first:last] for first, last in pairwise(bounds)]
@@ -217,7 +221,7 @@ def _pinned(settings: Settings, params: BackfillParams) -> _Source:
     table = derived_table(settings, params.table)
     collection = source_collection(settings, table)
     table.event_field(collection)
-    # A bad range is told before any waiting.
+    # Reject an invalid range before waiting for the tick.
     if params.range_of == "event_time":
         _cut(params, table)
     else:
@@ -226,7 +230,7 @@ def _pinned(settings: Settings, params: BackfillParams) -> _Source:
 
 
 def _cut(params: BackfillParams, table: DerivedTable) -> list[TimeSlice]:
-    """The slices of a range of event time, or those of its stretches that are asked for."""
+    """Return the slices of a range of event time, or of the stretches given."""
     stretches = params.stretches or [(params.start, params.end)]
     return [part for start, end in stretches for part in cut_range(start, end, hours=params.slice_hours, table=table)]
 
@@ -243,7 +247,10 @@ def _slices(settings: Settings, source: _Source, params: BackfillParams, session
 
 
 def _ensure(work: _Work, schema: StructType) -> None:
-    """The derived table, created if there is none. Raises InvalidArgument where it has other columns than `schema`."""
+    """Create the derived table if it does not exist.
+
+    Raises InvalidArgument if its columns are not those of `schema`.
+    """
     wanted = StructType([field for field in schema.fields if field.name != DATE] + [schema[DATE]])
     for field in wanted.fields:
         field.nullable = True
@@ -252,18 +259,19 @@ def _ensure(work: _Work, schema: StructType) -> None:
             maker = DeltaTable.createIfNotExists(work.spark).location(store_at(work.uri).spark_uri).addColumns(wanted)
             found = maker.partitionedBy(DATE).execute().toDF()
         except DeltaConcurrentModificationException:
-            continue  # another slice's task made it
+            continue  # another slice's task created it
         if found.dtypes != [(field.name, field.dataType.simpleString()) for field in wanted.fields]:
             raise InvalidArgument(
-                f"the table {work.table.name} has the columns {', '.join(found.columns)}, its definition now gives "
+                f"the table {work.table.name} has the columns {', '.join(found.columns)}, but its definition now "
+                "returns "
                 f"{', '.join(wanted.names)} (or other types): give the definition a new name, or move {work.uri} away"
             )
         return
-    raise DeadlineExceeded(f"{work.uri}: the table could not be created beside {MAX_CONFLICTS} others that did")
+    raise DeadlineExceeded(f"{work.uri}: creating the table conflicted with other writers {MAX_CONFLICTS} times")
 
 
 def _done_by(settings: Settings, table: str, run_id: str) -> dict[TimeSlice, SliceReport]:
-    """The slices that the run `run_id` has recorded; none for a run without a name."""
+    """Return the slices that the run `run_id` has recorded, or none if the run has no id."""
     if not run_id:
         return {}
     return {
@@ -280,7 +288,7 @@ def _done_by(settings: Settings, table: str, run_id: str) -> dict[TimeSlice, Sli
 
 
 def _rebuild(work: _Work, part: TimeSlice) -> SliceReport:
-    """Write one slice, unless it stands there at this tick or a newer one, and record it."""
+    """Write one slice unless it is in place at this tick or a newer one, and record it."""
     stands = _tick_of(work, part)
     if stands < work.tick:
         written = _write(work, part)
@@ -294,7 +302,7 @@ def _rebuild(work: _Work, part: TimeSlice) -> SliceReport:
 
 
 def _write(work: _Work, part: TimeSlice) -> SliceReport | None:
-    """One commit that replaces the slice; None where the same app transaction got there first."""
+    """Replace the slice in one commit. Return None if the same app transaction was already committed."""
     frame = work.built(part)
     attempt = uuid.uuid4().hex
     note = {"slice": str(part), "at": work.tick, "run_id": work.run_id, "attempt": attempt}
@@ -317,21 +325,25 @@ def _write(work: _Work, part: TimeSlice) -> SliceReport | None:
             if "REPLACE_WHERE_MISMATCH" not in str(error):
                 raise
             raise InvalidArgument(
-                f"{work.table.name}: build gave rows whose {work.table.bucket!r} lies outside the slice {part} that they "
+                f"{work.table.name}: build returned rows whose {work.table.bucket!r} lies outside the slice {part} "
+                "that they "
                 "were built from: a row's bucket must follow from its own event time"
             ) from error
-        version = _find(work, lambda found: found.get("attempt") == attempt)  # none: Delta left the write out
+        version = _find(work, lambda found: found.get("attempt") == attempt)  # None: Delta skipped the write
         if version is None:
             return None
         figures = seen.get
         return _slice_report(part, "written", figures["rows"], figures["hashes"], version)
     raise DeadlineExceeded(
-        f"slice {part} of {work.table.name}: {MAX_CONFLICTS} commits of others got in before it; run it again"
+        f"slice {part} of {work.table.name}: {MAX_CONFLICTS} commits of other writers came first; run it again"
     )
 
 
 def _predicate(table: DerivedTable, part: TimeSlice) -> str:
-    """The slice in SQL. By days alone where it can be: such a commit names whole files and meets no other day's."""
+    """Return the slice as an SQL predicate.
+
+    Uses days alone where possible, so that other days' commits do not conflict.
+    """
     if part.whole_days:
         return f"{DATE} >= DATE '{part.start:%Y-%m-%d}' AND {DATE} < DATE '{part.end:%Y-%m-%d}'"
     start, end = (f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}Z'" for moment in part)
@@ -340,13 +352,13 @@ def _predicate(table: DerivedTable, part: TimeSlice) -> str:
 
 
 def _tick_of(work: _Work, part: TimeSlice) -> int:
-    """The tick that the slice's rows are of; 0 where it was never written."""
+    """Return the tick of the slice's rows, or 0 if it was never written."""
     table = open_table(work.uri)
     return 0 if table is None else table.app_version(work.app(part))
 
 
 def _find(work: _Work, match: Callable[[dict[str, Any]], bool]) -> int | None:
-    """The version of the newest commit whose note matches; None where there is none (any more)."""
+    """Return the version of the newest commit whose metadata matches, or None."""
     table = open_table(work.uri)
     if table is None:
         return None
@@ -361,7 +373,7 @@ def _find(work: _Work, match: Callable[[dict[str, Any]], bool]) -> int | None:
 def _standing(
     work: _Work, part: TimeSlice, *, outcome: SliceOutcome = "planned", version: int | None = None
 ) -> SliceReport:
-    """The slice as it stands in the table, at `version` or now."""
+    """Describe the slice in the table at `version`, or at the newest version."""
     table = open_table(work.uri, version=version)
     if table is None:
         return _slice_report(part, outcome, 0, None, -1)

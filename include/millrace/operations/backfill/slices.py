@@ -1,7 +1,7 @@
-"""Slices of a range, and the table that keeps which slice was rebuilt when, from what, with what result.
+"""Slices of a range, and the table that records when each slice was rebuilt, from what and with what result.
 
-Slices are cut on one grid (multiples of their width since 1970), so that ranges that overlap have their inner slices in
-common, and two slices never share a day where the width is a multiple of one.
+Slices are cut on one grid (multiples of their width since 1970). Overlapping ranges therefore share their inner slices,
+and two slices never share a day if the width is a multiple of a day.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millrace.storage.file_sink import FileSink
 from millrace.storage.table import create_table, open_table
 
 MAX_SLICES: Final = 1000
-"""Of one run: Airflow maps a task over 1,024 at most."""
+"""Slices of one run. Airflow maps a task over at most 1,024."""
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -34,14 +34,17 @@ SLICE_RECORD_COLUMNS: Final = pa.schema(
         pa.field("end", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("at_tick", pa.int64(), nullable=False),  # of the source
         pa.field("rows", pa.int64(), nullable=False),
-        pa.field("digest", pa.utf8(), nullable=False),  # of the rows, in any order
+        pa.field("digest", pa.utf8(), nullable=False),  # of the rows, independent of their order
         pa.field("definition", pa.int32(), nullable=False),  # DerivedTable.version
-        pa.field("delta_version", pa.int64(), nullable=False),  # of the derived table, which first had these rows
+        pa.field("delta_version", pa.int64(), nullable=False),  # version of the derived table that first had these rows
         pa.field("run_id", pa.utf8(), nullable=False),
         pa.field("written_at", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
-"""Columns of ``derived/slices``, partitioned by table. The row with the greatest `delta_version` of a slice counts."""
+"""Columns of ``derived/slices``, partitioned by table.
+
+The row of a slice with the greatest `delta_version` is valid.
+"""
 
 
 class TimeSlice(NamedTuple):
@@ -52,7 +55,7 @@ class TimeSlice(NamedTuple):
 
     @property
     def whole_days(self) -> bool:
-        """Whether it begins and ends at midnight UTC."""
+        """Whether the slice begins and ends at midnight UTC."""
         return all((moment - EPOCH) % timedelta(days=1) == timedelta(0) for moment in self)
 
     def __str__(self) -> str:
@@ -60,21 +63,23 @@ class TimeSlice(NamedTuple):
 
 
 def cut_range(start: datetime, end: datetime, *, hours: int, table: DerivedTable) -> list[TimeSlice]:
-    """[start, end) as slices of `hours` on the grid; the first and the last may be shorter.
+    """Cut [start, end) into slices of `hours` on the grid. The first and the last may be shorter.
 
-    Raises InvalidArgument where a bound is no multiple of the table's grain, or the slices are too many.
+    Raises InvalidArgument if a bound is not a multiple of the table's grain, or if there are too many slices.
     """
     start, end = start.astimezone(UTC), end.astimezone(UTC)
     grain, width = timedelta(hours=table.grain_hours), timedelta(hours=hours)
     for moment in (start, end):
         if (moment - EPOCH) % grain:
             raise InvalidArgument(
-                f"{moment.isoformat()} is no whole {table.grain} in UTC: {table.name} can be rebuilt by whole {table.grain}s"
+                f"{moment.isoformat()} is not a whole {table.grain} in UTC: {table.name} is rebuilt in whole "
+                f"{table.grain}s"
             )
     check_width(hours, table)
     if (end - start) / width > MAX_SLICES:
         raise InvalidArgument(
-            f"{(end - start) / width:,.0f} slices are more than {MAX_SLICES:,}: take a shorter range, or wider slices"
+            f"the range has {(end - start) / width:,.0f} slices, more than {MAX_SLICES:,}: give a shorter range or "
+            "wider slices"
         )
     found = []
     while start < end:
@@ -85,18 +90,18 @@ def cut_range(start: datetime, end: datetime, *, hours: int, table: DerivedTable
 
 
 def check_width(hours: int, table: DerivedTable) -> None:
-    """Raises InvalidArgument where slices of `hours` are no multiple of the table's grain."""
+    """Raise InvalidArgument if slices of `hours` are not a multiple of the table's grain."""
     if hours % table.grain_hours:
-        raise InvalidArgument(f"slices of {hours} h: those of {table.name} are whole {table.grain}s")
+        raise InvalidArgument(f"slices of {hours} h: slices of {table.name} must be whole {table.grain}s")
 
 
 def slices_uri(settings: Settings) -> str:
-    """The table of slices."""
+    """Return the URI of the table of slices."""
     return derived_uri(settings, SLICES)
 
 
 def recorded_slices(settings: Settings, *, table: str | None = None, run_id: str | None = None) -> pa.Table:
-    """Rows of the table of slices, in the order of the commits they tell of; of one table, of one run."""
+    """Return the recorded slices in the order of their commits, of one table or one run if given."""
     path = slices_uri(settings)
     handle = open_table(path)
     if handle is None:

@@ -1,4 +1,4 @@
-"""The source of a backfill: a collection pinned at one time tick, and which stretches of it differ between two ticks."""
+"""The source of a backfill: a collection pinned at one time tick, and the slices that changed between two ticks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 
 class PinnedTick(NamedTuple):
-    """The tick to read at, and by PChannel up to where the ``wal`` table is known to be whole."""
+    """The tick to read at, and by PChannel the tick up to which the ``wal`` table is known to be complete."""
 
     tick: int
     confirmed: dict[str, int]
 
 
 def pin_tick(settings: Settings, collection: CollectionInfo, *, at: int | None) -> PinnedTick:
-    """The tick `at`, or without one the newest that can be read, as something that every later read agrees on.
+    """Pin the tick `at`, or the newest readable one, so that every later read agrees on it.
 
-    With the log's server at hand a PChannel on which nothing happens does not hold the tick back; without it, the ``wal``
-    table alone says how far that is. Raises TickNotReached, TickTooOld, CollectionNotFound.
+    If the log's server runs, an idle PChannel does not hold the tick back. Otherwise the ``wal`` table alone decides.
+
+    Raises TickNotReached, TickTooOld, CollectionNotFound.
     """
     confirmed = ConfirmedTicks({}, "")
     try:
@@ -45,7 +46,7 @@ def pin_tick(settings: Settings, collection: CollectionInfo, *, at: int | None) 
         pass
     if confirmed.missing and at is None:
         raise TickNotReached(
-            f"{collection.name!r} cannot be read in full after {settings.read_deadline:.0f} s: {confirmed.missing}"
+            f"{collection.name!r} cannot be read completely after {settings.read_deadline:.0f} s: {confirmed.missing}"
         )
     plan = plan_read(settings, collection.id, at=at, deadline=0.0, confirmed=confirmed.ticks)
     return PinnedTick(plan.tick, confirmed.ticks)
@@ -54,7 +55,7 @@ def pin_tick(settings: Settings, collection: CollectionInfo, *, at: int | None) 
 def source_rows(
     spark: SparkSession, settings: Settings, table: DerivedTable, collection: CollectionInfo, pinned: PinnedTick
 ) -> DataFrame:
-    """The source's rows at the pinned tick."""
+    """Return the source's rows at the pinned tick."""
     log_time = table.event_time == LOG_TIME
     return read_spark(
         spark, settings, collection.id, at=pinned.tick, confirmed=pinned.confirmed, deadline=0.0, with_ticks=log_time
@@ -62,18 +63,18 @@ def source_rows(
 
 
 def in_slice(event: Column, part: TimeSlice) -> Column:
-    """Whether a row of that event time is of that slice."""
+    """Return whether a row with that event time belongs to the slice."""
     return (event >= F.lit(part.start)) & (event < F.lit(part.end))
 
 
 def row_hash(frame: DataFrame) -> Column:
-    """A hash of a row that tells a null from another column's value."""
+    """Return a hash of a row that distinguishes a null from a value in another column."""
     nulls = [F.col(f"`{name}`").isNull() for name in frame.columns]
     return F.xxhash64(*(F.col(f"`{name}`") for name in frame.columns), *nulls)
 
 
 def digest_columns(frame: DataFrame) -> tuple[Column, Column]:
-    """(rows, sum of row hashes) as aggregates: equal for the same rows in any order."""
+    """Return (rows, sum of row hashes) as aggregates. They are equal for the same rows in any order."""
     return F.count(F.lit(1)).alias("rows"), F.sum(row_hash(frame).cast("decimal(38,0)")).alias("hashes")
 
 
@@ -88,20 +89,20 @@ def changed_slices(
     end: datetime,
     hours: int,
 ) -> Sequence[TimeSlice]:
-    """The slices of event time whose source rows are others before `end` than they were before `start` (in log time).
+    """Return the slices of event time whose source rows differ between `start` and `end` (in log time).
 
-    Finds what inserts, deletes, dropped partitions and restores changed alike, because it compares the two states.
+    Compares the two states, and so finds the effects of inserts, deletes, dropped partitions and restores alike.
     """
     after = min(compose_tick(_ms(end)) - 1, pinned.tick)
     before = min(compose_tick(_ms(start)) - 1, after)
     try:
         newer = _stretches(spark, settings, table, collection, pinned._replace(tick=after), hours)
     except CollectionNotFound:
-        return []  # the range ended before the collection came
+        return []  # the range ended before the collection was created
     try:
         older = _stretches(spark, settings, table, collection, pinned._replace(tick=before), hours)
     except CollectionNotFound:
-        older = newer.limit(0)  # the collection came after `start`
+        older = newer.limit(0)  # the collection was created after `start`
     older = older.withColumnsRenamed({"rows": "rows_before", "hashes": "hashes_before"})
     same = F.col("rows").eqNullSafe(F.col("rows_before")) & F.col("hashes").eqNullSafe(F.col("hashes_before"))
     places = sorted(row["stretch"] for row in newer.join(older, "stretch", "full_outer").where(~same).collect())

@@ -1,8 +1,10 @@
-"""Staged rows: Parquet files cut by VChannel and partition, and the manifest that says what they are.
+"""Staged rows: Parquet files cut by VChannel and partition, and the manifest that describes them.
 
-``<data_dir>/staged/<import id>/`` holds ``manifest.json`` and the files. A slice is of one VChannel, up to so many bytes of rows, in
-files of one partition each; it becomes one Import message. What is staged is whole or not there: the folder gets its name last,
-everything in it synced. From then on the files stay as they are until the WAL is trimmed past their message.
+``<data_dir>/staged/<import id>/`` holds ``manifest.json`` and the files. A slice belongs to one VChannel, holds a
+limited number of bytes, and consists of files of one partition each. It becomes one Import message.
+
+Staging is atomic: the folder gets its final name last, after everything in it is synced. From then on its files do not
+change until the WAL is trimmed past their message.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from millrace.message.bodies import ImportFile
 
 MANIFEST: Final = "manifest.json"
 VERSION: Final = 1
-"""Of the manifest; one without a version is of an earlier build, and is read as version 1."""
+"""Version of the manifest. A manifest without a version is from an earlier build and is read as version 1."""
 _PARTIAL: Final = r"\..+\.([0-9a-f]{32}|[0-9]+)"
-"""Names of folders that are not published; those of earlier builds end with a process id."""
+"""Names of unpublished folders. Those of earlier builds end with a process id."""
 OPEN_FILES: Final = 256
-"""Files that are written at a time; beyond that the slice with the most of them goes on in new ones."""
+"""Files written at a time. Beyond that, the slice with the most open files continues in new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedSlice:
-    """Rows of one VChannel: what one Import message names."""
+    """Rows of one VChannel, named by one Import message."""
 
     vchannel: str
     rows: int
@@ -44,14 +46,14 @@ class StagedSlice:
 
 @dataclass(frozen=True, slots=True)
 class StagingManifest:
-    """What one import consists of."""
+    """The contents of one import."""
 
     import_id: str
     collection: str
     collection_id: int
     schema_version: int
     inputs: dict[str, str]
-    """Input file -> sha256 of its bytes; empty for rows that come from no file."""
+    """Input file to the sha256 of its bytes. Empty if the rows come from no file."""
     slices: list[StagedSlice]
 
     @property
@@ -60,7 +62,7 @@ class StagingManifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The manifest of what is staged in `folder`; None where there is none."""
+        """Read the manifest of what is staged in `folder`, or return None if there is none."""
         try:
             value: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         except FileNotFoundError:
@@ -68,13 +70,14 @@ class StagingManifest:
         found = value.pop("version", VERSION)
         if found > VERSION:
             raise UnsupportedVersion(
-                f"{folder / MANIFEST} has version {found}, and this build knows {VERSION}: run the build that staged it, or a newer one"
+                f"{folder / MANIFEST} has version {found}, but this build knows {VERSION}: run the build that staged "
+                "it, or a newer one"
             )
         return cls(**{**value, "slices": [StagedSlice(**each) for each in value["slices"]]})
 
 
 def staged_folder(settings: Settings, import_id: str) -> Path:
-    """The folder of a staged import."""
+    """Return the folder of a staged import."""
     return settings.staged_path / import_id
 
 
@@ -111,12 +114,12 @@ class _OpenSlice:
 
 
 class StagingFolder:
-    """Takes the rows of one import; :meth:`publish` makes them staged, :meth:`discard` gives them up."""
+    """Collects the rows of one import. :meth:`publish` stages them, :meth:`discard` drops them."""
 
     def __init__(
         self, settings: Settings, import_id: str, collection: CollectionInfo, *, slice_bytes: int | None
     ) -> None:
-        """`slice_bytes`: bytes of rows (in memory) in a slice; None: all of a VChannel is one."""
+        """`slice_bytes` is the size of a slice in memory. None: one slice per VChannel."""
         self._settings = settings
         self._import_id = import_id
         self._collection = collection
@@ -129,7 +132,7 @@ class StagingFolder:
         self._begun = 0
 
     def add(self, vchannel: str, partition: int, rows: pa.RecordBatch) -> None:
-        """Add rows of the collection's columns, whose keys are of `vchannel`."""
+        """Add rows with the collection's columns. Their keys must belong to `vchannel`."""
         current = self._open.get(vchannel)
         if current is None:
             current = self._open[vchannel] = _OpenSlice(self._begun, vchannel)
@@ -148,7 +151,10 @@ class StagingFolder:
             max(self._open.values(), key=lambda each: len(each.files)).close_files(self._import_id)
 
     def publish(self, inputs: dict[str, str], *, keep: bool = True) -> StagingManifest:
-        """Give the folder its name, durably; without `keep` only say what it would be, and give it up."""
+        """Publish the folder durably and return its manifest.
+
+        Without `keep`, discard it after computing the manifest.
+        """
         for current in list(self._open.values()):
             self._close(current)
         slices = [self._slices[number] for number in sorted(self._slices)]
@@ -161,14 +167,14 @@ class StagingFolder:
             text.write_text(json.dumps({"version": VERSION, **asdict(manifest)}))
             for path in (text, self._partial):
                 sync(path)
-            with suppress(OSError):  # another load of the same name was as quick, and staged the same
+            with suppress(OSError):  # another load of the same id was faster, and staged the same rows
                 self._partial.rename(staged_folder(self._settings, self._import_id))
             sync(self._settings.staged_path)
         self.discard()
         return manifest
 
     def discard(self) -> None:
-        """Give up what is not published. Idempotent."""
+        """Discard what is not published. Idempotent."""
         for current in self._open.values():
             for file in current.files.values():
                 file.writer.close()

@@ -1,1 +1,1 @@
-"""Backup of a whole deployment while it runs, its verification, and the restore into an empty data folder."""
+"""Backup of a whole running deployment, its verification, and the restore into an empty data folder."""

@@ -11,39 +11,44 @@ from millrace.operations.operation import Operation, OperationParams
 
 
 class BackupParams(OperationParams):
-    """Where a backup goes, how many stay, and whether it is read back."""
+    """Where the backup goes, how many backups are kept, and whether it is read back."""
 
     to: str = Field(
         default="",
         title="To",
-        description="The folder of backups, best on another disk: the setting backup_dir (empty), or one in backup_roots.",
+        description=(
+            "Folder of the backups, preferably on another disk. Empty: the setting backup_dir. Otherwise one "
+            "in backup_roots."
+        ),
     )
     keep: int = Field(
         default=7,
         ge=1,
         le=100_000,
         title="Keep",
-        description="How many backups of this deployment stay in that folder, this one included.",
+        description="Backups of this deployment to keep in that folder, including this one.",
     )
     verify: bool = Field(
         default=False,
         title="Read back",
-        description="Read every file of the backup again in the end, those of earlier backups included, and compare digests.",
+        description=(
+            "Read every file of the backup again at the end, including those of earlier backups, and compare digests."
+        ),
     )
-    dry_run: bool = Field(default=False, title="Dry run", description="Only say what would be copied.")
+    dry_run: bool = Field(default=False, title="Dry run", description="Only report what would be copied.")
 
     @field_validator("to")
     @classmethod
     def _absolute(cls, value: str) -> str:
         if value and not Path(value).is_absolute():
-            raise ValueError("give an absolute path; the job does not run where you are")
+            raise ValueError("give an absolute path; the job does not run in your working directory")
         return value
 
 
 BACKUP: Final = Operation(
     name="backup",
     title="Make a backup",
-    summary="Copies the whole deployment into a folder of backups, while it runs.",
+    summary="Copies the whole deployment into a folder of backups while it runs.",
     example="--to /mnt/backups/millrace --dry-run",
     params=BackupParams,
     run="millrace.operations.backup.run:run",

@@ -1,8 +1,8 @@
-"""Which deployment a data folder is: an id of its own, so that what it keeps elsewhere (its backups) is known as its own.
+"""The id of a deployment. It marks what belongs to the deployment outside its data folder, such as its backups.
 
-Made once, when it is first asked for, and kept in the data folder. A restored deployment gets a new one: the one that it comes
-from may go on beside it, and neither may take the other's backups for its own. A data folder that was copied by hand
-has the id of its original: remove the file from the copy before both make backups into one folder.
+Created on first use and kept in the data folder. A restored deployment gets a new id: the original may keep running,
+and neither may treat the other's backups as its own. A data folder that was copied by hand has the id of its original.
+Remove the file from the copy before both make backups into one folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEPLOYMENT_FILE: Final = "deployment.json"
 
 
 def read_deployment_id(settings: Settings) -> str:
-    """The deployment's id; empty where none was made yet. Raises InvalidArgument where the file does not read."""
+    """Return the deployment's id, or "" if it has none yet. Raises InvalidArgument if the file is invalid."""
     path = settings.data_dir / DEPLOYMENT_FILE
     try:
         found = json.loads(path.read_bytes())["id"]
@@ -31,14 +31,15 @@ def read_deployment_id(settings: Settings) -> str:
         found = None
     if not isinstance(found, str) or not found:
         raise InvalidArgument(
-            f"{path} does not say which deployment this is: put it back, or remove it; the deployment then gets a new id, and the"
-            " backups it made so far stay until you remove them"
+            f"{path} does not contain a deployment id: put it back, or remove it. Without it the deployment gets a "
+            "new id, and "
+            "its earlier backups stay until you remove them"
         )
     return found
 
 
 def ensure_deployment_id(settings: Settings) -> str:
-    """The deployment's id, made where there is none yet: durable when this returns, the same to all who ask at once."""
+    """Return the deployment's id, creating it if needed. It is durable, and the same for concurrent callers."""
     found = read_deployment_id(settings)
     if not found:
         make_folder(settings.data_dir)
@@ -48,7 +49,7 @@ def ensure_deployment_id(settings: Settings) -> str:
 
 
 def write_deployment_id(data: Path, **origin: str) -> None:
-    """Give the deployment in `data` an id, with what is known of where it comes from; one that it has stays."""
+    """Give the deployment in `data` an id, together with its `origin` if known. An existing id stays."""
     draft = data / f".{DEPLOYMENT_FILE}.{secrets.token_hex(4)}"
     with draft.open("x") as file:
         json.dump({"id": secrets.token_hex(16), **origin}, file)

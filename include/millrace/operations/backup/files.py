@@ -1,8 +1,8 @@
-"""Files on their way into a backup: linked where that is right, else copied; each with its digest, each durable.
+"""Files of a backup: linked where that is safe, copied otherwise. Each has a digest and is durable.
 
-A Delta table's data files have names that are given once and are never written to again, so one that an earlier backup has is
-linked from there, and one of the deployment is linked where both lie on one file system. Everything else is written to
-in place (log segments, databases) or has a name that comes again (entries of a Delta log), and is copied.
+The data files of a Delta table have unique names and never change. They are linked from an earlier backup that has
+them, or from the deployment if both are on one file system. Everything else is copied: log segments and databases are
+written in place, and names in a Delta log may be reused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK: Final = 1 << 20
 
 
 class FileGone(TableUnavailable):
-    """A file was removed while it was backed up."""
+    """A file was removed while it was being backed up."""
 
     code = TableUnavailable.code
 
@@ -39,49 +39,52 @@ class BackupFiles:
     """The files of one backup. Thread-safe."""
 
     folder: Path
-    """Of the backup."""
+    """Folder of the backup."""
     earlier_folder: Path | None = None
-    """Folder of the backup before, and its manifest."""
+    """Folder of the previous backup. Its manifest is the next field."""
     earlier_manifest: BackupManifest | None = None
     stored: dict[str, StoredFile] = field(default_factory=dict)
     linked: int = 0
-    """Files that the backup before had."""
+    """Number of files linked from the previous backup."""
     new_bytes: int = 0
-    """Bytes of the others."""
+    """Bytes of all other files."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare_path(self, name: str) -> Path:
-        """Where the file `name` (below the data folder) lies in the backup; its folder is made."""
+        """Return the path in the backup of the file `name` (relative to the data folder), and create its folder."""
         path = self.folder / DATA_FOLDER / name
         make_folder(path.parent)
         return path
 
     def link_table_file(self, store: TableStore, file: str, table: str, size: int) -> None:
-        """Take over an immutable file of a table. Raises FileGone; BackupRefused where its size is not `size`."""
+        """Link an immutable file of a table.
+
+        Raises FileGone, and BackupRefused if its size is not `size`.
+        """
         name = f"{table}/{file}"
         if self.reuse(name, size):
             return
         found = store.size(file)
         if found is not None and found != size:
-            raise BackupRefused(f"{file} of {store.uri} has {found} bytes, and should have {size}: run recovery first")
+            raise BackupRefused(f"{file} of {store.uri} has {found} bytes instead of {size}: run recovery first")
         target = self.prepare_path(name)
         if found is None or not LocalStore(self.folder / DATA_FOLDER / table).take(store, file, "link"):
-            raise FileGone(f"{file} of {store.uri} was removed while it was backed up: try again")
+            raise FileGone(f"{file} of {store.uri} was removed during the backup: try again")
         sync(target)
         self.add(name, StoredFile(size, sha256_file(target)))
 
     def copy_table_file(self, store: TableStore, file: str, table: str) -> None:
-        """Copy a file of a table's log, whose name may come again. Raises FileGone."""
+        """Copy a file of a table's log, whose name may be reused. Raises FileGone."""
         if not LocalStore(self.folder / DATA_FOLDER / table).take(store, file, "copy"):
-            raise FileGone(f"{file} of {store.uri} was removed while it was backed up: try again")
+            raise FileGone(f"{file} of {store.uri} was removed during the backup: try again")
         self.add_written(f"{table}/{file}")
 
     def link_by_digest(self, source: Path, name: str) -> None:
-        """Take over a file that is not written to, but whose name may come again with other bytes. Raises FileGone."""
+        """Link a file that does not change but whose name may be reused with other bytes. Raises FileGone."""
         try:
             found = StoredFile(source.stat().st_size, sha256_file(source))
         except FileNotFoundError:
-            raise FileGone(f"{source} was removed while it was backed up: try again") from None
+            raise FileGone(f"{source} was removed during the backup: try again") from None
         if (
             self.earlier_manifest is not None
             and self.earlier_manifest.files.get(name) == found
@@ -97,7 +100,7 @@ class BackupFiles:
         self.add(name, found)
 
     def reuse(self, name: str, size: int) -> bool:
-        """Link `name` from the backup before; False where that has none of this size."""
+        """Link `name` from the previous backup. Return False if that has no such file of this size."""
         known = None if self.earlier_manifest is None else self.earlier_manifest.files.get(name)
         if self.earlier_folder is None or known is None or known.size != size:
             return False
@@ -105,7 +108,7 @@ class BackupFiles:
             if (self.earlier_folder / DATA_FOLDER / name).stat().st_size != size:
                 return False
             link_file(self.earlier_folder / DATA_FOLDER / name, self.prepare_path(name))
-        except OSError:  # taken away, or as many links as the file system allows
+        except OSError:  # removed, or the file system's limit of links is reached
             return False
         with self._lock:
             self.stored[name] = known
@@ -113,16 +116,16 @@ class BackupFiles:
         return True
 
     def copy(self, source: Path, name: str, *, size: int | None = None) -> None:
-        """Copy a file, or its first `size` bytes. Raises FileGone; BackupRefused where there are fewer."""
+        """Copy a file, or its first `size` bytes. Raises FileGone, and BackupRefused if there are fewer."""
         try:
             self.add(name, copy_file(source, self.prepare_path(name), size=size))
         except FileNotFoundError:
-            raise FileGone(f"{source} was removed while it was backed up: try again") from None
+            raise FileGone(f"{source} was removed during the backup: try again") from None
         except EOFError as error:
             raise BackupRefused(str(error)) from None
 
     def add_written(self, name: str) -> None:
-        """Take in a file that was written into its place."""
+        """Register a file that was written to its path in the backup."""
         path = self.folder / DATA_FOLDER / name
         sync(path)
         self.add(name, StoredFile(path.stat().st_size, sha256_file(path)))
@@ -140,13 +143,16 @@ class BackupFiles:
 
 @contextmanager
 def exclusive_lock(path: Path, *, busy: str) -> Iterator[None]:
-    """Hold the lock in the file `path`, which ends with the process. Raises BackupBusy, with those words."""
+    """Hold the lock in the file `path`, which is released with the process.
+
+    Raises BackupBusy with the message `busy`.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino != os.stat(path).st_ino:
-                raise BackupBusy(busy)  # its holder took the file away when it was done
+                raise BackupBusy(busy)  # its holder removed the file when it was done
         except (BlockingIOError, FileNotFoundError):
             raise BackupBusy(busy) from None
         yield
@@ -155,21 +161,27 @@ def exclusive_lock(path: Path, *, busy: str) -> Iterator[None]:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Link a file, but never a link: it would lead out of the backup. Raises OSError where it is one, or cannot be linked."""
+    """Hard-link a regular file. A symbolic link is refused, because it would lead out of the backup.
+
+    Raises OSError if `source` is a link or cannot be linked.
+    """
     os.link(source, target, follow_symlinks=False)
     if not stat.S_ISREG(target.lstat().st_mode):
         target.unlink()
-        raise OSError(errno.EMLINK, f"{source} is a link itself")
+        raise OSError(errno.EMLINK, f"{source} is a symbolic link")
 
 
 def copy_file(source: Path, target: Path, *, size: int | None = None) -> StoredFile:
-    """Copy `source` (or its first `size` bytes) to the new file `target`, durably. Raises EOFError where there are fewer."""
+    """Copy `source` (or its first `size` bytes) to the new file `target`, durably.
+
+    Raises EOFError if there are fewer.
+    """
     with source.open("rb", buffering=0) as read:
         return copy_stream(read, target, size=size)
 
 
 def copy_stream(read: BinaryIO, target: Path, *, size: int | None = None) -> StoredFile:
-    """:func:`copy_file` of an open file."""
+    """Copy an open file; see :func:`copy_file`."""
     digest, done = hashlib.sha256(), 0
     with target.open("xb", buffering=0) as write:
         while size is None or done < size:
@@ -182,6 +194,6 @@ def copy_stream(read: BinaryIO, target: Path, *, size: int | None = None) -> Sto
                 view = view[write.write(view) :]
             done += len(piece)
         if size is not None and done < size:
-            raise EOFError(f"{read.name} has {done} bytes, and should have {size}")
+            raise EOFError(f"{read.name} has {done} bytes instead of {size}")
         sync(write.fileno())
     return StoredFile(done, digest.hexdigest())

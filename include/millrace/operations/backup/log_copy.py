@@ -1,10 +1,11 @@
-"""The ingress log in a backup: from where the pinned tables need it, up to where it ended while no DDL was under way.
+"""Copies the ingress log into a backup, from the entry that the pinned tables need to its end.
 
-The end is taken while the coordinator's file takes no writes, and the file is copied at the same moment: what DDL, terms and
-producers' epochs the log holds before that end, the copy knows (it is kept before it is appended), and what the copy says
-was acknowledged lies before that end. So a restored coordinator and a restored log fit each other.
+The ends are read at a moment without DDL under way: the coordinator's file takes no writes, and is copied then. The
+copy thus knows all DDL, terms and producer epochs of the log before its end, since they are stored before they are
+appended. And whatever the copy calls acknowledged lies before that end. A restored coordinator and a restored log
+therefore match.
 
-Logs in the data folder are copied. One on brokers, or in another folder, is not: the backup then says where it ended.
+Logs in the data folder are copied. For a log on brokers or in another folder, the backup only records where it ended.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CONSUMERS_DB: Final = "coord/consumers.db"
 
 @dataclass(frozen=True, slots=True)
 class CopiedLog:
-    """What a backup has of the log."""
+    """What a backup contains of the log."""
 
     channels: dict[str, BackedUpChannel]
     incarnations: dict[str, int]
@@ -54,19 +55,19 @@ class CopiedLog:
 def copy_log(
     settings: Settings, service: LogService, pinned: Mapping[str, PinnedTable], files: BackupFiles
 ) -> CopiedLog:
-    """Copy coordinator, consumers' positions and log. The caller holds back what is given up.
+    """Copy the coordinator's file, the consumers' positions and the log. The caller must prevent removals.
 
-    Raises LogBusy where the log's backend is being switched, and what the log raises.
+    Raises LogBusy while the log's backend is being switched, and what the log raises.
     """
     log, folder = settings.log_path, settings.log_path.relative_to(settings.data_dir)
     generations = _settled(GenerationFile(log, settings.log))
-    # Before the ends: where a consumer stands, the log had already.
+    # Copy positions before reading the ends: the log then has everything that a consumer has read.
     copy_consumers(settings, files)
     _take_groups(log, folder, generations, files)
-    _ends(service)  # the server is up, and has all logs open, before the coordinator has to wait
+    _ends(service)  # start the server and open all logs before the coordinator has to wait
     ends = _cut(settings, service, files)
     if _settled(GenerationFile(log, settings.log)) != generations:
-        raise LogBusy("the log was switched to another backend meanwhile: make the backup again")
+        raise LogBusy("the log was switched to another backend during the backup: make the backup again")
     if (log / FILE).exists():
         files.copy(log / FILE, f"{folder}/{FILE}")
     positions, checkpoints = _positions(pinned)
@@ -94,7 +95,10 @@ def copy_log(
 
 
 def copy_consumers(settings: Settings, files: BackupFiles) -> None:
-    """Where consumers stand, always as the file that one node has: a restored deployment goes by that (millrace.coord.consumer_positions)."""
+    """Copy the consumers' positions, always in the file format of a single node.
+
+    A restored deployment reads that file (millrace.coord.consumer_positions).
+    """
     if not settings.meta_store:
         copy_database(settings.data_dir / CONSUMERS_DB, CONSUMERS_DB, files, changed=reset_file_id)
         return
@@ -109,7 +113,10 @@ def copy_consumers(settings: Settings, files: BackupFiles) -> None:
 def copy_database(
     source: Path, name: str, files: BackupFiles, *, changed: Callable[[sqlite3.Connection], None] = lambda db: None
 ) -> None:
-    """Copy an SQLite file that others write to, as of one moment, and `changed`; nothing where there is none."""
+    """Copy an SQLite file that others write to, as of one moment, and apply `changed` to the copy.
+
+    Does nothing if there is no such file.
+    """
     if not source.exists():
         return
     target = files.prepare_path(name)
@@ -117,7 +124,7 @@ def copy_database(
     with closing(sqlite3.connect(place, uri=True)) as read, closing(sqlite3.connect(target)) as write:
         read.backup(write)
         changed(write)
-        write.execute("pragma journal_mode=delete")  # one file, nothing beside it
+        write.execute("pragma journal_mode=delete")  # a single file, without a journal beside it
     files.add_written(name)
 
 
@@ -142,7 +149,7 @@ def _ends(service: LogService) -> dict[str, LogId]:
 
 
 def _cut(settings: Settings, service: LogService, files: BackupFiles) -> dict[str, LogId]:
-    """Where each log ends, while the coordinator's file is copied and takes no writes."""
+    """Return the end of each log. The coordinator's file is copied meanwhile and takes no writes."""
     path = settings.data_dir / COORDINATOR_DB
     if not path.exists():
         return _ends(service)
@@ -157,7 +164,7 @@ def _cut(settings: Settings, service: LogService, files: BackupFiles) -> dict[st
 
 
 def _positions(pinned: Mapping[str, PinnedTable]) -> tuple[dict[str, WalPosition], dict[str, Checkpoint]]:
-    """Where WAL and flusher stand in the pinned versions, by PChannel."""
+    """Return the positions of WAL and flusher in the pinned versions, by PChannel."""
     positions: dict[str, WalPosition] = {}
     checkpoints: dict[str, Checkpoint] = {}
     if "wal" in pinned:
@@ -172,7 +179,11 @@ def _positions(pinned: Mapping[str, PinnedTable]) -> tuple[dict[str, WalPosition
 def _spans(
     log: Path, generations: Generations, pchannel: str, needed: LogId | None, end: LogId
 ) -> list[tuple[Path | None, int | None, int]]:
-    """(folder of an embedded log in the data folder, else None; first entry, None: its first; end) by generation."""
+    """Return a span per generation: (folder, first entry, end).
+
+    The folder is None unless an embedded log in the data folder. The first entry is None if the span starts at its
+    first.
+    """
     span = span_of(generations, pchannel, found=generations.newest)
     first = span.first if needed is None else max(span.first, needed.generation)
     found = []
@@ -185,14 +196,17 @@ def _spans(
 
 
 def embedded_folder(log: Path, url: str, generation: int) -> Path | None:
-    """The folder of a generation's embedded log where that lies in the data folder."""
+    """Return the folder of a generation's embedded log if it lies in the data folder, or None."""
     if not is_in_data_folder(url):
         return None
     return log if generation == 0 else log / f"generation-{generation}"
 
 
 def _take_groups(log: Path, folder: Path, generations: Generations, files: BackupFiles) -> None:
-    """Positions of the log's own consumer groups: files of a kilobyte with two slots, of which a torn copy leaves one."""
+    """Copy the positions of the log's own consumer groups.
+
+    Each is a 1 KB file with two slots, of which a torn copy leaves one valid.
+    """
     for number, item in enumerate(generations.items):
         place = embedded_folder(log, item.url, number)
         if place is None or not (place / "groups").is_dir():
@@ -202,7 +216,7 @@ def _take_groups(log: Path, folder: Path, generations: Generations, files: Backu
 
 
 def _take_channel(source: Path, name: str, begin: int | None, end: int, files: BackupFiles) -> int:
-    """Copy one channel; its incarnation."""
+    """Copy one channel and return its incarnation."""
     plan = plan_copy(source, begin=begin, end=end)
     same = (
         files.earlier_manifest is not None
@@ -210,7 +224,7 @@ def _take_channel(source: Path, name: str, begin: int | None, end: int, files: B
     )
     for part in plan.files:
         target = f"{name}/{part.path.name}"
-        # Its bytes up to there are the same for ever, in the same channel.
+        # In the same incarnation of the channel, the bytes up to here never change.
         if not (same and files.reuse(target, part.bytes)):
             files.copy(part.path, target, size=part.bytes)
     directory = files.prepare_path(f"{name}/manifest").parent

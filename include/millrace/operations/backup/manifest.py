@@ -1,14 +1,14 @@
-"""The manifest of a backup: what it holds, with size and digest of each file. Written last: without it there is no backup.
+"""The manifest of a backup: its contents, with size and digest of each file. Written last, it completes the backup.
 
-    <folder of backups>/<id>/backup.json     whose it is, written first
-    <folder of backups>/<id>/data/...        the files, as they lie in a data folder
+    <folder of backups>/<id>/backup.json     the owner, written first
+    <folder of backups>/<id>/data/...        the files, with their paths in a data folder
     <folder of backups>/<id>/manifest.json
 
-The id is the backup's moment, so that names sort by time. Files of several backups may be one (hard links); each backup stands
-by itself all the same, and removing one takes nothing from another.
+The id is the time of the backup, so names sort by time. Backups may share files (hard links). Each is complete by
+itself all the same, and removing one does not affect another.
 
-Only what a deployment knows as its own is ever removed: the folder has the whole id as its name, and its ``backup.json`` names
-that id and the deployment's. Of such a folder the three things above go, and what somebody else put beside them stays.
+A deployment removes only its own backups: the folder's name must be a complete id, and its ``backup.json`` must name
+that id and the deployment's. Only the three entries above are removed; any other files in the folder stay.
 """
 
 from __future__ import annotations
@@ -47,58 +47,58 @@ class StoredFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackedUpChannel:
-    """One PChannel in a backup. Positions and ticks are those of the deployment."""
+    """One PChannel in a backup. Positions and ticks are the deployment's."""
 
     tick: int
-    """The WAL of the backup is whole up to here."""
+    """Tick up to which the WAL of the backup is complete."""
     flushed_tick: int
-    """The collections' tables have everything up to here."""
+    """Tick up to which the collections' tables are complete."""
     position: str
-    """The log is in the WAL before this position; empty: nothing of it."""
+    """Position before which the log is in the WAL. Empty: nothing is."""
     begin: str
-    """Where the log of the backup begins (of one that is not in it: from where on it is needed)."""
+    """Where the log of the backup begins, or from where on a log that is not included is needed."""
     end: str
-    """Where it ends: everything that was acknowledged before the backup lies before."""
+    """Where the log ends. Everything acknowledged before the backup lies before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupManifest:
-    """What one backup is."""
+    """The contents of one backup."""
 
     id: str
     started: str
     """UTC, ISO 8601."""
     finished: str
     millrace: str
-    """Version of the program that made it."""
+    """Version of Millrace that made the backup."""
     log: str
     """The setting ``log`` of the deployment."""
     log_included: bool
-    """False: the log lies on brokers, and is not in the backup."""
+    """False if the log lies on brokers and is not in the backup."""
     settings: Mapping[str, Any]
-    """Settings that differed from their defaults; no folders, no secrets (settings hold none)."""
+    """Settings that differed from their defaults. Folders are left out, and settings hold no secrets."""
     tables: Mapping[str, int]
-    """Delta tables with their versions."""
+    """Versions of the Delta tables by name."""
     channels: Mapping[str, BackedUpChannel]
     incarnations: Mapping[str, int]
-    """By folder of a channel of the embedded log: which channel of that name it is."""
+    """By folder of a channel of the embedded log: the incarnation of the channel with that name."""
     files: Mapping[str, StoredFile] = field(default_factory=dict)
-    """By path below ``data``."""
+    """Files by path below ``data``."""
     deployment: str = ""
-    """Id of the deployment it is of; empty: made by a version that knew none."""
+    """Id of the deployment. Empty if made by a version without such ids."""
 
     @property
     def bytes(self) -> int:
         return sum(each.size for each in self.files.values())
 
     def write(self, folder: Path) -> None:
-        """Write it into the backup's folder, durably; with this the backup is there."""
+        """Write the manifest into the backup's folder, durably. This completes the backup."""
         body = asdict(self)
         replace_json(folder / MANIFEST_FILE, {"version": VERSION, "sha256": _digest(body), "body": body}, synced=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The manifest of the backup in `folder`, which names nothing outside of a data folder.
+        """Read and check the manifest of the backup in `folder`. Its names must lie inside a data folder.
 
         Raises BackupNotFound, BackupDamaged, UnsupportedVersion.
         """
@@ -107,10 +107,12 @@ class BackupManifest:
                 document = json.loads(file.read())
             version, body = document["version"], document["body"]
             if version != VERSION:
-                raise UnsupportedVersion(f"{folder / MANIFEST_FILE} has version {version}; this build knows {VERSION}")
+                raise UnsupportedVersion(
+                    f"{folder / MANIFEST_FILE} has version {version}, but this build knows {VERSION}"
+                )
             if _digest(body) != document["sha256"]:
                 raise BackupDamaged(
-                    f"{folder / MANIFEST_FILE} was changed since it was written: restore another backup"
+                    f"{folder / MANIFEST_FILE} was changed after it was written: restore another backup"
                 )
             channels = {name: BackedUpChannel(**each) for name, each in body["channels"].items()}
             files = {name: StoredFile(*each) for name, each in body["files"].items()}
@@ -120,10 +122,10 @@ class BackupManifest:
             return cls(**{**body, "channels": channels, "files": files})
         except (FileNotFoundError, NotADirectoryError):
             raise BackupNotFound(
-                f"{folder} has no {MANIFEST_FILE}: it is no backup, or one that was never finished"
+                f"{folder} has no {MANIFEST_FILE}: it is not a backup, or the backup was never finished"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BackupDamaged(f"{folder / MANIFEST_FILE} does not read ({error}): restore another backup") from error
+            raise BackupDamaged(f"{folder / MANIFEST_FILE} is invalid ({error}): restore another backup") from error
 
 
 def _digest(body: Mapping[str, Any]) -> str:
@@ -131,13 +133,12 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def begin_backup(root: Path, deployment: str) -> Path:
-    """Make the folder of a new backup of `deployment`; before anything else is in it, it says whose it is."""
+    """Create the folder of a new backup of `deployment`. Its first file names the owner."""
     folder = root / f"backup-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(2)}"
     make_folder(root)
     folder.mkdir(mode=0o700)
-    with (folder / MARKER_FILE).open(
-        "xb", buffering=0
-    ) as file:  # one write: a kill leaves all of it, or an empty folder
+    # A single write: a kill leaves either all of it or an empty folder.
+    with (folder / MARKER_FILE).open("xb", buffering=0) as file:
         file.write(json.dumps({"id": folder.name, "deployment": deployment}).encode())
         sync(file.fileno())
     for path in (folder, root):
@@ -146,9 +147,9 @@ def begin_backup(root: Path, deployment: str) -> Path:
 
 
 def list_backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, BackupManifest]]:
-    """The whole backups in a folder of backups (`of`: that deployment's own alone), the newest first.
+    """Yield the complete backups in a folder of backups, newest first. `of` restricts them to one deployment.
 
-    One whose manifest does not read is left out.
+    Skips backups with an invalid manifest.
     """
     for folder in sorted(_folders(root), reverse=True):
         if of is not None and not _is_own(folder, of):
@@ -160,31 +161,34 @@ def list_backups(root: Path, *, of: str | None = None) -> Iterator[tuple[Path, B
 
 
 def find_backup(path: Path) -> tuple[Path, BackupManifest]:
-    """The backup at `path`, or the newest one where that is a folder of backups. Raises BackupNotFound, BackupDamaged."""
+    """Return the backup at `path`, or the newest one in it. Raises BackupNotFound, BackupDamaged."""
     if (path / MANIFEST_FILE).exists():
         return path, BackupManifest.read(path)
     for found in list_backups(path):
         return found
-    raise BackupNotFound(f"{path} is no backup, and there is none in it")
+    raise BackupNotFound(f"{path} is not a backup and contains none")
 
 
 def remove_backup(folder: Path) -> None:
-    """Remove a backup of this deployment: its manifest first, so that what a kill leaves is none any more; what says whose it is
-    last, so that the next :func:`remove_unfinished_backups` completes it."""
+    """Remove a backup of this deployment.
+
+    The manifest goes first, so that after a kill the rest is no longer a backup. The owner file goes last, so that the
+    next :func:`remove_unfinished_backups` completes the removal.
+    """
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     sync(folder)
     if (folder / DATA_FOLDER).exists():
         shutil.rmtree(folder / DATA_FOLDER)
     hit("backup.dropping")
     (folder / MARKER_FILE).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody else's files are in it, and stay
+    with suppress(OSError):  # it holds other files, which stay
         folder.rmdir()
 
 
 def remove_unfinished_backups(root: Path, deployment: str) -> tuple[str, ...]:
-    """Remove what killed backups of `deployment` left behind; the caller holds the folder's lock.
+    """Remove what killed backups of `deployment` left. The caller holds the folder's lock.
 
-    Names of the unfinished ones that are not known as its own: they are left to a person.
+    Returns the names of unfinished backups without a known owner. They are left to a person.
     """
     strange = []
     for folder in sorted(_folders(root)):
@@ -194,14 +198,14 @@ def remove_unfinished_backups(root: Path, deployment: str) -> tuple[str, ...]:
             remove_backup(folder)
         else:
             try:
-                folder.rmdir()  # killed before it said whose it is: empty, or not a killed backup's
+                folder.rmdir()  # killed before it named its owner: the folder is empty, or not of a killed backup
             except OSError:
                 strange.append(folder.name)
     return tuple(strange)
 
 
 def _is_own(folder: Path, deployment: str) -> bool:
-    """Whether `folder` says that it is a backup of `deployment`, under the name that it was given."""
+    """Return whether `folder` names itself a backup of `deployment`, under its original name."""
     try:
         found = json.loads((folder / MARKER_FILE).read_bytes())
     except (OSError, ValueError):
@@ -210,7 +214,7 @@ def _is_own(folder: Path, deployment: str) -> bool:
 
 
 def _folders(root: Path) -> list[Path]:
-    """Folders (no links to others) with a whole id for a name: nothing else in there is looked at."""
+    """Return the folders, except links, whose name is a complete id. Nothing else is looked at."""
     if not root.is_dir():
         return []
     return [Path(each) for each in os.scandir(root) if _ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]

@@ -1,8 +1,8 @@
-"""A backup becomes a deployment: verified while it is copied, durable, held against its log, and there all at once.
+"""Restores a backup as a deployment: copy and verify the files, check them against the log, publish them.
 
-Everything is put together in a hidden folder beside the data folder and gets its name last: a restore that is killed leaves no
-deployment, and the next one begins anew. That folder says first that it is a restore's; one of its name that does not is left
-alone. Nothing is linked, so that what runs then cannot touch the backup.
+Everything is assembled in a hidden folder beside the data folder, which gets its final name last. A killed restore
+leaves no deployment, and the next one starts again. The hidden folder first identifies itself as a restore's; another
+folder of that name is left alone. Nothing is linked, so that the restored deployment cannot change the backup.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DRAFT: Final = "data"
 
 
 class BackupRestoreReport(OperationReport):
-    """What a restore made."""
+    """The result of a restore."""
 
     id: str
     data: str
@@ -56,51 +56,59 @@ class BackupRestoreReport(OperationReport):
     tables: int
     files: int
     bytes: int
-    ticks: dict[str, int] = Field(description="By PChannel: the WAL is whole up to there; the log goes on from there.")
-    settings: dict[str, Any] = Field(description="Settings that the deployment had otherwise than they are set now.")
+    ticks: dict[str, int] = Field(
+        description="By PChannel: tick up to which the WAL is complete. The log continues from there."
+    )
+    settings: dict[str, Any] = Field(description="Settings of the deployment that differ from the current ones.")
     seconds: float
 
 
 def restore_backup(settings: Settings, path: Path, progress: Progress | None = None) -> BackupRestoreReport:
-    """Restore the backup at `path` (or the newest in that folder) into ``settings.data_dir``, which must be empty or not there.
+    """Restore the backup at `path`, or the newest in it, into ``settings.data_dir``, which must be empty or not exist.
 
-    Raises BackupNotFound; BackupDamaged where a file is not as it was; BackupRefused where the data folder is not empty, or
-    where the log is not in the backup and the one that is there does not fit; LogBusy where nodes of the meta store that the settings
-    name are at work, which would take it for theirs; LogRegressed, LogCorrupted.
+    Raises:
+    - BackupNotFound
+    - BackupDamaged if a file has changed
+    - BackupRefused if the data folder is not empty, or if the log is not in the backup and the current one does not
+      match
+    - LogBusy if nodes of the meta store in the settings are running, which would take over the deployment
+    - LogRegressed, LogCorrupted
     """
     started = time.monotonic()
     progress = progress or Progress()
     folder, manifest = find_backup(path)
     target = settings.data_dir.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BackupRefused(f"{target} is not empty: a backup is restored into a data folder of its own (--data)")
+        raise BackupRefused(f"{target} is not empty: restore the backup into a new data folder (--data)")
     if settings.tables:
         raise BackupRefused(
-            f"the setting tables is {settings.tables}: a backup is restored into a data folder that has its tables, too; unset it,"
-            " and move them afterwards"
+            f"the setting tables is {settings.tables}, but a backup is restored with its tables inside the data "
+            "folder: unset it, "
+            "and move the tables afterwards"
         )
     if not same_log(manifest.log, settings.log):
         raise BackupRefused(
-            f"the deployment's log was {manifest.log}, and the setting log is {settings.log}: set MILLRACE_LOG={manifest.log}"
-            " (to move it afterwards: millrace log switch)"
+            f"the deployment's log was {manifest.log}, but the setting log is {settings.log}: set "
+            f"MILLRACE_LOG={manifest.log} "
+            "(to move the log afterwards: millrace log switch)"
         )
     require_unused_store(settings)
     try:
         with _draft(target) as draft:
-            # Its own: what it comes from may go on, and the backups of either are the other's to leave alone.
+            # A new id: the original may keep running, and neither may remove the other's backups.
             write_id(draft, deployment=manifest.deployment, backup=manifest.id)
             _copy(folder, manifest, draft, progress)
             hit("restore_backup.copied")
             _leave_ids(draft)
             _begin_log(settings.with_data_dir(draft), manifest)
-            progress.update("holding the tables against the log")
+            progress.update("checking the tables against the log")
             check_restored(settings.with_data_dir(draft), manifest)
             for place in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
                 sync(place)
             draft.replace(target)
             sync(target.parent)
     except OSError as error:
-        raise BackupRefused(f"{target} cannot be made: {error}; restore into a folder on this disk") from error
+        raise BackupRefused(f"{target} cannot be created: {error}; restore into a folder on this disk") from error
     now = non_default_settings(settings)
     return BackupRestoreReport(
         id=manifest.id,
@@ -116,12 +124,13 @@ def restore_backup(settings: Settings, path: Path, progress: Progress | None = N
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """The folder that becomes `target`, empty; what is left of it in the end goes. Raises BackupRefused, BackupBusy."""
+    """Yield the empty folder that becomes `target`, and remove what remains of it at the end.
+
+    Raises BackupRefused, BackupBusy.
+    """
     home = target.with_name(f".{target.name}.restoring")
     if home.is_symlink() or (home.exists() and any(home.iterdir()) and not (home / _MARKER).is_file()):
-        raise BackupRefused(
-            f"{home} is in the way, and is not what a restore left: move it, or restore into another folder"
-        )
+        raise BackupRefused(f"{home} exists and was not left by a restore: move it, or restore into another folder")
     make_folder(home)
     with exclusive_lock(home / _MARKER, busy=f"another restore into {target} is under way: try again when it is done"):
         shutil.rmtree(home / _DRAFT, ignore_errors=True)
@@ -131,7 +140,7 @@ def _draft(target: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(home / _DRAFT, ignore_errors=True)
             (home / _MARKER).unlink(missing_ok=True)
-            with suppress(OSError):  # somebody else's files are in it, and stay
+            with suppress(OSError):  # it holds other files, which stay
                 home.rmdir()
 
 
@@ -146,11 +155,13 @@ def _copy(folder: Path, manifest: BackupManifest, draft: Path, progress: Progres
         except FileNotFoundError:
             raise BackupDamaged(f"{folder} has no {name}: restore another backup") from None
         except OSError as error:
-            raise BackupDamaged(f"{name} does not read ({error.strerror}): restore another backup") from None
+            raise BackupDamaged(f"{name} cannot be read ({error.strerror}): restore another backup") from None
         with source:
             found = copy_stream(source, draft / name)
         if found != stored:
-            raise BackupDamaged(f"{folder / DATA_FOLDER / name} is not as it was written: restore another backup")
+            raise BackupDamaged(
+                f"{folder / DATA_FOLDER / name} has changed since it was written: restore another backup"
+            )
         return stored.size
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="restore") as pool:
@@ -159,18 +170,18 @@ def _copy(folder: Path, manifest: BackupManifest, draft: Path, progress: Progres
             if number % 100 == 0:
                 progress.update("copying", done=done / total, bytes=done)
     for words in unsafe_references(manifest.files, lambda name: open_beneath(draft, name)):
-        raise BackupDamaged(f"{folder}: {words}; somebody changed it: restore another backup")
+        raise BackupDamaged(f"{folder}: {words}. The backup was altered: restore another one")
 
 
 def _leave_ids(draft: Path) -> None:
-    """What the deployment gave since the backup (epochs, ids) is not given again; nor what one gave that was restored before."""
+    """Skip epochs and ids that the deployment, or one restored earlier, may have assigned since the backup."""
     if (draft / COORDINATOR_DB).exists():
         with CatalogStore(draft / COORDINATOR_DB) as store:
             store.raise_id_floor()
 
 
 def _begin_log(settings: Settings, manifest: BackupManifest) -> None:
-    """The copied list names generations of the log from before what the backup has of it: they are truncated here."""
+    """Mark generations of the log as truncated if the copied list names them but the backup does not have them."""
     if not (settings.log_path / FILE).exists() or not manifest.log_included:
         return
     begins = {name: LogId.parse(part.begin).generation for name, part in manifest.channels.items() if part.begin}
@@ -184,11 +195,11 @@ def _begin_log(settings: Settings, manifest: BackupManifest) -> None:
 
 
 def check_restored(settings: Settings, manifest: BackupManifest) -> None:
-    """Hold the restored tables against the log that they go on with: the restored one, or the one on the brokers."""
+    """Check the restored tables against the log they continue with: the restored one, or the one on the brokers."""
     for name, number in manifest.tables.items():
         found = table_at(settings.table_uri(name)).version
         if found != number:
-            raise BackupDamaged(f"{name} comes out at version {found}, not {number}: restore another backup")
+            raise BackupDamaged(f"{name} is restored at version {found} instead of {number}: restore another backup")
     for item in GenerationFile(settings.log_path, settings.log).generations.items:
         scheme, elsewhere, place = item.url.partition("://")
         if (
@@ -197,7 +208,8 @@ def check_restored(settings: Settings, manifest: BackupManifest) -> None:
             and not (Path(unquote(place.partition("?")[0])) / "channels").is_dir()
         ):
             raise BackupRefused(
-                f"the log of the backup lies at {place}, and there is none: nothing is made outside of the data folder"
+                f"the log of the backup lies at {place}, where there is none: nothing is created outside of the data "
+                "folder"
             )
     with open_deployment_log(settings.log_path, settings.log) as service:
         for name, part in manifest.channels.items():
@@ -212,7 +224,7 @@ def _check_channel(
         log = service.open(name)
     except ChannelNotFound as error:
         raise BackupRefused(
-            f"{error}: the log of {name} is not in the backup, and not at {settings.log} any more"
+            f"{error}: the log of {name} is not in the backup, and no longer at {settings.log}"
         ) from None
     try:
         if state is not None:
@@ -221,12 +233,13 @@ def _check_channel(
         described = log.describe()
         if described.end < end:
             raise BackupRefused(
-                f"the log of {name} ends at {described.end}, and went up to {end} when the backup was made"
+                f"the log of {name} ends at {described.end}, but reached {end} when the backup was made"
             )
         if part.begin and described.begin > LogId.parse(part.begin):
             raise BackupRefused(
-                f"the log of {name} begins at {described.begin}, and the tables of the backup need it from {part.begin} on:"
-                " it was truncated since; restore a newer backup"
+                f"the log of {name} begins at {described.begin}, but the tables of the backup need it from "
+                f"{part.begin} on. It was "
+                "truncated since: restore a newer backup"
             )
         if included:
             return
@@ -236,9 +249,11 @@ def _check_channel(
             types = set(decode_entries(entries.batch).column("type").to_pylist())
             if types - {int(MessageType.TIME_TICK)}:
                 raise BackupRefused(
-                    f"the log of {name} at {settings.log} went on since the backup (behind {end}), and the coordinator's file"
-                    " in the backup knows nothing of that. Possible: use the tables of the backup for reading alone, or restore"
-                    " its files and a coord/ that is as new as the log by hand (docs/restore.md)"
+                    f"the log of {name} at {settings.log} has entries after the backup's end {end}, which the "
+                    "coordinator's file in the "
+                    "backup does not know. Either use the backup's tables only for reading, or restore its files by "
+                    "hand with a coord/ "
+                    "as new as the log (docs/restore.md)"
                 )
             position = max(entries.next, position.following())
     except PositionTruncated as error:

@@ -1,8 +1,10 @@
-"""A backup of a deployment while it runs: tables pinned, log and coordinator of one moment, files, the manifest last.
+"""Backup of a running deployment: pin the tables, copy the log and the coordinator's file, link the tables' files.
 
-For the seconds in which the tables are pinned and the log's tail is copied nothing is given up (millrace.node.retention.removal_lock). The
-tables' data files follow: they stay on disk for a day after they were replaced. Where one is gone all the same, the
-backup begins anew, from newer versions.
+Log and coordinator's file are of one moment. The manifest is written last.
+
+Nothing may be removed while the tables are pinned and the log's tail is copied, which takes seconds
+(millrace.node.retention.removal_lock). The tables' data files follow: they stay on disk for a day after they were
+replaced. If one is missing all the same, the backup starts again from newer versions.
 """
 
 from __future__ import annotations
@@ -50,15 +52,15 @@ from millrace.storage.store import TableStore, store_at
 from millrace.tables.quality_state import quality_results_uri
 
 ATTEMPTS: Final = 3
-"""How often a backup begins anew because a file was gone."""
+"""Attempts of a backup before a missing file makes it fail."""
 WAIT_SECONDS: Final = 60.0
-"""How long a backup waits for a truncation under way."""
+"""Seconds that a backup waits for a truncation under way."""
 LOCK: Final = ".backups.lock"
 _THREADS: Final = 4
 
 
 class BackupReport(OperationReport):
-    """What a backup holds, or would."""
+    """What a backup contains, or would contain."""
 
     id: str = Field(description="Empty: a dry run.")
     folder: str
@@ -66,27 +68,29 @@ class BackupReport(OperationReport):
     tables: int
     files: int
     bytes: int
-    linked_files: int = Field(description="Files that the backup before has, and that were not read again.")
+    linked_files: int = Field(description="Files linked from the previous backup, which were not read again.")
     new_bytes: int = Field(description="Bytes of the other files.")
     log_included: bool
-    ticks: dict[str, int] = Field(description="By PChannel: the WAL of the backup is whole up to there.")
+    ticks: dict[str, int] = Field(description="By PChannel: tick up to which the WAL of the backup is complete.")
     dropped: tuple[str, ...] = Field(
-        default=(), description="Backups of this deployment that were removed, beyond those to be kept."
+        default=(), description="Backups of this deployment that were removed because they exceed the number to keep."
     )
     left: tuple[str, ...] = Field(
         default=(),
-        description="Unfinished backups in that folder which are not known as this deployment's: left alone.",
+        description=(
+            "Unfinished backups in that folder that are not known to be this deployment's. They are left alone."
+        ),
     )
     verified: bool = False
     seconds: float
 
 
 def run(settings: Settings, params: BackupParams, progress: Progress) -> BackupReport:
-    """The operation as its job runs it, with the log's server (which it starts where none runs)."""
+    """Run the operation as its job does, with the log's server, which is started if needed."""
     from millrace.client.append_client import AppendClient
     from millrace.rpc.launch import launch_of
 
-    root = backup_folder(settings, params)  # before anything is started
+    root = backup_folder(settings, params)  # fail before anything is started
     with AppendClient.connect(
         settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
     ) as client:
@@ -94,13 +98,16 @@ def run(settings: Settings, params: BackupParams, progress: Progress) -> BackupR
 
 
 def backup_folder(settings: Settings, params: BackupParams) -> Path:
-    """The folder of backups. Raises InvalidArgument where none is named, or one inside the data folder is."""
+    """Return the folder of backups.
+
+    Raises InvalidArgument if none is set, or if it lies inside the data folder.
+    """
     named = params.to or settings.backup_dir
     if not named:
-        raise InvalidArgument("where should the backup go? Give the folder (to), or set backup_dir")
+        raise InvalidArgument("no folder for the backup: give the folder (to), or set backup_dir")
     root, data = Path(named), settings.data_dir.resolve()
     if data == root.resolve() or data in root.resolve().parents:
-        raise InvalidArgument(f"{root} lies in the data folder, and would be lost with it: choose another folder")
+        raise InvalidArgument(f"{root} lies in the data folder and would be lost with it: choose another folder")
     if started_by_launcher():
         check_within(str(root), backup_roots(settings), setting="backup_roots")
     return root
@@ -115,7 +122,10 @@ def backup(
     root: Path | None = None,
     seam: Callable[[str], None] = hit,
 ) -> BackupReport:
-    """The operation on a log that is at hand. Raises BackupBusy, BackupRefused, LogBusy, TableUnavailable, InvalidArgument."""
+    """Run the operation on an open log.
+
+    Raises BackupBusy, BackupRefused, LogBusy, TableUnavailable, InvalidArgument.
+    """
     started = time.monotonic()
     root = root or backup_folder(settings, params)
     if params.dry_run:
@@ -135,10 +145,10 @@ def backup(
                 if attempt + 1 == ATTEMPTS:
                     raise
         if params.verify:
-            progress.update("reading it back")
+            progress.update("reading the backup again")
             problems = verify_backup(folder).problems
             if problems:
-                raise BackupDamaged(f"{folder} does not read back as it was written: {'; '.join(problems[:5])}")
+                raise BackupDamaged(f"{folder} does not read back as written: {'; '.join(problems[:5])}")
         dropped = [old for old, _ in list(list_backups(root, of=own))[params.keep :]]
         for old in dropped:
             remove_backup(old)
@@ -176,11 +186,12 @@ def _take(
         progress.update("pinning the tables")
         pinned = pin_tables(settings, files)
         seam("backup.pinned")
-        _take_records(settings, files)  # before the log's end: what they say was sent is in it
+        # Before the log's end is read: the log then has everything that the records call sent.
+        _take_records(settings, files)
         progress.update("copying the log")
         log = copy_log(settings, service, pinned, files)
         seam("backup.log")
-        _take_staged(settings, files)  # behind it: what its messages name was there before them
+        _take_staged(settings, files)  # after the log: files that its messages name were staged before them
     _take_tables(pinned, files, progress)
     files.sync_folders()
     seam("backup.copied")
@@ -209,7 +220,7 @@ def _manifest(
 
 
 def _take_tables(pinned: Mapping[str, PinnedTable], files: BackupFiles, progress: Progress) -> None:
-    """The data files of all tables, several at a time. The first error ends it."""
+    """Take the data files of all tables, several at a time. The first error ends it."""
     wanted = [
         (store_at(each.uri), file, each.name, size) for each in pinned.values() for file, size in each.files.items()
     ]
@@ -223,11 +234,11 @@ def _take_tables(pinned: Mapping[str, PinnedTable], files: BackupFiles, progress
         for number, size in enumerate(pool.map(one, wanted)):
             done += size
             if number % 100 == 0:
-                progress.update("taking the tables' files", done=done / total, files=number, bytes=done)
+                progress.update("taking the files of the tables", done=done / total, files=number, bytes=done)
 
 
 def _take_staged(settings: Settings, files: BackupFiles) -> None:
-    """What loads have staged: messages of the log may name it. Files of a load that is still being staged are left out."""
+    """Take what loads have staged, because messages of the log may name it. Skips loads that are still staging."""
     staged = settings.staged_path
     for folder in sorted(staged.iterdir()) if staged.is_dir() else []:
         if folder.name.startswith(".") and folder.name != TRIM_NOTES_FOLDER:
@@ -241,7 +252,7 @@ def _take_staged(settings: Settings, files: BackupFiles) -> None:
 
 
 def _take_records(settings: Settings, files: BackupFiles) -> None:
-    """Small files that are replaced whole: what loads and restores note of what they have sent, users' expectations."""
+    """Copy small files that are replaced whole: the notes of loads and restores, and the users' expectation suites."""
     for path in sorted(settings.staged_path.glob(f"[!.]*/{STATE_FILE}")):
         files.copy(path, str(path.relative_to(settings.data_dir)))
     tables = {quality_results_uri(settings), quarantine_uri(settings), docs_path(settings)}

@@ -1,9 +1,8 @@
-"""What a backup names stays inside of it: names that lead elsewhere are refused, links are not followed.
+"""Confines a backup to its own files: rejects names that lead elsewhere, and follows no links.
 
-Whoever restores a backup trusts its manifest with nothing: the names of files and tables, and the paths in the Delta logs that
-come with them (which a later VACUUM would remove by), are judged before anything is made of them. A file is opened folder by
-folder from the backup's on, without following a link on the way, and only where it is a file: so it does not matter what is
-put in its place meanwhile.
+A restore does not trust a manifest. The names of files and tables, and the paths in their Delta logs (a later VACUUM
+would delete by them), are checked before they are used. A file is opened folder by folder from the root of the backup,
+without following links, and only if it is a regular file. What is put in its place meanwhile therefore does not matter.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ BACKED_UP_FOLDERS: Final = frozenset(
         "wal_trims",
     }
 )
-"""What of a data folder a backup has. Nothing else comes out of one: no settings of Airflow, no addresses of servers."""
+"""Folders of a data folder that a backup contains. It holds no Airflow settings and no server addresses."""
 
 MAX_NAME_BYTES: Final = 4096
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def is_safe_path(name: object) -> bool:
-    """Whether `name` is a relative path of plain parts, which leads nowhere but down."""
+    """Return whether `name` is a relative path of plain parts that only leads downwards."""
     if not isinstance(name, str) or "\0" in name:
         return False
     try:
@@ -59,17 +58,24 @@ def is_safe_path(name: object) -> bool:
 
 
 def check_paths(where: Path, names: Iterable[object]) -> None:
-    """Raises BackupDamaged for the first of a manifest's `names` that leads out of a data folder, or to what is in no backup."""
+    """Check the `names` of a manifest.
+
+    Raises BackupDamaged for the first that leads out of a data folder, or to a folder that no backup contains.
+    """
     for name in names:
         if not is_safe_path(name) or str(name).partition("/")[0] not in BACKED_UP_FOLDERS:
             raise BackupDamaged(
-                f"{where} names {str(name)[:200]!r}, which is no place that a backup has: somebody changed it; restore another"
-                " backup, and look who can write to that folder"
+                f"{where} names {str(name)[:200]!r}, which no backup contains: the manifest was altered. Restore "
+                "another backup, and "
+                "check who can write to that folder"
             )
 
 
 def open_beneath(root: Path, name: str) -> FileIO:
-    """The file `name` below `root`, unbuffered. Raises OSError where it is none, or where a link lies on the way."""
+    """Open the file `name` below `root`, unbuffered.
+
+    Raises OSError if it is not a regular file, or if there is a link on the way.
+    """
     *folders, last = name.split("/")
     at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -77,18 +83,18 @@ def open_beneath(root: Path, name: str) -> FileIO:
             inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             os.close(at)
             at = inner
-        # Without waiting: a pipe in its place would hold us for ever.
+        # O_NONBLOCK: opening a pipe in its place would block forever.
         found = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
     finally:
         os.close(at)
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise OSError(errno.EINVAL, "it is no file")
+        raise OSError(errno.EINVAL, "not a regular file")
     return os.fdopen(found, "rb", buffering=0)
 
 
 def unsafe_references(names: Iterable[str], opened: Callable[[str], FileIO]) -> Iterator[str]:
-    """A sentence for each file among `names` that is part of a Delta log and names files outside of its table."""
+    """Yield a message for each file of a Delta log among `names` that refers to files outside of its table."""
     for name in names:
         if not is_log_file(name):
             continue
@@ -96,14 +102,14 @@ def unsafe_references(names: Iterable[str], opened: Callable[[str], FileIO]) -> 
             with opened(name) as file:
                 wrong = next((str(path) for path in referenced_files(name, file) if not _in_table(path)), "")
         except (OSError, ValueError, AttributeError, pa.ArrowException) as error:
-            yield f"{name} does not read as part of a Delta log ({type(error).__name__})"
+            yield f"{name} cannot be read as part of a Delta log ({type(error).__name__})"
             continue
         if wrong:
-            yield f"{name} names {wrong[:200]!r}, which lies outside of its table"
+            yield f"{name} refers to {wrong[:200]!r}, which lies outside of its table"
 
 
 def _in_table(path: object) -> bool:
-    """Whether a path of a Delta log, as it is written and as readers decode it, is relative and stays in its table."""
+    """Return whether a path in a Delta log, as written and as decoded, is relative and stays in its table."""
     if not isinstance(path, str) or _SCHEME.match(path):
         return False
     return is_safe_path(path) and is_safe_path(unquote(path))

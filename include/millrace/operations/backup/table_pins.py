@@ -1,9 +1,9 @@
-"""Tables pinned at one version each, in the order that makes them consistent, with the part of their Delta logs that names it.
+"""Pins each table at one version, in an order that makes them consistent, and copies the Delta log of that version.
 
-The order is that of a clone (millrace.operations.recovery.clone), with what says something about the tables before them: verified states
-(``recovery_checkpoints``) and records of rebuilt slices are never ahead of what they are about. Of a Delta log the newest
-checkpoint up to the version goes along, with the commits behind it; they name the files that follow later. Those stay on
-disk for a day after they were replaced (VACUUM), and may be linked without haste.
+The order is that of a clone (millrace.operations.recovery.clone), preceded by tables that describe others: verified
+states (``recovery_checkpoints``) and records of rebuilt slices must not be ahead of what they describe. Of a Delta log,
+the newest checkpoint up to the version and the commits after it are copied. They name the data files to take later.
+VACUUM keeps those for a day after they were replaced, so there is time to link them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PinnedTable:
 
 
 def tables_to_pin(settings: Settings) -> Iterator[str]:
-    """The names of all tables that are there, in the order in which they are pinned."""
+    """Yield the names of all existing tables in the order of pinning."""
     slices = f"derived/{SLICES}"
     derived = [f"derived/{name}" for name in derived_names(settings)]
     about = [slices, *(each for each in derived if each != slices), "quality/results", "quality/quarantine"]
@@ -46,14 +46,14 @@ def tables_to_pin(settings: Settings) -> Iterator[str]:
 
 
 def pin_tables(settings: Settings, files: BackupFiles | None) -> dict[str, PinnedTable]:
-    """Pin all tables; their logs go into `files` (None: a dry run, nothing is written). By name, in the order of pinning.
+    """Pin all tables and return them by name, in the order of pinning. Their logs go into `files` (None: a dry run).
 
-    The caller holds back what is given up (millrace.node.retention.removal_lock).
+    The caller must prevent removals (millrace.node.retention.removal_lock).
     """
     found = {}
     for name in tables_to_pin(settings):
         uri = settings.table_uri(name)
-        with store_at(uri).lease():  # nothing of the Delta log is cleaned away meanwhile
+        with store_at(uri).lease():  # no log cleanup meanwhile
             table = open_table(uri)
             if table is None:
                 continue
@@ -67,9 +67,9 @@ def pin_tables(settings: Settings, files: BackupFiles | None) -> dict[str, Pinne
 
 
 def _check(copy: Path, pinned: PinnedTable) -> None:
-    """The copied log must name the same files at the same version. Raises Malformed."""
+    """Check that the copied log names the same files at the same version. Raises Malformed."""
     table = open_table(copy)
     if table is None or table.version != pinned.version or table.live_files() != pinned.files:
         raise Malformed(
-            f"the Delta log of {pinned.uri} does not give version {pinned.version} from its last checkpoint on"
+            f"the Delta log of {pinned.uri} does not yield version {pinned.version} from its last checkpoint"
         )

@@ -1,4 +1,4 @@
-"""A backup read again: whether each file is there, with the size and the digest that its manifest names, and names none outside."""
+"""Verification of a backup: each file exists, matches the manifest, and refers to nothing outside."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _THREADS: Final = 4
 
 
 class BackupVerifyReport(OperationReport):
-    """What was found. `ok`: every file is as it was written."""
+    """The result of a verification. `ok` is True if every file is as it was written."""
 
     id: str
     folder: str
     files: int
     bytes: int
-    problems: tuple[str, ...] = Field(description="A sentence for each file that is not as it was.")
+    problems: tuple[str, ...] = Field(description="A message for each file that has changed.")
     seconds: float
 
     @property
@@ -34,7 +34,10 @@ class BackupVerifyReport(OperationReport):
 
 
 def verify_backup(path: Path) -> BackupVerifyReport:
-    """Read the backup at `path` (or the newest in that folder). Raises BackupNotFound, BackupDamaged (the manifest)."""
+    """Verify the backup at `path`, or the newest in it.
+
+    Raises BackupNotFound, and BackupDamaged if the manifest is invalid.
+    """
     started = time.monotonic()
     folder, manifest = find_backup(path)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="verify") as pool:
@@ -56,9 +59,9 @@ def _problem(folder: Path, name: str, stored: StoredFile) -> str:
         with open_beneath(folder, f"{DATA_FOLDER}/{name}") as file:
             size = os.fstat(file.fileno()).st_size
             if size != stored.size:
-                return f"{name} has {size} bytes, and had {stored.size}"
+                return f"{name} has {size} bytes instead of {stored.size}"
             if hashlib.file_digest(file, "sha256").hexdigest() != stored.sha256:
-                return f"{name} has other bytes than when it was written"
+                return f"{name} has changed since it was written"
     except OSError as error:
-        return f"{name} does not read: {error.strerror}"
+        return f"{name} cannot be read: {error.strerror}"
     return ""

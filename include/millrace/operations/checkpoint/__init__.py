@@ -1,6 +1,6 @@
-"""Checkpoints: written, verified by a replay, and what may be removed behind them.
+"""Checkpoints: write them, verify them by a replay, and remove what is no longer needed before them.
 
-`params.py` is what a DAG imports. `store.py` is the table of recovery checkpoints, `verify.py` the replay, `durable.py` makes
-the tables outlive a power loss before the log is cut, `bases.py` and `wal_trim.py` give up what the WAL need not keep. None of
-it needs Spark.
+A DAG imports `declaration.py`. `recovery_checkpoints.py` is the table of recovery checkpoints, `replay_verification.py`
+the replay. `table_sync.py` makes the tables durable before the log is truncated. `base_verification.py` and
+`wal_trim.py` remove what the WAL need not keep. None of it needs Spark.
 """

@@ -1,8 +1,9 @@
-"""A base is proved: a PChannel's part of each collection's tables is held against the WAL, behind the base before, up to a tick.
+"""Verification of a base: compares a PChannel's part of each collection's tables with the WAL, from the last base to a
+tick.
 
-By digests over both sides, step by step, so that each row of the WAL is read once for all bases together (their table is
-:mod:`millrace.tables.collections.bases`). Compaction may have folded deletes into the rows already: then what is dead at the fold is left
-out on both sides.
+Digests of both sides are compared step by step, so each row of the WAL is read once for all bases together (their table
+is :mod:`millrace.tables.collections.bases`). Compaction may already have folded deletes into the rows. Rows that are
+dead at the fold are then excluded on both sides.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _CATALOG_AND_DELETES: Final = (*CATALOG_TYPES, "BEGIN_TXN", "COMMIT_TXN", "ROLLB
 
 
 class BaseMismatch(Exception):
-    """The tables do not hold what the WAL holds; the words say where."""
+    """The tables differ from the WAL. The message says where."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Rows added up: their number, and the sum of a hash over all columns of each."""
+    """A row count, and the sum of a hash over all columns of each row."""
 
     rows: int = 0
     value: int = 0
@@ -56,7 +57,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Tables:
-    """A collection's tables at pinned versions, and what is dead in them."""
+    """A collection's tables at pinned versions, and the dead rows in them."""
 
     schema: CollectionSchema
     vchannels: pa.Array
@@ -64,13 +65,15 @@ class _Tables:
     deletes: TableHandle | None
     folded: int
     drops: HiddenRanges = field(default_factory=HiddenRanges)
-    struck: pa.Table | None = None
-    """Deletes of the WAL behind the base before, up to the fold; None where nothing was folded."""
+    folded_deletes: pa.Table | None = None
+    """Deletes in the WAL from the last base to the fold. None if nothing was folded."""
 
-    def living(self, rows: pa.Table) -> pa.Table:
-        if self.struck is None:
+    def without_dead(self, rows: pa.Table) -> pa.Table:
+        if self.folded_deletes is None:
             return rows
-        return rows.filter(pa.array(~dead_mask(rows, self.struck, key=key_columns(self.schema), hidden=self.drops)))
+        return rows.filter(
+            pa.array(~dead_mask(rows, self.folded_deletes, key=key_columns(self.schema), hidden=self.drops))
+        )
 
 
 def verify_base(
@@ -80,14 +83,15 @@ def verify_base(
     before: VerifiedBase,
     tick: int,
 ) -> VerifiedBase:
-    """The base at `tick` (behind `before`, at or before the flusher's checkpoint).
+    """Verify and return the base at `tick`, which lies after `before` and not after the flusher's checkpoint.
 
-    Raises BaseDiffers, and PositionTruncated where another run has trimmed the WAL behind `before` meanwhile.
+    Raises BaseMismatch, and PositionTruncated if another run has trimmed the WAL beyond `before` meanwhile.
     """
     catalog, buffer = WalCatalog.from_bytes(before.catalog_bytes), TxnBuffer(after_tick=before.time_tick)
     numbers = {info.collection_id for info in checkpoint.catalog.vchannels.values()}
     pinned = {number: _pin(settings, number) for number in numbers}
-    # Compaction may have folded in what came behind `snapshot`: what that hides, catalog and WAL say from behind the tables.
+    # Compaction may have folded in changes newer than `snapshot`. Read catalog and WAL after the tables, to know what
+    # they hide.
     newest = read_checkpoints(open_table(settings.checkpoints_uri))
     later = WalSnapshot.open(settings.wal_uri) or snapshot
     infos = newest.get(before.pchannel, checkpoint).catalog
@@ -126,7 +130,7 @@ def _compare(
     tick: int,
     deletes: bool,
 ) -> int:
-    """How many rows (or deletes) both sides have. Raises BaseDiffers."""
+    """Return the number of rows (or deletes) that both sides have. Raises BaseMismatch."""
     table = found.deletes if deletes else found.rows
     stored, expected = _Sum(), wal.get((number, deletes), _Sum())
     for rows in _stored(table, found, before.time_tick, tick, deletes):
@@ -134,14 +138,15 @@ def _compare(
     if (stored.rows, stored.value) != (expected.rows, expected.value):
         what = "deletes" if deletes else "rows"
         raise BaseMismatch(
-            f"collection {number}, {before.pchannel}, ticks {before.time_tick} to {tick}: its table holds {stored.rows} {what} "
+            f"collection {number}, {before.pchannel}, ticks {before.time_tick} to {tick}: its table holds "
+            f"{stored.rows} {what} "
             f"with digest {stored.value:016x}, the WAL {expected.rows} with {expected.value:016x}"
         )
     return expected.rows
 
 
 def _pin(settings: Settings, number: int) -> tuple[TableHandle | None, TableHandle | None]:
-    """A collection's deletes, then its rows: compaction takes a delete away behind the rows that it hit."""
+    """Pin a collection's deletes, then its rows: compaction removes a delete after the rows that it hit."""
     deletes = open_table(deletes_uri(settings, number))
     return deletes, open_table(rows_uri(settings, number))
 
@@ -155,7 +160,7 @@ def _tables(
     deletes: TableHandle | None,
     rows: TableHandle | None,
 ) -> _Tables | None:
-    """A collection's tables, and what is dead in them; None where it is dropped, or nothing of it was ever flushed."""
+    """Return a collection's tables and the dead rows in them, or None if it is dropped or was never flushed."""
     if rows is None or any(info.dropped_tick for info in infos.values()):
         return None
     schema = newest_schema(infos.values())
@@ -163,14 +168,14 @@ def _tables(
     found = _Tables(schema, pa.array(sorted(infos), pa.utf8()), rows, deletes, folded)
     if folded > before.time_tick:
         found.drops = hidden_ranges_at(infos, folded)
-        found.struck = _struck(settings, snapshot, before, number, schema, folded)
+        found.folded_deletes = _deletes_before_fold(settings, snapshot, before, number, schema, folded)
     return found
 
 
-def _struck(
+def _deletes_before_fold(
     settings: Settings, snapshot: WalSnapshot, before: VerifiedBase, number: int, schema: Any, folded: int
 ) -> pa.Table:
-    """The deletes of a collection behind the base before, up to the fold, from the WAL."""
+    """Return the deletes of a collection from the last base to the fold, from the WAL."""
     catalog, buffer = WalCatalog.from_bytes(before.catalog_bytes), TxnBuffer(after_tick=before.time_tick)
     parts = [deletes_file_schema(schema).empty_table()]
     for messages in snapshot.messages(
@@ -183,15 +188,15 @@ def _struck(
 
 
 def _comparable(rows: pa.Table, found: _Tables, deletes: bool) -> pa.Table:
-    """The rows that both sides must have, in one form."""
+    """Return the rows that both sides must have, in one schema."""
     if deletes:
-        behind = pc.greater(rows["_time_tick"], found.folded)
-        return align_to_schema(rows.filter(behind), deletes_file_schema(found.schema))
-    return found.living(align_to_schema(rows, rows_table_schema(found.schema)))
+        later = pc.greater(rows["_time_tick"], found.folded)
+        return align_to_schema(rows.filter(later), deletes_file_schema(found.schema))
+    return found.without_dead(align_to_schema(rows, rows_table_schema(found.schema)))
 
 
 def _stored(table: TableHandle | None, found: _Tables, after: int, up_to: int, deletes: bool) -> Iterator[pa.Table]:
-    """The stored rows of the PChannel's VChannels that became visible in (after, up_to]; other files are not opened."""
+    """Yield the stored rows of the PChannel that became visible in (after, up_to]. Opens no other files."""
     if table is None:
         return
     actions = table.actions()

@@ -10,18 +10,21 @@ from millrace.operations.operation import Operation, OperationParams
 
 
 class CheckpointParams(OperationParams):
-    """How much is replayed, and what is given up behind the checkpoints."""
+    """How much to replay, and what to remove before the checkpoints."""
 
     sample_mib: int = Field(
         default=256,
         ge=1,
         le=65536,
-        description="At most so many MiB of WAL files are replayed of a PChannel; where more came since the last checkpoint, the newest part of it.",
+        description=(
+            "Limit of WAL files to replay per PChannel, in MiB. If more was written since the last "
+            "checkpoint, its newest part is replayed."
+        ),
     )
     truncate: bool = Field(default=True, description="Truncate the log as far as flush and recovery checkpoints allow.")
     trim: bool = Field(default=True, description="Trim the WAL by its retention (setting wal_retention; 0 keeps all).")
     dry_run: bool = Field(
-        default=False, description="Only verify, and say what could be freed; nothing is written or removed."
+        default=False, description="Only verify, and report what could be freed. Nothing is written or removed."
     )
 
 

@@ -1,8 +1,9 @@
 """The Delta table ``recovery_checkpoints``: states of a PChannel's chain that a replay has confirmed.
 
-A row is all that a recovery starts from: the state, the position behind it, LastConfirmed, tick, term, and what the WAL added
-up to there, so that everything behind it can be verified without what lies before. The newest KEPT rows of a PChannel are
-live, earlier ones are earlier versions of the table. Writing is fenced by the PChannel's number of WAL commits.
+A row is everything that a recovery starts from: the state, the next log position, LastConfirmed, tick, term, and the
+totals of the WAL up to there. Later rows of the WAL can thus be verified without earlier ones. The newest
+RETAINED_CHECKPOINTS rows of a PChannel are live; earlier ones are in earlier versions of the table. Writes are fenced
+by the PChannel's number of WAL commits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from millrace.wal.state import ChannelState
 
 PCHANNEL: Final = "pchannel"
 RETAINED_CHECKPOINTS: Final = 8
-"""Live rows of a PChannel."""
+"""Live rows per PChannel."""
 
 COLUMNS: Final = pa.schema(
     [
@@ -41,20 +42,20 @@ COLUMNS: Final = pa.schema(
         pa.field("lc_index", pa.int32()),
         pa.field("lc_ordinal", pa.int32()),
         pa.field("term", pa.int64()),
-        pa.field("commits", pa.int64()),  # of the PChannel to `wal`
+        pa.field("commits", pa.int64()),  # commits of the PChannel to `wal`
         pa.field("messages", pa.int64()),
         pa.field("rejections", pa.int64()),
         pa.field("digest", pa.utf8()),
         pa.field("wal_version", pa.int64()),
         pa.field("chain_version", pa.int32()),
         pa.field("verified_by", pa.utf8()),  # replayed or sampled
-        pa.field("replayed_from", pa.utf8()),  # the log position at which the replay began
+        pa.field("replayed_from", pa.utf8()),  # the log position where the replay began
         pa.field("replayed_rows", pa.int64()),
         pa.field("state", pa.binary()),
         pa.field("written_at", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""Columns of the files; the table is partitioned by PChannel."""
+"""Columns of the files. The table is partitioned by PChannel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class RecoveryCheckpoint:
     replayed_rows: int = 0
     chain_version: int = CHAIN_VERSION
     path: str = ""
-    """Its file, relative to the table."""
+    """File of the checkpoint, relative to the table."""
 
     @property
     def state(self) -> ChannelState:
@@ -85,7 +86,7 @@ class RecoveryCheckpoint:
     def of(
         cls, position: WalPosition, *, verified_by: str, replayed_from: LogId, replayed_rows: int
     ) -> RecoveryCheckpoint:
-        """The checkpoint at a position of the WAL."""
+        """Return the checkpoint at a position of the WAL."""
         state = position.state
         assert state is not None
         assert position.state_bytes is not None
@@ -110,7 +111,7 @@ def recovery_checkpoints_uri(settings: Settings) -> str:
 
 
 def newest(settings: Settings) -> dict[str, RecoveryCheckpoint]:
-    """The newest checkpoint of each PChannel. Reads one small file for each."""
+    """Return the newest checkpoint of each PChannel. Reads one small file for each."""
     path = recovery_checkpoints_uri(settings)
     table = open_table(path)
     if table is None:
@@ -123,34 +124,37 @@ def newest(settings: Settings) -> dict[str, RecoveryCheckpoint]:
 
 
 def history(settings: Settings, pchannel: str) -> list[RecoveryCheckpoint]:
-    """The live checkpoints of a PChannel, oldest first."""
+    """Return the live checkpoints of a PChannel, oldest first."""
     return [load(settings, pchannel, name) for owner, name in live_files(settings) if owner == pchannel]
 
 
 def live_files(settings: Settings) -> list[tuple[str, str]]:
-    """(PChannel, file) of each live checkpoint, those of a PChannel oldest first, for :func:`load`."""
+    """Return (PChannel, file) of each live checkpoint, oldest first per PChannel, for :func:`load`."""
     table = open_table(recovery_checkpoints_uri(settings))
     return [(owner, name) for owner, _, name in sorted(_live(table) if table else [])]
 
 
 def load(settings: Settings, pchannel: str, name: str) -> RecoveryCheckpoint:
-    """The checkpoint in one file. Raises OSError or an error of pyarrow where the file is gone or damaged."""
+    """Read the checkpoint in one file. Raises OSError or a pyarrow error if the file is missing or damaged."""
     return _read(store_at(recovery_checkpoints_uri(settings)), name, pchannel)
 
 
 def remove(settings: Settings, names: Sequence[str]) -> int:
-    """Take the files `names` out of the table, as far as they are live; how many. The next run writes a checkpoint anew."""
+    """Remove the live files among `names` from the table and return their number.
+
+    The next run writes a new checkpoint.
+    """
     table = open_table(recovery_checkpoints_uri(settings))
     gone = [(owner, name) for owner, _, name in (_live(table) if table else []) if name in names]
     if table is None or not gone:
         return 0
     if commit_fenced(table, [CommitPart(removes=[name for _, name in gone])]).fenced:
-        return 0  # a run of the checkpoint took them out meanwhile
+        return 0  # a checkpoint run removed them meanwhile
     return len(gone)
 
 
 def write(settings: Settings, checkpoint: RecoveryCheckpoint, *, seam: Callable[[str], None] = hit) -> bool:
-    """Commit `checkpoint`; False where a checkpoint as new or newer is there already."""
+    """Commit `checkpoint`. Return False if the table has one that is as new or newer."""
     path = recovery_checkpoints_uri(settings)
     table = create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
     base = table.app_version(checkpoint.pchannel)
@@ -170,7 +174,7 @@ def write(settings: Settings, checkpoint: RecoveryCheckpoint, *, seam: Callable[
 
 
 def _live(table: TableHandle) -> list[tuple[str, int, str]]:
-    """(PChannel, commits, file) of each live row, from the log alone."""
+    """Return (PChannel, commits, file) of each live row, from the Delta log alone."""
     return [(row[f"partition.{PCHANNEL}"], row["min.commits"], row["path"]) for row in table.actions().to_pylist()]
 
 

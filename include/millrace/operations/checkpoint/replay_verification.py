@@ -1,9 +1,9 @@
-"""A checkpoint is what a replay confirms: from an earlier state, the log run through the chain again gives the WAL's rows and
-the state that the WAL holds.
+"""Verification of a checkpoint by replay.
 
-Four things must agree over the range [earlier position, checkpoint): the digest by which the commits' totals differ, the
-digest of the rows that are stored, the digest of the rows that the chain makes of the log now, and the end state, byte for
-byte. Where the log's part is gone (truncated by hand), the stored rows are evolved instead, which leaves the log out.
+Running the log through the chain again, from an earlier state, must give the rows and the state of the WAL. Four things
+must agree over the range [earlier position, checkpoint): the digest by which the commits' totals differ, the digest of
+the stored rows, the digest of the rows that the chain makes of the log now, and the end state, byte for byte. If the
+log no longer has the range (truncated by hand), the stored rows are evolved instead, and the log is not verified.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, ROW_SCHEMA
 from millrace.wal.state import ChannelState
 
 MAX_LOOKBACK_STEPS: Final = 12
-"""Earlier versions of the table that are looked at for a nearer state: 1, 2, 4 ... commits before."""
+"""Earlier table versions to try for a nearer state: 1, 2, 4 ... commits back."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationStart:
-    """Where a replay begins: a state, and what the WAL added up to there."""
+    """The start of a replay: a state, and the totals of the WAL up to there."""
 
     state: ChannelState
     totals: WalTotals
     contiguous: bool
-    """Whether the replay then joins on to the checkpoint before, without a gap."""
+    """Whether the replay continues the last checkpoint without a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a replay came to."""
+    """The result of a replay."""
 
     start: LogId
     rows: int
     by_log: bool
-    """Whether the log was run through the chain; otherwise the stored rows were evolved."""
+    """Whether the log was run through the chain. Otherwise the stored rows were evolved."""
     problem: str = ""
-    """Why the checkpoint is not to be trusted; empty where all agree."""
+    """Why the checkpoint must not be trusted. Empty if everything agrees."""
 
 
 def choose_start(
     wal: WalTable, position: WalPosition, earlier: tuple[ChannelState, WalTotals] | None, *, max_bytes: int
 ) -> VerificationStart:
-    """The checkpoint before, where the WAL grew by `max_bytes` at most since; else the nearest state of an older version."""
+    """Choose the last checkpoint, if the WAL grew by `max_bytes` at most since; else the nearest state of an older
+    version.
+    """
     state, totals = earlier or (ChannelState.new(position.pchannel), WalTotals())
     if _bytes_since(wal, position.pchannel, state.position) <= max_bytes:
         return VerificationStart(state, totals, contiguous=True)
@@ -76,7 +78,7 @@ def choose_start(
 def verify_checkpoint(
     wal: WalTable, snapshot: WalSnapshot, position: WalPosition, start: VerificationStart, log: Log | None
 ) -> Verification:
-    """Replay [start, position) and compare. `wal` and `snapshot` are of one version."""
+    """Replay [start, position) and compare. `wal` and `snapshot` must be of one version."""
     pchannel, begin, end = position.pchannel, start.state.position, _position(position)
     messages = _messages(snapshot, pchannel, begin)
     rejections = _rejections(wal, pchannel, begin)
@@ -91,11 +93,11 @@ def verify_checkpoint(
             state, totals = replay_totals(log, start.state, WalTotals(), until=end)
             given = totals.digest
         else:
-            kept = pa.concat_tables([ROW_SCHEMA.empty_table(), *messages])
-            stored += digest_rows(kept)
-            given, state = expected, _evolve(start.state, kept, rejections, position)
+            rows = pa.concat_tables([ROW_SCHEMA.empty_table(), *messages])
+            stored += digest_rows(rows)
+            given, state = expected, _evolve(start.state, rows, rejections, position)
     except MillraceError as error:
-        if by_log and isinstance(error, PositionTruncated):  # its part went meanwhile, by retention or another run
+        if by_log and isinstance(error, PositionTruncated):  # this part of the log was truncated meanwhile
             return verify_checkpoint(wal, snapshot, position, start, None)
         return Verification(begin, stored.rows, by_log, f"{error.code}: {error}")
     return Verification(begin, stored.rows, by_log, _compare(expected, stored, given, state, position))
@@ -105,11 +107,11 @@ def _compare(
     expected: WalDigest, stored: WalDigest, replayed: WalDigest, state: ChannelState, position: WalPosition
 ) -> str:
     if stored != expected:
-        return f"the WAL stores {stored} behind the earlier checkpoint, its commits counted {expected}"
+        return f"the WAL stores {stored} since the earlier checkpoint, but its commits counted {expected}"
     if replayed != expected:
-        return f"the log gives {replayed} through the chain, the WAL holds {expected}"
+        return f"the log gives {replayed} through the chain, but the WAL holds {expected}"
     if state.to_bytes() != position.state_bytes:
-        return "the replay ends in another channel state than the WAL holds"
+        return "the replay ends in a channel state that differs from the one in the WAL"
     return ""
 
 
@@ -131,7 +133,7 @@ def _messages(snapshot: WalSnapshot, pchannel: str, begin: LogId) -> Iterator[pa
 
 
 def _rejections(wal: WalTable, pchannel: str, begin: LogId) -> pa.Table:
-    """The rejections of entries from `begin` on. Files that end before it are not opened."""
+    """Return the rejections of entries from `begin` on. Files that end before it are not opened."""
     parts = [ROW_SCHEMA.empty_table()]
     for name, _, last in _files(wal, pchannel, KIND_REJECTION):
         if last >= begin:
@@ -145,12 +147,12 @@ def _rejections(wal: WalTable, pchannel: str, begin: LogId) -> pa.Table:
 
 
 def _bytes_since(wal: WalTable, pchannel: str, begin: LogId) -> int:
-    """Bytes of the files with messages of entries from `begin` on."""
+    """Return the bytes of the files with messages of entries from `begin` on."""
     return sum(size for _, size, last in _files(wal, pchannel, KIND_MESSAGE) if last >= begin)
 
 
 def _files(wal: WalTable, pchannel: str, kind: str) -> list[tuple[str, int, LogId]]:
-    """(path, bytes, last entry) of the live files, from the log alone."""
+    """Return (path, bytes, last entry) of the live files, from the Delta log alone."""
     actions = wal.table.actions()
     if actions.num_rows == 0:
         return []
@@ -160,7 +162,7 @@ def _files(wal: WalTable, pchannel: str, kind: str) -> list[tuple[str, int, LogI
 
 
 def _at_version(wal: WalTable, pchannel: str, version: int) -> tuple[ChannelState, WalTotals] | None:
-    """The state and totals of an older version; None where that is gone."""
+    """Return the state and totals of an older version, or None if that version is gone."""
     position = wal.position_at(pchannel, version)
     state = None if position is None else position.state
     return None if position is None or state is None else (state, position.totals)

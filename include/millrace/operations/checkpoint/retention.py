@@ -1,7 +1,7 @@
-"""The WAL's own retention: a verified base first, then the collections say from where they can be read, then rows go.
+"""Retention of the WAL: verify a base, raise the earliest readable tick of the collections, then remove rows.
 
-How far: what is older than the retention, was flushed (on all PChannels of the collections), and lies before a verified checkpoint. Where no whole file lies there,
-nothing is proved either, so that what this costs is that of the rows that go.
+Removed is what is older than the retention, is flushed (on all PChannels of its collections), and lies before a
+verified checkpoint. If no whole file qualifies, no base is verified, so the cost is that of the removed rows.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from millrace.tables.wal.table import WalTable
 
 
 class WalTrimReport(OperationReport):
-    """What the WAL of a PChannel gave up by its retention, or could. The bytes are free once VACUUM has run."""
+    """What a PChannel's WAL removed by its retention, or could remove. VACUUM frees the bytes."""
 
     pchannel: str
     base_tick: int
     files: int
     rows: int
     freed_bytes: int
-    problem: str = Field(default="", description="Why no base could be verified there; then nothing was trimmed.")
+    problem: str = Field(default="", description="Why no base could be verified there. Nothing was trimmed then.")
 
 
 def apply_retention(
@@ -50,12 +50,15 @@ def apply_retention(
     dry_run: bool = False,
     seam: Callable[[str], None] = hit,
 ) -> Iterator[WalTrimReport]:
-    """Trim each PChannel of `reached` (its newest verified checkpoint's tick) as far as ``wal_retention`` asks; `now_ms` is log
-    time, so that a wall clock that leaps takes nothing away."""
+    """Trim each PChannel of `reached` as far as ``wal_retention`` allows.
+
+    `reached` maps a PChannel to the tick of its newest verified checkpoint. `now_ms` is log time, so that a wall clock
+    that jumps ahead removes nothing.
+    """
     oldest = compose_tick(max(0, now_ms - int(settings.wal_retention * 1000)), 0)
     bases = read_bases(settings.wal_uri)
     if not dry_run:
-        _remove_staged(settings, seam)  # what a run that was killed left
+        _remove_staged(settings, seam)  # left by a run that was killed
     for pchannel, verified in sorted(reached.items()):
         checkpoint = flushed.get(pchannel)
         if checkpoint is None:
@@ -71,7 +74,7 @@ def apply_retention(
             try:
                 base = before if wanted is before else verify_base(settings, snapshot, checkpoint, before, tick)
             except PositionTruncated:
-                continue  # another run proved one first, and has trimmed to it
+                continue  # another run verified a base first, and has trimmed to it
             except (BaseMismatch, StagedFileDamaged) as error:
                 yield WalTrimReport(
                     pchannel=pchannel, base_tick=tick, files=0, rows=0, freed_bytes=0, problem=str(error)
@@ -79,9 +82,9 @@ def apply_retention(
                 continue
             seam("base.proved")
             if base is not before and not write_base(settings.wal_uri, before, base, seam=seam):
-                continue  # another run proved one first, and trims to it
+                continue  # another run verified a base first, and trims to it
             seam("base.written")
-            _say_from_where(settings, base, seam)
+            _raise_base_ticks(settings, base, seam)
             wanted = base
         found = trim_wal(settings, wanted, dry_run=dry_run, seam=seam)
         if not dry_run:
@@ -98,9 +101,9 @@ def _remove_staged(settings: Settings, seam: Callable[[str], None]) -> None:
 
 
 def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> int:
-    """The tick up to which every PChannel is flushed that a collection of this one lies on, too.
+    """Return the tick up to which every PChannel is flushed that shares a collection with this one.
 
-    A collection is readable up to the least tick of its PChannels; its base must not lie behind that.
+    A collection is readable up to the least tick of its PChannels, so its base must not be later.
     """
     names = {
         pchannel_of(name, info.collection_id)
@@ -111,8 +114,11 @@ def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> i
     return min(flushed[name].time_tick if name in flushed else 0 for name in {*names, checkpoint.pchannel})
 
 
-def _say_from_where(settings: Settings, base: VerifiedBase, seam: Callable[[str], None]) -> None:
-    """Have each collection's table refuse reads before the base: what lies there could not be rebuilt any more (law 7)."""
+def _raise_base_ticks(settings: Settings, base: VerifiedBase, seam: Callable[[str], None]) -> None:
+    """Make each collection's table refuse reads before the base.
+
+    They could not be answered again from the WAL (law 7).
+    """
     for number in base.collections:
         path = rows_uri(settings, number)
         table = open_table(path)

@@ -1,7 +1,8 @@
-"""The operation `checkpoint`: write and verify a checkpoint of each PChannel, then give up what stands behind them.
+"""The operation `checkpoint`: write and verify a checkpoint of each PChannel, then remove what precedes it.
 
-The order: verify, write, sync the tables, ask quality's gate, truncate the log, trim the WAL. Each step rests on the ones
-before alone, so that a kill in between leaves more than is needed, never less; the next run goes on from there. Needs no Spark.
+The order is: verify, write, sync the tables, ask the quality gate, truncate the log, trim the WAL. Each step depends
+only on earlier ones. A kill in between therefore leaves more than is needed, never less, and the next run continues.
+Needs no Spark.
 """
 
 from __future__ import annotations
@@ -35,24 +36,26 @@ MIB = 1 << 20
 
 
 class ChannelCheckpoint(OperationReport):
-    """What was done for one PChannel."""
+    """The result for one PChannel."""
 
     pchannel: str
     time_tick: int
-    position: str = Field(description="The next entry of the log behind the checkpoint.")
+    position: str = Field(description="Next entry of the log after the checkpoint.")
     verified_by: str = Field(
-        description="replayed: from the checkpoint before; sampled: the newest part of what came since."
+        description="replayed: from the last checkpoint. sampled: only the newest part since then."
     )
     replayed_from: str
     replayed_rows: int
-    by_log: bool = Field(description="Whether the log was run through the chain; else the WAL's rows were evolved.")
-    problem: str = Field(description="Why the checkpoint was not written; empty where it was, or was there.")
+    by_log: bool = Field(
+        description="Whether the log was run through the chain. Otherwise the WAL's rows were evolved."
+    )
+    problem: str = Field(description="Why the checkpoint was not written. Empty if it was written or already existed.")
     written: bool
     seconds: float
 
 
 class LogTruncation(OperationReport):
-    """What the log of a PChannel gave up, or could."""
+    """What the log of a PChannel freed, or could free."""
 
     pchannel: str
     begin: str
@@ -61,7 +64,10 @@ class LogTruncation(OperationReport):
 
 
 class CheckpointReport(OperationReport):
-    """What a run did. `ok`: every checkpoint was confirmed by its replay, and every base that was asked for."""
+    """The result of a run.
+
+    `ok` is True if the replays confirmed every checkpoint and every requested base was verified.
+    """
 
     ok: bool
     dry_run: bool
@@ -69,12 +75,12 @@ class CheckpointReport(OperationReport):
     truncated: tuple[LogTruncation, ...] = ()
     trimmed: tuple[WalTrimReport, ...] = ()
     synced_files: int = 0
-    blocked: tuple[str, ...] = Field(default=(), description="Blocks of quality that kept log and WAL as they are.")
+    blocked: tuple[str, ...] = Field(default=(), description="Quality blocks that prevented truncation and trimming.")
     seconds: float = 0.0
 
 
 def run(settings: Settings, params: CheckpointParams, progress: Progress) -> CheckpointReport:
-    """The operation as its job runs it, with the log's server (which it starts where none runs)."""
+    """Run the operation as its job does, with the log's server, which is started if needed."""
     from millrace.client.append_client import AppendClient
     from millrace.rpc.launch import launch_of
 
@@ -94,11 +100,11 @@ def checkpoint(
     *,
     seam: Callable[[str], None] = hit,
 ) -> CheckpointReport:
-    """The operation on a log that is at hand."""
+    """Run the operation on an open log."""
     started = time.perf_counter()
     wal = WalTable.open(settings.wal_uri)
-    snapshot = WalSnapshot(wal.table)  # one handle: one version
-    # Pinned before anything is synced: the log goes no further than these.
+    snapshot = WalSnapshot(wal.table)  # one handle, hence one version
+    # Pin these before anything is synced: the log is truncated no further than they reach.
     flushed = read_checkpoints(open_table(settings.checkpoints_uri))
     known = recovery_checkpoints.newest(settings)
     names = wal.pchannels()
@@ -138,7 +144,7 @@ def checkpoint(
         reached = {name: each.time_tick for name, each in known.items() if name not in broken}
         stamp = log_time_ms(service)
         now_ms = snapshot.log_time_ms() if stamp is None else stamp
-        with removal_permit(settings) as free:  # a backup holds it back while it pins the tables
+        with removal_permit(settings) as free:  # a backup prevents removal while it pins the tables
             dry_run = params.dry_run or not free
             trimmed = tuple(
                 apply_retention(settings, snapshot, flushed, reached, now_ms=now_ms, dry_run=dry_run, seam=seam)
@@ -165,11 +171,14 @@ def _channel(
     known: dict[str, RecoveryCheckpoint],
     seam: Callable[[str], None],
 ) -> tuple[ChannelCheckpoint, RecoveryCheckpoint | None]:
-    """Verify and write the checkpoint of one PChannel; the newest one that stands, where it is another than before."""
+    """Verify and write the checkpoint of one PChannel.
+
+    Returns the report, and the newest checkpoint in the table if it differs from the previous one.
+    """
     started = time.perf_counter()
     before = known.get(position.pchannel)
     if before is not None and before.commits >= position.commits:
-        return _told(before, by_log=True, problem="", written=False, started=started), None
+        return _channel_report(before, by_log=True, problem="", written=False, started=started), None
     earlier = None if before is None else (before.state, before.totals)
     start = choose_start(wal, position, earlier, max_bytes=params.sample_mib * MIB)
     log = service.open(position.pchannel)
@@ -184,13 +193,17 @@ def _channel(
         replayed_rows=result.rows,
     )
     if result.problem:
-        return _told(found, by_log=result.by_log, problem=result.problem, written=False, started=started), None
+        return _channel_report(
+            found, by_log=result.by_log, problem=result.problem, written=False, started=started
+        ), None
     written = not params.dry_run and recovery_checkpoints.write(settings, found, seam=seam)
-    told = _told(found, by_log=result.by_log, problem="", written=written, started=started)
-    return told, found if written or params.dry_run else None
+    report = _channel_report(found, by_log=result.by_log, problem="", written=written, started=started)
+    return report, found if written or params.dry_run else None
 
 
-def _told(found: RecoveryCheckpoint, *, by_log: bool, problem: str, written: bool, started: float) -> ChannelCheckpoint:
+def _channel_report(
+    found: RecoveryCheckpoint, *, by_log: bool, problem: str, written: bool, started: float
+) -> ChannelCheckpoint:
     return ChannelCheckpoint(
         pchannel=found.pchannel,
         time_tick=found.time_tick,

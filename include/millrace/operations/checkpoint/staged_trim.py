@@ -1,9 +1,10 @@
-"""Staged files go once the WAL is trimmed past the Import that names them: nobody expands that message any more.
+"""Removal of staged files once the WAL is trimmed past the Import that names them and no reader expands it any more.
 
-A trim first writes a note of the files that its messages name (:func:`note_trimmed_files`), then commits; :func:`remove_trimmed_files` takes
-the files of those notes away that a commit stands behind, but where a message that is left names one of them, then the note.
-So a kill at any instant leaves a note that the next run completes, or files and no commit. A file that no trimmed message
-names is never touched: it may be about to be named. What else lies beside it (a loader's own notes) stays.
+A trim first writes a note of the files that its messages name (:func:`note_trimmed_files`), then commits.
+:func:`remove_trimmed_files` removes the files of every note whose commit exists, except files that a remaining message
+names, and then the note. A kill at any time leaves a note that the next run completes, or files without a commit. A
+file that no trimmed message names is never touched, because a message may be about to name it. Other files beside it,
+such as a loader's own notes, stay.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from millrace.message.types import MessageType
 from millrace.tables.wal.reader import WalSnapshot
 
 TRIM_NOTES_FOLDER: Final = ".trims"
-"""Folder of the notes below the staged one. No Import can name what lies in it: such names begin with no full stop."""
+"""Folder of the notes, inside the staged folder.
+
+An Import cannot name its files: import ids do not begin with a full stop.
+"""
 
 
 def imported_files(messages: pa.Table) -> list[str]:
-    """The paths that the Imports among accepted `messages` name."""
+    """Return the paths that the Imports among accepted `messages` name."""
     imports = messages.filter(pc.equal(messages["type"].cast(pa.utf8()), MessageType.IMPORT.name))
     bodies = (parse_body(MessageType.IMPORT, payload) for payload in imports["payload"].to_pylist())
     return [file["path"] for body in bodies for file in body["files"]]
 
 
 def note_trimmed_files(staged: Path, pchannel: str, tick: int, paths: list[str]) -> None:
-    """Write down what may go once the WAL of `pchannel` is trimmed to `tick`: durable before that is committed."""
+    """Record which files may be removed once the WAL of `pchannel` is trimmed to `tick`. Durable before that commit."""
     if not paths:
         return
     folder = staged / TRIM_NOTES_FOLDER
@@ -44,7 +48,7 @@ def note_trimmed_files(staged: Path, pchannel: str, tick: int, paths: list[str])
 
 
 def remove_trimmed_files(staged: Path, wal: WalSnapshot, *, seam: Callable[[str], None] = hit) -> int:
-    """Remove what trims up to the version of `wal` have let go; how many files that were."""
+    """Remove the files that trims up to the version of `wal` have released, and return their number."""
     notes = [note for note in sorted((staged / TRIM_NOTES_FOLDER).glob("*.json")) if _stands(note, wal)]
     if not notes:
         return 0
@@ -81,7 +85,7 @@ def _remove(staged: Path, path: str) -> int:
     for folder in target.parents:
         if folder == staged:
             break
-        with suppress(OSError):  # it holds something else
+        with suppress(OSError):  # it holds other files
             folder.rmdir()
             sync(folder.parent)
     return 1

@@ -1,8 +1,8 @@
-"""What stands before the log's end is on the disk: files, log entries and folders of every table up to its version now.
+"""Durability of the tables before the log is truncated: syncs files, log entries and folders of every table.
 
-Streaming node and flusher fsync what they commit. Others that write here may not, and truncation must not depend on them:
-so before the log gives anything up, what was committed since the last time is synced once more. Its cost is that of the
-commits since. Which versions are known to be synced stands in a file that may be lost: then all live files are synced.
+Streaming node and flusher fsync what they commit. Other writers may not, and truncation must not depend on them.
+Therefore everything committed since the last call is synced once more before the log is truncated. The versions known
+to be synced are kept in a file that may be lost: all live files are synced then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYNCED_VERSIONS_FILE: Final = "checkpoint-synced.json"
 
 
 def tables_to_sync(settings: Settings) -> dict[str, str]:
-    """The tables that the log's truncation rests on, by name: where they lie."""
+    """Return the tables that truncation of the log depends on, by name with their URIs."""
     names = ["wal", "segments", "checkpoints"]
     names += [f"collections/{number}" for number in stored_collection_ids(settings, "collections")]
     names += [f"deletes/{number}" for number in stored_collection_ids(settings, "deletes")]
@@ -28,7 +28,7 @@ def tables_to_sync(settings: Settings) -> dict[str, str]:
 
 
 def sync_tables(settings: Settings) -> int:
-    """Sync what came since the last call; how many files that was."""
+    """Sync everything committed since the last call and return the number of files."""
     memory = settings.run_path / SYNCED_VERSIONS_FILE
     known = _read(memory)
     reached: dict[str, int] = {}

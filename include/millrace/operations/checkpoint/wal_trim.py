@@ -1,8 +1,9 @@
-"""Trimming of the ``wal`` table: whole files that lie before a verified base go, and every version says so of itself.
+"""Trimming of the ``wal`` table: removes whole files that precede a verified base.
 
-The removal is one commit, made from the very version it was planned from; it also moves ``<pchannel>/trimmed``. The committer,
-which meets it as any other writer's commit, looks again and goes on. The files themselves go with VACUUM; the staged files that
-messages in them name go behind the commit (:mod:`millrace.operations.checkpoint.staged_trim`).
+The removal is one commit, made from the very version it was planned from. It also moves ``<pchannel>/trimmed``, so that
+every version states how far it is trimmed. The committer sees it like any other writer's commit, refreshes and
+continues. VACUUM deletes the files themselves. The staged files that their messages name are removed after the commit
+(:mod:`millrace.operations.checkpoint.staged_trim`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ATTEMPTS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class TrimResult:
-    """What was, or could be, given up of one PChannel."""
+    """What was, or could be, removed of one PChannel."""
 
     pchannel: str
     time_tick: int
@@ -43,7 +44,7 @@ class TrimResult:
 def trim_wal(
     settings: Settings, base: VerifiedBase, *, dry_run: bool = False, seam: Callable[[str], None] = hit
 ) -> TrimResult:
-    """Remove the files of the base's PChannel that lie before it. May be killed at any instant and repeated."""
+    """Remove the files of the base's PChannel that precede it. May be killed at any time and repeated."""
     table = WalTable.open(settings.wal_uri)
     for _ in range(ATTEMPTS):
         table.refresh()
@@ -68,7 +69,9 @@ def trim_wal(
         if _commit(table, base, files):
             seam("wal_trim.done")
             return found
-    raise DeadlineExceeded(f"{ATTEMPTS} commits to {settings.wal_uri} met another writer's; the next run trims it")
+    raise DeadlineExceeded(
+        f"{ATTEMPTS} commits to {settings.wal_uri} conflicted with other writers; the next run trims it"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class _File:
 
 
 def files_before(table: WalTable, base: VerifiedBase) -> list[_File]:
-    """The live files that hold nothing but what lies before the base, from the Delta log alone."""
+    """Return the live files that hold only rows before the base, from the Delta log alone."""
     actions = table.table.actions()
     if actions.num_rows == 0:
         return []
@@ -97,7 +100,7 @@ def files_before(table: WalTable, base: VerifiedBase) -> list[_File]:
 
 
 def _read(table: WalTable, file: _File) -> tuple[WalTotals, list[str]]:
-    """What a file's rows add up to, and the staged files that its messages name."""
+    """Return the totals of a file's rows, and the staged files that its messages name."""
     rows = table.table.read(file.path).cast(ROW_SCHEMA)
     if file.kind != KIND_MESSAGE:
         return WalTotals(0, rows.num_rows, digest_rows(rows)), []
@@ -105,7 +108,7 @@ def _read(table: WalTable, file: _File) -> tuple[WalTotals, list[str]]:
 
 
 def _commit(table: WalTable, base: VerifiedBase, files: list[_File]) -> bool:
-    """Take `files` out; False where one of them was replaced, or another trim was first."""
+    """Remove `files`. Return False if one of them was replaced or another trim committed first."""
     app, earliest = base.pchannel + TRIMMED_APP_SUFFIX, base.confirmed.log_id
 
     def move(app_id: str, version: int) -> tuple[str, AppTransaction]:

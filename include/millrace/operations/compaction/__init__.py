@@ -1,4 +1,4 @@
-"""Compaction: small files and segments into larger ones, deletes folded in, files clustered, what is replaced removed.
+"""Compaction: merge small files and segments, fold deletes in, cluster files, vacuum replaced ones.
 
-It changes no row that a read may ask for, and takes no lock that the streaming jobs would wait for.
+Compaction changes no row that a read may ask for, and takes no lock that the streaming jobs would wait for.
 """

@@ -1,10 +1,12 @@
-"""What compaction commits, and the order that makes it safe beside the flusher and beside another compaction.
+"""The commits of compaction, and the order that makes them safe beside the flusher and beside another compaction.
 
-Two app transactions of its own in a collection's rows table. ``millrace/rewrites`` counts the commits that replaced files:
-each moves it by one, so that of two rewriters at work on one table the second is fenced. Whoever else removes files of a
-collection's table moves it, too. ``millrace/folded`` is the tick up to which no dead row is in the table any more: deletes
-up to it have nothing left to hit. The flusher's app ids are never touched; its commits and these meet only in the
-version number, and whoever comes second tries again.
+Compaction has two app ids of its own in a collection's rows table. ``millrace/rewrites`` counts the commits that
+replaced files. Each such commit increments it, so that of two concurrent rewriters of one table the second is fenced.
+Every other operation that removes files of the table increments it too. ``millrace/folded`` is the tick up to which the
+table holds no dead rows: deletes up to it have nothing left to hit.
+
+The flusher's app ids are never touched. Its commits conflict with these only in the version number, and the later one
+tries again.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from millrace.storage.table import TableHandle
 from millrace.tables.collections.data_tables import BASE_TICK_PROPERTY, FOLDED_APP, REWRITES_APP, earliest_readable_tick
 
 COMMIT_GROUPS: Final = 64
-"""Groups of files that one commit replaces at most."""
+"""Maximum number of file groups that one commit replaces."""
 
 Seam = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class RewriteCommitter:
-    """Commits rewritten groups to one table. `rewrites` is where the table stood when the groups were planned."""
+    """Commits rewritten groups to one table. `rewrites` is the table's counter at the time of planning."""
 
     table: TableHandle
     rewrites: int
     seam: Seam = hit
     superseded: bool = False
-    """Another rewriter was first: nothing more goes through from this plan."""
+    """Another rewriter committed first: nothing more of this plan can be committed."""
     given_up: list[str] = field(default_factory=list)
 
     @classmethod
@@ -44,7 +46,10 @@ class RewriteCommitter:
         return cls(table, table.app_version(REWRITES_APP), seam)
 
     def commit(self, done: Sequence[RewriteResult]) -> list[RewriteResult]:
-        """Commit the groups of `done` as one; those that went through. What did not leaves no file behind."""
+        """Commit the groups of `done` in one commit and return those that got through.
+
+        The others leave no file behind.
+        """
         good = []
         for each in done:
             if each.error is not None:
@@ -53,14 +58,14 @@ class RewriteCommitter:
                 good.append(each)
         if self.superseded:
             delete_uncommitted(self.table.store, [action for each in good for action in each.actions])
-            self._give_up(good, "another compaction was first")
+            self._give_up(good, "another compaction committed first")
             return []
         parts = [CommitPart(each.actions, each.group.paths, self._moves()) for each in good]
         fenced = commit_fenced(self.table, parts, data_change=False, seam=self.seam).fenced
         self.superseded = any(REWRITES_APP in fence.conflicts for fence in fenced.values())
         self._give_up(
             [good[place] for place in fenced],
-            "another compaction was first" if self.superseded else "replaced meanwhile",
+            "another compaction committed first" if self.superseded else "replaced concurrently",
         )
         through = [each for place, each in enumerate(good) if place not in fenced]
         if through:
@@ -75,7 +80,7 @@ class RewriteCommitter:
         self.given_up += [f"{each.group.paths[0]} and {len(each.group.files) - 1} more: {words}" for each in groups]
 
     def mark_folded(self, tick: int) -> bool:
-        """Record that no row that is dead at `tick` is left; False where another rewriter was in between."""
+        """Record that no row that is dead at `tick` is left. Return False if another rewriter committed in between."""
         have = self.table.app_version(FOLDED_APP)
         part = CommitPart(app_transactions={**self._moves(), FOLDED_APP: AppTransaction(have, max(tick, have))})
         if commit_fenced(self.table, [part], seam=self.seam).fenced:
@@ -92,11 +97,14 @@ def rewrite_and_commit(
     mapper: RewriteMapper,
     work: TableCompaction,
 ) -> TableCompaction:
-    """Rewrite `groups` and commit them, a few at a time, so that a long run keeps what it has done; `work` with the outcome."""
+    """Rewrite `groups` and commit them, a few per commit so that a long run keeps its progress.
+
+    Returns `work` with the outcome.
+    """
     done: list[RewriteResult] = []
     for start in range(0, len(groups), COMMIT_GROUPS):
         if replacer.superseded:
-            replacer.given_up.append(f"{len(groups) - start} groups: another compaction was first")
+            replacer.given_up.append(f"{len(groups) - start} groups: another compaction committed first")
             break
         done += replacer.commit(list(mapper(job, groups[start : start + COMMIT_GROUPS])))
     return work.model_copy(
@@ -113,14 +121,16 @@ def rewrite_and_commit(
 
 
 def folded_tick(table: TableHandle | None) -> int:
-    """The tick up to which the rows table holds no dead row; 0 before the first fold."""
+    """Return the tick up to which the rows table holds no dead rows, or 0 before the first fold."""
     return 0 if table is None else table.app_version(FOLDED_APP)
 
 
 def raise_base_tick(table: TableHandle, tick: int, *, seam: Seam = hit) -> int:
-    """Have the rows table say that it can be read from `tick` on, before any row that is dead there goes; its base tick.
+    """Raise the base tick of the rows table to `tick` and return it.
 
-    It never goes back: a commit is made from the very version that was looked at, or not at all.
+    Must precede the removal of rows that are dead there.
+
+    The base tick never goes back: each commit is based on the very version that was read.
     """
 
     def wanted(properties: Mapping[str, str]) -> dict[str, str]:

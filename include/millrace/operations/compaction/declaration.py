@@ -10,11 +10,11 @@ from millrace.operations.operation import Operation, OperationParams
 
 
 class CompactionParams(OperationParams):
-    """What is compacted, from which sizes on, and how far back reads at a time tick must reach afterwards."""
+    """What to compact, from which sizes on, and how far back reads at a time tick must reach afterwards."""
 
     collections: tuple[str, ...] = Field(
         default=(),
-        description="Names or ids of the collections to compact; none: all.",
+        description="Names or ids of the collections to compact. Empty means all.",
         json_schema_extra={"choices": "collections"},
     )
     files: bool = Field(default=True, description="Merge small files of rows, deletes and segments.")
@@ -24,52 +24,56 @@ class CompactionParams(OperationParams):
         le=256,
         description="Size of a merged file, in MiB of decoded columns (about a third of it on disk).",
     )
-    min_files: int = Field(default=8, ge=2, le=10_000, description="Small files of one day that are worth a merge.")
+    min_files: int = Field(
+        default=8, ge=2, le=10_000, description="Small files of one day from which on a merge is worthwhile."
+    )
     fold: Literal["auto", "always", "never"] = Field(
         default="auto",
-        description="Take deleted rows out of the tables: where there are enough of them, always, or never.",
+        description="Remove deleted rows from the tables: if there are enough of them (auto), always, or never.",
     )
     fold_ratio: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="auto: deletes that can be folded in, as a share of the rows, from which on it is done.",
+        description="auto: fold when the foldable deletes reach this share of the rows.",
     )
     keep_history_hours: float | None = Field(
         default=None,
         ge=0,
         le=876_000,
-        description="Hours back that reads at a time tick must reach; deletes younger than that are not folded in. "
+        description="Hours back that reads at a time tick must reach. Later deletes are not folded in. "
         "Empty: the setting history_hours.",
     )
     segments: bool = Field(default=True, description="Join small flushed segments of a partition.")
     segment_mib: int = Field(default=256, ge=1, le=65_536, description="Size of a joined segment, in MiB of payload.")
     zorder_by: tuple[str, ...] = Field(
         default=(),
-        description="Columns to Z-order by, with Spark; needs exactly one collection. None: clustered by key and tick.",
+        description=(
+            "Columns to Z-order by, with Spark. Needs exactly one collection. Empty: clustered by key and tick."
+        ),
     )
     vacuum: bool = Field(
-        default=True, description="Remove files that were replaced long enough ago, and what crashes left."
+        default=True, description="Remove files that were replaced long enough ago, and files that crashes left."
     )
     vacuum_hours: int = Field(
         default=168,
         ge=24,
         le=876_000,
-        description="Hours that a replaced or unnamed file stays, for readers and running tasks.",
+        description="Hours for which a replaced or unreferenced file stays, for readers and running tasks.",
     )
-    dry_run: bool = Field(default=False, description="Only say what would be done.")
+    dry_run: bool = Field(default=False, description="Only report what would be done.")
 
     @model_validator(mode="after")
     def _one_collection_to_order(self) -> Self:
         if self.zorder_by and len(self.collections) != 1:
-            raise ValueError("zorder_by names columns of one collection: give exactly that one in collections")
+            raise ValueError("zorder_by names columns of one collection: give exactly that collection in collections")
         return self
 
 
 COMPACTION: Final = Operation(
     name="compaction",
     title="Compact tables",
-    summary="Joins small files and segments, folds old deletes in, clusters, vacuums within the retention.",
+    summary="Joins small files and segments, folds in old deletes, clusters, and vacuums within the retention.",
     example="--collections flights --fold always",
     params=CompactionParams,
     run="millrace.operations.compaction.run:compaction",

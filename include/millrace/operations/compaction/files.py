@@ -1,8 +1,9 @@
-"""The live files of a Delta table by its log alone, and which of them are merged with which.
+"""The live files of a Delta table according to its log, and the choice of files to merge.
 
-Sizes are those of decoded columns, estimated from a sample, because that is what a task holds and what a file is closed by;
-bytes on disk would say ten times more or less. A file is rewritten only together with others of its own size or more in
-sum (size-tiered), so that each row is rewritten a logarithmic number of times, however often compaction runs.
+Sizes are of decoded columns, estimated from a sample: they determine a task's memory and the end of a file. Bytes on
+disk can differ by a factor of ten either way. Merging is size-tiered: a file is rewritten only together with others
+that are at least as large in sum, so each row is rewritten a logarithmic number of times, however often compaction
+runs.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ SMALL_SHARE: Final = 0.5
 """A file below this share of the target is small."""
 
 TINY_BYTES: Final = 1 << 20
-"""Files below this are merged whatever the others are."""
+"""Files below this size are merged regardless of the sizes of the others."""
 
 SAMPLES: Final = 3
-"""Files of which a row group is read to learn how large a row is."""
+"""Files of which a row group is read to estimate the size of a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """One live file as the Delta log describes it; bounds are None where the log does not have them."""
+    """One live file as the Delta log describes it. Bounds are None if the log lacks them."""
 
     path: str
     size: int
@@ -43,7 +44,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files of one partition that are rewritten together: one task's work, one place in a commit."""
+    """Files of one partition that are rewritten together: one task's work and one part of a commit."""
 
     files: tuple[LiveFile, ...]
 
@@ -61,7 +62,7 @@ class FileGroup:
 
 
 def live_files(table: TableHandle, *, key: str | None = None) -> list[LiveFile]:
-    """The files of the table at its version, in the order of partitions and ticks."""
+    """Return the files of the table at its version, ordered by partition and tick."""
     actions = table.actions()
     partitions = table.partition_columns
     names = set(actions.column_names)
@@ -88,7 +89,10 @@ def _rows(table: TableHandle, name: str) -> int:
 
 
 def row_bytes(files: Sequence[LiveFile], store: TableStore) -> float:
-    """Decoded bytes of a row, from the largest files' first row groups; 1 where there is nothing to learn from."""
+    """Return the decoded bytes of a row, estimated from the first row groups of the largest files.
+
+    1 if there are none.
+    """
     total, rows = 0, 0
     for file in sorted(files, key=lambda file: file.size, reverse=True)[:SAMPLES]:
         with open_file(store, file.path) as parquet:
@@ -99,7 +103,7 @@ def row_bytes(files: Sequence[LiveFile], store: TableStore) -> float:
 
 
 def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int, min_files: int) -> list[FileGroup]:
-    """Which small files become one: at least `min_files` of a partition, of about `target` decoded bytes at most."""
+    """Choose small files to merge: at least `min_files` of a partition and about `target` decoded bytes at most."""
     groups: list[FileGroup] = []
     for _, partition in itertools.groupby(files, key=lambda file: file.partition):
         small = [file for file in partition if file.rows * bytes_per_row < target * SMALL_SHARE]
@@ -118,7 +122,7 @@ def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int
 
 
 def _tiers(files: Sequence[LiveFile], bytes_per_row: float) -> list[list[LiveFile]]:
-    """The files by size, a new tier where one is larger than twice all of its tier before it together."""
+    """Split the files into size tiers. A file larger than twice the sum of its tier so far starts a new tier."""
     tiers: list[list[LiveFile]] = []
     held = 0.0
     for file in sorted(files, key=lambda file: (file.rows, file.path)):

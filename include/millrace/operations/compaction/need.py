@@ -1,7 +1,7 @@
-"""Whether compaction is worth its cost now: measured from the Delta logs, without Spark and without reading rows.
+"""Whether compaction is worth its cost now, measured from the Delta logs, without Spark and without reading rows.
 
-What the DAG asks before it starts a driver. Thresholds are those of the parameters, so that what is found to be needed is
-what a run with them would do.
+The DAG asks this before it starts a driver. The thresholds are those of the parameters, so a run with the same
+parameters does what is reported here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from millrace.operations.compaction.vacuum import tables_to_vacuum, vacuum_table
 from millrace.storage.table import open_table
 
 RECLAIM_BYTES: Final = 256 << 20
-"""Bytes that VACUUM would free, from which on they alone are a reason to run."""
+"""Bytes that VACUUM would free from which on they alone justify a run."""
 
 SMALL_SEGMENTS: Final = 16
-"""Segments to be joined, from which on they alone are a reason to run."""
+"""Segments to join from which on they alone justify a run."""
 
 
 def need(settings: Settings, params: CompactionParams | None = None) -> CompactionNeed:
-    """What a run with `params` (default: all defaults) would find, and whether that is reason enough to run."""
+    """Return what a run with `params` (default: all defaults) would find, and whether that justifies the run."""
     params = params or CompactionParams()
     history = history_tick(settings, params)
     why: list[str] = []
@@ -71,7 +71,7 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
     bytes_ = _reclaimable(settings, params) if params.vacuum else 0
     why += [f"{segments} small segments"] if segments >= SMALL_SEGMENTS else []
     why += [f"{segment_files} small files of segments"] if segment_files else []
-    why += [f"{bytes_ >> 20} MiB that VACUUM would free"] if bytes_ >= RECLAIM_BYTES else []
+    why += [f"{bytes_ >> 20} MiB for VACUUM to free"] if bytes_ >= RECLAIM_BYTES else []
     return CompactionNeed(
         needed=bool(why),
         why=why,
@@ -83,6 +83,6 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
 
 
 def _reclaimable(settings: Settings, params: CompactionParams) -> int:
-    """By the tombstones of the logs; files that no log names are found by VACUUM itself."""
+    """Return the reclaimable bytes according to the tombstones. VACUUM itself also finds files that no log names."""
     places = tables_to_vacuum(settings, None).values()
     return sum(vacuum_table(path, hours=params.vacuum_hours, dry_run=True, full=False)[1] for path in places)

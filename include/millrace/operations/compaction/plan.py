@@ -1,4 +1,4 @@
-"""What compaction would do to one collection: from the Delta logs, the checkpoints and a few sampled rows alone."""
+"""The compaction plan of one collection, made from the Delta logs, the checkpoints and a few sampled rows."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 
 TARGET_SHARE: Final = 0.9
-"""Of the target, what a group is filled to by estimate, so that the real size stays below what a file is closed at."""
+"""Share of the target to which a group is filled by estimate, so that its real size stays below the file limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushedCollection:
-    """A collection as the flusher's checkpoints know it."""
+    """A collection according to the flusher's checkpoints."""
 
     collection_id: int
     name: str
     key: tuple[str, ...]
-    """The primary key's columns in the tables."""
+    """Columns of the primary key in the tables."""
     vchannels: Mapping[str, VChannelInfo]
     flushed_tick: int
-    """Everything of every VChannel up to this tick is in the tables; 0 where one was never flushed."""
+    """Tick up to which the tables have everything of every VChannel. 0 if a VChannel was never flushed."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class CollectionPlan:
 
     collection: FlushedCollection
     history_tick: int
-    """Nothing behind this tick is folded in."""
+    """Nothing after this tick is folded in."""
     rows: TableHandle
     deletes: TableHandle | None
     rows_uri: str
@@ -60,10 +60,10 @@ class CollectionPlan:
     delete_files: list[LiveFile]
     merges: list[FileGroup] = field(default_factory=list)
     fold_tick: int = 0
-    """Deletes and drops up to here are folded in; 0: none are."""
+    """Tick up to which deletes and drops are folded in. 0: nothing is folded."""
     drops: HiddenRanges = field(default_factory=HiddenRanges)
     foldable: int = 0
-    """Deletes that may be folded in (by their files: an upper bound)."""
+    """Deletes that may be folded in. An upper bound, taken from their files."""
     base_tick: int = 0
     folded_tick: int = 0
 
@@ -84,7 +84,7 @@ class CollectionPlan:
         return self.drops.last_tick > 0
 
     def row_job(self) -> RewriteJob:
-        """The rows table's job."""
+        """Return the job of the rows table."""
         return RewriteJob(
             self.rows_uri,
             _file_schema(self.rows),
@@ -95,14 +95,14 @@ class CollectionPlan:
         )
 
     def _chains(self) -> ColumnChains:
-        """The columns that are folded: those that every read from the base on knows all of."""
+        """Return the column chains to fold: those that every read from the base on knows completely."""
         chains, tick = widened_chains(self.collection.vchannels)
         there = set(self.rows.columns)
         whole = tuple(chain for chain in chains if set(chain) <= there)
         return whole if 0 < tick <= max(self.base_tick, self.fold_tick) else ()
 
     def row_groups(self) -> list[FileGroup]:
-        """The merges and, where deletes are folded in, each other file that a dead row may be in."""
+        """Return the merges and, if deletes are folded, every other file that may hold a dead row."""
         if not self.fold_tick:
             return self.merges
         merged = {path for group in self.merges for path in group.paths}
@@ -119,7 +119,10 @@ class CollectionPlan:
         return DeadRowFilter(self.collection.key, self.fold_tick, str(self.deletes_uri), paths, schema, self.drops)
 
     def _may_hold_dead(self, file: LiveFile) -> bool:
-        """By the bounds in the log: a file behind the fold's tick, or beside all keys and drops, holds no dead row."""
+        """Return whether the bounds in the log allow a dead row in the file.
+
+        A file after the fold's tick has none, nor has one whose keys and ticks miss all deletes and drops.
+        """
         low = file.low_tick or 0
         if low > self.fold_tick:
             return False
@@ -129,7 +132,10 @@ class CollectionPlan:
 
 
 def widened_chains(infos: Mapping[str, VChannelInfo]) -> tuple[ColumnChains, int]:
-    """The columns of widened fields that may be folded, and the tick from which on every VChannel has them all; 0: one has not."""
+    """Return the columns of widened fields that may be folded, and the tick from which every VChannel has them all.
+
+    The tick is 0 if a VChannel lacks one.
+    """
     chains = foldable_chains(newest_schema(infos.values()))
     ticks = [
         next((tick for tick, schema in info.schemas if set(foldable_chains(schema)) >= set(chains)), 0)
@@ -146,14 +152,17 @@ def _meet(rows: LiveFile, deletes: LiveFile) -> bool:
 
 
 def _file_schema(table: TableHandle) -> pa.Schema:
-    """Columns of the table's files: those of the table without the partition columns."""
+    """Return the columns of the table's files: those of the table without the partition columns."""
     partitions = set(table.partition_columns)
     return pa.schema([each for each in table.schema if each.name not in partitions])
 
 
 def history_tick(settings: Settings, params: CompactionParams) -> int:
-    """The last tick of the moment from which on history is to be kept: so many hours before log time, which the log's server
-    tells, or, where none runs or brokers stamp, the ``wal`` table. A wall clock that leaps folds nothing that is to be read."""
+    """Return the last tick before the history to keep: that many hours before log time.
+
+    Log time comes from the log's server or, if none runs or brokers stamp, from the ``wal`` table. A wall clock that
+    jumps ahead therefore never folds history that reads may ask for.
+    """
     hours = settings.history_hours if params.keep_history_hours is None else params.keep_history_hours
     now_ms = None
     with suppress(LogUnavailable), RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
@@ -165,9 +174,9 @@ def history_tick(settings: Settings, params: CompactionParams) -> int:
 
 
 def flushed_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> list[FlushedCollection]:
-    """The collections that have rows or deletes, by the checkpoints; those of `wanted` (names or ids) where it has any.
+    """Return the collections that the checkpoints know, or those of `wanted` (names or ids).
 
-    Raises CollectionNotFound for a wanted one that the flusher does not know.
+    Raises CollectionNotFound if the flusher does not know one of `wanted`.
     """
     path = settings.checkpoints_uri
     checkpoints = read_checkpoints(open_table(path))
@@ -181,7 +190,7 @@ def flushed_collections(settings: Settings, wanted: tuple[str, ...] = ()) -> lis
     missing = [each for each in wanted if not any(each in (one.name, str(one.collection_id)) for one in known)]
     if missing:
         raise CollectionNotFound(
-            f"the flusher knows no collection {', '.join(missing)}: give names or ids of collections that have rows"
+            f"the flusher knows no collection {', '.join(missing)}: give names or ids of collections with rows"
         )
     return [one for one in known if one.name in wanted or str(one.collection_id) in wanted]
 
@@ -197,7 +206,7 @@ def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoi
 def plan_collection(
     settings: Settings, known: FlushedCollection, params: CompactionParams, *, history: int
 ) -> CollectionPlan | None:
-    """The plan at the tables' newest versions; None where the collection has no rows table yet."""
+    """Plan one collection at the tables' newest versions. Returns None if it has no rows table yet."""
     paths = rows_uri(settings, known.collection_id), deletes_uri(settings, known.collection_id)
     deletes = open_table(paths[1])
     rows = open_table(paths[0])
@@ -223,7 +232,7 @@ def plan_collection(
 
 
 def plan_merges(files: list[LiveFile], store: TableStore, params: CompactionParams) -> list[FileGroup]:
-    """The merges of one table's files that the parameters ask for."""
+    """Return the merges of one table's files that the parameters ask for."""
     target = int(min(params.target_mib << 20, MAX_FILE_BYTES) * TARGET_SHARE)
     return merge_groups(files, bytes_per_row=row_bytes(files, store), target=target, min_files=params.min_files)
 
@@ -246,7 +255,7 @@ def _plan_fold(plan: CollectionPlan, params: CompactionParams) -> None:
 
 
 def _new_drops(plan: CollectionPlan, limit: int) -> HiddenRanges:
-    """The drops up to `limit` that were not folded in yet and have rows before them."""
+    """Return the drops up to `limit` that are not folded in yet and have earlier rows."""
     lowest: Any = min((file.low_tick or 0 for file in plan.row_files), default=None)
     if lowest is None:
         return HiddenRanges()
@@ -258,7 +267,7 @@ def _new_drops(plan: CollectionPlan, limit: int) -> HiddenRanges:
 
 
 def delete_job(plan: CollectionPlan, folded: int) -> RewriteJob:
-    """The deletes table's job: merge, and leave out what is folded in up to `folded`."""
+    """Return the job of the deletes table: merge files, and drop the deletes that are folded in up to `folded`."""
     assert plan.deletes is not None
     columns = (*plan.collection.key, *STATS_COLUMNS)
     return RewriteJob(plan.deletes_uri, _file_schema(plan.deletes), sort=columns, stats=columns, drop_deletes_to=folded)

@@ -8,55 +8,55 @@ from millrace.operations.operation import OperationReport
 
 
 class TableCompaction(OperationReport):
-    """One table: what was found in it, and what was done (in a dry run: nothing)."""
+    """What was found in one table and what was done. A dry run changes nothing."""
 
     files: int = 0
-    """Live files at the beginning."""
+    """Live files at the start."""
     small_files: int = 0
-    """Those that the plan merges."""
+    """Files that the plan merges."""
     groups: int = 0
     files_removed: int = 0
     files_added: int = 0
     rows: int = 0
     """Rows of the files that were written."""
     rows_removed: int = 0
-    """Dead rows that are not in them any more."""
+    """Dead rows that those files no longer hold."""
     bytes_read: int = 0
     bytes_written: int = 0
     given_up: list[str] = Field(default_factory=list)
-    """Why a group of files was left as it is; each is tried again by the next run."""
+    """Groups of files that were left unchanged, with reasons. The next run tries each again."""
 
 
 class CollectionCompaction(OperationReport):
-    """One collection."""
+    """The result for one collection."""
 
     collection_id: int
     name: str
     rows: TableCompaction = TableCompaction()
     deletes: TableCompaction = TableCompaction()
     deletes_known: int = 0
-    """Keys in the deletes table at the beginning."""
+    """Keys in the deletes table at the start."""
     deletes_foldable: int = 0
-    """Those old enough to be folded in."""
+    """Deletes old enough to be folded in."""
     folded_to: int = 0
-    """The tick up to which deletes are folded in; 0: none was."""
+    """Tick up to which deletes are folded in. 0: none are."""
     base_tick: int = 0
-    """The least tick that can be read now."""
+    """The least readable tick now."""
     history_tick: int = 0
-    """No delete behind this tick could be folded in: history to be kept, or what is not flushed yet."""
+    """Tick after which no delete could be folded in, because of the history to keep or of rows not flushed yet."""
     zordered: bool = False
 
 
 class CompactionReport(OperationReport):
-    """One run."""
+    """The result of one run."""
 
     dry_run: bool = False
     collections: list[CollectionCompaction] = Field(default_factory=list)
     segments: TableCompaction = TableCompaction()
     segments_joined: int = 0
-    """Small segments that became part of another one."""
+    """Small segments that were joined to another one."""
     vacuumed_files: dict[str, int] = Field(default_factory=dict)
-    """Files removed (in a dry run: to be removed), by table."""
+    """Files removed by table. In a dry run, files to be removed."""
     vacuumed_bytes: int = 0
     seconds: float = 0.0
     stages: dict[str, float] = Field(default_factory=dict)
@@ -64,13 +64,13 @@ class CompactionReport(OperationReport):
 
 
 class CollectionNeed(OperationReport):
-    """What compaction would find in one collection, from the Delta logs alone."""
+    """What compaction would find in one collection, according to the Delta logs."""
 
     collection_id: int
     name: str
     files: int
     small_files: int
-    """Files that a merge would take."""
+    """Files that a merge would include."""
     deletes_known: int
     deletes_foldable: int
     delete_ratio: float
@@ -87,6 +87,6 @@ class CompactionNeed(OperationReport):
     collections: list[CollectionNeed] = Field(default_factory=list)
     small_segments: int = 0
     segment_files: int = 0
-    """Files of the `segments` table that a merge would take."""
+    """Files of the `segments` table that a merge would include."""
     reclaimable_bytes: int = 0
     """Bytes that VACUUM would free."""

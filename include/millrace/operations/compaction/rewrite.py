@@ -1,8 +1,10 @@
-"""One task's work: the rows of a group of files into new ones, sorted, without what nobody can read any more.
+"""The work of one task: rewrite a group of files into new ones, sorted and without rows that no read can see.
 
-Pure but for file names: reads named files, leaves durable ones that nobody names yet, and a :class:`RewriteResult` that
-describes them. Knows neither Spark nor the Delta log. Memory: the group's decoded rows about three times over (rows,
-order, the rows in order), and the deletes that are folded in, in whole.
+Reads named files, writes durable files that no commit names yet, and returns a :class:`RewriteResult` that describes
+them. Knows nothing of the Delta log. The mappers run groups in this process or in Spark tasks.
+
+Memory: about three times the group's decoded rows (the rows, their order, the sorted rows), plus all deletes to fold
+in.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROW_GROUP_ROWS: Final = 1 << 17
-"""Rows of a row group: small enough that a look-up by key skips most of a sorted file."""
+"""Rows of a row group. Small enough that a lookup by key skips most of a sorted file."""
 
 TASKS_PER_CORE: Final = 4
 """More tasks than cores, so that one long task does not leave cores idle. Each task reads its deletes once."""
@@ -38,14 +40,14 @@ _PLACE: Final = ("_partition_id", "_vchannel", "_time_tick", "_write_tick")
 
 @dataclass(frozen=True, slots=True)
 class DeadRowFilter:
-    """What makes a row dead: the deletes up to a tick, and what was dropped."""
+    """What makes a row dead: the deletes up to a tick, and dropped partitions and collections."""
 
     key: tuple[str, ...]
     tick: int
     table: str
     """URI of the deletes table."""
     deletes: tuple[str, ...]
-    """Files of it."""
+    """Files of the deletes table."""
     schema: pa.Schema
     """Columns of those files."""
     drops: HiddenRanges = field(default_factory=HiddenRanges)
@@ -53,42 +55,42 @@ class DeadRowFilter:
 
 @dataclass(frozen=True, slots=True)
 class RewriteJob:
-    """What all groups of one table have in common: plain data that every task is sent."""
+    """What all groups of one table share: plain data that is sent to every task."""
 
     uri: str
-    """The table."""
+    """URI of the table."""
     schema: pa.Schema
-    """Columns of its files: those of the table at the version that was planned from."""
+    """Columns of its files, those of the table at the planned version."""
     sort: tuple[str, ...]
     stats: tuple[str, ...]
     fold: DeadRowFilter | None = None
-    """Of rows: what is left out."""
+    """Rows table only: the rows to drop."""
     drop_deletes_to: int = 0
-    """Of deletes: those up to this tick are left out."""
+    """Deletes table only: deletes up to this tick are dropped."""
     chains: ColumnChains = ()
-    """Of rows: columns whose values go to the last of them, for no read knows the narrower ones alone any more."""
+    """Rows table only: columns whose values move to the last of their chain, because no read uses the narrower ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteResult:
-    """What became of one group."""
+    """The result of one group."""
 
     group: FileGroup
     actions: tuple[FileAction, ...] = ()
     rows_in: int = 0
     rows_out: int = 0
     unchanged: bool = False
-    """Nothing was written: the one file has no dead row."""
+    """Nothing was written, because the single file has no dead row."""
     error: str | None = None
-    """Why the group was given up; nothing of it is left on disk."""
+    """Why the group failed. Nothing of it is left on disk."""
 
 
 RewriteMapper = Callable[[RewriteJob, Sequence[FileGroup]], Iterable[RewriteResult]]
-"""How groups are spread over tasks; results come in any order."""
+"""Distributes groups over tasks. Results come in any order."""
 
 
 def rewrite_in_process(job: RewriteJob, groups: Sequence[FileGroup]) -> Iterator[RewriteResult]:
-    """The mapper without tasks: one group after the other, in this process."""
+    """Rewrite one group after the other in this process."""
     deletes = load_deletes(job.fold)
     for group in groups:
         yield rewrite_group(job, group, deletes)
@@ -118,14 +120,14 @@ def spark_mapper(spark: SparkSession, *, cores: int) -> RewriteMapper:
 
 
 def load_deletes(fold: DeadRowFilter | None) -> pa.Table | None:
-    """The deletes to be folded in; None where none are."""
+    """Read the deletes to fold in, or return None if there are none."""
     if fold is None:
         return None
     return read_rows(store_at(fold.table), fold.deletes, fold.schema, where=pc.field("_time_tick") <= fold.tick)
 
 
 def rewrite_group(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -> RewriteResult:
-    """Rewrite one group. An error is part of the result: it costs this group its turn and no other."""
+    """Rewrite one group. An error becomes part of the result, so that it affects no other group."""
     sink = FileSink.at(job.uri, job.schema, job.stats)
     try:
         rows_in = sum(file.rows for file in group.files)
@@ -153,7 +155,7 @@ def _read(job: RewriteJob, name: str, columns: Sequence[str] | None = None) -> p
 
 
 def _worth(job: RewriteJob, group: FileGroup, deletes: pa.Table | None) -> bool:
-    """Whether a file that stands alone has anything to leave out: looks at the columns that tell, and no others."""
+    """Return whether a single file has anything to drop. Reads only the columns that decide this."""
     name = group.files[0].path
     if job.fold is not None and deletes is not None:
         rows = _read(job, name, (*job.fold.key, *_PLACE))

@@ -1,8 +1,8 @@
-"""Compaction from beginning to end: for each collection rows, then deletes; then segments; VACUUM last.
+"""A compaction run: for each collection its rows, then its deletes; then segments; finally VACUUM.
 
-The order that makes a fold safe: the base tick is raised, dead rows go, the fold is recorded, and only then do the deletes
-go that have nothing left to hit. A crash between any two of these leaves a state that every read is right in, and that the
-next run carries on from.
+The order makes a fold safe: raise the base tick, remove dead rows, record the fold, and only then remove the deletes
+that have nothing left to hit. After a crash between any two steps every read is still correct, and the next run
+continues.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ ZOrder = Callable[[CollectionPlan], None]
 SessionFactory = Callable[[], AbstractContextManager["SparkSession"]]
 
 MAX_BYTES_WITHOUT_SPARK: Final = 64 << 20
-"""Bytes on disk of a table's groups up to which they are rewritten in this process: a JVM takes longer to start."""
+"""Size on disk up to which a table's groups are rewritten in this process. Starting a JVM would take longer."""
 
 
 def compaction(settings: Settings, params: CompactionParams, progress: Progress) -> CompactionReport:
-    """The operation as its job runs it: with a session if there is much to rewrite, or rows to Z-order."""
+    """Run the operation as its job does: with a Spark session if there is much to rewrite, or rows to Z-order."""
     from millrace.operations.entry import spark_session
 
     return run(settings, params, progress, session_factory=lambda: spark_session("compaction", settings, progress))
@@ -72,7 +72,10 @@ def run(
     session_factory: SessionFactory,
     max_bytes_without_spark: int = MAX_BYTES_WITHOUT_SPARK,
 ) -> CompactionReport:
-    """Compact; `sessions` makes a Spark session, once, when the groups of a table have more than `small_bytes` on disk."""
+    """Compact.
+
+    `session_factory` is called at most once, for a table whose groups exceed `max_bytes_without_spark` on disk.
+    """
     with ExitStack() as stack:
         session = cache(lambda: stack.enter_context(session_factory()))
 
@@ -99,11 +102,14 @@ def compact(
     history: int | None = None,
     seam: Seam = hit,
 ) -> CompactionReport:
-    """Compact what the parameters ask for; what was done. `mapper` says where groups are rewritten, `order` how to Z-order.
+    """Compact what the parameters ask for and return what was done.
 
-    `history` is the tick behind which nothing is folded in (default: by log time and the hours of history to be kept).
-    `seam` is called at the places that crash and interleaving tests stop at. A group of files that another writer
-    replaced meanwhile is given up and reported; nothing of it is left. Raises CollectionNotFound, QualityBlocked.
+    `mapper` rewrites the groups and `order` Z-orders. `history` is the tick after which nothing is folded in (default:
+    log time minus the history to keep). `seam` is called at the places where crash and interleaving tests stop.
+
+    A group whose files another writer replaced meanwhile is reported and leaves nothing behind.
+
+    Raises CollectionNotFound, QualityBlocked.
     """
     started = time.perf_counter()
     progress = progress or Progress()
@@ -177,7 +183,7 @@ def _collection(
 
 
 def _rows(plan: CollectionPlan, work: CollectionCompaction, mapper: RewriteMapper, seam: Seam) -> CollectionCompaction:
-    """Merge files and, where the plan folds, leave the dead rows out."""
+    """Merge files and, if the plan folds, drop the dead rows."""
     replacer = RewriteCommitter.of(plan.rows, seam=seam)
     job, groups = plan.row_job(), plan.row_groups()
     base = plan.base_tick
@@ -191,12 +197,13 @@ def _rows(plan: CollectionPlan, work: CollectionCompaction, mapper: RewriteMappe
 
 
 def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapper, seam: Seam) -> TableCompaction:
-    """Take away the deletes that have nothing left to hit, and merge files."""
+    """Remove the deletes that have nothing left to hit, and merge files."""
     plan.deletes = open_table(plan.deletes_uri)
     if plan.deletes is None:
         return TableCompaction()
-    # Behind the deletes: a recovery that makes both tables anew takes the fold back before it brings deletes again, so that
-    # either these are the old ones, and the commit is fenced, or nothing is folded.
+    # Read the folded tick after opening the deletes table. A recovery that rebuilds both tables takes the fold back
+    # before it restores deletes: so either these deletes are the old ones and the commit is fenced, or nothing is
+    # folded.
     folded = folded_tick(open_table(plan.rows_uri))
     plan.delete_files = live_files(plan.deletes, key=plan.collection.key[0])
     groups, work = _delete_work(plan, params, folded)
@@ -207,7 +214,7 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapp
     def whole_files_first(job: RewriteJob, chosen: Sequence[FileGroup]) -> Iterator[RewriteResult]:
         rest = []
         for group in chosen:
-            if all(_behind(file, folded) for file in group.files):
+            if all(_is_folded(file, folded) for file in group.files):
                 yield RewriteResult(group, rows_in=sum(file.rows for file in group.files))
             else:
                 rest.append(group)
@@ -220,9 +227,9 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapp
 def _delete_work(
     plan: CollectionPlan, params: CompactionParams, folded: int
 ) -> tuple[list[FileGroup], TableCompaction]:
-    """The groups of the deletes table: files that are folded in whole, merges of others, files that are so in part."""
-    gone = [file for file in plan.delete_files if _behind(file, folded)]
-    rest = [file for file in plan.delete_files if not _behind(file, folded)]
+    """Return the groups of the deletes table: completely folded files, merges of the others, partly folded files."""
+    gone = [file for file in plan.delete_files if _is_folded(file, folded)]
+    rest = [file for file in plan.delete_files if not _is_folded(file, folded)]
     merges = plan_merges(rest, plan.deletes.store, params) if params.files and rest and plan.deletes is not None else []
     merged = {path for group in merges for path in group.paths}
     partly = [file for file in rest if file.path not in merged and (file.low_tick or 0) <= folded]
@@ -231,8 +238,8 @@ def _delete_work(
     return groups, TableCompaction(files=len(plan.delete_files), small_files=small, groups=len(groups))
 
 
-def _behind(file: LiveFile, folded: int) -> bool:
-    """Whether the file holds nothing but deletes that are folded in."""
+def _is_folded(file: LiveFile, folded: int) -> bool:
+    """Return whether the file holds only deletes that are folded in."""
     return file.high_tick is not None and file.high_tick <= folded
 
 

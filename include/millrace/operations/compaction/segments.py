@@ -1,9 +1,9 @@
-"""Small flushed segments joined in the bookkeeping, and the files of ``segments`` merged.
+"""Joins small flushed segments in the bookkeeping, and merges the files of the table ``segments``.
 
-The first segment of a run takes the others in: it gets a row with their rows and bytes added, each of them a row with state
-``dropped`` that names it (``merged_into``). No id is invented, so a later drop of the partition finds the segment as it finds
-any other, also where it was on its way while this was committed. Rows keep the ``_segment_id`` that the chain gave them: a
-collection rebuilt from the WAL is then the same, row for row.
+The first segment of a run absorbs the others: it gets a row with their rows and bytes added, and each of them gets a
+row with state ``dropped`` that names it (``merged_into``). No new id is assigned, so a later drop of the partition
+finds the segment like any other, even if the drop was under way during this commit. Rows keep the ``_segment_id`` that
+the chain assigned: a collection rebuilt from the WAL is identical, row for row.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ SMALL_SHARE: Final = 0.5
 def joinable_runs(
     settings: Settings, table: TableHandle, *, target: int
 ) -> Iterator[tuple[str, int, list[SegmentEvent]]]:
-    """(PChannel, tick, segments to be joined), at least two each, in the order of ids, of `target` bytes at most.
+    """Yield (PChannel, tick, segments to join): at least two segments in the order of ids, of `target` bytes at most.
 
-    `table` was opened behind the checkpoints that are read here; the tick is the checkpoint's, and behind each segment's own.
+    The checkpoints are read before `table` is refreshed. The tick is the checkpoint's, and later than each segment's
+    own.
     """
     checkpoints = read_checkpoints(open_table(settings.checkpoints_uri))
     table.refresh()
@@ -71,14 +72,14 @@ def joinable_runs(
 
 
 def joined_events(run: Sequence[SegmentEvent], tick: int) -> list[SegmentEvent]:
-    """The rows that say at `tick` that the first of `run` has taken the others in."""
+    """Return the rows that record at `tick` that the first segment of `run` absorbed the others."""
     first, *others = run
     whole = first._replace(rows=sum(each.rows for each in run), bytes=sum(each.bytes for each in run), time_tick=tick)
     return [whole, *(each._replace(state="dropped", time_tick=tick, merged_into=first.segment_id) for each in others)]
 
 
 def join_segments(settings: Settings, *, target: int, dry_run: bool, seam: Seam) -> int:
-    """Join what is small; how many segments became part of another one (or would)."""
+    """Join small segments and return how many were joined to another one. A dry run only counts them."""
     path = settings.segments_uri
     table = open_table(path)
     if table is None:
@@ -87,7 +88,7 @@ def join_segments(settings: Settings, *, target: int, dry_run: bool, seam: Seam)
     count = sum(len(run) - 1 for *_, run in runs)
     if dry_run or not runs:
         return count
-    table = ensure_segments_table(path)  # one made by an older version gets the column here
+    table = ensure_segments_table(path)  # a table made by an older version gets the column here
     base = table.app_version(REWRITES_APP)
     actions: list[FileAction] = []
     for pchannel, events in itertools.groupby(runs, key=lambda each: each[0]):
@@ -118,5 +119,5 @@ def merge_segment_files(
 
 
 def segment_job(uri: str) -> RewriteJob:
-    """The job of the ``segments`` table."""
+    """Return the job of the table ``segments``."""
     return RewriteJob(uri, SEGMENT_COLUMNS, sort=("segment_id", "time_tick"), stats=("segment_id", "time_tick"))

@@ -1,7 +1,7 @@
-"""VACUUM of Millrace's tables: files that were replaced long enough ago, and files that crashes left unnamed.
+"""VACUUM of Millrace's tables: removes files that were replaced long enough ago, and files that crashes left.
 
-Never below 24 hours: a task's file stands on disk before its commit names it, and a reader may still hold the version
-that a file was part of. A table that asks for longer itself (``delta.deletedFileRetentionDuration``) gets that.
+Files are kept for at least 24 hours: a task's file is on disk before its commit names it, and a reader may still use a
+version that a file was part of. A longer ``delta.deletedFileRetentionDuration`` of a table takes precedence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOURS: Final = {"hour": 1, "day": 24, "week": 168}
 
 
 def tables_to_vacuum(settings: Settings, collection_ids: list[int] | None) -> dict[str, str]:
-    """The tables that are vacuumed, by name: of the given collections, or of all of them and the shared tables, too."""
+    """Return the tables to vacuum by name: those of the given collections, or all of them and the shared tables."""
     places: dict[str, str] = {}
     for kind in ("collections", "deletes"):
         for number in stored_collection_ids(settings, kind):
@@ -52,12 +52,16 @@ def tables_to_vacuum(settings: Settings, collection_ids: list[int] | None) -> di
 
 
 def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -> tuple[int, int]:
-    """(files, bytes) that were removed, or would be. `full` looks at the folder too, and so finds files no log names.
+    """Vacuum one table and return (files, bytes) removed, or to be removed in a dry run.
+
+    `full` also lists the folder, and so finds files that no log names.
 
     Raises InvalidArgument below 24 hours.
     """
     if hours < MIN_HOURS:
-        raise InvalidArgument(f"VACUUM keeps files for {MIN_HOURS} hours at least, not {hours}: tasks may need them")
+        raise InvalidArgument(
+            f"VACUUM keeps files for at least {MIN_HOURS} hours, not {hours}: running tasks may need them"
+        )
     table = open_table(uri)
     if table is None:
         return 0, 0
@@ -72,9 +76,9 @@ def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -
 def vacuum(
     settings: Settings, *, hours: int, collection_ids: list[int] | None = None, dry_run: bool = False
 ) -> tuple[dict[str, int], int]:
-    """(files by table, bytes) that were removed, or would be.
+    """Vacuum and return (files by table, bytes) removed, or to be removed in a dry run.
 
-    Raises QualityBlocked while a critical expectation stands failed: what is wrong may be in the files to be removed.
+    Raises QualityBlocked while a critical expectation has failed: the evidence may be in the files to remove.
     """
     if not dry_run:
         require_unblocked(settings, what="VACUUM")

@@ -1,7 +1,8 @@
-"""Z-order by columns of the users' choice, with delta-spark's own OPTIMIZE.
+"""Z-orders by columns of the user's choice, with delta-spark's OPTIMIZE.
 
-For tables that are read by other columns than the key. The columns are added to those the Delta log keeps bounds of, so
-that readers skip files by them; files that the flusher writes later have no such bounds until they were ordered, too.
+Useful for tables that are read by columns other than the key. The columns are added to those that have bounds in the
+Delta log, so that readers skip files by them. Files that the flusher writes later have no such bounds until they are
+ordered too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ STATS: Final = "delta.dataSkippingStatsColumns"
 
 
 def zorder_columns(table: TableHandle, schema: CollectionSchema, names: Sequence[str]) -> list[str]:
-    """The columns that fields stand in, the newest of each. Raises InvalidArgument for what is no field of the table's rows."""
+    """Return the columns that store the fields, the newest of each.
+
+    Raises InvalidArgument if a name is not a field of the table's rows.
+    """
     have = set(table.columns)
     found = {
         field.name: field.stored_columns[-1].name for field in schema.fields if field.stored_columns[-1].name in have
@@ -29,20 +33,24 @@ def zorder_columns(table: TableHandle, schema: CollectionSchema, names: Sequence
     wrong = [name for name in names if name not in found]
     if wrong:
         raise InvalidArgument(
-            f"zorder_by: {', '.join(wrong)} is no field of the collection; its fields are {', '.join(found)}"
+            f"zorder_by: {', '.join(wrong)} is not a field of the collection; its fields are {', '.join(found)}"
         )
     return [found[name] for name in names]
 
 
 def zorder(spark: SparkSession, table: TableHandle, schema: CollectionSchema, fields: Sequence[str]) -> None:
-    """Order the whole table. Appends go on meanwhile; a commit that removes the same files makes Spark's fail, not theirs."""
+    """Z-order the whole table.
+
+    Appends continue meanwhile. A concurrent commit that removes the same files makes Spark's commit fail, not the
+    other.
+    """
     columns = zorder_columns(table, schema, fields)
 
-    def kept(properties: Mapping[str, str]) -> dict[str, str]:
+    def with_stats(properties: Mapping[str, str]) -> dict[str, str]:
         stats = [each for each in properties.get(STATS, "").split(",") if each]
         lacking = [name for name in columns if name not in stats]
         return {STATS: ",".join([*stats, *lacking])} if lacking else {}
 
-    set_properties(table, kept)
-    with table.store.lease():  # Spark knows nothing of the lease: it is held for it
+    set_properties(table, with_stats)
+    with table.store.lease():  # Spark does not know the lease, so hold it for Spark
         spark_zorder(spark, table.store, columns)

@@ -1,4 +1,4 @@
-"""A check (one expectation on one table) and its outcome, as plain data that no library of either side appears in."""
+"""A check (one expectation on one table) and its result, as plain data free of Spark and Great Expectations types."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Final, Literal
 
 CheckSource = Literal["law", "schema", "user"]
 Severity = Literal["critical", "warning", "info"]
-"""As Great Expectations has them; a critical one that fails stands in the way of truncation and VACUUM."""
+"""Severities as in Great Expectations. A critical failure blocks truncation and VACUUM."""
 CRITICAL: Final = "critical"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One expectation: a type of Great Expectations with its arguments, under a name that stays the same."""
+    """One expectation: a Great Expectations type with its arguments, under a stable name."""
 
     name: str
     type: str
     kwargs: Mapping[str, Any]
     words: str
-    """What it says, for people; it stands in the Data Docs."""
+    """Description for people, shown in the Data Docs."""
     severity: Severity = CRITICAL
     source: CheckSource = "law"
 
@@ -31,23 +31,23 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check came to."""
+    """The result of one check."""
 
     check: Check
     success: bool
     observed: str = ""
-    """The observed value, where the expectation has one; JSON."""
+    """The observed value as JSON, if the expectation has one."""
     elements: int = 0
     unexpected: int = 0
     sample: tuple[str, ...] = ()
-    """Wrong values, with the ids of their rows where the table has ids; JSON each."""
+    """Unexpected values as JSON, with the ids of their rows if the table has ids."""
     error: str = ""
-    """Why the check could not be made; it counts as failed."""
+    """Why the check could not run. The check counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCheckResult:
-    """The outcomes of one table over one range."""
+    """The results of one table over one range."""
 
     table: str
     """``wal``, ``wal/rejections``, ``wal/channels``, ``segments``, ``checkpoints`` or ``collections/<id>``."""

@@ -1,7 +1,7 @@
-"""A collection's visible rows of a range, as the flusher has stored them: what the suite from its schema is held against.
+"""A collection's visible rows in a range, as the flusher stored them: the input of the suite derived from its schema.
 
-Deletes at or before the end of the range are applied. A delete hits only rows before it, so that the deletes of the range
-are all that its rows need: the cost is that of the range, not of the collection.
+Deletes up to the end of the range are applied. A delete hits only earlier rows, so the rows of a range need only the
+deletes of that range. The cost is that of the range, not of the collection.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 SYSTEM_COLUMNS: Final = (*ROW_COLUMNS.names, DATE)
-"""What users may name beside a collection's fields."""
+"""Columns that a user's suite may name besides the collection's fields."""
 
 _UNSAFE: Final = re.compile(r"[.`]")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCollection:
-    """A collection as the checkpoints know it, and the versions of its tables."""
+    """A collection according to the checkpoints, and the versions of its tables."""
 
     collection_id: int
     name: str
@@ -61,7 +61,10 @@ class StoredCollection:
 
 
 def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]) -> dict[int, StoredCollection]:
-    """The collections that the flusher has tables of and that are not dropped, versions pinned now, deletes before rows."""
+    """Return the collections that have tables and are not dropped, with versions pinned now.
+
+    Pins the deletes table before the rows table: compaction removes a delete after the rows that it hit.
+    """
     known: dict[int, dict[str, VChannelInfo]] = {}
     for checkpoint in checkpoints.values():
         for name, info in checkpoint.catalog.vchannels.items():
@@ -86,18 +89,18 @@ def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]
 
 
 def safe_name(name: str) -> str:
-    """A field's name as a column that Spark's column expressions take without quotes."""
+    """Return a field's name as a column that Spark's column expressions accept without quotes."""
     return _UNSAFE.sub("_", name)
 
 
 def visible_rows(
     spark: SparkSession, settings: Settings, stored: StoredCollection, ranges: Ranges, users: tuple[Check, ...] = ()
 ) -> ValidationInput:
-    """The rows that became visible in the range and are visible at its end, with the collection's suite and the users'."""
+    """Return the rows that became visible in the range and are visible at its end, with the checks to run on them."""
     chosen = _in_range(stored, ranges)
     rows = spark_frame(spark, store_at(rows_uri(settings, stored.collection_id)), stored.rows_version).where(chosen)
     for name, info in stored.vchannels.items():
-        # Of an earlier collection of the same id, or replaced by an Import.
+        # Drop rows of an earlier collection with the same id, and rows replaced by an Import.
         rows = rows.where((F.col("_vchannel") != name) | (F.col("_time_tick") >= info.first_visible_tick(MAX_TICK)))
         for number, ticks in info.partition_drops.items():
             hidden = (F.col("_vchannel") == name) & (F.col("_partition_id") == number)
@@ -119,7 +122,7 @@ def visible_rows(
 
 
 def may_have_rows(settings: Settings, stored: StoredCollection, ranges: Ranges) -> bool:
-    """Whether a file of the rows may have some in the ranges, by the Delta log alone."""
+    """Return whether a file may hold rows of the ranges. Reads the Delta log only."""
     table = open_table(rows_uri(settings, stored.collection_id), version=stored.rows_version)
     if table is None:
         return True
@@ -131,14 +134,17 @@ def may_have_rows(settings: Settings, stored: StoredCollection, ranges: Ranges) 
 
 
 def _bounds(ranges: Ranges) -> tuple[int, int]:
-    """The ticks (after, up to] that hold all ranges."""
+    """Return the ticks (after, up to] that span all ranges."""
     return min((each.after for each in ranges.values()), default=0), max(
         (each.up_to for each in ranges.values()), default=0
     )
 
 
 def _in_range(stored: StoredCollection, ranges: Ranges) -> Column:
-    """By tick in each PChannel; the least and the greatest tick stand apart, for the pruning of files."""
+    """Select rows by the tick range of their PChannel.
+
+    The overall bounds are separate predicates, so that Spark can prune files by them.
+    """
     key = F.coalesce(*(F.when(F.col("_vchannel") == name, F.lit(home)) for name, home in stored.pchannels.items()))
     least, most = _bounds(ranges)
     tick = F.col("_time_tick")

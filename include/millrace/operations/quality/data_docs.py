@@ -1,6 +1,6 @@
-"""The Data Docs on disk: static HTML under ``quality/docs``, of which the newest runs are kept, with an index of our own.
+"""The Data Docs on disk: static HTML in ``quality/docs`` for the newest runs, with an index page of our own.
 
-Great Expectations' own index lists what the present run checked, for each run is a context of its own.
+Each run is a Great Expectations context of its own, so the index that Great Expectations writes lists only that run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 RETAINED_RUNS: Final = 20
-"""Runs whose pages stay; results themselves are kept in ``quality/results``."""
+"""Runs whose pages are kept. Results are kept in ``quality/results`` regardless."""
 
 _RUN: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 
 
 def remove_old_runs(folder: Path, *, runs: int = RETAINED_RUNS) -> int:
-    """Remove the pages of all but the newest `runs` runs; how many runs were removed."""
+    """Remove the pages of all but the newest `runs` runs and return how many runs were removed."""
     found: dict[str, list[Path]] = {}
     for path in sorted((folder / "validations").rglob("*")) if folder.is_dir() else []:
         if path.is_dir() and _RUN.fullmatch(path.name):
@@ -33,7 +33,7 @@ def remove_old_runs(folder: Path, *, runs: int = RETAINED_RUNS) -> int:
 
 
 class _Result(NamedTuple):
-    """A page of one table's checks in one run."""
+    """The page of one table's checks in one run."""
 
     run: str
     table: str
@@ -42,13 +42,14 @@ class _Result(NamedTuple):
 
 
 def write_index(folder: Path) -> Path:
-    """Write ``index.html`` with a link to every result that is there, the newest run first; its path."""
+    """Write ``index.html`` with a link to every result, newest run first, and return its path."""
     rows = [
         f'<tr><td>{html.escape(each.run)}</td><td><a href="{quote(each.path)}">{html.escape(each.table)}</a></td>'
-        f'<td class="{"text-success" if each.passed else "text-danger"}">{"Succeeded" if each.passed else "Failed"}</td></tr>'
+        f'<td class="{"text-success" if each.passed else "text-danger"}">'
+        f"{'Succeeded' if each.passed else 'Failed'}</td></tr>"
         for each in sorted(_results(folder), key=lambda each: each.table)
     ]
-    rows.sort(key=lambda row: row[len("<tr><td>") :][:16], reverse=True)  # by the run's moment; stable by table
+    rows.sort(key=lambda row: row[len("<tr><td>") :][:16], reverse=True)  # by run; the sort keeps tables in order
     index = folder / "index.html"
     index.parent.mkdir(parents=True, exist_ok=True)
     draft = index.with_suffix(".draft")
@@ -60,7 +61,7 @@ def write_index(folder: Path) -> Path:
 _INDEX: Final = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="UTF-8"><title>Data Docs of Millrace</title></head>
 <body><div class="container-fluid"><h4>Results of the quality checks</h4>
-<p class="lead">Each row is a table in one run, the newest first. Older results than these stand on the page Quality.</p>
+<p class="lead">Each row is a table in one run, the newest first. The page Quality lists older results.</p>
 <table class="table"><thead><tr><th>Run</th><th>Table</th><th>Result</th></tr></thead><tbody>
 {rows}
 </tbody></table></div></body></html>
@@ -70,7 +71,7 @@ _STATUS: Final = re.compile(r"Status:.{0,200}?(Succeeded|Failed)", re.DOTALL)
 
 def _results(folder: Path) -> Iterator[_Result]:
     for page in (folder / "validations").rglob("*.html"):
-        parts = page.relative_to(folder).parts  # validations / table ... / run / moment / batch.html
+        parts = page.relative_to(folder).parts  # validations / table ... / run / timestamp / batch.html
         place = next((number for number, part in enumerate(parts) if _RUN.fullmatch(part)), None)
         if place is not None:
             status = _STATUS.search(page.read_text(encoding="utf-8", errors="replace"))

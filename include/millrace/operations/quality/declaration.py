@@ -15,41 +15,42 @@ ALL_TABLES: Final[tuple[TableGroup, ...]] = ("wal", "segments", "checkpoints", "
 
 
 class QualityParams(OperationParams):
-    """What is checked, over which range, and what becomes of a slice that fails."""
+    """What to check, over which range, and what to do with a slice that fails."""
 
-    tables: tuple[TableGroup, ...] = Field(default=ALL_TABLES, min_length=1, description="Which tables are checked.")
+    tables: tuple[TableGroup, ...] = Field(default=ALL_TABLES, min_length=1, description="Tables to check.")
     collections: tuple[str, ...] = Field(
         default=(),
-        description="Names or ids of the collections to check; none: all.",
+        description="Names or ids of the collections to check. Empty means all.",
         json_schema_extra={"choices": "collections"},
     )
     start: TimeParam = Field(
         default="",
-        description="Where the range begins: a time tick, or a moment in ISO 8601 (2026-01-01T00:00:00Z; without a zone: UTC). Empty: behind what was checked last.",
+        description="Start of the range: a time tick, or an ISO 8601 timestamp (2026-01-01T00:00:00Z; UTC without a "
+        "zone). Empty: the end of the last check.",
     )
     end: TimeParam = Field(
         default="",
-        description="Where the range ends (the end itself is not in it), in the same forms. Empty: what is there now.",
+        description="End of the range, exclusive, in the same forms. Empty: now.",
     )
     samples: int = Field(
-        default=20, ge=1, le=1000, description="Wrong values that are kept of each failing expectation."
+        default=20, ge=1, le=1000, description="Unexpected values to keep for each failing expectation."
     )
     quarantine: bool = Field(
-        default=False, description="Record the slice of a collection that fails a critical expectation as quarantined."
+        default=False, description="Record a collection's slice that fails a critical expectation as quarantined."
     )
     data_docs: bool = Field(default=True, description="Write the Data Docs (HTML) of this run.")
 
 
 class ReleaseParams(OperationParams):
-    """Which blocks a person accepts, and who says so."""
+    """The blocks that a person accepts, and the person's name."""
 
-    blocks: tuple[str, ...] = Field(min_length=1, description="Ids of the blocks (or quarantined slices) to release.")
-    by: str = Field(min_length=1, max_length=200, description="Who approved it.")
-    note: str = Field(default="", max_length=2000, description="Why it may go on.")
+    blocks: tuple[str, ...] = Field(min_length=1, description="Ids of the blocks or quarantined slices to release.")
+    by: str = Field(min_length=1, max_length=200, description="Name of the person who approved the release.")
+    note: str = Field(default="", max_length=2000, description="Reason for the release.")
 
 
 def first_tick_at(text: str) -> int | None:
-    """The first time tick at or behind a moment of a form; None for ""."""
+    """Return the first time tick at or after the time in a form field, or None for ""."""
     if not text:
         return None
     tick = resolve_tick(text)
@@ -59,7 +60,7 @@ def first_tick_at(text: str) -> int | None:
 QUALITY: Final = Operation(
     name="quality",
     title="Check data quality",
-    summary="Runs the expectation suites; a critical failure holds truncation and vacuum back.",
+    summary="Runs the expectation suites. A critical failure blocks truncation and vacuum.",
     example="--tables wal --start 2026-01-01T00:00:00Z",
     params=QualityParams,
     run="millrace.operations.quality.run:run",
@@ -71,7 +72,7 @@ QUALITY: Final = Operation(
 RELEASE: Final = Operation(
     name="quality_release",
     title="Release a block",
-    summary="Accepts what a critical expectation found, so that truncation and vacuum go on.",
+    summary="Accepts what a critical expectation found, so that truncation and vacuum can continue.",
     example="--blocks 0123456789ab --by ada",
     params=ReleaseParams,
     run="millrace.operations.quality.gate:run_release",

@@ -1,7 +1,8 @@
-"""What is checked, as Spark DataFrames over pinned versions: the rows of a range, with the columns that the suites ask for.
+"""Inputs of the checks, as Spark DataFrames over pinned versions.
 
-Each frame leaves payloads out and prunes by partition and tick, so that its cost is that of its range. What a law says about
-neighbouring rows becomes a column here, by a window function over the PChannel's order.
+A frame holds the rows of a range, with the columns that the suites need. It omits payloads and prunes by partition and
+tick, so its cost is that of its range. A law about neighbouring rows becomes a column here, computed by a window
+function in the order of the PChannel.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class ValidationInput:
     checks: tuple[Check, ...]
     ranges: Ranges
     row_id: tuple[str, ...]
-    """Columns that say which row a wrong value stands in."""
+    """Columns that identify the row of an unexpected value."""
     collection_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WalVersion:
-    """One version of the ``wal`` table, as the frames need it."""
+    """One version of the ``wal`` table."""
 
     table: WalTable
     snapshot: WalSnapshot
@@ -61,7 +62,7 @@ class WalVersion:
 
 
 def in_ranges(ranges: Mapping[str, TickRange], *, key: Column, tick: str, inclusive: bool = False) -> Column:
-    """Rows whose tick lies in the range of their PChannel; `inclusive` takes the range's open end in."""
+    """Select rows whose tick lies in the range of their PChannel. `inclusive` includes the range's open end."""
     return reduce(
         lambda left, right: left | right,
         (
@@ -76,7 +77,7 @@ def in_ranges(ranges: Mapping[str, TickRange], *, key: Column, tick: str, inclus
 
 
 def messages(spark: SparkSession, wal: WalVersion, ranges: Ranges) -> ValidationInput:
-    """The messages of the range, each beside the one before it in its PChannel."""
+    """Return the messages of the range, each with columns that compare it to the previous message of its PChannel."""
     order = Window.partitionBy("pchannel").orderBy(*MESSAGE_ID_COLUMNS)
     opened = F.last(F.when(F.col("type") == "TERM_OPENING", F.col("term")), ignorenulls=True)
     so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -106,7 +107,10 @@ def messages(spark: SparkSession, wal: WalVersion, ranges: Ranges) -> Validation
 
 
 def rejections(spark: SparkSession, wal: WalVersion, ranges: Ranges) -> ValidationInput:
-    """The rejections of the range; those judged at its open end are in it again, for they may have come since."""
+    """Return the rejections of the range, including those at its open end.
+
+    Rejections have no tick of their own, so further ones may have arrived at the open end since the last check.
+    """
     rows = _wal_rows(spark, wal, KIND_REJECTION)
     rows = rows.where(in_ranges(ranges, key=F.col("pchannel"), tick="time_tick", inclusive=True))
     data = rows.select("pchannel", "time_tick", *MESSAGE_ID_COLUMNS, "physical_ms", "type", "vchannel", "reason")
@@ -114,9 +118,9 @@ def rejections(spark: SparkSession, wal: WalVersion, ranges: Ranges) -> Validati
 
 
 def channels(spark: SparkSession, wal: WalVersion, trimmed: Mapping[str, WalTotals]) -> ValidationInput:
-    """One row for each PChannel: what its commits counted against what the Delta log says is there. Reads no data file.
+    """Return one row per PChannel: what its commits counted compared with what the Delta log lists.
 
-    `trimmed` has, by PChannel, the rows that retention has taken away.
+    Reads no data file. `trimmed` maps a PChannel to the rows that retention has removed.
     """
     actions = wal.table.table.actions()
     counted = actions.group_by(["partition.pchannel", "partition.kind"]).aggregate(
@@ -148,7 +152,7 @@ def channels(spark: SparkSession, wal: WalVersion, trimmed: Mapping[str, WalTota
 
 
 def checkpoints(spark: SparkSession, settings: Settings, version: int, wal: WalVersion) -> ValidationInput:
-    """The live rows of a version of ``checkpoints`` that is no younger than `wal`."""
+    """Return the live rows of a version of ``checkpoints`` that is not newer than `wal`."""
     rows = spark_frame(spark, store_at(settings.checkpoints_uri), version)
     reached = wal.committed_ticks
     known = F.coalesce(*(F.when(F.col("pchannel") == name, F.lit(tick)) for name, tick in reached.items()), F.lit(0))
@@ -164,12 +168,12 @@ def checkpoints(spark: SparkSession, settings: Settings, version: int, wal: WalV
 def segments(
     spark: SparkSession, settings: Settings, version: int, ranges: Ranges, stored: Mapping[int, tuple[int, int]]
 ) -> ValidationInput:
-    """The states of segments that became known in the range, the flushed ones against the rows stored of them.
+    """Return the segment states that became known in the range, flushed ones compared with their stored rows.
 
-    `stored` has, by collection, the version of its table and the tick up to which its rows were rewritten.
+    `stored` maps a collection to the version of its table and the tick up to which its rows were rewritten.
     """
     rows = spark_frame(spark, store_at(settings.segments_uri), version)
-    # Compaction adds a later flushed row to a segment that took others in; its rows lie under their own ids.
+    # Compaction adds a later flushed row to a segment that absorbed others. Their rows keep their own segment ids.
     history = Window.partitionBy("pchannel", "segment_id", "state").orderBy("time_tick")
     rows = rows.withColumn("nth", F.row_number().over(history))
     rows = rows.where(in_ranges(ranges, key=F.col("pchannel"), tick="time_tick"))
@@ -213,7 +217,10 @@ def _wal_rows(spark: SparkSession, wal: WalVersion, kind: str) -> DataFrame:
 
 
 def _term_at(wal: WalVersion, pchannel: str, tick: int) -> int | None:
-    """The term of the last message at or before `tick`: 0 before the first, None where retention took it. Reads one file."""
+    """Return the term of the last message at or before `tick`.
+
+    Returns 0 before the first message and None if retention removed it. Reads one file.
+    """
     files = wal.snapshot.plan(pchannel, up_to_tick=tick).files if tick else ()
     if files:
         with wal.table.table.open_file(files[-1].path) as parquet:

@@ -51,6 +51,6 @@ def require_unblocked(settings: Settings, *, what: str) -> None:
 
 def run_release(settings: Settings, params: ReleaseParams, progress: Progress) -> ReleaseReport:
     """Release the blocks. Raises InvalidArgument if an id is unknown."""
-    progress.say("releasing", blocks=len(params.blocks))
+    progress.update("releasing", blocks=len(params.blocks))
     found = release_blocks(settings, params.blocks, by=params.by, note=params.note)
     return ReleaseReport(released=tuple(found), by=params.by, blocks=tuple(block.id for block in blocked(settings)))

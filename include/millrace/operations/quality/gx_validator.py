@@ -1,7 +1,7 @@
-"""Great Expectations at work: one suite on one frame. The only module that imports it, and only when it runs.
+"""Runs one suite on one frame with Great Expectations. The only module that imports the library, and only at run time.
 
-Nothing of it leaves here but plain outcomes and, where asked for, the Data Docs. Analytics and progress bars are off before
-the import; the context is in memory, for what is kept is kept in our own table.
+It returns plain results and, on request, writes the Data Docs. Analytics and progress bars are disabled before the
+import. The context is in memory, because results are kept in a table of our own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 SITE: Final = "millrace"
 MAX_TEXT_CHARACTERS: Final = 4_000
-"""Longest observed value, sample value or error that is kept."""
+"""Maximum length of a stored observed value, sample value or error."""
 
 
 class Validator:
-    """One run: a context in memory, to which each frame's suite is added. Use it as long as the Spark session lives."""
+    """One run: an in-memory context to which each frame's suite is added. Valid as long as the Spark session."""
 
     def __init__(self, *, docs: Path | None, samples: int) -> None:
-        # Read by Great Expectations when it is imported, so set before.
+        # Great Expectations reads this on import, so it must be set first.
         os.environ["GX_ANALYTICS_ENABLED"] = "false"
         import great_expectations as gx
 
@@ -55,7 +55,7 @@ class Validator:
             )
 
     def check(self, frame: ValidationInput, *, run_id: str) -> TableCheckResult:
-        """Validate one frame by its suite. What cannot be computed is an outcome with an error, not an exception."""
+        """Validate one frame with its suite. A check that cannot run is a result with an error, not an exception."""
         started = time.perf_counter()
         data = frame.data.persist()
         try:
@@ -68,7 +68,7 @@ class Validator:
         )
 
     def write_docs(self) -> Path | None:
-        """Write the pages of what was checked; the index page, or None where none are wanted."""
+        """Write the pages of this run and return the index page, or None if the run has no Data Docs."""
         if self._docs is None:
             return None
         self._context.build_data_docs(site_names=[SITE])
@@ -87,7 +87,7 @@ class Validator:
 
         run = RunIdentifier(run_name=run_id)
         batch_parameters = {"dataframe": data}
-        # Whether each holds is one aggregation for all of them; samples cost queries each, so only where one failed.
+        # A pass over all expectations is one aggregation. Samples cost a query each, so take them only after a failure.
         found = definition.run(batch_parameters=batch_parameters, result_format="BOOLEAN_ONLY", run_id=run)
         if not found.success:
             result_format = {
@@ -101,7 +101,7 @@ class Validator:
 
 
 def to_gx(check: Check) -> dict[str, Any]:
-    """The check as Great Expectations' own JSON has an expectation."""
+    """Return the check as an expectation in Great Expectations' JSON."""
     return {
         "type": check.type,
         "kwargs": dict(check.kwargs),
@@ -111,7 +111,7 @@ def to_gx(check: Check) -> dict[str, Any]:
 
 
 def check_expectations(checks: Sequence[Check], *, where: str) -> None:
-    """Raises InvalidSuite where Great Expectations would not take one of `checks`, and says which and why."""
+    """Raise InvalidSuite, with check and reason, if Great Expectations does not accept one of `checks`."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
@@ -120,7 +120,7 @@ def check_expectations(checks: Sequence[Check], *, where: str) -> None:
             ExpectationConfiguration(
                 type=check.type, kwargs=dict(check.kwargs), meta={"name": check.name}
             ).to_domain_obj()
-        except Exception as error:  # its errors have no common type; each is a fault of the file
+        except Exception as error:  # the library's errors have no common type; each of them is an error in the file
             raise InvalidSuite(f"{where}: expectations[{number}] ({check.type}): {_first(str(error))}") from error
 
 
@@ -141,7 +141,7 @@ def _outcome(check: Check, found: Any, rows: int) -> CheckResult:
 
 
 def _exception(info: Any) -> str:
-    """What went wrong, from either form in which Great Expectations tells it."""
+    """Return the error message, from either of the two forms in which Great Expectations reports it."""
     if not info:
         return ""
     if "raised_exception" in info:

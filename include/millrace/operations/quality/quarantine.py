@@ -1,7 +1,8 @@
-"""The Delta table ``quality/quarantine``: slices of collections that failed, until a person lets them go.
+"""The Delta table ``quality/quarantine``: slices of collections that failed a check, until a person releases them.
 
-A slice is recorded, not moved: a collection changes only through messages (law 9). Readers that want to leave it out ask
-:func:`quarantined`; truncation and VACUUM are stopped by the block of the same id (:mod:`.gate`). The newest row of an id counts.
+A slice is recorded, not moved: a collection changes only through messages (law 9). A reader that wants to skip such
+slices calls :func:`quarantined`. Truncation and VACUUM are stopped by the block with the same id (:mod:`.gate`). The
+newest row of an id is the valid one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ COLUMNS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedSlice:
-    """A slice that is quarantined, or was released."""
+    """A slice that is quarantined or was released."""
 
     id: str
     status: Status
@@ -66,7 +67,7 @@ def quarantine_uri(settings: Settings) -> str:
 
 
 def read_slices(settings: Settings) -> list[QuarantinedSlice]:
-    """Every slice as it stands now, oldest first."""
+    """Return the current state of every slice, oldest first."""
     table = open_table(quarantine_uri(settings))
     if table is None:
         return []
@@ -75,7 +76,7 @@ def read_slices(settings: Settings) -> list[QuarantinedSlice]:
 
 
 def quarantined(settings: Settings, collection_id: int | None = None) -> list[QuarantinedSlice]:
-    """The slices that are quarantined now, of one collection where it is named."""
+    """Return the slices that are quarantined now, of one collection if given."""
     return [
         each
         for each in read_slices(settings)
@@ -84,7 +85,7 @@ def quarantined(settings: Settings, collection_id: int | None = None) -> list[Qu
 
 
 def record(settings: Settings, blocks: Iterable[Block]) -> list[QuarantinedSlice]:
-    """Quarantine the slices of collections among `blocks`; those that are there already stay as they are."""
+    """Quarantine the collection slices among `blocks` and return the new ones. Known slices stay unchanged."""
     known = {each.id for each in read_slices(settings)}
     found = [
         QuarantinedSlice(
@@ -107,10 +108,12 @@ def record(settings: Settings, blocks: Iterable[Block]) -> list[QuarantinedSlice
 def release_blocks(
     settings: Settings, ids: Iterable[str], *, by: str, note: str = "", seam: Callable[[str], None] = hit
 ) -> list[str]:
-    """Lift blocks (and the quarantine of their slices) that a person accepted; the ids that were lifted.
+    """Lift blocks that a person accepted, with the quarantine of their slices, and return the lifted ids.
 
-    Raises InvalidArgument for an id that is neither a standing block nor a quarantined slice. The record comes first, so that
-    a release that died leaves a block too many, never one too few; calling it again completes it.
+    The record is written before the block is lifted. A release that is killed in between leaves one block too many,
+    never one too few, and calling it again completes it.
+
+    Raises InvalidArgument if an id is neither a block in force nor a quarantined slice.
     """
     wanted = list(dict.fromkeys(ids))
     state = read_state(settings)
@@ -119,7 +122,9 @@ def release_blocks(
     strange = [each for each in wanted if each not in blocks and each not in known]
     if strange:
         standing = ", ".join(sorted(blocks)) or "none"
-        raise InvalidArgument(f"{', '.join(strange)}: no such block or quarantined slice; standing blocks: {standing}")
+        raise InvalidArgument(
+            f"{', '.join(strange)}: no such block or quarantined slice; the blocks in force are: {standing}"
+        )
     records = []
     for number in wanted:
         if number in known and known[number].status == "released":

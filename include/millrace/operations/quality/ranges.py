@@ -1,4 +1,4 @@
-"""The range of a check: for each PChannel the ticks (after, up_to], so that what was checked is not read again."""
+"""The range of a check: the ticks (after, up_to] of each PChannel, so that a run continues where the last ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ class TickRange(NamedTuple):
 
 
 Ranges = Mapping[str, TickRange]
-"""By PChannel. Without any: the whole table, as one thing."""
+"""Tick ranges by PChannel. An empty mapping means the whole table."""
 
 
 def choose_ranges(
     reached: Mapping[str, int], checked: Mapping[str, int], *, start: int | None = None, end: int | None = None
 ) -> dict[str, TickRange]:
-    """What to check of each PChannel that has `reached` a tick: [start, end) where given, else behind `checked`, up to it."""
+    """Choose the range to check for each PChannel that has `reached` a tick.
+
+    The range is [start, end) where given. It defaults to everything from `checked` (exclusive) to `reached`.
+    """
     found = {}
     for pchannel, tick in sorted(reached.items()):
         after = checked.get(pchannel, 0) if start is None else max(start - 1, 0)
@@ -34,12 +37,12 @@ def choose_ranges(
 
 
 def has_ticks(ranges: Ranges) -> bool:
-    """Whether there is anything to look at."""
+    """Return whether any range holds a tick."""
     return any(not each.empty for each in ranges.values())
 
 
 def covers(outer: Ranges, inner: Ranges) -> bool:
-    """Whether a check over `outer` looked at everything that one over `inner` did."""
+    """Return whether a check over `outer` covered everything that a check over `inner` did."""
     if not inner:
         return True
     return all(

@@ -1,7 +1,8 @@
-"""The Delta table ``quality/results``: a row an expectation and run, and the one state row that all runs add up to.
+"""The Delta table ``quality/results``: one row per expectation and run, and one state row accumulated over all runs.
 
-Partitioned by `kind` (``result`` or ``state``). A run's rows and the new state are one commit, and so the gate can never
-see one without the other; of two runs at once the second is fenced and folds its outcomes into the state of the first.
+Partitioned by `kind` (``result`` or ``state``). The rows of a run and the new state are one commit, so the gate never
+sees one without the other. Of two concurrent runs the second is fenced, and then folds its results into the state of
+the first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KIND_RESULT: Final = "result"
 APP_ID: Final = "quality"
 ATTEMPTS: Final = 20
 COMPACT_REVISIONS: Final = 32
-"""Runs between two joins of the small files that runs leave."""
+"""Runs between two compactions of the small files that runs leave."""
 
 RESULT_COLUMNS: Final = pa.schema(
     [
@@ -56,25 +57,25 @@ RESULT_COLUMNS: Final = pa.schema(
         pa.field("after_tick", pa.int64()),  # least and greatest over the PChannels; 0, 0: the whole table
         pa.field("up_to_tick", pa.int64()),
         pa.field("ranges", pa.utf8()),  # JSON: PChannel -> [after, up to]
-        pa.field("seconds", pa.float64()),  # of the table's check as a whole
-        pa.field("state", pa.utf8()),  # of the state row alone
+        pa.field("seconds", pa.float64()),  # of all checks of the table
+        pa.field("state", pa.utf8()),  # only in the state row
     ]
 )
 """Columns of the files."""
 
 
 def quality_path(settings: Settings) -> Path:
-    """The folder of everything that quality keeps."""
+    """Return the folder of all quality data."""
     return settings.data_dir / "quality"
 
 
 def docs_path(settings: Settings) -> Path:
-    """The folder of the Data Docs; its page is ``index.html``."""
+    """Return the folder of the Data Docs. Its start page is ``index.html``."""
     return quality_path(settings) / "docs"
 
 
 def read_state(settings: Settings) -> QualityState:
-    """The state of all runs so far; the empty one before the first. Reads one small file."""
+    """Return the state accumulated over all runs, or the empty state before the first. Reads one small file."""
     table = open_table(quality_results_uri(settings))
     return QualityState() if table is None else _state(table)[0]
 
@@ -87,7 +88,7 @@ def record_run(
     at: float | None = None,
     seam: Callable[[str], None] = hit,
 ) -> QualityState:
-    """Write a run's outcomes and fold them into the state, in one commit; the state behind it."""
+    """Write the results of a run, fold them into the state in the same commit, and return the new state."""
     moment = time.time() if at is None else at
     rows = [row for table in tables for row in _rows(run_id, moment, table)]
     return update_state(settings, lambda state: apply_run(state, run_id, moment, tables), rows, at=moment, seam=seam)
@@ -101,7 +102,10 @@ def update_state(
     at: float | None = None,
     seam: Callable[[str], None] = hit,
 ) -> QualityState:
-    """Put what `fold` makes of the state in its place, with `rows` beside it. `fold` may be called again after a conflict."""
+    """Replace the state by `fold(state)` and add `rows` in the same commit.
+
+    `fold` may be called again after a conflict.
+    """
     path = quality_results_uri(settings)
     table = create_table(path, _with_kind(RESULT_COLUMNS), partition_by=["kind"])
     moment = time.time() if at is None else at
@@ -117,7 +121,7 @@ def update_state(
         if found.revision % COMPACT_REVISIONS == 0:
             _compact(table)
         return found
-    raise DeadlineExceeded(f"{ATTEMPTS} others changed {path} first; run it again")
+    raise DeadlineExceeded(f"{ATTEMPTS} concurrent writers changed {path} first; run it again")
 
 
 def read_results(
@@ -128,7 +132,7 @@ def read_results(
     failed_only: bool = False,
     limit: int = 500,
 ) -> pa.Table:
-    """The newest `limit` result rows, newest first, of `table` and `run_id` where given."""
+    """Return the newest `limit` result rows, newest first, of `table` and `run_id` if given."""
     path = quality_results_uri(settings)
     found = open_table(path)
     empty = RESULT_COLUMNS.empty_table().drop_columns("state")
@@ -183,13 +187,13 @@ def _write(uri: str, rows: Sequence[dict[str, Any]], kind: str) -> list[FileActi
 
 
 def _state(table: TableHandle) -> tuple[QualityState, list[str]]:
-    """The state at the table's version, and the file that holds it."""
+    """Return the state at the table's version, and the files that hold it."""
     text, live = read_state_row(table)
     return QualityState() if text is None else QualityState.from_text(text), live
 
 
 def _compact(table: TableHandle) -> None:
-    """Join the small files of past runs; where another writer is in between it waits for the next time."""
+    """Compact the small files of past runs. After a conflict with another writer, leave it to the next time."""
     with suppress(TableUnavailable):
         table.compact([("kind", "=", KIND_RESULT)])
 

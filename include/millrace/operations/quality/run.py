@@ -1,7 +1,7 @@
-"""The operation `quality`: pin the versions, check each table over its range, record, quarantine, write the Data Docs.
+"""The operation `quality`: pin versions, check each table over its range, record, quarantine, write the Data Docs.
 
-Nothing it finds is an exception: a failed expectation stands in the report, in ``quality/results``, and in the gate. An
-exception means that the check itself could not be made (a users' file that is wrong, a table that cannot be read).
+A failed expectation is not an exception: it appears in the report, in ``quality/results`` and in the gate. An exception
+means that the check itself could not run, for example because a user's suite is invalid or a table cannot be read.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ class FailedExpectation(OperationReport):
 
 
 class QualityReport(OperationReport):
-    """What a run found. `passed`: no expectation failed in it, critical or not."""
+    """The findings of a run. `passed` is True if no expectation failed, critical or not."""
 
     run_id: str
     passed: bool
     expectations: int
     failed: tuple[FailedExpectation, ...]
     tables: dict[str, dict[str, float]] = Field(description="By table: rows, seconds, expectations, failed.")
-    blocks: tuple[str, ...] = Field(description="Ids of all failures that stand now, of this run or an earlier one.")
+    blocks: tuple[str, ...] = Field(description="Ids of all blocks in force, of this run and of earlier ones.")
     quarantined: tuple[str, ...]
-    docs: str | None = Field(description="The index page of the Data Docs.")
+    docs: str | None = Field(description="Index page of the Data Docs.")
     seconds: float
 
 
 def run(spark: SparkSession, settings: Settings, params: QualityParams, progress: Progress) -> QualityReport:
-    """Check what `params` ask for. Raises InvalidSuite, CollectionNotFound."""
+    """Run the checks that `params` select. Raises InvalidSuite, CollectionNotFound."""
     started, run_id = time.perf_counter(), f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     state = read_state(settings)
-    progress.update("choosing what to check")
+    progress.update("selecting tables and ranges")
     outcomes: list[TableCheckResult] = []
     found = list(_frames(spark, settings, params, state, outcomes))
     pages = None
@@ -100,10 +100,13 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
 def _frames(
     spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState, empty: list[TableCheckResult]
 ) -> Iterator[ValidationInput]:
-    """What is to be checked, each over its own range of one consistent look. Where nothing came since, a table is left out.
+    """Yield what to check: each table over its own range of one consistent snapshot.
 
-    A collection of which no file has rows in its range goes to `empty` instead: checks of no rows take Spark seconds each. Not
-    if its users have checks of their own, which may ask for rows, or if a block of it stands, which a check of no rows can lift.
+    Tables without new rows are skipped.
+
+    A collection without rows in its range goes to `empty` instead, because a Spark check of no rows still takes
+    seconds. Exceptions are a collection with user checks, which may require rows, and one with a block, which an empty
+    check can lift.
     """
     chosen = params.tables or ALL_TABLES
     start, end = first_tick_at(params.start), first_tick_at(params.end)
@@ -116,7 +119,7 @@ def _frames(
         ranges = choose_ranges(wal.committed_ticks, state.checked_ticks("wal"), start=start, end=end)
         if has_ticks(ranges):
             yield frames.messages(spark, wal, ranges)
-        # At a range's open end rejections may have come since, without a tick of their own.
+        # Further rejections may have arrived at a range's open end, because a rejection has no tick of its own.
         ranges = choose_ranges(wal.committed_ticks, state.checked_ticks("wal/rejections"), start=start, end=end)
         yield frames.rejections(spark, wal, ranges)
         yield frames.channels(spark, wal, trimmed_totals(wal.table))
@@ -151,7 +154,8 @@ def _chosen(
     for name in wanted:
         if not any(name in (each.name, str(each.collection_id)) for each in known):
             raise CollectionNotFound(
-                f"no collection {name!r} with stored rows; there are {', '.join(each.name for each in known) or 'none'}"
+                f"no collection {name!r} has stored rows; those that do: "
+                f"{', '.join(each.name for each in known) or 'none'}"
             )
     return (each for each in known if not wanted or {each.name, str(each.collection_id)} & set(wanted))
 
@@ -159,7 +163,7 @@ def _chosen(
 def _user_suites(
     settings: Settings, stored: Sequence[collection_frames.StoredCollection]
 ) -> dict[int, tuple[Check, ...]]:
-    """The users' checks by collection, all of them looked at before the first one runs."""
+    """Return the users' checks by collection. All of them are validated before the first one runs."""
     found = {}
     for each in stored:
         columns = [collection_frames.safe_name(field.name) for field in each.schema.fields]

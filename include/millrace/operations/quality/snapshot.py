@@ -1,9 +1,9 @@
-"""One consistent look at all tables: each is pinned once, in the order in which none can be ahead of one pinned behind it.
+"""A consistent snapshot of all tables: each is pinned once, in an order in which no table is ahead of a later one.
 
-Node, flusher and compaction go on meanwhile. What follows from another table is pinned before it: the flusher's checkpoints,
-the segments, each collection's deletes and then its rows (compaction takes a delete away behind the rows that it hit), last the
-WAL that all of them came from. So what a checkpoint says was flushed the others have; what is newer in them lies behind the
-range that is checked.
+Node, flusher and compaction keep running meanwhile. A table derived from another is pinned before it: the flusher's
+checkpoints, the segments, each collection's deletes and then its rows (compaction removes a delete after the rows that
+it hit), and finally the WAL, the source of all. The later tables therefore hold everything that a checkpoint calls
+flushed, and anything newer in them lies beyond the range under check.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from millrace.tables.wal.table import WalTable
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSnapshot:
-    """The versions that a run looks at, and what it takes from them."""
+    """The table versions that a run reads, and data derived from them."""
 
     checkpoints: Mapping[str, Checkpoint]
     checkpoints_version: int
     segments_version: int | None
-    """None where there is no such table yet."""
+    """None if the table does not exist yet."""
     collections: Mapping[int, StoredCollection]
     wal: WalVersion
 
     @property
     def flushed_ticks(self) -> dict[str, int]:
-        """By PChannel the tick of its checkpoint."""
+        """Tick of the checkpoint by PChannel."""
         return {name: each.time_tick for name, each in self.checkpoints.items()}
 
 
 def take_snapshot(settings: Settings) -> DeploymentSnapshot | None:
-    """Pin every table; None where there is no WAL yet."""
+    """Pin every table. Returns None if there is no WAL yet."""
     checkpoints = open_table(settings.checkpoints_uri)
     segments = open_table(settings.segments_uri)
     known = read_checkpoints(checkpoints)

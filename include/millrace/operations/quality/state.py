@@ -1,7 +1,7 @@
-"""What all runs add up to: up to which tick each table was checked, and which failures stand in the way of removal.
+"""The state accumulated over all runs: the tick up to which each table is checked, and the failures that block removal.
 
-A pure fold over runs. A failure stands until a later run passes over a range that covers it, or a person releases it; the
-checked tick of a table does not pass a standing failure, so that the next run looks at the same range again.
+A pure fold over runs. A failure remains until a later run passes over a range that covers it, or until a person
+releases it. The checked tick of a table does not advance past a failure, so the next run checks the same range again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millrace.operations.quality.ranges import Ranges, TickRange, covers, ranges
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A critical expectation that failed and was neither passed since nor released: nothing may be removed meanwhile."""
+    """A failed critical expectation, neither passed nor released since. It blocks every removal."""
 
     id: str
     table: str
@@ -55,12 +55,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class QualityState:
-    """The fold's value."""
+    """The value of the fold."""
 
     revision: int = 0
-    """Runs and releases so far."""
+    """Number of runs and releases so far."""
     checked: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By table and PChannel: everything up to this tick passed, or was released."""
+    """By table and PChannel: the tick up to which everything passed or was released."""
     blocks: tuple[Block, ...] = ()
 
     def checked_ticks(self, table: str) -> Mapping[str, int]:
@@ -77,7 +77,7 @@ class QualityState:
 
 
 def apply_run(state: QualityState, run_id: str, at: float, tables: Iterable[TableCheckResult]) -> QualityState:
-    """The state behind a run."""
+    """Return the state after a run."""
     checked, blocks = dict(state.checked), list(state.blocks)
     for table in tables:
         looked_at = {outcome.check.name for outcome in table.results}
@@ -95,7 +95,7 @@ def apply_run(state: QualityState, run_id: str, at: float, tables: Iterable[Tabl
 
 
 def apply_release(state: QualityState, ids: Iterable[str]) -> QualityState:
-    """The state once the blocks `ids` were accepted by a person: their ranges count as checked."""
+    """Return the state after a person accepted the blocks `ids`. Their ranges count as checked."""
     wanted = set(ids)
     released = [block for block in state.blocks if block.id in wanted]
     left = tuple(block for block in state.blocks if block.id not in wanted)
@@ -107,7 +107,7 @@ def apply_release(state: QualityState, ids: Iterable[str]) -> QualityState:
 
 
 def block_id(run_id: str, table: str, expectation: str) -> str:
-    """Short, and the same for the same failure of the same run."""
+    """Return a short id that is the same for the same failure of the same run."""
     return hashlib.sha256(f"{run_id}/{table}/{expectation}".encode()).hexdigest()[:12]
 
 
@@ -128,7 +128,7 @@ def _block(run_id: str, at: float, table: TableCheckResult, outcome: CheckResult
 
 
 def _advanced(checked: Mapping[str, int], ranges: Mapping[str, TickRange]) -> dict[str, int]:
-    """`checked` moved up to the end of each range that begins where it stands, or before."""
+    """Advance `checked` to the end of each range that starts at or before it."""
     found = dict(checked)
     for pchannel, each in ranges.items():
         if each.after <= found.get(pchannel, 0):

@@ -1,8 +1,8 @@
-"""The suites: the laws as expectations on columns that :mod:`.frames` derives, and a collection's suite from its schema.
+"""The suites: the laws as expectations on columns that :mod:`.frames` derives, and a suite derived from a schema.
 
-Plain data; Great Expectations sees it in :mod:`.validate`. Where it has no expectation for a law ("strictly increasing within
-a PChannel"), Spark computes a column with a window function and its own expectation checks that column, so that the Data
-Docs show what was asked in its own terms.
+Plain data; :mod:`.gx_validator` hands it to Great Expectations. The library has no expectation for some laws, such as
+"strictly increasing within a PChannel". For these, Spark computes a column with a window function and a built-in
+expectation checks that column, so that the Data Docs show the check in their own terms.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def _unique(name: str, columns: list[str], words: str) -> Check:
 
 WAL: Final = (
     _between("ticks-increase", "tick_step", "time ticks strictly increase within a PChannel (law 2)", low=1),
-    _unique("ids-unique", _ID, "no message id stands twice (law 3)"),
+    _unique("ids-unique", _ID, "each message id occurs once (law 3)"),
     _among("term-opened", "term_step", [0], "each message has the term that was opened last before it (law 5)"),
-    _among("confirmed-not-ahead", "confirmed_ahead", [0], "no message stands before its LastConfirmed (law 4)"),
+    _among("confirmed-not-ahead", "confirmed_ahead", [0], "no message precedes its LastConfirmed (law 4)"),
     _between("confirmed-advances", "confirmed_step", "LastConfirmed never goes back within a PChannel (law 4)", low=0),
     _between("tick-not-before-stamp", "tick_behind_ms", "no tick is older than its log stamp", high=0),
     _among("type-known", "type", TYPE_NAMES, "each message has a type that the chain knows"),
     _among("vchannel-of-pchannel", "foreign_vchannel", [0], "each VChannel lies on its PChannel"),
     _between("rows-counted", "rows", "row counts are not negative", low=0),
     _among("date-of-tick", "date_differs", [0], "each row lies in the partition of its tick's day"),
-    _among("no-reason", "has_reason", [0], "an accepted message has no reason of rejection"),
+    _among("no-reason", "has_reason", [0], "an accepted message has no rejection reason"),
 )
-"""On the messages of ``wal``."""
+"""Checks of the messages of ``wal``."""
 
 REJECTIONS: Final = (
     _present("reason-given", "reason", "each rejection has a reason (law 6)"),
@@ -79,40 +79,42 @@ REJECTIONS: Final = (
     _between("origin-known", "entry", "each rejection names the log entry it came from (law 6)", low=0),
     _between("stamp-known", "physical_ms", "each rejection has the log's stamp", low=1),
 )
-"""On the rejections of ``wal``."""
+"""Checks of the rejections of ``wal``."""
 
 CHANNELS: Final = (
     _among("messages-as-committed", "messages_missing", [0], "the WAL holds as many messages as its commits counted"),
     _among("rejections-as-committed", "rejections_missing", [0], "the WAL holds as many rejections as were counted"),
     _among("one-state", "states", [1], "each PChannel has one live state row"),
-    _among("tick-as-committed", "tick_differs", [0], "the state stands at the tick of the last commit"),
+    _among("tick-as-committed", "tick_differs", [0], "the state has the tick of the last commit"),
 )
-"""On one row for each PChannel of ``wal``."""
+"""Checks of one row per PChannel of ``wal``."""
 
 SEGMENTS: Final = (
     _among("state-known", "state", SEGMENT_STATES, "each segment is in a known state"),
     _between("rows-counted", "rows", "row counts are not negative", low=0),
     _between("bytes-counted", "bytes", "byte counts are not negative", low=0),
-    _between("ticks-in-order", "age_ticks", "no segment changes its state before it was created", low=0),
+    _between("ticks-in-order", "age_ticks", "no segment changes state before it was created", low=0),
     _between("ticks-positive", "created_tick", "ticks are positive", low=1),
-    _unique("states-once", ["pchannel", "segment_id", "state", "time_tick"], "each change of a segment stands once"),
-    _among("rows-as-stored", "rows_missing", [0], "a flushed segment has as many rows as its collection stores of it"),
+    _unique(
+        "states-once", ["pchannel", "segment_id", "state", "time_tick"], "each state change of a segment occurs once"
+    ),
+    _among("rows-as-stored", "rows_missing", [0], "a flushed segment has as many rows as its collection stores for it"),
 )
-"""On the rows of ``segments``; `rows_missing` is null for segments whose rows were rewritten since."""
+"""Checks of the rows of ``segments``. `rows_missing` is null for segments whose rows were rewritten since."""
 
 CHECKPOINTS: Final = (
     _among("one-checkpoint", "live_rows", [1], "each PChannel has one live checkpoint"),
     _between("tick-not-negative", "time_tick", "ticks are not negative", low=0),
     _between("not-ahead", "ahead_of_wal", "no checkpoint is ahead of the WAL", high=0),
-    _between("confirmed-not-negative", "lc_entry", "LastConfirmed is a position of the log", low=0),
+    _between("confirmed-not-negative", "lc_entry", "LastConfirmed is a position in the log", low=0),
     _between("term-known", "term", "terms are not negative", low=0),
     _present("catalog-there", "catalog", "each checkpoint has its catalog"),
 )
-"""On ``checkpoints``."""
+"""Checks of ``checkpoints``."""
 
 
 def collection_suite(schema: CollectionSchema, partitions: list[int]) -> tuple[Check, ...]:
-    """The suite that follows from a collection's schema and its partitions."""
+    """Return the suite that follows from a collection's schema and its partitions."""
     keys = list(schema.key_names)
     several = len(keys) > 1
     checks = [
@@ -125,7 +127,7 @@ def collection_suite(schema: CollectionSchema, partitions: list[int]) -> tuple[C
             )
             for key in keys
         ),
-        # The system takes a key twice (a reader then sees both rows), so this warns and does not block.
+        # Duplicate keys are allowed (a reader then sees both rows), so this only warns.
         Check(
             "key-unique",
             "expect_compound_columns_to_be_unique" if several else "expect_column_values_to_be_unique",
@@ -151,9 +153,7 @@ def collection_suite(schema: CollectionSchema, partitions: list[int]) -> tuple[C
 
 def _of_field(field: FieldSpec, keys: Sequence[str]) -> list[Check]:
     found = []
-    kind = _SPARK_TYPES.get(
-        field.type
-    )  # decimals and what is nested have no type name that Great Expectations compares
+    kind = _SPARK_TYPES.get(field.type)  # Great Expectations cannot compare the type names of decimals and nested types
     if kind is not None:
         words = f"{field.name} is a {field.type}"
         kwargs = {"column": field.name, "type_": kind}

@@ -1,1 +1,1 @@
-"""Recovery: find what is wrong between log, WAL and collections, repair it, prove the repair (docs/operating.md)."""
+"""Recovery: find faults between log, WAL and collections, repair them, and verify the repair (docs/operating.md)."""

@@ -1,7 +1,7 @@
-"""The catalog held against the log and the WAL, and made again from them where its file was lost: all DDL stands in the log.
+"""Compares the catalog with the log and the WAL, and rebuilds it from them if its file is lost: all DDL is in the log.
 
-The chain's state says which collections there are. The WAL's own messages, which the chain's state is not read from, say it a second
-time, with what was dropped: a repair is done only where both have the same digest.
+The chain's state says which collections exist. The WAL's own messages, independent of that state, say it a second time,
+and include dropped collections. A repair requires both to have the same digest.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ from millrace.wal.txn_buffer import TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog
 
 _PCHANNEL: Final = re.compile(r"dml_\d+")
-"""Names that the coordinator gives; a log of another name may be a message stream's, which the chain does not read."""
+"""Names that the coordinator assigns.
+
+A log with another name may be a message stream's, which the chain does not read.
+"""
 
 
 def pchannels_of(settings: Settings, service: LogService) -> list[str]:
-    """The PChannels of the deployment by all that may know them: the catalog, the WAL and the log."""
+    """Return the PChannels of the deployment known to the catalog, the WAL or the log."""
     found = {name for name in service.names() if _PCHANNEL.fullmatch(name)}
     store = CatalogStore.open_read_only(settings.data_dir)
     if store is not None:
@@ -52,8 +55,10 @@ def pchannels_of(settings: Settings, service: LogService) -> list[str]:
 
 
 def catalog_differences(settings: Settings, service: LogService, ask: GetDefinitions) -> list[Difference]:
-    """What the catalog does not say as the chain does; everything, where its file is lost. Of a catalog that lies in a meta store a
-    missing file says nothing: it is a copy, which the next call makes again."""
+    """Return where the catalog differs from the chain. If its file is lost, everything differs.
+
+    A missing file means nothing if the catalog lives in a meta store: it is a copy, which the next call recreates.
+    """
     store = CatalogStore.open_read_only(settings.data_dir)
     if store is None and settings.meta_store:
         return []
@@ -65,17 +70,20 @@ def catalog_differences(settings: Settings, service: LogService, ask: GetDefinit
 
 
 def rebuild_catalog(settings: Settings, service: LogService, ask: GetDefinitions, term: Callable[[str], int]) -> str:
-    """Have the catalog say what the chain does; what was done, in words. `term` gives the newest term that a PChannel's log has.
+    """Make the catalog match the chain and return a description of the changes.
 
-    The WAL has to have caught up with the log. Raises RepairImpossible where the WAL says otherwise than the chain, CatalogDiverged
-    where a collection is not the same on its VChannels, CatalogBusy.
+    `term` returns the newest term in a PChannel's log. The WAL must have caught up with the log.
+
+    Raises RepairImpossible if the WAL contradicts the chain, CatalogDiverged if a collection differs between its
+    VChannels, CatalogBusy.
     """
     names = pchannels_of(settings, service)
     there = list(chain_collections(names, ask))
     by_wal, gone = _collections(settings, names)
     if catalog_digest(there) != catalog_digest(by_wal):
         raise RepairImpossible(
-            f"the chain has the collections {_names(there)} with the digest {catalog_digest(there)}, the WAL {_names(by_wal)} with"
+            f"the chain has the collections {_names(there)} with the digest {catalog_digest(there)}, the WAL "
+            f"{_names(by_wal)} with"
             f" {catalog_digest(by_wal)}: repair the WAL first"
         )
     with CatalogStore(catalog_path(settings.data_dir), shared=open_shared_catalog(settings)) as store:
@@ -94,12 +102,12 @@ def rebuild_catalog(settings: Settings, service: LogService, ask: GetDefinitions
             f"the catalog has the digest {digest}, the chain {catalog_digest(there)}: DDL is under way, try again"
         )
     return (
-        f"{len(made)} collections and {len(lost)} PChannels put back from the log; digest {digest}, as the WAL has it"
+        f"{len(made)} collections and {len(lost)} PChannels restored from the log; digest {digest}, equal to the WAL's"
     )
 
 
 def catalog_digest(collections: Iterable[CollectionInfo]) -> str:
-    """A digest of what a catalog says of the collections that are there, dropped ones left out."""
+    """Return a digest of what a catalog says about the collections that are not dropped."""
     said = sorted(
         json.dumps(
             [
@@ -121,14 +129,14 @@ def _names(collections: Iterable[CollectionInfo]) -> str:
 
 
 def _collections(settings: Settings, names: Iterable[str]) -> tuple[list[CollectionInfo], list[CollectionInfo]]:
-    """By the WAL's messages: the collections that are there, and those that were dropped."""
+    """Return the existing and the dropped collections according to the WAL's messages."""
     infos: dict[int, list[VChannelInfo]] = {}
     for info in _vchannels(settings, names):
         infos.setdefault(info.collection_id, []).append(info)
     there, gone = [], []
     for collection_id, each in sorted(infos.items()):
         first = max(each, key=lambda info: len(info.schemas))
-        # It remembers dropped partitions too; an id is never given again.
+        # Count dropped partitions too: an id is never assigned twice.
         partitions = {name: number for number, name in first.partitions.items() if number not in first.partition_drops}
         collection = CollectionInfo(
             id=collection_id,

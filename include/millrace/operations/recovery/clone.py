@@ -1,10 +1,11 @@
-"""A shallow clone of the tables: logs copied, data files hard-linked, nothing of it seen by the running system.
+"""A shallow clone of the tables: logs copied, data files hard-linked, invisible to the running system.
 
-Diagnosis and rehearsal work on it: what they see stands still, and what they change is thrown away. The checkpoints are taken
-before the tables that the flusher commits before them, and ``wal`` behind all: so each table may be ahead of the checkpoint, as
-a flusher that died between two commits leaves it, and nothing is ahead of ``wal``. Deletes are taken before rows, because
-compaction takes away a delete once the rows that it hit are gone. What is written before a commit to ``wal`` that means it (bases,
-trims) is taken last.
+Diagnosis and rehearsal work on a clone: it does not change under them, and their changes are discarded.
+
+The order of cloning: the checkpoints come before the tables that the flusher commits before them, and ``wal`` comes
+after all of these. Each table may thus be ahead of its checkpoint, as after a flusher that died between two commits,
+but nothing is ahead of ``wal``. Deletes come before rows, because compaction removes a delete after the rows that it
+hit. Tables that are written before the commit to ``wal`` that refers to them (bases, trims) come last.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from millrace.tables.collections.data_tables import stored_collection_ids
 
 
 def tables_to_clone(settings: Settings) -> Iterator[str]:
-    """The names of all tables that are there, in the order in which a clone takes them: each is looked for when it is its
-    turn, for the first trim makes a table that a commit to ``wal`` then means."""
+    """Yield the names of all existing tables in the order of cloning.
+
+    Each table is looked up when its turn comes: the first trim creates a table that a commit to ``wal`` then refers to.
+    """
     for name in _known_tables(settings):
         if table_exists(settings.table_uri(name)):
             yield name
@@ -48,14 +51,17 @@ def _known_tables(settings: Settings) -> Iterator[str]:
 
 
 def checkpoint_tables(settings: Settings) -> list[str]:
-    """What recovery itself begins with, where it is there: the confirmed states."""
+    """Return the table of verified states that a recovery starts from, if it exists."""
     name = "recovery_checkpoints"
     return [name] if table_exists(settings.table_uri(name)) else []
 
 
 @contextmanager
 def clone(settings: Settings) -> Iterator[Settings]:
-    """Settings of a clone that is removed in the end. It lies inside the data folder: links need one file system."""
+    """Yield the settings of a clone, which is removed at the end.
+
+    It lies in the data folder: links need one file system.
+    """
     with clone_folder(settings) as home:
         clone_staged(settings, home)
         scratch = settings.with_data_dir(home)
@@ -74,7 +80,7 @@ def clone(settings: Settings) -> Iterator[Settings]:
 
 @contextmanager
 def clone_folder(settings: Settings) -> Iterator[Path]:
-    """A folder for a clone, removed in the end; those that killed recoveries left are removed first."""
+    """Yield a folder for a clone, removed at the end. First removes the folders of killed recoveries."""
     folder = ScratchFolder(settings.run_path / "clones" / uuid.uuid4().hex, pattern="[0-9a-f]{32}")
     try:
         yield folder.path
@@ -83,17 +89,20 @@ def clone_folder(settings: Settings) -> Iterator[Path]:
 
 
 def clone_staged(settings: Settings, home: Path) -> None:
-    """Link the staged files that are there. Before ``wal`` is taken, for a trim of it lets such files go, and behind it, for
-    an Import that came meanwhile."""
+    """Link the staged files.
+
+    Called twice: before ``wal`` is cloned, because a trim of it releases files, and after it, for an Import that
+    arrived meanwhile.
+    """
     for path in sorted(settings.staged_path.rglob("*")):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(settings.staged_path).parts):
             link_if_present(path, home / path.relative_to(settings.data_dir))
 
 
 def clone_table(source: str, target: str) -> None:
-    """Clone one table. A live file that is missing is missing in the clone too."""
+    """Clone one table. A missing live file is missing in the clone too."""
     here, there = store_at(source), store_at(target)
-    with here.lease():  # nothing of the log is cleaned away meanwhile
+    with here.lease():  # no log cleanup meanwhile
         for name in here.list(LOG_FOLDER):
             there.take(here, f"{LOG_FOLDER}/{name}", "copy")
     for name in table_at(target).live_files():
@@ -101,7 +110,7 @@ def clone_table(source: str, target: str) -> None:
 
 
 def link_if_present(source: Path, target: Path) -> None:
-    """Hard-link a file where it is there, once; the folders come with it."""
+    """Hard-link a file if it exists, once, creating its folders."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

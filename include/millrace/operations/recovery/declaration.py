@@ -15,31 +15,35 @@ class RecoveryParams(OperationParams):
     mode: Literal["diagnose", "rehearse", "repair"] = Field(
         "diagnose",
         title="Mode",
-        description="diagnose: look, change nothing. rehearse: repair a clone of the tables, and throw it away. repair: repair.",
+        description=(
+            "diagnose: look, change nothing. rehearse: repair a clone of the tables and discard it. repair: repair."
+        ),
     )
     depth: Literal["quick", "full"] = Field(
         "full",
         title="Depth",
-        description="quick: jobs, parked channels, files by name and size, open transactions. full: contents by digest too.",
+        description=(
+            "quick: jobs, parked channels, files by name and size, open transactions. full: also contents by digest."
+        ),
     )
     allow_destructive: bool = Field(
         False,
         title="Allow repairs that give up data",
-        description="Rows of a table that no message of the WAL backs are removed only with this.",
+        description="Required to remove table rows that no message of the WAL accounts for.",
     )
     stale_after: float = Field(
         60.0,
         ge=1,
         le=86400,
         title="Stale after (s)",
-        description="A job whose work lies still this long, while there is some, counts as dead.",
+        description="Seconds without progress, while there is work, after which a job counts as dead.",
     )
 
 
 RECOVERY: Final = Operation(
     name="recovery",
     title="Diagnose and repair",
-    summary="Compares log, WAL and collections by digests, repairs what differs, and proves the repair.",
+    summary="Compares log, WAL and collections by digests, repairs what differs, and verifies the repair.",
     example="--mode repair",
     params=RecoveryParams,
     run="millrace.operations.recovery.run:run",

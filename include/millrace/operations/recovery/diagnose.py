@@ -1,8 +1,8 @@
-"""What is wrong: each check looks at one kind of fault and changes nothing.
+"""Diagnosis: each check looks for one kind of fault and changes nothing.
 
-``quick`` looks at jobs, parked channels, the log's end, open transactions, and at every live file by name and size.
-``full`` compares contents too: the log run through the chain against the rows and the state of the WAL; and, on a clone that
-a flusher has brought up to date, the WAL against the collections.
+``quick`` checks jobs, parked channels, the log's end, open transactions, and the name and size of every live file.
+``full`` also compares contents: the log run through the chain with the rows and the state of the WAL; and, on a clone
+that a flusher has brought up to date, the WAL with the collections.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 
 QUERIES = ("streaming-node", "flusher")
-"""Queries whose progress files stand in the run folder."""
+"""Queries with progress files in the run folder."""
 
 PLANS = 10
-"""How often a look at a PChannel is planned where truncation takes away what it was to read."""
+"""Attempts to check a PChannel while truncation removes entries that the check was about to read."""
 
 _TXN_GRACE_MS = 60_000
-"""A transaction is stuck this long after its lease ended: somebody's tick might be on its way."""
+"""Time after the end of its lease at which a transaction counts as stuck. A tick may be on its way until then."""
 
 
 def diagnose(
@@ -59,9 +59,12 @@ def diagnose(
     progress: Progress,
     ask: GetDefinitions | None = None,
 ) -> list[RecoveryFinding]:
-    """Every finding, the WAL's before the collections'. Collections are compared once the WAL itself is whole, and the catalog where
-    `ask` says what the chain has."""
-    progress.update("looking at jobs, channels and files")
+    """Return every finding, the WAL's before the collections'.
+
+    Collections are compared only if the WAL is intact, and the catalog only if `ask`, which queries the chain, is
+    given.
+    """
+    progress.update("checking jobs, channels and files")
     found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings), *_files(settings)]
     if ask is not None:
         found += [
@@ -83,10 +86,12 @@ def diagnose(
 
 
 def _planned_anew(settings: Settings, look: Callable[[WalTable], list[RecoveryFinding]]) -> list[RecoveryFinding]:
-    """What `look` finds with the WAL as it is now.
+    """Return what `look` finds in the current WAL.
 
-    Truncation takes from the log what the tables have, and may take what a look was about to read: then it is planned again,
-    from the tables as they are since. Raises PositionTruncated where that happens PLANS times.
+    Truncation removes what the tables already have, and may remove entries that the check was about to read. The check
+    then starts again from the current tables.
+
+    Raises PositionTruncated if that happens PLANS times.
     """
     for _ in range(PLANS - 1):
         with suppress(PositionTruncated):
@@ -95,9 +100,9 @@ def _planned_anew(settings: Settings, look: Callable[[WalTable], list[RecoveryFi
 
 
 def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterator[RecoveryFinding]:
-    """Jobs that ran once, are gone or stand still, and have had work to do for `stale_after` seconds.
+    """Yield jobs that ran once, are gone or make no progress, and have had work to do for `stale_after` seconds.
 
-    A job that rests says nothing for hours: what waits has to be old, not only its last word.
+    An idle job reports nothing for hours, so the waiting work must be old, not only the job's last report.
     """
     since = compose_tick(max(0, log_or_wall_time_ms(service) - int(stale_after * 1000)), 0)
     behind = {"streaming-node": _node_behind(settings, service, since), "flusher": _flusher_behind(settings, since)}
@@ -107,17 +112,20 @@ def _jobs(settings: Settings, service: LogService, stale_after: float) -> Iterat
             said = json.loads(path.read_text())
             age = time.time() - path.stat().st_mtime
         except (FileNotFoundError, json.JSONDecodeError):
-            continue  # it never ran here, or its file is being replaced: nothing to miss
+            continue  # it never ran here, or its file is being replaced
         if not behind[name] or age < stale_after:
             continue
         pid = int(said.get("pid", 0))
         runs = is_report_live(settings.run_path, pid, float(said.get("at", 0.0)))
-        state = f"process {pid} runs but has said nothing" if runs else f"process {pid} is gone"
+        state = f"process {pid} runs but has reported nothing" if runs else f"process {pid} is gone"
         yield RecoveryFinding(kind="job_dead", subject=name, words=f"{state} for {age:.0f} s; {behind[name]}")
 
 
 def _node_behind(settings: Settings, service: LogService, since: int) -> str:
-    """Which PChannels have had rows in the log since before the tick `since` that the WAL lacks. Time ticks are no rows."""
+    """Describe the PChannels with rows in the log before the tick `since` that the WAL lacks.
+
+    Time ticks do not count.
+    """
     wal = WalTable.open(settings.wal_uri) if table_exists(settings.wal_uri) else None
     waiting = []
     for pchannel in service.names():
@@ -125,7 +133,7 @@ def _node_behind(settings: Settings, service: LogService, since: int) -> str:
         try:
             if lacks_rows(wal, log, pchannel, up_to=since):
                 waiting.append(pchannel)
-        except (OSError, Malformed):  # the state row is damaged: found by its own check
+        except (OSError, Malformed):  # a damaged state row has its own check
             continue
         finally:
             log.close()
@@ -151,7 +159,7 @@ def _parked(settings: Settings) -> Iterator[RecoveryFinding]:
 
 
 def _checkpoints(settings: Settings) -> Iterator[RecoveryFinding]:
-    """Confirmed states that cannot be read. They are small: each is."""
+    """Yield a finding for verified states that cannot be read. They are small, so every one is read."""
     bad = {
         name: words
         for owner, name in recovery_checkpoints.live_files(settings)
@@ -174,7 +182,7 @@ def _unreadable(settings: Settings, pchannel: str, name: str) -> str:
 
 
 def _files(settings: Settings) -> Iterator[RecoveryFinding]:
-    """Live files that are not there, or have another size than their commit says."""
+    """Yield live files that are missing, or whose size differs from their commit."""
     for subject in tables_to_clone(settings):
         table = open_table(settings.table_uri(subject))
         assert table is not None
@@ -246,7 +254,7 @@ def _channel(
 def _contents(
     settings: Settings, wal: WalTable, service: LogService, pchannel: str, state: ChannelState
 ) -> list[RecoveryFinding]:
-    """The whole WAL against what its commits counted, and what is left of the log against the WAL behind its beginning."""
+    """Compare the whole WAL with what its commits counted, and the remaining log with the WAL from its beginning on."""
     snapshot = WalSnapshot(wal.table)
     starts = [each for each in replay_starts(settings, service, pchannel) if each.state.position <= state.position]
     try:
@@ -257,14 +265,14 @@ def _contents(
     if report.committed != report.stored:
         return [
             RecoveryFinding(
-                kind="wal_rows_differ", subject=pchannel, words="the rows are not those that were committed"
+                kind="wal_rows_differ", subject=pchannel, words="the rows differ from those that were committed"
             )
         ]
     if report.replayed not in (None, report.committed):
-        words = "the log gives other rows than the commits counted"
+        words = "the log gives rows that differ from those the commits counted"
         return [RecoveryFinding(kind="log_regressed", subject=pchannel, words=words)]
     if report.state is not None and report.state.to_bytes() != wal.position(pchannel).state_bytes:
-        words = "the state row is not what the log gives at its position"
+        words = "the state row differs from what the log gives at its position"
         return [RecoveryFinding(kind="wal_state_damaged", subject=pchannel, words=words)]
     return []
 
@@ -274,7 +282,7 @@ def _collections(settings: Settings) -> list[RecoveryFinding]:
         try:
             flush_to_end(copy)
             reports = verify_collections(copy)
-        except StagedFileDamaged as error:  # without its rows there is nothing to compare with
+        except StagedFileDamaged as error:  # the WAL cannot be compared without these rows
             words = str(error).replace(str(copy.staged_path), str(settings.staged_path))
             return [RecoveryFinding(kind="staged_file_damaged", subject=settings.staged_path.name, words=words)]
         names = {number: f"collections/{number}" for number in reports}
@@ -284,7 +292,7 @@ def _collections(settings: Settings) -> list[RecoveryFinding]:
             subject=names[number],
             words=f"{report.stored} rows stored, {report.visible_inserted - report.folded} became visible in the WAL"
             + ("; their contents differ" if report.stored + report.folded == report.visible_inserted else ""),
-            # As many rows or more, and others: some of them no message backs.
+            # As many rows or more, but different ones: no message accounts for some of them.
             destructive=report.stored + report.folded >= report.visible_inserted,
         )
         for number, report in sorted(reports.items())

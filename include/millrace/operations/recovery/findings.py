@@ -1,4 +1,4 @@
-"""What a diagnosis finds, and what a repair says of it: plain data for reports, forms and the UI."""
+"""The findings of a diagnosis and the results of repairs, as plain data for reports, forms and the UI."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ FindingKind = Literal[
 ]
 
 FINDING_KINDS: Final[dict[str, str]] = {
-    "job_dead": "a job stands still or is gone although there is work",
-    "channel_parked": "a PChannel stands at an entry that could not be processed",
+    "job_dead": "a job is gone or makes no progress although there is work",
+    "channel_parked": "a PChannel is stopped at an entry that could not be processed",
     "log_regressed": "the log ends before what the WAL has committed",
-    "txn_stuck": "an open transaction is past its lease, and nothing comes that would end it",
-    "wal_file_damaged": "a file of the WAL is missing, cut or unreadable",
-    "wal_rows_differ": "rows of the WAL are not those that the log gives",
-    "wal_state_damaged": "a PChannel's state row is missing, unreadable or not what the log gives",
-    "table_file_damaged": "a file of a collection, of segments or of checkpoints is missing, cut or unreadable",
-    "collection_differs": "a collection's table holds other rows than became visible in the WAL",
-    "catalog_differs": "the catalog lacks a collection or a PChannel that the log has, or says otherwise of it",
-    "staged_file_damaged": "a staged file that an Import of the WAL names is missing, altered, or does not fit",
+    "txn_stuck": "an open transaction is past its lease, and no message arrives that would end it",
+    "wal_file_damaged": "a file of the WAL is missing, truncated or unreadable",
+    "wal_rows_differ": "rows of the WAL differ from those that the log gives",
+    "wal_state_damaged": "a PChannel's state row is missing, unreadable or differs from what the log gives",
+    "table_file_damaged": "a file of a collection, of segments or of checkpoints is missing, truncated or unreadable",
+    "collection_differs": "a collection's table holds rows that differ from those that became visible in the WAL",
+    "catalog_differs": "the catalog lacks a collection or a PChannel that the log has, or describes it differently",
+    "staged_file_damaged": "a staged file that an Import of the WAL names is missing, altered, or does not match",
 }
-"""Every kind of finding, in words."""
+"""Descriptions of all kinds of findings."""
 
 
 class RecoveryFinding(BaseModel):
-    """One thing that is wrong."""
+    """One fault."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,13 +48,13 @@ class RecoveryFinding(BaseModel):
     """The PChannel, or the table's folder relative to the data folder."""
     words: str
     files: tuple[str, ...] = ()
-    """Relative to the table."""
+    """Paths relative to the table."""
     destructive: bool = False
-    """Whether its repair gives up rows."""
+    """Whether its repair loses rows."""
 
 
 class RepairResult(BaseModel):
-    """What became of one finding."""
+    """What was done about one finding."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,18 +65,18 @@ class RepairResult(BaseModel):
 
 
 class RecoveryReport(OperationReport):
-    """The result of a run. `healthy`: nothing is wrong now (in the clone, for a rehearsal)."""
+    """The result of a run. `healthy` is True if nothing is wrong now (in the clone, for a rehearsal)."""
 
     mode: Literal["diagnose", "rehearse", "repair"]
     depth: str
     findings: tuple[RecoveryFinding, ...] = ()
     repairs: tuple[RepairResult, ...] = ()
     remaining: tuple[RecoveryFinding, ...] = Field(
-        default=(), description="What a second diagnosis found behind the repairs."
+        default=(), description="Findings of a second diagnosis after the repairs."
     )
     healthy: bool
     needs_approval: bool
-    """Whether a repair waits for a person's word (`allow_destructive`)."""
+    """Whether a repair needs a person's approval (`allow_destructive`)."""
 
     @property
     def succeeded(self) -> bool:

@@ -1,7 +1,7 @@
-"""Where a repair or a diagnosis begins to run the log of a PChannel through the chain again.
+"""Where a repair or a diagnosis starts to run a PChannel's log through the chain again.
 
-At the log's first entry, or, where truncation has removed that, from a recovery checkpoint that the log still reaches back to:
-a checkpoint is a state that a replay has confirmed, with what the WAL added up to there.
+At the log's first entry or, if that is truncated, at a recovery checkpoint that the log still reaches back to. Such a
+checkpoint is a state that a replay has confirmed, with the totals of the WAL up to there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from millrace.wal.state import ChannelState
 
 @dataclass(frozen=True, slots=True)
 class ReplayStart:
-    """Where a replay begins: a state, and what the WAL adds up to there."""
+    """The start of a replay: a state, and the totals of the WAL up to there."""
 
     state: ChannelState
     totals: WalTotals = WalTotals()  # noqa: RUF009 - a value
 
 
 def replay_starts(settings: Settings, service: LogService, pchannel: str) -> list[ReplayStart]:
-    """Every state from which the log that is left can be run through the chain; the earliest first, maybe none.
+    """Return every state from which the remaining log can be run through the chain, earliest first.
 
-    The state before the log's first entry is among them where nothing was truncated. A checkpoint that cannot be read is none.
+    Includes the state before the log's first entry if nothing was truncated. Skips unreadable checkpoints.
     """
     log = service.open(pchannel)
     try:
@@ -53,18 +53,19 @@ def replay_starts(settings: Settings, service: LogService, pchannel: str) -> lis
 
 
 def nearest_start(settings: Settings, service: LogService, pchannel: str, *, before: LogId) -> ReplayStart:
-    """The latest of :func:`replay_starts` at `before` or earlier. Raises RepairImpossible where there is none."""
+    """Return the latest of :func:`replay_starts` at or before `before`. Raises RepairImpossible if there is none."""
     fitting = [each for each in replay_starts(settings, service, pchannel) if each.state.position <= before]
     if not fitting:
         raise RepairImpossible(
-            f"the log of {pchannel} was truncated, and from no checkpoint of it can entry {before} be computed again; "
-            "restore the wal table from a backup"
+            f"the log of {pchannel} was truncated, and no checkpoint allows entry {before} to be computed again: "
+            "restore the wal "
+            "table from a backup"
         )
     return fitting[-1]
 
 
 def replay_range(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> Iterator[ChainOutcome]:
-    """Outcomes from `start` up to `until`, in order. Raises RepairImpossible where the log ends before that."""
+    """Yield the outcomes from `start` to `until`, in order. Raises RepairImpossible if the log ends earlier."""
     log = service.open(pchannel)
     try:
         reached = start.state.position
@@ -73,14 +74,17 @@ def replay_range(service: LogService, pchannel: str, start: ReplayStart, *, unti
             reached = outcome.state.position
         if reached < until:
             raise RepairImpossible(
-                f"the log of {pchannel} has nothing at {reached}, the wal table needs it up to {until}"
+                f"the log of {pchannel} has nothing at {reached}, but the wal table needs it up to {until}"
             )
     finally:
         log.close()
 
 
 def state_at(service: LogService, pchannel: str, start: ReplayStart, *, until: LogId) -> ReplayStart:
-    """The state at `until`, and what the WAL must add up to there. Raises RepairImpossible as :func:`replay_range`."""
+    """Return the state at `until` and the totals of the WAL up to there.
+
+    Raises RepairImpossible if the log ends earlier.
+    """
     log = service.open(pchannel)
     try:
         state, totals = replay_totals(log, start.state, start.totals, until=until)
@@ -88,6 +92,6 @@ def state_at(service: LogService, pchannel: str, start: ReplayStart, *, until: L
         log.close()
     if state.position < until:
         raise RepairImpossible(
-            f"the log of {pchannel} has nothing at {state.position}, the wal table needs it up to {until}"
+            f"the log of {pchannel} has nothing at {state.position}, but the wal table needs it up to {until}"
         )
     return ReplayStart(state, totals)

@@ -1,9 +1,9 @@
-"""One recovery run: diagnose, repair what can be, diagnose again.
+"""One recovery run: diagnose, repair what can be repaired, diagnose again.
 
-A rehearsal does all of it on a clone of the tables and throws the clone away; from the real log it only reads, but that a
-stuck transaction needs a time tick, which is appended: it says nothing of any row. A repair that would give
-up rows is left undone unless it was allowed. What one repair makes good may be what another finding meant, so repairs go in
-the order WAL, state, catalog, tables, channels, jobs, and each looks at what it is about to change.
+A rehearsal does this on a clone of the tables, which is then discarded. It only reads the real log, with one exception:
+a stuck transaction needs a time tick, which is appended and affects no row. A repair that would lose rows needs
+approval. One repair may also resolve another finding. Repairs therefore run in the order WAL, state, catalog, tables,
+channels, jobs, and each checks again what it is about to change.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ ORDER: Final = (
     "log_regressed",
     "staged_file_damaged",
 )
-"""In which findings are repaired."""
+"""Order in which findings are repaired."""
 
 MANUAL_REPAIRS: Final = {
-    "log_regressed": "there is no repair but a restore of the log (docs/operating.md)",
-    "staged_file_damaged": 'there is no repair but to put the file back (docs/tables.md, "staged")',
+    "log_regressed": "no repair is possible: restore the log (docs/operating.md)",
+    "staged_file_damaged": 'no repair is possible: put the file back (docs/tables.md, "staged")',
 }
-"""What only a person can mend, and how."""
+"""What a person must do for findings that have no automatic repair."""
 
 ROUNDS: Final = 3
-"""Diagnoses that may follow repairs: collections can be compared only once the WAL is whole."""
+"""Maximum number of diagnoses after repairs. Collections can be compared only once the WAL is intact."""
 
 
 def run(settings: Settings, params: RecoveryParams, progress: Progress) -> RecoveryReport:
-    """Do what `params.mode` says. Findings are no error; MillraceError where it cannot even look."""
+    """Run in the mode of `params`. Findings are not errors. Raises MillraceError if the diagnosis itself fails."""
     started = time.monotonic()
     with AppendClient.connect(
         settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
@@ -104,7 +104,7 @@ class _Run:
         )
 
     def all(self) -> None:
-        """Diagnose and repair until nothing is wrong, nothing more can be done, or ROUNDS are over."""
+        """Diagnose and repair until nothing is wrong, nothing more can be done, or ROUNDS is reached."""
         for _ in range(ROUNDS):
             self.remaining = self.look()
             known = {(each.kind, each.subject) for each in self.findings}
@@ -120,7 +120,9 @@ class _Run:
         started = time.monotonic()
         self._progress.update(f"repairing {finding.kind}", subject=finding.subject)
         if finding.destructive and not self._params.allow_destructive:
-            return RepairResult(finding=finding, done=False, words="gives up rows: waits for approval", seconds=0.0)
+            return RepairResult(
+                finding=finding, done=False, words="the repair loses rows: waits for approval", seconds=0.0
+            )
         repairs: dict[str, Callable[[RecoveryFinding], str]] = {
             "wal_file_damaged": self._wal_files,
             "wal_rows_differ": self._wal_rows,
@@ -156,46 +158,46 @@ class _Run:
     def _catalog(self, finding: RecoveryFinding) -> str:
         settings, service = self._settings, self._client.service
         if self._params.mode != "repair":
-            settings = replace(settings, meta_store="")  # the clone's file alone
+            settings = replace(settings, meta_store="")  # change only the clone's file
         lost = not catalog_path(settings.data_dir).exists()
-        ingest_to_end(settings, service)  # the WAL is to have all DDL that the chain has
+        ingest_to_end(settings, service)  # the WAL must have all DDL that the chain has
         words = catalog_repair.rebuild_catalog(
             settings, service, self._client.definitions, lambda name: int(self._client.describe(name)["term"])
         )
         if lost and self._params.mode == "repair":
-            service.shutdown()  # it has the file open that was removed; the next call starts one that opens the new file
+            # The server still has the removed file open. The next call starts a server that opens the new file.
+            service.shutdown()
         return words
 
     def _table(self, finding: RecoveryFinding) -> str:
         settings, progress = self._settings, self._progress
         folder, _, name = finding.subject.partition("/")
         if folder == "recovery_checkpoints":
-            return f"{recovery_checkpoints.remove(settings, finding.files)} taken out of the table; the DAG `checkpoint` writes others"
+            count = recovery_checkpoints.remove(settings, finding.files)
+            return f"{count} removed from the table; the DAG `checkpoint` writes new ones"
         if folder == "segments":
             files = table_repair.rebuild_segments(settings, progress=progress)
         elif folder == "checkpoints":
             files = table_repair.rebuild_checkpoints(settings, progress=progress)
         else:
             files = table_repair.rebuild_collection(settings, int(name), progress=progress)
-        return f"made again from the WAL, {files} files"
+        return f"rebuilt from the WAL, {files} files"
 
     def _unpark(self, finding: RecoveryFinding) -> str:
         unpark(self._settings.parked_path, finding.subject)
-        ingest_to_end(
-            self._settings, self._client.service
-        )  # parks it again, and raises, where the cause is still there
+        ingest_to_end(self._settings, self._client.service)  # parks the channel again, and raises, if the cause remains
         if finding.subject in parked_names(self._settings.parked_path):
-            return "tried again, and parked again"
-        if self._params.mode == "repair":  # in a rehearsal the running follower is left alone
+            return "retried, and parked again"
+        if self._params.mode == "repair":  # a rehearsal must not restart the running follower
             self._client.restart(finding.subject)
-        return "tried again: it goes on"
+        return "retried, and running again"
 
     def _tick(self, finding: RecoveryFinding) -> str:
         tick = self._client.tick(finding.subject)
         ingest_to_end(self._settings, self._client.service)
-        return f"a time tick was appended ({tick}): the chain ends what is past its lease"
+        return f"a time tick was appended ({tick}): the chain ends transactions past their lease"
 
     def _catch_up(self, finding: RecoveryFinding) -> str:
         ticks = ingest_to_end(self._settings, self._client.service)
         flush_to_end(self._settings)
-        return f"its work was done here ({len(ticks)} PChannels); the DAG `streaming` keeps the job itself alive"
+        return f"its work was done here ({len(ticks)} PChannels); the DAG `streaming` restarts the job itself"

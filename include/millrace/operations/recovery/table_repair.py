@@ -1,7 +1,7 @@
-"""Tables of the flusher made anew from the WAL: a collection's rows and deletes, ``segments``, ``checkpoints``.
+"""Rebuilds tables of the flusher from the WAL: a collection's rows and deletes, ``segments``, ``checkpoints``.
 
-The flusher itself does it, into a clone of the WAL alone, up to the ticks that the damaged table had reached; then the new
-files move over and one commit puts them in the place of the old ones. Files that a running flusher has added meanwhile stay: they
+The flusher itself runs on a clone of the WAL, up to the ticks that the damaged table had reached. The new files are
+then moved over and replace the old ones in one commit. Files that a running flusher added meanwhile stay, because they
 hold later ticks. The old files remain on disk until VACUUM.
 """
 
@@ -31,21 +31,22 @@ _TRIES = 20
 
 
 def rebuild_collection(settings: Settings, collection_id: int, *, progress: Progress) -> int:
-    """Make rows and deletes of a collection anew; the files that were put in place."""
+    """Rebuild rows and deletes of a collection and return the number of new files."""
     deletes, rows = settings.deletes_uri(collection_id), settings.collections_uri(collection_id)
     with removal_permit(settings) as free:
-        # A backup pins the deletes before the rows: it may not see these without the fold, and those still with it.
+        # A backup pins the deletes before the rows. It must not see rebuilt deletes without the fold, and rows that
+        # still have it.
         if not free:
-            raise BackupBusy(f"a backup pins the tables of collection {collection_id} right now: repair it in a minute")
+            raise BackupBusy(f"a backup is pinning the tables of collection {collection_id}: repair it in a minute")
         table = open_table(rows)
         rewrites = 0 if table is None else _unfold(table)
         return _rebuild(settings, [deletes, rows], rewrites={rows: rewrites}, progress=progress)
 
 
 def _unfold(table: TableHandle) -> int:
-    """Take back that no dead row is in the table, before there are some again; its count of rewrites.
+    """Reset the folded tick before dead rows return to the table, and return the table's count of rewrites.
 
-    From here on compaction lets no delete go, until it has folded anew: and then the rows' commit is fenced.
+    From here on compaction removes no delete until it has folded again, and that commit to the rows is then fenced.
     """
     for _ in range(_TRIES):
         table.refresh()
@@ -56,42 +57,44 @@ def _unfold(table: TableHandle) -> int:
         }
         if not commit_fenced(table, [CommitPart(app_transactions=moves)], data_change=False).fenced:
             return rewrites + 1
-    raise RepairImpossible(f"compaction rewrote {table.uri} {_TRIES} times in between: run it again")
+    raise RepairImpossible(f"compaction rewrote {table.uri} {_TRIES} times meanwhile: run it again")
 
 
 def rebuild_segments(settings: Settings, *, progress: Progress) -> int:
-    """Make ``segments`` anew."""
+    """Rebuild ``segments``."""
     return _rebuild(settings, [settings.segments_uri], progress=progress)
 
 
 def rebuild_checkpoints(settings: Settings, *, progress: Progress) -> int:
-    """Make ``checkpoints`` anew: each PChannel's as of the tick it had."""
+    """Rebuild ``checkpoints``, each PChannel's as of its tick."""
     return _rebuild(settings, [settings.checkpoints_uri], progress=progress)
 
 
 def _rebuild(
     settings: Settings, paths: Sequence[str], *, rewrites: Mapping[str, int] | None = None, progress: Progress
 ) -> int:
-    # The checkpoints before the tables: a table may be ahead of what the checkpoint says, and then says so itself. The
-    # other way round, rows that came in between would be made here and stand in the table already.
+    # Read the checkpoints before the tables. A table may be ahead of its checkpoint, and then says so. In the other
+    # order, rows flushed in between would be rebuilt here and also be in the table already.
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is None:
-        raise RepairImpossible("there is no wal table to make anything from: restore it from a backup")
+        raise RepairImpossible("there is no wal table to rebuild from: restore it from a backup")
     trimmed = trimmed_totals(WalTable.open(settings.wal_uri))
     if trimmed:
         raise RepairImpossible(
-            f"retention has trimmed the WAL of {', '.join(sorted(trimmed))}: what lay before it is in the collections alone; "
-            "restore the table from a backup"
+            f"retention has trimmed the WAL of {', '.join(sorted(trimmed))}: earlier rows are in the collections "
+            "alone. Restore "
+            "the table from a backup"
         )
     reached = _checkpoint_ticks(settings, wal)
     tables = {path: table for path in paths if (table := open_table(path)) is not None}
     files = 0
     for path, table in tables.items():
-        # Each by its own ticks: a flusher that died between two commits left one table ahead of the other.
+        # Use each table's own ticks: a flusher that died between two commits left one table ahead of the other.
         ticks = {name: _own_tick(wal, table, name, tick) for name, tick in reached.items()}
         with clone_folder(settings) as home:
             scratch = settings.with_data_dir(home)
-            clone_staged(settings, home)  # what is trimmed has no repair: nothing of it goes meanwhile
+            # Keep the staged files: if the WAL is trimmed meanwhile, the repair fails anyway.
+            clone_staged(settings, home)
             clone_table(settings.wal_uri, scratch.wal_uri)
             clone_staged(settings, home)
             _flush_up_to(scratch, ticks, progress)
@@ -103,13 +106,16 @@ def _rebuild(
 
 
 def _checkpoint_ticks(settings: Settings, wal: WalSnapshot) -> dict[str, int]:
-    """By PChannel the tick of its checkpoint. The app transaction says it even where the checkpoint's file is gone."""
+    """Return the tick of each PChannel's checkpoint.
+
+    The app transaction has it even if the checkpoint's file is missing.
+    """
     table = open_table(settings.checkpoints_uri)
     return {name: 0 if table is None else table.app_version(name) for name in wal.pchannels()}
 
 
 def _own_tick(wal: WalSnapshot, table: TableHandle, pchannel: str, reached: int) -> int:
-    """The tick up to which `table` is whole on a PChannel."""
+    """Return the tick up to which `table` is complete on a PChannel."""
     tick = max(reached, *(table.app_version(name) for name in (pchannel, *_vchannels(wal, pchannel))))
     if tick > wal.last_tick(pchannel):
         raise RepairImpossible(f"{table.uri} is ahead of the WAL of {pchannel}: restore the wal table")
@@ -124,18 +130,18 @@ def _vchannels(wal: WalSnapshot, pchannel: str) -> set[str]:
 
 
 def _flush_up_to(scratch: Settings, ticks: Mapping[str, int], progress: Progress) -> None:
-    class Told(FlushLoop):
+    class ReportingFlushLoop(FlushLoop):
         def run(self, plan: FlushPlan) -> FlushReport:
             done = plan.checkpoint.time_tick / ticks[plan.channel]
-            progress.update("reading the WAL again", pchannel=plan.channel, done=done)
+            progress.update("replaying the WAL", pchannel=plan.channel, done=done)
             return super().run(plan)
 
-    again = Told(scratch)
+    again = ReportingFlushLoop(scratch)
     run_to_end(again, again.committer(None), target=ticks, max_bytes=scratch.max_bytes_per_trigger)
 
 
 def _put_in_place(table: TableHandle, made: object, moves: Mapping[str, AppTransaction]) -> int:
-    """Move the files of the table at `made` and commit them for those of the version `table` stands at."""
+    """Move the files of the table at `made`, and commit them in place of those at the version of `table`."""
     old, new = list(table.live_files()), open_table(made)
     actions = []
     if new is not None:

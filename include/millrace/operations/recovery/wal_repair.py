@@ -1,8 +1,8 @@
-"""Damaged parts of the ``wal`` table computed again from the log: files of messages and rejections, and the state row.
+"""Recomputes damaged parts of the ``wal`` table from the log: files of messages and rejections, and the state row.
 
-The WAL is a pure function of the log, so the rows that come out are the ones that were there; what a commit counted of them
-is compared before anything is put in place. A repair is one commit that removes the damaged file and adds the new one,
-fenced as compaction is: the committer may work on meanwhile.
+The WAL is a pure function of the log, so recomputed rows equal the lost ones. What a commit counted is compared before
+anything is replaced. A repair is one commit that removes the damaged file and adds the new one. It is fenced like
+compaction, so the committer may keep working.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DICTIONARIES = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(fi
 
 
 def rebuild_files(settings: Settings, service: LogService, pchannel: str, names: Sequence[str]) -> int:
-    """Put a new file in the place of each of `names` (relative to the table) that is still live; the rows written.
+    """Replace each live file among `names` (relative to the table) and return the number of rows written.
 
-    Raises RepairImpossible where the log no longer has them, or gives another number of rows.
+    Raises RepairImpossible if the log no longer has the rows, or gives a different number of them.
     """
     table = WalTable.open(settings.wal_uri)
     files = [file for file in live_files(table.table) if file.pchannel == pchannel and file.path in set(names)]
@@ -42,9 +42,11 @@ def rebuild_files(settings: Settings, service: LogService, pchannel: str, names:
 
 
 def differing_files(settings: Settings, service: LogService, pchannel: str) -> list[str]:
-    """Live files of `pchannel` whose rows are not those that the log gives. One pass over the log and one over the files.
+    """Return the live files of `pchannel` whose rows differ from what the log gives.
 
-    Raises RepairImpossible where the log reaches back to none of them.
+    Reads the log once and the files once.
+
+    Raises RepairImpossible if the log reaches back to none of them.
     """
     table = WalTable.open(settings.wal_uri)
     files = [file for file in live_files(table.table) if file.pchannel == pchannel]
@@ -54,7 +56,7 @@ def differing_files(settings: Settings, service: LogService, pchannel: str) -> l
     files = [file for file in files if start is not None and LogId(*file.low) >= start.state.position]
     if start is None or not files:
         raise RepairImpossible(
-            f"the log of {pchannel} was truncated behind all files of the wal table: restore the table from a backup"
+            f"the log of {pchannel} was truncated beyond all files of the wal table: restore the table from a backup"
         )
     expected = {file.path: WalDigest() for file in files}
     for outcome in replay_range(service, pchannel, start, until=_behind(files)):
@@ -66,7 +68,7 @@ def differing_files(settings: Settings, service: LogService, pchannel: str) -> l
 
 
 def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> None:
-    """Write the PChannel's state row anew, as its last commit left it. Raises RepairImpossible."""
+    """Rewrite the PChannel's state row as its last commit left it. Raises RepairImpossible."""
     table = WalTable.open(settings.wal_uri)
     commits, last_tick = table.commits(pchannel), table.last_tick(pchannel)
     described = _last_commit(table, pchannel, commits)
@@ -81,15 +83,15 @@ def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> Non
     (made,) = writer.finish(found.state, base)
     hit("recovery.written")
     damaged = [name for name in state_files(table, pchannel) if name != made.path]
-    # The PChannel stays where it is: what the app id is given is what it must have.
+    # The PChannel does not advance: the new version of the app id equals the required one.
     stays = {pchannel + COMMIT_APP_SUFFIX: AppTransaction(commits, commits)}
     part = CommitPart([made], damaged, stays, info={"replaced": len(damaged)})
     if commit_fenced(table.table, [part], data_change=False).fenced:
-        raise RepairImpossible(f"{pchannel} was committed to meanwhile: diagnose again")
+        raise RepairImpossible(f"{pchannel} received a commit meanwhile: diagnose again")
 
 
 def state_files(table: WalTable, pchannel: str) -> list[str]:
-    """Live state files of a PChannel, relative to the table: one, unless something is wrong."""
+    """Return the live state files of a PChannel, relative to the table. There is one unless something is wrong."""
     return table.files(KIND_STATE, pchannel)
 
 
@@ -104,7 +106,7 @@ def _rebuild(settings: Settings, table: WalTable, service: LogService, file: Liv
                 made.write(part)
                 rows += part.num_rows
         if rows != file.rows:
-            raise RepairImpossible(f"the log gives {rows} rows for {file.path}, its commit counted {file.rows}")
+            raise RepairImpossible(f"the log gives {rows} rows for {file.path}, but its commit counted {file.rows}")
         action = made.close()
     except BaseException:
         made.discard()
@@ -121,7 +123,7 @@ def _behind(files: Sequence[LiveFile]) -> LogId:
 
 
 def _rows_of(outcome: ChainOutcome, file: LiveFile) -> pa.RecordBatch | None:
-    """The rows of one outcome that lie in `file`: files of one kind hold ranges of entries that do not overlap."""
+    """Return the rows of one outcome that belong in `file`. Files of one kind hold disjoint ranges of entries."""
     rows = {KIND_MESSAGE: outcome.messages, KIND_REJECTION: outcome.rejections}[file.kind]
     if rows.num_rows == 0:
         return None
@@ -136,7 +138,7 @@ def _rows_of(outcome: ChainOutcome, file: LiveFile) -> pa.RecordBatch | None:
 
 
 def _stored(table: WalTable, name: str) -> WalDigest:
-    """The digest of a file's rows; that of none where it cannot be read."""
+    """Return the digest of a file's rows, or the empty digest if it cannot be read."""
     total = WalDigest()
     try:
         with table.table.open_file(name, read_dictionary=_DICTIONARIES) as parquet:
@@ -148,7 +150,7 @@ def _stored(table: WalTable, name: str) -> WalDigest:
 
 
 def _last_commit(table: WalTable, pchannel: str, commits: int) -> dict[str, Any]:
-    """What the PChannel's commit number `commits` said of its range, from the Delta log."""
+    """Return what the PChannel's commit number `commits` recorded about its range in the Delta log."""
     for said in read_commit_infos(table.table.store):
         found = said.get(pchannel)
         if isinstance(found, dict) and found.get("commit") == commits:

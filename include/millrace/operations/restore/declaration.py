@@ -15,24 +15,24 @@ class RestoreParams(OperationParams):
     collection: str = Field(
         title="Collection",
         min_length=1,
-        description="Its name. A dropped collection is named by its id.",
+        description="Name of the collection, or the id of a dropped one.",
         json_schema_extra={"choices": "collections"},
     )
     into: str = Field(
         default="",
         title="Into",
         pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
-        description="The name of the collection that is made; it must not exist. Empty for a restore in place.",
+        description="Name of the new collection, which must not exist. Empty for a restore in place.",
     )
     in_place: bool = Field(
         default=False,
         title="In place",
-        description="Replace the rows of the collection itself by those that it had then.",
+        description="Replace the rows of the collection itself by those it had at that time.",
     )
     at: TimeParam = Field(
         "",
         title="At",
-        description="A time tick, or a moment in ISO 8601 (without a zone: UTC). Empty: now.",
+        description="A time tick, or an ISO 8601 timestamp (UTC without a zone). Empty: now.",
         examples=["2026-11-21T12:00:00Z"],
     )
     rows_per_slice: int = Field(
@@ -40,33 +40,33 @@ class RestoreParams(OperationParams):
         ge=1,
         le=50_000_000,
         title="Rows a slice",
-        description="Rows that are in memory at once.",
+        description="Rows in memory at a time.",
         json_schema_extra={"section": "Tuning"},
     )
     run_id: str = Field(
         default="",
         max_length=500,
         title="Run",
-        description="Names a restore in place: what a run of this id has done is not done again.",
+        description="Id of a restore in place. A restore that a run with this id has finished is not repeated.",
         json_schema_extra={"section": "Tuning"},
     )
     dry_run: bool = Field(
-        False, title="Dry run", description="Only check that the moment can be read, and count the rows."
+        False, title="Dry run", description="Only check that the time can be read, and count the rows."
     )
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:
         if bool(self.into) == self.in_place:
-            raise ValueError("give into (the name of a new collection), or in_place")
+            raise ValueError("give either into (the name of a new collection) or in_place")
         if self.in_place and not self.at:
-            raise ValueError("in_place: say to which moment (at)")
+            raise ValueError("in_place needs the time to restore to (at)")
         return self
 
 
 RESTORE: Final = Operation(
     name="restore",
     title="Restore to a point in time",
-    summary="Makes a collection's rows of a tick or moment a new collection, or its own again after approval.",
+    summary="Restores a collection's rows of a tick or time into a new collection, or in place after approval.",
     example="--collection flights --into flights_noon --at 2026-11-21T12:00:00Z",
     params=RestoreParams,
     run="millrace.operations.restore.run:restore",

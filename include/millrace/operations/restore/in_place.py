@@ -1,8 +1,8 @@
-"""A restore in place: the rows of a moment are staged, and one Import a VChannel puts them in the place of all that is there.
+"""A restore in place: stage the rows of a time tick, then append one Import per VChannel that replaces all rows.
 
-A collection changes only through messages (law 9): reads before the Imports' ticks find what was there, later ones the restored
-rows. The record names the import, so that a run which was killed goes on with the same messages, and one that is done is not done
-again under its run id.
+A collection changes only through messages (law 9): reads before the Imports' ticks return the replaced rows, later
+reads the restored ones. A record names the import. A killed run therefore continues with the same messages, and a
+finished run is not repeated under its run id.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceResult:
-    """What stands in the place of the collection's rows."""
+    """The Imports that replaced the collection's rows."""
 
     import_id: str
     ticks: dict[str, int]
-    """By VChannel: from which on."""
+    """Tick of its Import by VChannel."""
 
 
 def record_name(collection: CollectionInfo) -> str:
-    """The record of the newest restore in place of a collection; no collection that is made has such a name."""
+    """Return the name of the record of a collection's newest restore in place. No collection can have such a name."""
     return f"in-place-{collection.id}"
 
 
 def finished_restore(client: Client, collection: CollectionInfo, params: RestoreParams) -> ReplaceResult | None:
-    """What a run of the same id has done already."""
+    """Return what a run with the same id has already done, or None."""
     record = read_record(client.settings, record_name(collection))
     if params.run_id and (record.get("run_id"), record.get("state")) == (params.run_id, DONE):
         return ReplaceResult(record["import_id"], record["ticks"])
@@ -63,9 +63,11 @@ def replace_rows(
     parts: Iterable[pa.Table],
     progress: Progress,
 ) -> ReplaceResult:
-    """Stage `parts` (rows at the plan's tick, with ``_partition``) and append the Imports, or go on with those of a killed run.
+    """Stage `parts` and append the Imports, or continue those of a killed run.
 
-    Raises CollectionNotFound for a dropped collection, and what appending raises.
+    `parts` holds the rows at the plan's tick, with the column ``_partition``.
+
+    Raises CollectionNotFound if the collection is dropped, and what :func:`append_imports` raises.
     """
     if collection.state != "active":
         raise CollectionNotFound(f"{params.collection} was dropped: restore it into a new collection")
@@ -91,14 +93,14 @@ def replace_rows(
 
 
 def shared_fields(then: CollectionSchema, now: CollectionSchema) -> list[tuple[str, str]]:
-    """The fields that rows of one schema and of a later one have alike, of the same type: their names then and now."""
+    """Return the fields that a schema and a later one share with the same type, as (earlier name, later name)."""
     known = {field.stored_columns[0].name: field for field in now.fields}
     pairs = [(field, known.get(field.stored_columns[0].name)) for field in then.fields]
     return [(old.name, new.name) for old, new in pairs if new is not None and new.type == old.type]
 
 
 def record_done(client: Client, collection: CollectionInfo, replaced: ReplaceResult) -> None:
-    """Record that the result was compared, and is right."""
+    """Record that the result was compared and is correct."""
     name = record_name(collection)
     record = read_record(client.settings, name)
     write_record(client.settings, name, {**record, "state": DONE, "ticks": replaced.ticks})
@@ -107,12 +109,12 @@ def record_done(client: Client, collection: CollectionInfo, replaced: ReplaceRes
 def _stage(
     client: Client, collection: CollectionInfo, import_id: str, then: CollectionSchema, parts: Iterable[pa.Table]
 ) -> StagingManifest:
-    """Stage rows of the schema of `then` as the collection has them now: renamed, without what was dropped, in wider types."""
+    """Stage rows of an earlier schema in the collection's current one: fields renamed, dropped or widened."""
     target = StagingFolder(client.settings, import_id, collection, slice_bytes=None)
     try:
         for part in parts:
             for name in part["_partition"].unique().to_pylist():
-                if name not in collection.partitions:  # dropped since: it comes back, under a new id
+                if name not in collection.partitions:  # dropped since: create it again, under a new id
                     client.catalog.create_partition(collection.name, name, restored=True)
                     collection = client.collection(collection.name)
                 chosen = part.filter(pc.equal(part["_partition"], name))

@@ -1,4 +1,4 @@
-"""Where restores keep what they are at. Light: others look there, too."""
+"""Records of restores in progress. Light, because other modules read them too."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 
 VERSION: Final = 1
-"""Of a record; one without a version is of an earlier build, and is read as version 1."""
+"""Version of a record. A record without a version is from an earlier build and is read as version 1."""
 RestoreState: TypeAlias = Literal["loading", "done"]
 LOADING: Final = "loading"
 DONE: Final = "done"
 
 
 def restores_path(settings: Settings) -> Path:
-    """The folder of the records of restores: one file a collection that was made, or replaced in place."""
+    """Return the folder of the records: one file per collection created or replaced by a restore."""
     return settings.data_dir / "restores"
 
 
 def read_record(settings: Settings, name: str) -> dict[str, Any]:
-    """The record of a restore; empty where there is none."""
+    """Return the record of a restore, or an empty dict if there is none."""
     try:
         found: dict[str, Any] = json.loads(_path(settings, name).read_text())
     except FileNotFoundError:
@@ -32,7 +32,9 @@ def read_record(settings: Settings, name: str) -> dict[str, Any]:
     version = found.pop("version", VERSION)
     if version > VERSION:
         raise UnsupportedVersion(
-            f"{_path(settings, name)} has version {version}, and this build knows {VERSION}: go on with the build that began the restore"
+            f"{_path(settings, name)} has version {version}, but this build knows {VERSION}: continue with the build "
+            "that "
+            "began the restore"
         )
     return found
 

@@ -1,7 +1,8 @@
-"""The rows that a restore reads, counts, compares and writes: with Arrow in this process, or with Spark where they are many.
+"""Readers of the rows of a restore: Arrow in this process, or Spark for large collections.
 
-Both give the same rows and tell the same contents apart; a digest is compared with one of the same kind alone. Which one it is
-is decided here, by the size of what the read would open: a JVM takes longer to start than a small collection to restore.
+Both return the same rows, and both detect differing contents. A digest is comparable only with one of the same reader.
+The choice is made here by the size of the files to read: for a small collection, starting a JVM takes longer than the
+restore.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
     from millrace.storage.table import TableHandle
 
 MAX_BYTES_WITHOUT_SPARK: Final = 32 << 20
-"""Files of up to so many bytes are read with Arrow, in whole: with what they unpack to, some hundred MiB."""
+"""Size of the files up to which they are read whole with Arrow. Decoded, they take some hundred MiB."""
 
 _MASK: Final = (1 << 64) - 1
 
 SessionFactory = Callable[[], AbstractContextManager["SparkSession"]]
-"""Makes the one session of a run, where it is needed."""
+"""Creates the Spark session of a run, if one is needed."""
 
 
 class ContentDigest(NamedTuple):
-    """Count and content of rows, whatever their order."""
+    """Count and content of rows, independent of their order."""
 
     rows: int
     first: int
@@ -47,27 +48,27 @@ class ContentDigest(NamedTuple):
 
 
 class RestoreRows(Protocol):
-    """The rows of a collection at one tick, with what places them."""
+    """The rows of a collection at one tick, with their partition and VChannel columns."""
 
     def digest(self, names: list[str]) -> ContentDigest:
-        """Of the fields `names`."""
+        """Return the digest of the fields `names`."""
         ...
 
     def chunks(self, count: int, key: Sequence[str], names: list[str]) -> Iterator[pa.Table]:
-        """The columns `names` in `count` parts that fit into memory."""
+        """Yield the columns `names` in `count` parts that fit into memory."""
         ...
 
     def of_vchannel(self, vchannel: str) -> RestoreRows:
-        """Those of one VChannel."""
+        """Return the rows of one VChannel."""
         ...
 
     def release(self) -> None:
-        """They are not needed any more."""
+        """Release the memory of the rows."""
         ...
 
 
 class RowReader(Protocol):
-    """Reads a collection, as :func:`millrace.tables.read.arrow.read_arrow` does."""
+    """Reads a collection, with the arguments of :func:`millrace.tables.read.arrow.read_arrow`."""
 
     def __call__(self, collection_id: int, *, at: int | None, confirmed: Mapping[str, int]) -> RestoreRows: ...
 
@@ -75,7 +76,7 @@ class RowReader(Protocol):
 def reader_for(
     plan: ReadPlan, stack: ExitStack, sessions: SessionFactory, *, small_bytes: int = MAX_BYTES_WITHOUT_SPARK
 ) -> RowReader:
-    """What reads a collection as large as the plan's; a session that it needs is closed with `stack`."""
+    """Return the reader for a collection as large as the plan's. A Spark session it needs is closed with `stack`."""
     if read_bytes(plan) <= small_bytes:
         return ArrowReader(plan.settings)
     from millrace.operations.restore.spark_reader import SparkReader
@@ -84,7 +85,7 @@ def reader_for(
 
 
 def read_bytes(plan: ReadPlan) -> int:
-    """About how many bytes of files a read would open."""
+    """Return roughly how many bytes of files a read would open."""
     return _bytes(plan.rows) + _bytes(plan.deletes) + plan.tail_bytes()
 
 
@@ -93,7 +94,7 @@ def _bytes(table: TableHandle | None) -> int:
 
 
 class ArrowReader:
-    """Reads in this process."""
+    """Reads with Arrow in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -129,4 +130,4 @@ class ArrowRows:
         return ArrowRows(self._rows.filter(pc.equal(self._rows["_vchannel"], vchannel)))
 
     def release(self) -> None:
-        """They go with their owner."""
+        """Do nothing: the rows are freed with their owner."""

@@ -1,9 +1,9 @@
-"""One restore: read at a tick, create, insert, compare; or replace in place (millrace.operations.restore.in_place).
+"""One restore: read at a tick, create a collection, insert, compare; or replace rows in place (:mod:`.in_place`).
 
-The source is read at one pinned tick. The new collection has the source's schema and partitions as of that tick, gets the
-rows through a producer like any other, and is compared by count and content with what was read before the run counts as
-done. A run that was killed leaves a record beside its half-filled collection; the next run of the same restore drops that and
-starts anew, so the result never has a row twice.
+The source is read at one pinned tick. The new collection gets the source's schema and partitions as of that tick, and
+its rows through an ordinary producer. The run is done once count and content equal what was read. A killed run leaves a
+record beside its partly filled collection. The next run of the same restore drops that collection and starts again, so
+the result never holds a row twice.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from millrace.tables.read.plan import ReadPlan, plan_read
 
 
 class CollectionRestoreReport(OperationReport):
-    """What a restore did."""
+    """The result of a restore."""
 
     collection: str
     into: str
     into_id: int | None
     tick: int
     at: str
-    """The tick's moment, UTC."""
+    """Time of the tick, UTC."""
     rows: int
     digest: str
-    """Of the rows: a count and two sums of hashes, the same for the source and for what was made; Spark's are others than Arrow's."""
+    """Row count and two hash sums, equal for source and copy. Spark's hashes differ from Arrow's."""
     ticks: dict[str, int]
-    """Of a restore in place: by VChannel the tick of its Import."""
+    """Of a restore in place: tick of the Import by VChannel."""
     dry_run: bool
     seconds: float
 
 
 def restore(settings: Settings, params: RestoreParams, progress: Progress) -> CollectionRestoreReport:
-    """The operation as its job runs it: with a session where there is much to read."""
+    """Run the operation as its job does: with a Spark session if there is much to read."""
     from millrace.operations.entry import spark_session
 
     return run(settings, params, progress, sessions=lambda: spark_session("restore", settings, progress))
@@ -74,9 +74,9 @@ def run(
     sessions: SessionFactory,
     small_bytes: int = MAX_BYTES_WITHOUT_SPARK,
 ) -> CollectionRestoreReport:
-    """Restore; `sessions` makes a Spark session where there is more to read than `small_bytes`.
+    """Restore. `session_factory` is called if there is more to read than `max_bytes_without_spark`.
 
-    Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached; Malformed where the copy differs.
+    Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached, and Malformed if the copy differs.
     """
     started = time.monotonic()
     with Client.connect(settings) as client, ExitStack() as stack:
@@ -127,8 +127,9 @@ def run(
 def _same(found: ContentDigest, wanted: ContentDigest, name: str, plan: ReadPlan) -> None:
     if str(found) != str(wanted):
         raise Malformed(
-            f"{name} holds {found}, and what was read at tick {plan.tick} was {wanted} (rows/digests): "
-            f"somebody wrote to it meanwhile? Drop {name} and run the restore again."
+            f"{name} holds {found}, but {wanted} was read at tick {plan.tick} (rows/digests). Another writer may "
+            "have changed it "
+            f"meanwhile: drop {name} and run the restore again."
         )
 
 
@@ -141,7 +142,7 @@ def _compare_in_place(
     wanted: ContentDigest,
     names: list[str],
 ) -> None:
-    """What each VChannel holds at the tick of its Import must be what was restored, whoever writes behind it."""
+    """Check that each VChannel holds the restored rows at the tick of its Import, whatever is written later."""
     settings = client.settings
     reached = _confirmed(settings, client, collection, None)
     found = ContentDigest(0, 0, 0)
@@ -151,8 +152,10 @@ def _compare_in_place(
         rows.release()
     if str(found) != str(wanted):
         raise Malformed(
-            f"{collection.name} holds {found} behind the restore, and had {wanted} at tick {plan.tick} (rows/digests):"
-            f" run recovery, then the restore again. What was there before can be read before tick {min(replaced.ticks.values())}"
+            f"{collection.name} holds {found} after the restore, but had {wanted} at tick {plan.tick} "
+            "(rows/digests): run "
+            "recovery, then the restore again. The replaced rows are readable before tick "
+            f"{min(replaced.ticks.values())}"
         )
 
 
@@ -164,31 +167,32 @@ def _source(client: Client, name: str) -> CollectionInfo:
         return client.collection(name)
     except CollectionNotFound:
         dropped = [str(each.id) for each in client.catalog.collections(dropped=True) if each.name == name]
-        hint = f"; dropped ones of that name have the ids {', '.join(dropped)}" if dropped else ""
-        raise CollectionNotFound(f"there is no collection {name!r}{hint}") from None
+        hint = f"; dropped collections of that name have the ids {', '.join(dropped)}" if dropped else ""
+        raise CollectionNotFound(f"no collection {name!r}{hint}") from None
 
 
 def _confirmed(settings: Settings, client: Client, collection: CollectionInfo, at: int | None) -> dict[str, int]:
-    """By PChannel the tick up to which the WAL is whole: all that was appended before this call, or up to `at`."""
-    ingest_to_end(settings, client.log)  # nobody need run beside it; what a running node commits first is fenced here
+    """Return the tick up to which the WAL is complete, by PChannel: everything appended before this call, or `at`."""
+    # Works without a running node. If one runs and commits first, this process is fenced.
+    ingest_to_end(settings, client.log)
     return confirm_ticks(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline).ticks
 
 
 def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
-    """Drop what a killed run of this restore left; anything else of that name is the caller's, and stays."""
+    """Drop what a killed run of this restore left. Any other collection of that name belongs to the user and stays."""
     standing = {each.name: each for each in client.catalog.collections()}.get(params.into)
     if standing is None or params.dry_run:
         return
     record = read_record(settings, params.into)
     if record.get("state") != LOADING or record.get("collection") != params.collection:
-        raise CollectionExists(f"there is a collection {params.into!r} already: choose another name, or drop it")
+        raise CollectionExists(f"the collection {params.into!r} already exists: choose another name, or drop it")
     client.catalog.drop_collection(params.into)
 
 
 def _parts(
     rows: RestoreRows, plan: ReadPlan, wanted: ContentDigest, params: RestoreParams, progress: Progress
 ) -> Iterator[pa.Table]:
-    """The rows in parts that fit into memory, each said once it was taken."""
+    """Yield the rows in parts that fit into memory, and report progress after each."""
     slices, done = max(1, -(-wanted.rows // params.rows_per_slice)), 0
     for part in rows.chunks(slices, plan.schema.key_names, [*plan.schema.arrow().names, "_partition"]):
         yield part
@@ -199,7 +203,8 @@ def _parts(
 def _load(
     settings: Settings, client: Client, params: RestoreParams, plan: ReadPlan, parts: Iterator[pa.Table]
 ) -> CollectionInfo:
-    # Recorded before it is made: between the two a kill leaves a record of nothing, which harms nobody.
+    # Write the record before creating the collection. After a kill in between, the record names nothing, which is
+    # harmless.
     _record(settings, params, plan, None, LOADING)
     hit("restore.recorded")
     channels = plan.vchannels.values()
@@ -224,7 +229,7 @@ def _load(
 
 
 def _stands(plan: ReadPlan, number: int) -> bool:
-    """Whether a partition was not dropped by the tick."""
+    """Return whether a partition still existed at the tick."""
     return all(dropped != number for _, dropped, _ in plan.partition_drops)
 
 

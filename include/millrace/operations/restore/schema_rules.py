@@ -1,7 +1,7 @@
-"""What of a schema's rules a restored collection is made with, and what it gets once its rows are in.
+"""Which rules of a schema a restored collection is created with, and which it gets after its rows.
 
-A rule that every version of the schema had, up to the moment that is restored, holds of every row. One that came later need not: rows
-that were there are not looked at when it is added, and the restore writes them as rows anew.
+A rule that every version of the schema had up to the restored time holds for every row. A later rule need not: adding a
+rule does not check existing rows, but the restore writes them as new rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from millrace.tables.read.plan import ReadPlan
 
 
 def loadable_schema(plan: ReadPlan) -> tuple[CollectionSchema, list[SchemaChange]]:
-    """The schema for the rows of `plan`, and the checks to add behind them. A computed field that came later is an ordinary one."""
+    """Return the schema for the rows of `plan`, and the checks to add after them.
+
+    A field that was declared as computed later becomes an ordinary field.
+    """
     info = max(plan.vchannels.values(), key=lambda each: len(each.schemas))
     versions = [schema for _, schema in info.schemas[: info.version_at(plan.tick)]]
     return split_rules(plan.schema, versions)
@@ -26,7 +29,7 @@ def loadable_schema(plan: ReadPlan) -> tuple[CollectionSchema, list[SchemaChange
 def split_rules(
     schema: CollectionSchema, versions: Sequence[CollectionSchema]
 ) -> tuple[CollectionSchema, list[SchemaChange]]:
-    """`schema` with the rules that all `versions` have, and the changes that add its other checks."""
+    """Return `schema` with the rules that all `versions` have, and the changes that add its other checks."""
     if not schema.has_row_rules:
         return schema, []
     checks = [{(each.name, _by_columns(each.condition, version)) for each in version.checks} for version in versions]
@@ -51,7 +54,7 @@ def split_rules(
 
 
 def _by_columns(found: Node | UntypedExpression, schema: CollectionSchema) -> Node | UntypedExpression:
-    """An expression with the first column of each field in the place of its name, which may change."""
+    """Return an expression with field names, which may change, replaced by the first column of each field."""
     if isinstance(found, Node):
         for place, field in enumerate(schema.fields):
             found = rename_field(found, (field.name,), f"\0{place}")

@@ -29,7 +29,7 @@ class SparkReader:
 
 
 class SparkRows:
-    """Rows as a frame."""
+    """Rows as a Spark DataFrame."""
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
