@@ -427,7 +427,7 @@ def test_backups_and_restores_beside_moves_are_whole(tmp_path: Path) -> None:
                 report = backup(settings, client.append.service, BackupParams(to=str(tmp_path / "b")), Progress())
                 made.append((before, Path(report.folder)))
                 params = RestoreParams(collection="rows", into=f"copy_{number}")
-                copies.append((before, restore_rows(settings, params, Progress(), sessions=no_spark).rows))
+                copies.append((before, restore_rows(settings, params, Progress(), session_factory=no_spark).rows))
         finally:
             ended.set()
             to_and_fro.join()

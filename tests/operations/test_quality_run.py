@@ -76,6 +76,7 @@ def check(spark: SparkSession) -> Callable[..., QualityReport]:
 def test_a_sound_deployment_passes_and_is_not_read_twice(copy: Settings, check: Callable[..., QualityReport]) -> None:
     first = check(copy, data_docs=True)
     assert (first.passed, first.failed, first.blocks) == (True, (), ())
+    assert first.summary == f"All {first.expectations:,} expectations on {len(first.tables)} tables passed."
     assert first.tables["wal"]["rows"] > 10
     assert first.tables["wal/rejections"]["rows"] == 2
     assert first.tables["collections/1"]["rows"] == 12
@@ -131,6 +132,8 @@ def test_a_tick_that_stands_twice_is_found_blocks_removal_and_is_looked_at_again
     _double_the_last_message(copy)
     report = check(copy, tables=["wal"])
     assert not report.passed
+    assert report.summary.startswith(f"{len(report.failed)} of ")
+    assert report.summary.endswith(" removals.")
     found = {(each.table, each.expectation): each for each in report.failed}
     assert {("wal", "ticks-increase"), ("wal", "ids-unique"), ("wal/channels", "messages-as-committed")} <= found.keys()
     assert found["wal", "ticks-increase"].unexpected == 1

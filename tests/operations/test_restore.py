@@ -70,7 +70,7 @@ def with_arrow(settings: Settings, params: RestoreParams) -> CollectionRestoreRe
     def none_needed() -> AbstractContextManager[SparkSession]:
         raise AssertionError("a JVM for a few rows")
 
-    return run(settings, params, Progress(), sessions=none_needed)
+    return run(settings, params, Progress(), session_factory=none_needed)
 
 
 @pytest.fixture(params=["arrow", pytest.param("spark", marks=pytest.mark.spark)])
@@ -79,7 +79,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
     def with_spark(settings: Settings, params: RestoreParams) -> CollectionRestoreReport:
         spark: SparkSession = request.getfixturevalue("spark")
-        return run(settings, params, Progress(), sessions=lambda: nullcontext(spark), small_bytes=-1)
+        return run(settings, params, Progress(), session_factory=lambda: nullcontext(spark), max_bytes_without_spark=-1)
 
     return with_arrow if request.param == "arrow" else with_spark
 

@@ -16,11 +16,11 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from millrace.base.data_folder import prepare_data_folder, restrict_umask
 from millrace.base.errors import MillraceError
@@ -33,6 +33,9 @@ from millrace.runtime.spark_slots import spark_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+SessionFactory: TypeAlias = "Callable[[], AbstractContextManager[SparkSession]]"
+"""Creates the Spark session of a run, if one is needed."""
 
 
 def main(operation: Operation, argv: Sequence[str] | None = None) -> int:

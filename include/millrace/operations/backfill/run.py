@@ -12,7 +12,7 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -40,6 +40,7 @@ from millrace.operations.backfill.source import (
     pin_tick,
     source_rows,
 )
+from millrace.operations.entry import SessionFactory
 from millrace.operations.operation import OperationReport
 from millrace.runtime.progress import Progress
 from millrace.storage.spark import spark_frame, spark_save
@@ -55,7 +56,6 @@ RECENT: Final = 32
 MAX_CONFLICTS: Final = 20
 """Commit conflicts of one slice before it fails. In each, another writer of the same days got through."""
 
-SessionFactory = Callable[[], AbstractContextManager[SparkSession]]
 SliceOutcome = Literal["written", "in place", "done before", "kept newer", "planned"]
 
 
@@ -235,11 +235,13 @@ def _cut(params: BackfillParams, table: DerivedTable) -> list[TimeSlice]:
     return [part for start, end in stretches for part in cut_range(start, end, hours=params.slice_hours, table=table)]
 
 
-def _slices(settings: Settings, source: _Source, params: BackfillParams, sessions: SessionFactory) -> list[TimeSlice]:
+def _slices(
+    settings: Settings, source: _Source, params: BackfillParams, session_factory: SessionFactory
+) -> list[TimeSlice]:
     if params.range_of == "event_time":
         return _cut(params, source.table)
     start, end, hours = params.start, params.end, params.slice_hours
-    with sessions() as spark:
+    with session_factory() as spark:
         found = changed_slices(
             spark, settings, source.table, source.collection, source.pinned, start=start, end=end, hours=hours
         )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
@@ -43,15 +43,12 @@ from millrace.operations.compaction.rewrite import (
 )
 from millrace.operations.compaction.segments import join_segments, merge_segment_files
 from millrace.operations.compaction.vacuum import vacuum
+from millrace.operations.entry import SessionFactory
 from millrace.runtime.progress import Progress
 from millrace.storage.table import open_table
 from millrace.wal.visible.catalog import newest_schema
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 ZOrder = Callable[[CollectionPlan], None]
-SessionFactory = Callable[[], AbstractContextManager["SparkSession"]]
 
 MAX_BYTES_WITHOUT_SPARK: Final = 64 << 20
 """Size on disk up to which a table's groups are rewritten in this process. Starting a JVM would take longer."""

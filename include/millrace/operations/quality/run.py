@@ -48,6 +48,7 @@ class FailedExpectation(OperationReport):
 class QualityReport(OperationReport):
     """The findings of a run. `passed` is True if no expectation failed, critical or not."""
 
+    summary: str = Field(description="The result in one sentence.")
     run_id: str
     passed: bool
     expectations: int
@@ -85,6 +86,7 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
         else []
     )
     return QualityReport(
+        summary=_summary(outcomes, len(state.blocks)),
         run_id=run_id,
         passed=not any(table.failed for table in outcomes),
         expectations=sum(len(table.results) for table in outcomes),
@@ -172,6 +174,24 @@ def _user_suites(
             check_expectations(checks, where=str(suite_file(settings, each.name)))
             found[each.collection_id] = checks
     return found
+
+
+def _summary(tables: Sequence[TableCheckResult], blocks: int) -> str:
+    """Return the result of a run in one sentence, failures first."""
+    checked = sum(len(table.results) for table in tables)
+    failed = sum(len(table.failed) for table in tables)
+    scope = f"{checked:,} expectations on {len(tables):,} tables"
+    if not checked:
+        found = "Nothing to check: no rows are newer than the last check"
+    elif failed:
+        found = f"{failed:,} of {scope} failed"
+    else:
+        found = f"All {scope} passed"
+    return (
+        f"{found}; {blocks:,} {'block prevents' if blocks == 1 else 'blocks prevent'} removals."
+        if blocks
+        else f"{found}."
+    )
 
 
 def _failures(table: TableCheckResult) -> list[FailedExpectation]:

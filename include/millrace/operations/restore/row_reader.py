@@ -7,8 +7,8 @@ restore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import duckdb
@@ -20,17 +20,13 @@ from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.plan import ReadPlan
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+    from millrace.operations.entry import SessionFactory
     from millrace.storage.table import TableHandle
 
 MAX_BYTES_WITHOUT_SPARK: Final = 32 << 20
 """Size of the files up to which they are read whole with Arrow. Decoded, they take some hundred MiB."""
 
 _MASK: Final = (1 << 64) - 1
-
-SessionFactory = Callable[[], AbstractContextManager["SparkSession"]]
-"""Creates the Spark session of a run, if one is needed."""
 
 
 class ContentDigest(NamedTuple):
@@ -74,14 +70,18 @@ class RowReader(Protocol):
 
 
 def reader_for(
-    plan: ReadPlan, stack: ExitStack, sessions: SessionFactory, *, small_bytes: int = MAX_BYTES_WITHOUT_SPARK
+    plan: ReadPlan,
+    stack: ExitStack,
+    session_factory: SessionFactory,
+    *,
+    max_bytes_without_spark: int = MAX_BYTES_WITHOUT_SPARK,
 ) -> RowReader:
     """Return the reader for a collection as large as the plan's. A Spark session it needs is closed with `stack`."""
-    if read_bytes(plan) <= small_bytes:
+    if read_bytes(plan) <= max_bytes_without_spark:
         return ArrowReader(plan.settings)
     from millrace.operations.restore.spark_reader import SparkReader
 
-    return SparkReader(stack.enter_context(sessions()), plan.settings)
+    return SparkReader(stack.enter_context(session_factory()), plan.settings)
 
 
 def read_bytes(plan: ReadPlan) -> int:

@@ -23,6 +23,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.operations.entry import SessionFactory
 from millrace.operations.operation import OperationReport
 from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams
@@ -32,7 +33,6 @@ from millrace.operations.restore.row_reader import (
     ContentDigest,
     RestoreRows,
     RowReader,
-    SessionFactory,
     reader_for,
 )
 from millrace.operations.restore.schema_rules import loadable_schema
@@ -63,7 +63,7 @@ def restore(settings: Settings, params: RestoreParams, progress: Progress) -> Co
     """Run the operation as its job does: with a Spark session if there is much to read."""
     from millrace.operations.entry import spark_session
 
-    return run(settings, params, progress, sessions=lambda: spark_session("restore", settings, progress))
+    return run(settings, params, progress, session_factory=lambda: spark_session("restore", settings, progress))
 
 
 def run(
@@ -71,8 +71,8 @@ def run(
     params: RestoreParams,
     progress: Progress,
     *,
-    sessions: SessionFactory,
-    small_bytes: int = MAX_BYTES_WITHOUT_SPARK,
+    session_factory: SessionFactory,
+    max_bytes_without_spark: int = MAX_BYTES_WITHOUT_SPARK,
 ) -> CollectionRestoreReport:
     """Restore. `session_factory` is called if there is more to read than `max_bytes_without_spark`.
 
@@ -85,7 +85,7 @@ def run(
         at = resolve_tick(params.at) if params.at else None
         confirmed = _confirmed(settings, client, source, at)
         plan = plan_read(settings, source.id, at=at, deadline=settings.read_deadline, confirmed=confirmed)
-        read = reader_for(plan, stack, sessions, small_bytes=small_bytes)
+        read = reader_for(plan, stack, session_factory, max_bytes_without_spark=max_bytes_without_spark)
         rows = read(source.id, at=plan.tick, confirmed=confirmed)
         names = plan.schema.arrow().names
         made, replaced = None, None
