@@ -110,7 +110,7 @@ def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
         come_by("import.behind")
         return outcome
 
-    monkeypatch.setattr(module, "ENTRY_OVERHEAD_BYTES", 1)  # each message an entry of its own
+    monkeypatch.setattr(module, "ENTRY_BYTES", 1)  # each message an entry of its own
     cuts = 0
     while True:
         left[0] = cuts
@@ -180,7 +180,7 @@ def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
         whole(self, pchannel, entries, deadline=deadline)
         raise Killed
 
-    monkeypatch.setattr(module, "ENTRY_OVERHEAD_BYTES", 1)
+    monkeypatch.setattr(module, "ENTRY_BYTES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(AppendClient, "append", once)
         with pytest.raises(Killed):

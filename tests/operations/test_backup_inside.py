@@ -111,7 +111,7 @@ def test_what_is_a_link_or_no_file_is_refused_although_its_bytes_fit(
             verify_backup(changed)
     else:
         assert any("cannot be read" in words for words in verify_backup(changed).problems)
-    refused(changed, tmp_path, "cannot be read")
+    refused(changed, tmp_path, "is invalid" if what == "manifest.json" else "cannot be read")
 
 
 def test_a_folder_that_becomes_a_link_on_the_way_is_not_followed(tmp_path: Path) -> None:
