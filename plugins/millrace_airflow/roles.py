@@ -37,7 +37,7 @@ AIRFLOW_ROLES: Final = {
 
 
 class RolesAuthManager(SimpleAuthManager):
-    """Airflow's simple auth manager with DAGS over it. What names no single DAG needs *op*."""
+    """Airflow's simple auth manager with DAG_ROLES over it. What names no single DAG needs *op*."""
 
     def is_authorized_dag(
         self,

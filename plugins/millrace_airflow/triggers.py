@@ -7,13 +7,17 @@ arguments anywhere: a triggerer that restarts goes on where it was. Settings are
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from millrace_airflow.hooks import load_settings
+
+if TYPE_CHECKING:
+    from millrace.base.settings import Settings
 
 SETTLE_SECONDS: Final = 5.0
 """No event wakes a task sooner after its trigger has started: Airflow 3.3 takes a task that resumes before its scheduler has heard
@@ -160,8 +164,6 @@ class SegmentsFlushedTrigger(BaseEventTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from millrace_airflow.flushed import new_segments, read_flushed_segments
-
         settings = load_settings(self.data_dir)
         told = await self._told()
         while True:
@@ -193,3 +195,29 @@ def _event(fresh: list[dict[str, Any]]) -> dict[str, Any]:
         "rows": sum(each["rows"] for each in fresh),
         "time_tick": max(each["time_tick"] for each in fresh),
     }
+
+
+def read_flushed_segments(settings: Settings) -> list[dict[str, Any]]:
+    """The newest flushed segments that the progress file names, or those of a cluster's nodes: pchannel, collection_id,
+    segment_id, rows, time_tick."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    name = "flushed-segments.json"  # written by millrace.node.flush.flushed_segments, which needs Arrow; reading it needs nothing
+    for path in (settings.run_path / name, *sorted((settings.run_path / "nodes").glob(f"*/{name}"))):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            continue
+        found |= {(each["pchannel"], each["segment_id"]): each for each in value.get("segments", [])}
+    return list(found.values())
+
+
+def new_segments(
+    found: list[dict[str, Any]], told: Mapping[str, int] | None, *, collection_id: int | None = None
+) -> list[dict[str, Any]]:
+    """Of `found` what is behind the ticks that were told already, oldest first; nothing where nobody has asked before."""
+    if told is None:
+        return []
+    fresh = [each for each in found if each["time_tick"] > told.get(each["pchannel"], 0)]
+    if collection_id is not None:
+        fresh = [each for each in fresh if each["collection_id"] == collection_id]
+    return sorted(fresh, key=lambda each: (each["time_tick"], each["segment_id"]))

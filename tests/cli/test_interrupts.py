@@ -24,7 +24,7 @@ import millrace.commands.main
 from millrace.__main__ import main
 from millrace.commands import status
 
-def gather(settings):
+def deployment_status(settings):
     print("here", flush=True)
     while True:
         try:
@@ -32,7 +32,7 @@ def gather(settings):
         except BaseException:
             pass  # as a callback of a C library loses it
 
-status.gather = gather
+status.deployment_status = deployment_status
 sys.argv = ["millrace", "status"]
 main()
 """
@@ -52,11 +52,11 @@ class Slow:
         print("here", flush=True)
         time.sleep(60)
 
-def gather(settings):
+def deployment_status(settings):
     Slow()
     time.sleep(60)
 
-status.gather = gather
+status.deployment_status = deployment_status
 sys.argv = ["millrace", "status"]
 main()
 """
@@ -64,13 +64,13 @@ main()
 
 
 TOLD = """
-from millrace.commands.parts.interrupts import Interrupts
+from millrace.commands.parts.interrupts import InterruptHandler
 from millrace.__main__ import main
-install = Interrupts.install
+install = InterruptHandler.install
 def told(self):
     install(self)
     print("here", flush=True)
-Interrupts.install = told
+InterruptHandler.install = told
 """
 """Say when the signals are taken: what strikes Python before it has begun is not ours to answer."""
 

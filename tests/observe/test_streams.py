@@ -17,7 +17,7 @@ from millrace.base.settings import Settings
 from millrace.observe.observer import Observer
 from millrace.observe.streams import levels
 from millrace.streams.running.status import progress_name
-from millrace_airflow.ui.streams import graph_layout
+from millrace_airflow.ui.stream_graph import graph_layout
 
 TWO = """
 streams:

@@ -80,7 +80,7 @@ class Watch:
         self.waits = 0
         self._then = then
 
-    def wait(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.waits += 1
         if self.waits == 3:
             self._then()

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from millrace.runtime.priority import NICE
+from millrace.runtime.process_setup import NICE
 
 SAY = """
 import os
 from pathlib import Path
-from millrace.runtime.priority import stand_behind
+from millrace.runtime.process_setup import lower_priority
 
 def group():
     file = Path("/proc/self/autogroup")
@@ -20,7 +20,7 @@ def group():
     return words[-1] if words else "none"
 
 before = group()
-stand_behind()
+lower_priority()
 print(os.nice(0), before, group())
 """
 

@@ -99,9 +99,9 @@ KEEPS = """
 import sys, time
 from pathlib import Path
 from millrace.runtime.progress import Progress
-from millrace.runtime.spark_slots import place
+from millrace.runtime.spark_slots import spark_slot
 from millrace.base.settings import Settings
-with place(Settings(data_dir=Path(sys.argv[1]), operations_at_once=1), "quality", Progress()):
+with spark_slot(Settings(data_dir=Path(sys.argv[1]), operations_at_once=1), "quality", Progress()):
     print("here", flush=True)
     time.sleep(600)
 """

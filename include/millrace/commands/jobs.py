@@ -1,17 +1,36 @@
-"""``millrace jobs`` and ``millrace unpark``: the streaming job in the foreground, and letting a parked PChannel go on."""
+"""``millrace jobs`` and ``millrace unpark``: the streaming job in the foreground, detached jobs, and parked PChannels."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millrace.base.errors import ChannelNotFound, LogUnavailable
-from millrace.commands.parts.command_line import OPERATE_PANEL, DataFolder, command_group, load_settings, root
+from millrace.base.errors import ChannelNotFound, DeadlineExceeded, LogUnavailable
+from millrace.commands.parts.command_line import (
+    OPERATE_PANEL,
+    AsJson,
+    DataFolder,
+    command_group,
+    iso_time,
+    load_settings,
+    parse_json_object,
+    print_json,
+    print_rows,
+    root,
+)
 from millrace.commands.parts.exec_python import exec_python
+from millrace.runtime.child_processes import JobFailed
 from millrace.runtime.launch.command import jobs_folder
 
+if TYPE_CHECKING:
+    from millrace.runtime.launch.launcher import RunStatus
+
 app = command_group("jobs", OPERATE_PANEL, "Run jobs: the streaming node in the foreground, any job detached.")
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run id, as `millrace jobs list` shows it.")]
+
+_COLUMNS = ("run_id", "job", "state", "attempt", "pid", "started", "progress")
 
 
 @app.command()
@@ -70,3 +89,112 @@ def unpark(
     if not freed:
         raise ChannelNotFound(f"{pchannel} is not parked")
     typer.echo(f"{pchannel} goes on ({' and '.join(freed)}).")
+
+
+@app.command()
+def start(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="An operation, or a file of jobs/ without its suffix.")],
+    params: Annotated[
+        str | None, typer.Option("--params", metavar="JSON", help="The job's parameters, for jobs that take them.")
+    ] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option("--argument", help="An argument of its command line; repeat it for several.")
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The run id; default: the job's name.")
+    ] = None,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait this long for its end.")] = 0.0,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a job detached, or attach to the run of that id that goes on. It outlives this command.
+
+    With `--wait` its report is printed, and an error of the job is an error here.
+
+    Example: `millrace jobs start compaction --params '{"dry_run": true}' --wait 600`
+
+    Example: `millrace jobs start streaming_node --run streaming-node --argument=--with-flusher`
+    """
+    from millrace.operations.registry import find_job, operations
+    from millrace.runtime.launch.launcher import Launcher, RunState
+
+    chosen = None if params is None else parse_json_object(params)
+    if chosen is not None and (operation := operations().get(job)) is not None:
+        operation.params.parse(chosen)  # else the run would end by it, after this command has said that it runs
+    launcher = Launcher(load_settings(data))
+    name = run_id or job.replace("_", "-")
+    status = launcher.start(name, find_job(job), params=chosen, arguments=argument or ())
+    if wait and status.active:
+        try:
+            status = launcher.wait(name, deadline=wait)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error}; it goes on (`millrace jobs stop {name}` ends it)") from None
+    if status.error is not None:
+        raise JobFailed(f"{status.error} (log: {status.log})")
+    if status.state is RunState.FINISHED:
+        launcher.mark_collected(name)
+        print_json(status.report or {})
+        return
+    _print([status], as_json=as_json)
+
+
+@app.command("list")
+def list_runs(data: DataFolder = None, as_json: AsJson = False) -> None:
+    """Show the runs of jobs, newest first: what is running, and what ended in the last days.
+
+    Example: `millrace jobs list`
+    """
+    from millrace.runtime.launch.launcher import Launcher
+
+    _print(Launcher(load_settings(data)).runs(), as_json=as_json)
+
+
+@app.command()
+def stop(
+    run_id: RunId,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", metavar="SECONDS", help="Kill it after this; default: stop_deadline.")
+    ] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a run: SIGTERM, then SIGKILL. A streaming job ends between two micro-batches.
+
+    The DAG `streaming` starts its job again; pause the DAG instead.
+
+    Example: `millrace jobs stop compaction`
+    """
+    from millrace.runtime.launch.launcher import Launcher
+
+    _print([Launcher(load_settings(data)).stop(run_id, deadline=deadline)], as_json=as_json)
+
+
+@app.command()
+def log(
+    run_id: RunId,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="How many of its last lines.")] = 100,
+    data: DataFolder = None,
+) -> None:
+    """Print the last lines of a run's log.
+
+    Example: `millrace jobs log streaming-node --lines 30`
+    """
+    from millrace.runtime.launch.launcher import Launcher
+
+    typer.echo(Launcher(load_settings(data)).poll(run_id).tail(lines))
+
+
+def _print(found: list[RunStatus], *, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "run_id": status.run_id,
+            "job": status.job,
+            "state": "waiting" if status.waiting else str(status.state),
+            "attempt": status.attempt,
+            "pid": status.pid if status.active else None,
+            "started": iso_time(int(status.started_at * 1000)),
+            "progress": str(status.error) if status.error is not None else (status.progress or {}).get("words"),
+        }
+        for status in found
+    ]
+    print_rows(rows, columns=_COLUMNS, as_json=as_json, empty="No runs yet.")

@@ -27,7 +27,7 @@ from millrace.base.errors import MillraceError
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.operations.operation import Operation, OperationParams, OperationReport
-from millrace.runtime.priority import lower_priority
+from millrace.runtime.process_setup import lower_priority
 from millrace.runtime.progress import Progress
 from millrace.runtime.spark_slots import spark_slot
 

@@ -24,7 +24,8 @@ from millrace.base.files import replace_json
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.runtime.heartbeat import Heartbeat
-from millrace.runtime.queries import await_queries, start_with_retries, stop_on_signals, write_started
+from millrace.runtime.process_setup import stop_on_signals
+from millrace.runtime.queries import await_queries, start_with_retries, write_started
 from millrace.runtime.spark_session import session
 
 _OURS: Final = re.compile(r"millrace(?:\.\w+)+\.(\w+): (.*)")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -95,18 +93,6 @@ def stop_between_batches(query: StreamingQuery, *, deadline: float = 30.0) -> No
             break
     if query.isActive:
         query.stop()
-
-
-def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set, instead of ending the process in the midst of a batch."""
-    stop = threading.Event()
-
-    def set_it(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, set_it)
-    return stop
 
 
 def started_path(settings: Settings, app_name: str) -> Path:

@@ -153,7 +153,7 @@ root = typer.Typer(
     Exit codes: 0 all is well, 1 an error (`CODE: message`), 2 wrong usage, 3 what is stored does not hold, 130 Ctrl-C, 143 SIGTERM.
     """,
 )
-"""The program. A command registers itself: ``@root.command(rich_help_panel=LOOK)``."""
+"""The program. A command registers itself: ``@root.command(rich_help_panel=INSPECT_PANEL)``."""
 
 
 def _print_version(asked: bool) -> None:

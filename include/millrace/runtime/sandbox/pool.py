@@ -1,7 +1,7 @@
 """The side that asks: a few processes apart, started when they are needed, used again, and killed when they are late.
 
-apart = Apart("millrace.pipelines.samples")
-apart.ask(question)                 # JSON; raises TooMuchWork, ServiceBusy
+sandbox = Sandbox("millrace.pipelines.samples")
+sandbox.call(request)                 # JSON; raises TooMuchWork, ServiceBusy
 """
 
 from __future__ import annotations

@@ -51,14 +51,14 @@ if "pandas" in sys.modules:
 """
 
 FRAMES = """
-from millrace.runtime.arrow_without_pandas import leave_pandas_out
-leave_pandas_out()
+from millrace.runtime.arrow_without_pandas import hide_pandas_from_arrow
+hide_pandas_from_arrow()
 import pyarrow as pa
 frame = pa.table({"a": [1, None, 3]}).to_pandas()
 print(pa.Table.from_pandas(frame).column("a").to_pylist())
 import pandas
 print(pa.array(pandas.Series([1.5, float("nan")]), from_pandas=True).to_pylist())
-leave_pandas_out()
+hide_pandas_from_arrow()
 """
 
 
