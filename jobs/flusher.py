@@ -2,8 +2,8 @@
 
     python jobs/flusher.py [--available-now] [--result FILE] [--progress FILE]
 
-Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the
-settings file (docs/operating.md).
+Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and
+the settings file (docs/operating.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python jobs/stream.py NAME [--available-now] [--result FILE] [--progress FILE]
 
 NAME is a stream's, or a group's whose streams share this driver (`millrace streams list`). Runs until SIGTERM, or with
-``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the settings file (docs/operating.md).
+``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the settings file
+(docs/operating.md).
 """
 
 from __future__ import annotations

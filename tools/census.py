@@ -2,8 +2,9 @@
 
     .venv/bin/python tools/census.py [--insert]
 
-Nothing enforces a limit. Compare two commits by running it in two checkouts. `--insert` also counts the modules that one
-insert runs through until its row can be read: client, log server, chain, node and flusher, the last two in this process.
+Nothing enforces a limit. Compare two commits by running it in two checkouts. `--insert` also counts the modules that
+one insert runs through until its row can be read: client, log server, chain, node and flusher, the last two in this
+process.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def census() -> dict[str, Any]:
 
 
 def modules_of_an_insert() -> list[str]:
-    """The modules whose functions run while one row goes from `insert` to `read`: client, server, chain, node and flusher."""
+    """The modules whose functions run while one row goes from `insert` to `read`: client, server, chain, node and
+    flusher."""
     with tempfile.TemporaryDirectory(prefix="millrace-census-") as made:
         folder = Path(made)
         (folder / "sitecustomize.py").write_text("import census\ncensus.trace()\n", encoding="utf-8")
@@ -124,7 +126,8 @@ def modules_of_an_insert() -> list[str]:
 
 
 def trace() -> Callable[[], None]:
-    """Record which of the package's modules this process runs through while the file `on` exists; return what ends it."""
+    """Record which of the package's modules this process runs through while the file `on` exists; return what ends
+    it."""
     folder = Path(os.environ[_TRACED])
     inside = str(PACKAGE) + os.sep
     seen: set[str] = set()

@@ -2,9 +2,9 @@
 
     python tools/sbom.py FOLDER      writes FOLDER/sbom.cdx.json and FOLDER/licences.md
 
-Python packages are those of requirements.txt and tools/uv.txt that this system installs, with the digests of the lock; their licences
-are what the installed packages say of themselves. Jars are Delta's and those inside of pyspark; those of the brokers that tests and demos
-start are listed as optional. The same locks and packages give the same bytes.
+Python packages are those of requirements.txt and tools/uv.txt that this system installs, with the digests of the lock;
+their licences are what the installed packages say of themselves. Jars are Delta's and those inside of pyspark; those of
+the brokers that tests and demos start are listed as optional. The same locks and packages give the same bytes.
 """
 
 from __future__ import annotations

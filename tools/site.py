@@ -1,10 +1,10 @@
 """mkdocs hooks for `make docs`: the README becomes the first page, and links outside docs/ become plain words.
 
-A page links to code and examples beside docs/, which the site does not contain; on the site these links are shown as their
-text. Links between pages stay, and mkdocs fails the build if one leads nowhere (strict).
+A page links to code and examples beside docs/, which the site does not contain; on the site these links are shown as
+their text. Links between pages stay, and mkdocs fails the build if one leads nowhere (strict).
 
-A `<picture>` with a light and a dark drawing, which GitHub shows by the reader's theme, becomes two images: mkdocs-material
-shows one of them, by the theme that is chosen on the site.
+A `<picture>` with a light and a dark drawing, which GitHub shows by the reader's theme, becomes two images:
+mkdocs-material shows one of them, by the theme that is chosen on the site.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the sensors wait for, as functions of the settings: they run in a worker and in the triggerer, and change nothing.
+"""What the sensors wait for, as functions of the settings: they run in a worker and in the triggerer, and change
+nothing.
 
 Each answers whether it is met, what was found, and in words how far it is.
 """
@@ -32,8 +33,8 @@ def check(name: str, settings: Settings, arguments: Mapping[str, Any]) -> Condit
 def tick_reached(settings: Settings, *, tick: int, pchannel: str | None = None) -> ConditionResult:
     """The ``wal`` table holds everything up to `tick`: of one PChannel, or of all.
 
-    By the table alone: on a PChannel where nothing happens it comes only with the next message (:func:`fresh_as_of` asks the
-    log too).
+    By the table alone: on a PChannel where nothing happens it comes only with the next message (:func:`fresh_as_of`
+    asks the log too).
     """
     from millrace.base.errors import ChannelNotFound
     from millrace.storage.table import open_table
@@ -62,7 +63,8 @@ def _tick(table: Any, name: str) -> int:
 
 
 def lag_below(settings: Settings, *, seconds: float) -> ConditionResult:
-    """The oldest log entry that the ``wal`` table lacks is younger than `seconds`, on every PChannel that is not parked."""
+    """The oldest log entry that the ``wal`` table lacks is younger than `seconds`, on every PChannel that is not
+    parked."""
     from millrace.base.errors import LogUnavailable
     from millrace.commands.status import deployment_status
 
@@ -97,7 +99,8 @@ def segments_in_state(
 
 
 def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> ConditionResult:
-    """A read of a collection at `tick` has all it needs: on each of its PChannels nothing at or before it is still to come.
+    """A read of a collection at `tick` has all it needs: on each of its PChannels nothing at or before it is still to
+    come.
 
     Asks the log, so a PChannel on which nothing happens does not hold it back.
     """

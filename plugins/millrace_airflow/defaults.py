@@ -1,4 +1,5 @@
-"""What every DAG of Millrace has: owner, tags, retries by fault class, a deadline alert, docs from its file's docstring.
+"""What every DAG of Millrace has: owner, tags, retries by fault class, a deadline alert, docs from its file's
+docstring.
 
 with operation_dag(COMPACTION, doc=__doc__, deadline=timedelta(hours=1)) as dag:
     JobOperator(task_id="compact", operation=COMPACTION)
@@ -35,7 +36,8 @@ START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 class FaultClassPolicy(ExceptionRetryPolicy):
     """Retries by fault class: a conflict soon, what does not answer after a while; what a retry cannot cure, never.
 
-    An exception of Millrace's own family is asked whether it is retriable; anything else gets the task's ordinary retries.
+    An exception of Millrace's own family is asked whether it is retriable; anything else gets the task's ordinary
+    retries.
     """
 
     def __init__(self) -> None:
@@ -103,9 +105,9 @@ def millrace_dag(
 ) -> DAG:
     """A DAG with the defaults above; use it as a context manager. It runs from the start unless it begins `paused`.
 
-    `doc` is the file's ``__doc__``: its first line is the description, all of it the docs page. `deadline`: how long after a
-    run was queued `on_deadline` is called where it has not ended (None: never). `task_defaults` go over the default
-    arguments; `arguments` go to DAG as they are (max_active_runs is 1 where it is not given).
+    `doc` is the file's ``__doc__``: its first line is the description, all of it the docs page. `deadline`: how long
+    after a run was queued `on_deadline` is called where it has not ended (None: never). `task_defaults` go over the
+    default arguments; `arguments` go to DAG as they are (max_active_runs is 1 where it is not given).
     """
     words = (doc or "").strip()
     alert = None
@@ -138,7 +140,10 @@ WATCH_FOR: Final = "{{ params.watch_seconds }}"
 
 
 def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str], paused: bool = True, **arguments: Any) -> DAG:
-    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says. `arguments` go to DAG."""
+    """A DAG that keeps one streaming job alive: run after run, each of which watches for as long as its form says.
+
+    `arguments` go to DAG.
+    """
     return millrace_dag(
         dag_id,
         doc=doc,

@@ -1,7 +1,7 @@
 """What a task of Millrace fails with: one class for each way in which a retry should behave.
 
-A job says `code` and `retriable` of its error itself; :func:`raise_for` turns them into an exception that Airflow and the
-retry policy of :mod:`millrace_airflow.defaults` understand.
+A job says `code` and `retriable` of its error itself; :func:`raise_for` turns them into an exception that Airflow and
+the retry policy of :mod:`millrace_airflow.defaults` understand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Trigger forms from parameter classes: one field of the class is one field of the form, with its type, bounds and words.
+"""Trigger forms from parameter classes: one field of the class is one field of the form, with its type, bounds and
+words.
 
     DAG(..., params=form(CompactionParams))
 
@@ -46,8 +47,8 @@ def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any
     """The Airflow params of a parameter class, in the order of its fields.
 
     `defaults` go over the defaults of the class for this DAG alone. A field goes to the section that its
-    ``json_schema_extra={"section": ...}`` names, else to `section`. A field without a default must be filled in, so its DAG
-    cannot have a schedule. Raises TypeError for a default of no field.
+    ``json_schema_extra={"section": ...}`` names, else to `section`. A field without a default must be filled in, so its
+    DAG cannot have a schedule. Raises TypeError for a default of no field.
     """
     unknown = defaults.keys() - params.model_fields.keys()
     if unknown:
@@ -73,7 +74,10 @@ def form(params: type[BaseModel], *, section: str | None = None, **defaults: Any
 
 
 def choices(what: str) -> list[str]:
-    """What there is to choose from now, as suggestions: what is made later can be typed in. None where it cannot be told."""
+    """What there is to choose from now, as suggestions: what is made later can be typed in.
+
+    None where it cannot be told.
+    """
     from millrace.base.errors import MillraceError
     from millrace.catalog.sqlite_file import collection_names
     from millrace.operations.backfill.derived import derived_names

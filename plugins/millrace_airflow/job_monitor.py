@@ -1,4 +1,5 @@
-"""What the watcher of a streaming job knows: how it is from its heartbeat, when that is a fault, how long to pause after one."""
+"""What the watcher of a streaming job knows: how it is from its heartbeat, when that is a fault, how long to pause
+after one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Buttons on a task's page: the log of its job, Spark's own interface, the data docs of a quality run.
 
-A link is computed by the worker when the task has ended and kept as an XCom. Paths are relative to the address under which
-the person reached Airflow, so they hold behind a proxy.
+A link is computed by the worker when the task has ended and kept as an XCom. Paths are relative to the address under
+which the person reached Airflow, so they hold behind a proxy.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class ReportLink(BaseOperatorLink):
 
 @attrs.define()
 class SparkUiLink(BaseOperatorLink):
-    """Spark's interface: the driver's while the job runs (with the setting ``spark_ui_url``), or the master's of a cluster."""
+    """Spark's interface: the driver's while the job runs (with the setting ``spark_ui_url``), or the master's of a
+    cluster."""
 
     operators: ClassVar[list[type[BaseOperator]]] = []
 

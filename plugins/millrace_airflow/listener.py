@@ -1,4 +1,5 @@
-"""The listener: every failure of a Millrace DAG goes to the log and to ``run/history/failures.jsonl``, which the UI shows."""
+"""The listener: every failure of a Millrace DAG goes to the log and to ``run/history/failures.jsonl``, which the UI
+shows."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
 
 
 def _code(error: Any) -> str:
-    """Our own code, or the name of the exception; Airflow says some failures in words alone (a worker that was killed)."""
+    """Our own code, or the name of the exception;
+
+    Airflow says some failures in words alone (a worker that was killed).
+    """
     if error is None or isinstance(error, str):
         return "TASK_FAILED"
     return str(getattr(error, "code", type(error).__name__))

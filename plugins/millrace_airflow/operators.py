@@ -2,10 +2,10 @@
 
     JobOperator(task_id="compact", operation=COMPACTION)
 
-The task starts the job detached (millrace.runtime.launch.launcher), gives its worker slot back and is woken when the job has ended. Its
-result is the job's report. A worker or triggerer that dies changes nothing for the job: the task's next try, or the
-trigger's next start, finds the run by its id. Streaming jobs, which do not end, have an operator of their own
-(:mod:`millrace_airflow.streaming`).
+The task starts the job detached (millrace.runtime.launch.launcher), gives its worker slot back and is woken when the
+job has ended. Its result is the job's report. A worker or triggerer that dies changes nothing for the job: the task's
+next try, or the trigger's next start, finds the run by its id. Streaming jobs, which do not end, have an operator of
+their own (:mod:`millrace_airflow.streaming`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 class JobOperator(BaseOperator):
     """Runs an operation's job to its end, without holding a worker slot meanwhile; returns its report.
 
-    The parameters are those of the DAG run's form that the operation has, with `job_params` (templated) over them; they are
-    checked before anything starts. An error that a retry cannot cure fails the task at once, any other raises a JobError that
-    the retry policy judges. Marking the task failed, or clearing it, stops the job.
+    The parameters are those of the DAG run's form that the operation has, with `job_params` (templated) over them; they
+    are checked before anything starts. An error that a retry cannot cure fails the task at once, any other raises a
+    JobError that the retry policy judges. Marking the task failed, or clearing it, stops the job.
 
-    :param operation: its declaration. Who is not registered (millrace.operations.registry) is a file of jobs/ of that name.
+    :param operation: its declaration. Who is not registered (millrace.operations.registry) is a file of jobs/ of that
+    name.
     :param job_params: parameters that do not come from the form; templated. A value of None is left out.
     :param timeout: the job is stopped, and the task fails, when it has run this long.
     :param data_dir: another data folder than the settings name; templated.
@@ -128,7 +129,8 @@ class JobOperator(BaseOperator):
 
 
 def run_id_of(context: Context) -> str:
-    """The run id of a task instance: the same for each of its tries, told from all others, short enough for a folder."""
+    """The run id of a task instance: the same for each of its tries, told from all others, short enough for a
+    folder."""
     ti = context["ti"]
     index = getattr(ti, "map_index", -1)
     whole = f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{index}"

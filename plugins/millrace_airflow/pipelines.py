@@ -1,9 +1,10 @@
-"""DAGs of pipelines that are declared with ``deployment: airflow``: one each, keeping one worker alive under the run id of the pipeline.
+"""DAGs of pipelines that are declared with ``deployment: airflow``: one each, keeping one worker alive under the run id
+of the pipeline.
 
     globals().update(pipeline_dags())      # in a file of dags/
 
-Run, pause and stop such a pipeline as any other (docs/pipelines-api.md): the DAG's task starts the worker when it is to run. Pausing the DAG stops
-the worker, whatever is asked of the pipeline.
+Run, pause and stop such a pipeline as any other (docs/pipelines-api.md): the DAG's task starts the worker when it is to
+run. Pausing the DAG stops the worker, whatever is asked of the pipeline.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ class PipelineOperator(StreamingJobOperator):
 
 
 def pipeline_dags(settings: Settings | None = None) -> dict[str, DAG]:
-    """By id a DAG for each pipeline that is declared so. Raises MetaUnavailable: Airflow shows it as an import error, and keeps what it knew."""
+    """By id a DAG for each pipeline that is declared so.
+
+    Raises MetaUnavailable: Airflow shows it as an import error, and keeps what it knew.
+    """
     from millrace.pipelines.deploy.airflow import airflow_pipelines, dag_id
 
     settings = settings or Settings.load()

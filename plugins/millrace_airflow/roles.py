@@ -1,8 +1,9 @@
 """Who may start what: Airflow's simple roles as Millrace's, and for each DAG of Millrace the role that may run it.
 
-Airflow's own rule is that a *user* may trigger any DAG; but some of ours read paths of the service's user, give data up, or replace
-it. So they need *op*. The rule stands for whatever changes a DAG, its runs and its tasks (trigger, clear, mark, pause, approve),
-through pages, REST API and Millrace's own pages alike, since all of them ask the auth manager. DAGs of yours stay as Airflow has them.
+Airflow's own rule is that a *user* may trigger any DAG; but some of ours read paths of the service's user, give data
+up, or replace it. So they need *op*. The rule stands for whatever changes a DAG, its runs and its tasks (trigger,
+clear, mark, pause, approve), through pages, REST API and Millrace's own pages alike, since all of them ask the auth
+manager. DAGs of yours stay as Airflow has them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ DAG_ROLES: Final = {
     "streaming": Role.OPERATE,
     **{operation.dag_id: operation.role for operation in operations().values()},
 }
-"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived. Those of declared streams and of pipelines, whose
-ids begin with DAG_PREFIX and PIPELINES, need *op*, as `streaming` does. To delete the DAG `streaming` itself is for an *admin*: by that
-millrace_airflow.ui.access knows one, with whichever auth manager."""
+"""By DAG of Millrace the role that starts it: who may *produce* may check, and rebuild what is derived.
+
+Those of declared streams and of pipelines, whose ids begin with DAG_PREFIX and PIPELINES, need *op*, as `streaming`
+does. To delete the DAG `streaming` itself is for an *admin*: by that millrace_airflow.ui.access knows one, with
+whichever auth manager.
+"""
 
 AIRFLOW_ROLES: Final = {
     Role.READ: SimpleAuthManagerRole.VIEWER,
@@ -33,7 +37,10 @@ AIRFLOW_ROLES: Final = {
     Role.OPERATE: SimpleAuthManagerRole.OP,
     Role.ADMIN: SimpleAuthManagerRole.ADMIN,
 }
-"""By role of Millrace (millrace.access) the least of Airflow's that has it; Airflow's include one another in this order."""
+"""By role of Millrace (millrace.access) the least of Airflow's that has it;
+
+Airflow's include one another in this order.
+"""
 
 
 class RolesAuthManager(SimpleAuthManager):

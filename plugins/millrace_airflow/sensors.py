@@ -1,7 +1,7 @@
 """Sensors: wait for a time tick, for a small lag, for segments, for a collection to be fresh; without a worker slot.
 
-Each looks once at its start and then waits in the triggerer. What it found is its result. `timeout` bounds the wait: the task
-fails then, and its retries apply.
+Each looks once at its start and then waits in the triggerer. What it found is its result. `timeout` bounds the wait:
+the task fails then, and its retries apply.
 """
 
 from __future__ import annotations

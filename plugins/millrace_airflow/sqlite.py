@@ -1,7 +1,9 @@
-"""Airflow's metadata database, where it is SQLite: readers and a writer beside each other, and patience with another writer.
+"""Airflow's metadata database, where it is SQLite: readers and a writer beside each other, and patience with another
+writer.
 
-With SQLite's own defaults each reader keeps the writer out, and a writer waits five seconds for another: dozens of Airflow's processes
-then end in "database is locked". Imported while Airflow's settings are: it imports nothing of Airflow.
+With SQLite's own defaults each reader keeps the writer out, and a writer waits five seconds for another: dozens of
+Airflow's processes then end in "database is locked". Imported while Airflow's settings are: it imports nothing of
+Airflow.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""`airflow standalone` in order: what works through the web server is started once that listens, and with the auth manager of the configuration.
+"""`airflow standalone` in order: what works through the web server is started once that listens, and with the auth
+manager of the configuration.
 
 python -m millrace_airflow.standalone
 
-Airflow's own command starts all components at once, so that on a busy machine the scheduler runs overdue tasks that cannot reach the
-web server yet and use their tries up; it goes on where a component has ended; and it replaces the auth manager by the simple one.
+Airflow's own command starts all components at once, so that on a busy machine the scheduler runs overdue tasks that
+cannot reach the web server yet and use their tries up; it goes on where a component has ended; and it replaces the auth
+manager by the simple one.
 """
 
 from __future__ import annotations

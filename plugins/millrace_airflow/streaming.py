@@ -1,9 +1,9 @@
 """The operator that keeps a streaming job alive.
 
-It is an ordinary, synchronous task on airflow.sdk's ResumableJobMixin, and holds one worker slot. A deferred task would hold
-none, but a triggerer cannot ask whether its DAG is paused, and the scheduler wakes no task of a paused DAG: nobody would be
-left to stop the job. The job itself is detached and known by a fixed run id, so what dies with a worker is the watching alone:
-the next try finds the job running and goes on watching it.
+It is an ordinary, synchronous task on airflow.sdk's ResumableJobMixin, and holds one worker slot. A deferred task would
+hold none, but a triggerer cannot ask whether its DAG is paused, and the scheduler wakes no task of a paused DAG: nobody
+would be left to stop the job. The job itself is detached and known by a fixed run id, so what dies with a worker is the
+watching alone: the next try finds the job running and goes on watching it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
     """Starts a streaming job or adopts the one that runs, watches it for a while, and leaves it running.
 
     One job for each run id and data folder, whoever starts it. While it watches: progress in the task's log; a job that
-    failed, was lost, or hangs (no heartbeat, or one micro-batch for too long) is started again, after a pause that doubles up
-    to five minutes and is remembered over tasks; an error that a restart cannot cure fails the task. When the DAG is paused,
-    or the task is killed, the job is stopped between two micro-batches. The task ends after `watch_for`, with the job
-    running: the next run of the DAG goes on, and no log grows without end.
+    failed, was lost, or hangs (no heartbeat, or one micro-batch for too long) is started again, after a pause that
+    doubles up to five minutes and is remembered over tasks; an error that a restart cannot cure fails the task. When
+    the DAG is paused, or the task is killed, the job is stopped between two micro-batches. The task ends after
+    `watch_for`, with the job running: the next run of the DAG goes on, and no log grows without end.
 
     :param job: the file of jobs/ without its suffix.
     :param arguments: its arguments.
     :param job_run_id: the run id in run/operations.
     :param app_name: under which the job writes its heartbeat.
     :param watch_for: how long one task watches, in seconds (templated), or as a timedelta.
-    :param stale_after: a heartbeat older than this is a hang; also the time that a start may take on top of `start_deadline`.
+    :param stale_after: a heartbeat older than this is a hang; also the time that a start may take on top of
+    `start_deadline`.
     :param stuck_after: a micro-batch that takes longer than this is a hang.
     """
 
@@ -164,7 +165,8 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         until: Deadline | None = None,
         paused: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Start the job, or adopt it, once the pause after a failure is over; whether that came before `until` and a pause of the DAG."""
+        """Start the job, or adopt it, once the pause after a failure is over; whether that came before `until` and a
+        pause of the DAG."""
         until = until or Deadline.never()
         pause = watch.backoff.remaining_pause()
         if pause:
@@ -209,7 +211,8 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
 
 
 def _asks_whether_paused(context: Context) -> Callable[[], bool]:
-    """A question to the execution API, asked at most every five seconds; where it cannot be answered, the last answer."""
+    """A question to the execution API, asked at most every five seconds; where it cannot be answered, the last
+    answer."""
     ti: Any = context["ti"]
     known = {"asked": 0.0, "paused": False}
 

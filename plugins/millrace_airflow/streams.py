@@ -1,9 +1,10 @@
-"""DAGs of declared streams: one a stream or group, each keeping one job alive; and an asset for each table that they read or write.
+"""DAGs of declared streams: one a stream or group, each keeping one job alive; and an asset for each table that they
+read or write.
 
     globals().update(stream_dags())      # in a file of dags/
 
-A run of such a DAG watches its job for a while, as that of ``streaming`` does. Pausing the DAG stops the job; a stream that is paused by
-``millrace streams pause`` stays so whatever its DAG does.
+A run of such a DAG watches its job for a while, as that of ``streaming`` does. Pausing the DAG stops the job; a stream
+that is paused by ``millrace streams pause`` stays so whatever its DAG does.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class DeclaredStreamOperator(StreamingJobOperator):
 
 
 def stream_dags(settings: Settings | None = None) -> dict[str, DAG]:
-    """By id a DAG for each stream, or group of streams, that is declared. Raises InvalidStream: Airflow shows it as an import error."""
+    """By id a DAG for each stream, or group of streams, that is declared.
+
+    Raises InvalidStream: Airflow shows it as an import error.
+    """
     by_job: dict[str, list[Stream]] = {}
     for each in declared_streams(settings or Settings.load()).values():
         by_job.setdefault(each.job, []).append(each)

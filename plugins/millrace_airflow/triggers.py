@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from millrace.base.settings import Settings
 
 SETTLE_SECONDS: Final = 5.0
-"""No event wakes a task sooner after its trigger has started: Airflow 3.3 takes a task that resumes before its scheduler has heard
-that it deferred for one that was killed from outside, and spends one of its tries (apache/airflow#67287, #72716)."""
+"""No event wakes a task sooner after its trigger has started:
+
+Airflow 3.3 takes a task that resumes before its scheduler has heard that it deferred for one that was killed from
+outside, and spends one of its tries (apache/airflow#67287, #72716).
+"""
 
 
 async def _settled(began: float) -> None:
@@ -30,7 +33,8 @@ async def _settled(began: float) -> None:
 
 
 class JobTrigger(BaseTrigger):
-    """Waits for a launched run to end; shows its progress in the task's log; stops it when the task is killed or too late.
+    """Waits for a launched run to end; shows its progress in the task's log; stops it when the task is killed or too
+    late.
 
     The event is ``{"run_id", "state", "late"}``; what the run left (report, error) is read by the task from its folder.
     """
@@ -85,7 +89,8 @@ class JobTrigger(BaseTrigger):
 class ConditionTrigger(BaseTrigger):
     """Waits until a condition of :mod:`millrace_airflow.conditions` holds; the event is what the condition found.
 
-    An error that a retry may cure (the log's server is away) is waited out; any other ends the wait with ``{"error": ...}``.
+    An error that a retry may cure (the log's server is away) is waited out; any other ends the wait with ``{"error":
+    ...}``.
     """
 
     def __init__(
@@ -144,8 +149,8 @@ class ConditionTrigger(BaseTrigger):
 class SegmentsFlushedTrigger(BaseEventTrigger):
     """An event for each look at which the flusher had brought more segments to an end than at the look before.
 
-    Reads the progress file of the flusher, which names them with their ticks; what was told already is kept beside the asset
-    in Airflow, so a triggerer that restarts tells nothing twice and leaves nothing out that the file still names.
+    Reads the progress file of the flusher, which names them with their ticks; what was told already is kept beside the
+    asset in Airflow, so a triggerer that restarts tells nothing twice and leaves nothing out that the file still names.
     """
 
     def __init__(
@@ -214,7 +219,8 @@ def read_flushed_segments(settings: Settings) -> list[dict[str, Any]]:
 def new_segments(
     found: list[dict[str, Any]], told: Mapping[str, int] | None, *, collection_id: int | None = None
 ) -> list[dict[str, Any]]:
-    """Of `found` what is behind the ticks that were told already, oldest first; nothing where nobody has asked before."""
+    """Of `found` what is behind the ticks that were told already, oldest first; nothing where nobody has asked
+    before."""
     if told is None:
         return []
     fresh = [each for each in found if each["time_tick"] > told.get(each["pchannel"], 0)]

@@ -109,7 +109,7 @@ def test_a_key_of_several_fields_is_made_filled_and_deleted_by(shared: Deploymen
 
 def test_a_flush_waits_for_the_flusher_or_says_that_it_is_behind(shared: Deployment) -> None:
     shared.create_users()
-    assert "Nothing was growing." in shared.ok("collections", "flush", "users")
+    assert "There were no growing segments." in shared.ok("collections", "flush", "users")
     shared.produce({"id": 1})
     words = shared.fails("DEADLINE_EXCEEDED", "collections", "flush", "users", "--wait", "--timeout", "0")
     assert "millrace jobs run" in words

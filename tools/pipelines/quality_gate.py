@@ -2,7 +2,8 @@
 
     python tools/pipelines/quality_gate.py build/tests.xml
 
-Every test passed, none was skipped, at least as many ran as belong to pipelines; and SonarQube's own gate (SONAR_STATUS) is OK where it says anything.
+Every test passed, none was skipped, at least as many ran as belong to pipelines; and SonarQube's own gate
+(SONAR_STATUS) is OK where it says anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """``python -m millrace.brokers kafka --data <folder>``: run a broker in the foreground until SIGTERM or SIGINT.
 
-Its first line is the URL for the setting `log` (etcd, mariadb: `meta_store`). With ``--sasl`` clients need the user and password that it generates and keeps
-in the folder (file `password`): hand them on as MILLRACE_LOG_USERNAME and MILLRACE_LOG_PASSWORD.
+Its first line is the URL for the setting `log` (etcd, mariadb: `meta_store`). With ``--sasl`` clients need the user and
+password that it generates and keeps in the folder (file `password`): hand them on as MILLRACE_LOG_USERNAME and
+MILLRACE_LOG_PASSWORD.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The jars of a broker, by its lock file: every one listed, pinned by digest, none transitive (millrace.runtime.jars fetches them).
+"""The jars of a broker, by its lock file: every one listed, pinned by digest, none transitive (millrace.runtime.jars
+fetches them).
 
 ``python -m millrace.brokers.jars kafka pulsar`` fetches them ahead of time.
 """

@@ -1,8 +1,8 @@
 """Kafka: one node in KRaft mode, broker and controller in one process, on the loopback interface.
 
-Without ``sasl`` it takes every client of this host. With it, SASL/PLAIN: user "millrace" with a password that is generated once
-and kept in the data folder, for its owner alone (`credentials`). What it acknowledged survives its own SIGKILL; like every Kafka
-it leaves the fsync to the operating system, so a power loss may take its tail.
+Without ``sasl`` it takes every client of this host. With it, SASL/PLAIN: user "millrace" with a password that is
+generated once and kept in the data folder, for its owner alone (`credentials`). What it acknowledged survives its own
+SIGKILL; like every Kafka it leaves the fsync to the operating system, so a power loss may take its tail.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""MariaDB: one server on the loopback interface, with one database and one user "millrace", whose password is generated once and
-kept in the data folder, for its owner alone (`credentials`).
+"""MariaDB: one server on the loopback interface, with one database and one user "millrace", whose password is generated
+once and kept in the data folder, for its owner alone (`credentials`).
 
 Its binary log has whole rows with the names of their columns, so that changes can be followed from it.
 """
@@ -62,7 +62,8 @@ class MariaDbServer(LocalServer):
 
     @property
     def _temporary(self) -> Path:
-        """Its own: a server that starts removes temporary tables that it finds in the folder, and another one's would be among them."""
+        """Its own: a server that starts removes temporary tables that it finds in the folder, and another one's would
+        be among them."""
         return self.data / "temporary"
 
     def prepare(self) -> list[str]:

@@ -1,7 +1,8 @@
 """OpenSearch 2.19: one node on the loopback interface, from its jars alone. It takes every client of this host.
 
-What it acknowledged survives its own SIGKILL (its translog is synced before each answer). It has the core's analysers, aggregations,
-external versions and dynamic mappings, and reindex's delete and update by query; neither scripts nor security.
+What it acknowledged survives its own SIGKILL (its translog is synced before each answer). It has the core's analysers,
+aggregations, external versions and dynamic mappings, and reindex's delete and update by query; neither scripts nor
+security.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class OpenSearchServer(LocalServer):
 
 
 def _needs_compiler() -> None:
-    """Raises InvalidSettings where this Java has no compiler within; Debian's runtimes have it, some others' have not."""
+    """Raises InvalidSettings where this Java has no compiler within;
+
+    Debian's runtimes have it, some others' have not.
+    """
     java = find_java()
     modules = subprocess.run(
         [java / "bin" / "java", "--list-modules"], capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False

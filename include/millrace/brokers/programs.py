@@ -1,6 +1,7 @@
 """Servers that are programs of the system, from Debian's packages: found, or installed where this user may.
 
-``python -m millrace.brokers.programs etcd mariadb`` is what `make servers` runs: it installs what is missing, and nothing else.
+``python -m millrace.brokers.programs etcd mariadb`` is what `make servers` runs: it installs what is missing, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
     "etcd": ("etcd-server",),
     "mariadb": ("mariadb-server-core", "mariadb-client-core"),
 }
-"""Debian's packages of each server. None of them starts a service by itself where the core packages are taken; a service that
-etcd's starts is another etcd, at other ports than ours."""
+"""Debian's packages of each server.
+
+None of them starts a service by itself where the core packages are taken; a service that etcd's starts is another etcd,
+at other ports than ours.
+"""
 PROGRAMS: Final[dict[str, tuple[str, ...]]] = {"etcd": ("etcd",), "mariadb": ("mariadbd", "mariadb-install-db")}
 """What each server needs of them."""
 

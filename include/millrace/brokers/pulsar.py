@@ -1,7 +1,7 @@
 """Pulsar: its standalone, broker and bookie in one process with RocksDB for metadata, on the loopback interface.
 
-It takes every client of this host, syncs what it acknowledges, and keeps it over its own SIGKILL. Ledgers are small, so that
-truncation frees space soon, and entries may be as large as in the embedded log.
+It takes every client of this host, syncs what it acknowledges, and keeps it over its own SIGKILL. Ledgers are small, so
+that truncation frees space soon, and entries may be as large as in the embedded log.
 """
 
 from __future__ import annotations

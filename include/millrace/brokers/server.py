@@ -1,10 +1,11 @@
-"""A broker as a process: started within a deadline, found again by its folder, stopped or killed, started again over its data.
+"""A broker as a process: started within a deadline, found again by its folder, stopped or killed, started again over
+its data.
 
     <data>/broker.json   its ports, which it keeps over restarts, and the process that runs it
     <data>/broker.log    what it says
 
-What a server needs (files, command, when it is ready) is a subclass's matter; that it never outlives the process that started
-it is this one's: the kernel kills it with its parent.
+What a server needs (files, command, when it is ready) is a subclass's matter; that it never outlives the process that
+started it is this one's: the kernel kills it with its parent.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _TIED: Final = (
     "os.getppid() == int(sys.argv[1]) or sys.exit('the starter is gone')\n"
     "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
-"""Has the kernel kill this process when its parent dies (PR_SET_PDEATHSIG, which lives through execve), then becomes the server."""
+"""Has the kernel kill this process when its parent dies (PR_SET_PDEATHSIG, which lives through execve), then becomes
+the server."""
 
 
 class LocalServer(ABC):
@@ -53,7 +55,10 @@ class LocalServer(ABC):
         heap: str = "",
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings` say where jars are cached; `heap` is Java's; `properties` go over the broker's own configuration."""
+        """`settings` say where jars are cached;
+
+        `heap` is Java's; `properties` go over the broker's own configuration.
+        """
         self.data = data.absolute()
         self._settings = settings or Settings.load()
         self._heap = heap or self.heap
@@ -72,7 +77,8 @@ class LocalServer(ABC):
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """What its clients log in with, as variables of Millrace's processes; nothing where it takes everybody of this host."""
+        """What its clients log in with, as variables of Millrace's processes; nothing where it takes everybody of this
+        host."""
         return {}
 
     @property
@@ -95,7 +101,10 @@ class LocalServer(ABC):
         return self._job is not None and self._job.running()
 
     def start(self, *, deadline: float = START_SECONDS) -> Self:
-        """Start it over what `data` holds, on the ports that it had there. Raises JobFailed, DeadlineExceeded, InvalidSettings."""
+        """Start it over what `data` holds, on the ports that it had there.
+
+        Raises JobFailed, DeadlineExceeded, InvalidSettings.
+        """
         self.data.mkdir(parents=True, exist_ok=True)
         known = self._recorded()
         for attempt in range(_STARTS):

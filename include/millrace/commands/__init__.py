@@ -1,5 +1,6 @@
-"""The commands of ``millrace``, one module a group or command; each registers itself (millrace.commands.main imports what there is).
+"""The commands of ``millrace``, one module a group or command; each registers itself (millrace.commands.main imports
+what there is).
 
-They read arguments, call the package and print. Whatever takes long to import (pyarrow, deltalake, duckdb, Flight, Spark, pydantic) is
-imported inside a command, so that ``millrace --help`` answers at once. What they share is in `parts/`.
+Commands read arguments, call the package and print. Heavy imports (pyarrow, deltalake, duckdb, Flight, Spark, pydantic)
+belong inside a command, so that ``millrace --help`` answers at once. `parts/` holds what commands share.
 """

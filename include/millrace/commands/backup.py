@@ -1,4 +1,4 @@
-"""``millrace backup``: the whole deployment saved while it runs, looked at, read back, restored."""
+"""``millrace backup``: make, list, verify and restore backups of a running deployment."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def make(
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FOLDER", help="The folder of backups. Without it: backup_dir.")
     ] = None,
-    keep: Annotated[int, typer.Option(min=1, help="How many of this deployment stay there, this one included.")] = 7,
-    verify: Annotated[bool, typer.Option("--verify", help="Read all of it back in the end.")] = False,
+    keep: Annotated[int, typer.Option(min=1, help="Backups of this deployment to keep, including this one.")] = 7,
+    verify: Annotated[bool, typer.Option("--verify", help="Read the backup again and compare digests.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a backup. Everything that was acknowledged before this begins is in it; nothing has to stop.
+    """Make a backup while the deployment runs. It contains everything that was acknowledged before it began.
 
     Example: `millrace backup make --to /mnt/backups/millrace`
     """
@@ -89,7 +89,7 @@ def list_(folder: BackupsOption = None, data: DataFolder = None, as_json: AsJson
 
 @app.command()
 def verify(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Read a backup again, and compare sizes and digests. Exit code 3 where a file is not as it was.
+    """Read a backup and compare sizes and digests. The exit code is 3 if a file differs.
 
     Example: `millrace backup verify /mnt/backups/millrace`
     """
@@ -108,7 +108,7 @@ def verify(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJs
 
 @app.command()
 def restore(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Restore a backup into an empty data folder; the deployment goes on from there with `make up`.
+    """Restore a backup into an empty data folder. `make up` then continues the deployment.
 
     Example: `millrace backup restore /mnt/backups/millrace --data /srv/millrace`
     """
@@ -122,5 +122,5 @@ def _place(given: Path | None, data: Path | None) -> Path:
         return given.expanduser().absolute()
     named = load_settings(data).backup_dir
     if not named:
-        raise InvalidArgument("which backups? Give the folder, or set backup_dir")
+        raise InvalidArgument("name the folder of backups, or set backup_dir")
     return Path(named)

@@ -1,4 +1,5 @@
-"""``millrace coord``, ``node``, ``nodes``, ``channels``, ``balance``, ``drain``: several nodes that share one deployment (docs/coordinator.md)."""
+"""``millrace coord``, ``node``, ``nodes``, ``channels``, ``balance``, ``drain``: several nodes that share one
+deployment (docs/coordinator.md)."""
 
 from __future__ import annotations
 
@@ -58,10 +59,10 @@ def _store(data: Path | None) -> Iterator[MetaStore]:
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def coord(
-    name: Annotated[str, typer.Option("--name", help="How it is called; default: host and process.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the coordinator. Default: host and process.")] = "",
     data: DataFolder = None,
 ) -> None:
-    """Run a coordinator here until Ctrl-C or SIGTERM: it gives PChannels to nodes. Several may run; one leads.
+    """Run a coordinator in the foreground. It assigns PChannels to nodes. Several may run; one of them leads.
 
     Example: `millrace coord --name c1`
     """
@@ -71,15 +72,15 @@ def coord(
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def node(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in the cluster.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the node in the cluster.")],
     spark: Annotated[
-        bool, typer.Option("--spark", help="With Spark, as the streaming job; else in this process.")
+        bool, typer.Option("--spark", help="Run the streaming job on Spark instead of in this process.")
     ] = False,
     data: DataFolder = None,
 ) -> None:
-    """Run a node of a cluster here until Ctrl-C or SIGTERM: it takes what a coordinator gives it from the log into the tables.
+    """Run a cluster node in the foreground. It ingests and flushes the PChannels that the coordinator assigns to it.
 
-    Without a cluster `millrace jobs run` takes all PChannels.
+    Without a cluster, `millrace jobs run` handles all PChannels.
 
     Example: `millrace node n1`
     """
@@ -93,7 +94,7 @@ def node(
 
 @root.command(rich_help_panel=INSPECT_PANEL)
 def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show the nodes of a cluster: where they are, what they own, which are being emptied.
+    """Show the nodes of a cluster: addresses, assigned PChannels, and which nodes are draining.
 
     Example: `millrace nodes`
     """
@@ -133,7 +134,7 @@ def _rates(settings: Settings, addresses: list[str]) -> dict[str, dict[str, floa
 
 @root.command(rich_help_panel=INSPECT_PANEL)
 def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show who owns which role of each PChannel, in which term, why it is there, how many broadcasts (DDL) wait for it, and how its ingest goes.
+    """Show the owner, role, term and cause of each PChannel's assignment, waiting DDL broadcasts, and ingest rates.
 
     Example: `millrace channels`
     """
@@ -170,13 +171,13 @@ def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def balance(
-    switch: Annotated[OnOff | None, typer.Argument(metavar="[on|off]", help="Without it: show how it stands.")] = None,
+    switch: Annotated[OnOff | None, typer.Argument(metavar="[on|off]", help="Without it: show the state.")] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who leads and whether PChannels move for balance; `off` freezes that, `on` allows it again.
+    """Show the leader and the state of the balancer; `off` stops moves for balance, `on` allows them again.
 
-    What has no owner is placed, and what is drained is emptied, at any rate.
+    Unassigned PChannels are assigned and drained nodes are emptied in either state.
 
     Example: `millrace balance off`
     """
@@ -200,13 +201,13 @@ def balance(
 @root.command(rich_help_panel=OPERATE_PANEL)
 def drain(
     name: NodeName,
-    undo: Annotated[bool, typer.Option("--undo", help="Let it have PChannels again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Allow assignments to the node again.")] = False,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait this long until it has none.")
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait this long for the node to own nothing.")
     ] = 0.0,
     data: DataFolder = None,
 ) -> None:
-    """Move everything that a node owns to others, and give it nothing until `--undo`. Then it can be stopped.
+    """Move all PChannels of a node to others and assign none to it until `--undo`. The node can then be stopped.
 
     Example: `millrace drain n1 --wait 60`
 
@@ -217,7 +218,7 @@ def drain(
     with _store(data) as store:
         if undo:
             control.undrain(store, name)
-            typer.echo(f"{name} is given PChannels again.")
+            typer.echo(f"{name} can be assigned PChannels again.")
             return
         control.drain(store, name)
         end = Deadline.after(wait)

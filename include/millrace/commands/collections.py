@@ -1,4 +1,7 @@
-"""``millrace collections``: what there is, and DDL. Listing reads the coordinator's file; changes go through the log."""
+"""``millrace collections``: what there is, and DDL.
+
+Listing reads the coordinator's file; changes go through the log.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.catalog.collection import CollectionInfo
 
-app = command_group("collections", DATA_PANEL, "Make, show, change and drop collections.")
+app = command_group("collections", DATA_PANEL, "Create, describe, alter and drop collections.")
 
 _POLL_SECONDS = 0.1
 
@@ -38,7 +41,7 @@ _POLL_SECONDS = 0.1
 def list_collections(
     data: DataFolder = None,
     as_json: AsJson = False,
-    dropped: Annotated[bool, typer.Option("--dropped", help="Those too that were dropped.")] = False,
+    dropped: Annotated[bool, typer.Option("--dropped", help="Include dropped collections.")] = False,
 ) -> None:
     """List the collections.
 
@@ -57,53 +60,56 @@ def create(
     name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The new collection's name.")],
     field: Annotated[
         list[str] | None,
-        typer.Option("--field", metavar="NAME:TYPE[?]", help="A field, in order; ? lets it be null. Repeat it."),
+        typer.Option("--field", metavar="NAME:TYPE[?]", help="A field, in order; ? makes it nullable. Repeatable."),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="FIELD", help="A field of the primary key. Repeat it, in the key's order."),
+        typer.Option("--key", metavar="FIELD", help="A field of the primary key, in the key's order. Repeatable."),
     ] = None,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE", help="Take the fields of a Parquet, CSV or JSON lines file."),
     ] = None,
-    event_time: Annotated[str | None, typer.Option(help="A timestamp or date field: when a row happened.")] = None,
+    event_time: Annotated[str | None, typer.Option(help="The timestamp or date field with the event time.")] = None,
     on_duplicate: Annotated[
-        OnDuplicate, typer.Option(help="An insert of a key that is there: keep both rows, or replace the older one.")
+        OnDuplicate,
+        typer.Option(help="What an insert of an existing key does: keep both rows, or replace the older one."),
     ] = "keep",
     generated_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIELD", help="In the place of --key: a uuid field that producers fill where a row has none."
-        ),
+        typer.Option(metavar="FIELD", help="Instead of --key: a uuid field that producers fill if a row has no value."),
     ] = None,
     default: Annotated[
         list[str] | None,
         typer.Option(metavar="FIELD=VALUE", help="What a row has that does not say it; now() is its time. Repeat it."),
     ] = None,
     computed: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Of what a field is made, of others. Repeat it.")
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A field computed from others. Repeatable.")
     ] = None,
     check: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=CONDITION", help="What no row makes false. Repeat it.")
+        list[str] | None,
+        typer.Option(metavar="NAME=CONDITION", help="A condition that every row must satisfy. Repeatable."),
     ] = None,
-    vchannels: Annotated[int, typer.Option(min=1, help="VChannels that the rows are spread over.")] = 1,
+    vchannels: Annotated[int, typer.Option(min=1, help="Number of VChannels that share the rows.")] = 1,
     partition: Annotated[
-        list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition. Repeat it.")
+        list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition. Repeatable.")
     ] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a collection, from fields or from a file's.
 
-    Types are bool, int8, int16, int32, int64, float32, float64, string, binary, date, timestamp, timestamp_ntz, uuid, json,
-    `decimal(10,2)`, `list<T>`, `map<K, V>` and `struct<a: T, b: U>` of them. A --field beside --from goes over the file's.
+    Types are bool, int8, int16, int32, int64, float32, float64, string, binary, date, timestamp, timestamp_ntz, uuid,
+    json, `decimal(10,2)`, `list<T>`, `map<K, V>` and `struct<a: T, b: U>` of them. A --field beside --from goes over
+    the file's.
 
     Example: `millrace collections create users --field id:int64 --field 'name:string?' --key id`
 
-    Example: `millrace collections create orders --field id:int64 --field qty:int32 --default qty=1 --check 'some=qty > 0' --key id`
+    Example: `millrace collections create orders --field id:int64 --field qty:int32 --default qty=1 --check 'some=qty >
+    0' --key id`
 
-    Example: `millrace collections create flights --from flights.csv --key id --vchannels 4 --partition EWR --partition JFK`
+    Example: `millrace collections create flights --from flights.csv --key id --vchannels 4 --partition EWR --partition
+    JFK`
     """
     from millrace.client.client import Client
     from millrace.client.schemas import with_rules
@@ -128,7 +134,7 @@ def create(
 
 @app.command()
 def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show a collection's fields, partitions, VChannels and where its rows lie.
+    """Show a collection's fields, partitions, VChannels and the location of its rows.
 
     Example: `millrace collections describe users`
     """
@@ -181,14 +187,16 @@ def drop(
 @app.command()
 def flush(
     name: CollectionName,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the flusher has it all in the table.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Longest wait, in seconds.")] = 300.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the flusher has written everything to the table.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Maximum wait, in seconds.")] = 300.0,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Seal and flush what grows in a collection.
+    """Seal and flush the growing segments of a collection.
 
-    The flush is a message in the log; the streaming job carries it out (`millrace jobs run --with-flusher`).
+    The flush is a message in the log. The streaming job carries it out (`millrace jobs run --with-flusher`).
 
     Example: `millrace collections flush users --wait`
     """
@@ -201,16 +209,16 @@ def flush(
     rows = [{"vchannel": vchannel, "tick": tick, "time": tick_time(tick)} for vchannel, tick in sorted(ticks.items())]
     print_rows(rows, columns=("vchannel", "tick", "time"), as_json=as_json, empty="")
     if not as_json and not any(ticks.values()):
-        typer.echo("Nothing was growing.")
+        typer.echo("There were no growing segments.")
 
 
 @app.command("add-field")
 def add_field(
     name: CollectionName,
-    field: Annotated[str, typer.Argument(metavar="NAME:TYPE?", help="The new field; it has to allow null.")],
+    field: Annotated[str, typer.Argument(metavar="NAME:TYPE?", help="The new field; it must be nullable.")],
     data: DataFolder = None,
 ) -> None:
-    """Add a field, null in the rows that are there already.
+    """Add a field. It is null in existing rows.
 
     Example: `millrace collections add-field users 'email:string?'`
     """
@@ -232,39 +240,40 @@ def alter(
     name: CollectionName,
     drop: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD", help="A field that goes; one inside of a struct by its path, address.zip."),
+        typer.Option(metavar="FIELD", help="Drop a field; a field of a struct by its path, address.zip."),
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(metavar="OLD:NEW", help="A field, or one inside of a struct by its path, and its new name."),
+        typer.Option(metavar="OLD:NEW", help="Rename a field, or a field of a struct by its path."),
     ] = None,
     widen: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:TYPE", help="A field and a type that holds all its values.")
+        list[str] | None, typer.Option(metavar="NAME:TYPE", help="Change a field to a wider type.")
     ] = None,
-    relax: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD", help="A field that may be null from now on.")
-    ] = None,
-    add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE?", help="A new field, which may be null.")] = None,
+    relax: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Make a field nullable.")] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME:TYPE?", help="Add a nullable field.")] = None,
     computed: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Of what an added field is made, of others.")
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Compute an added field from others.")
     ] = None,
     order: Annotated[
-        str | None, typer.Option(metavar="FIELD,…", help="The fields that come first, in this order.")
+        str | None, typer.Option(metavar="FIELD,…", help="Move these fields to the front, in this order.")
     ] = None,
     set_default: Annotated[
         list[str] | None,
         typer.Option(metavar="FIELD=VALUE", help="What a row has that does not say it; now() is its time."),
     ] = None,
-    drop_default: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="A field without a default.")] = None,
-    add_check: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=CONDITION", help="What no later row makes false.")
+    drop_default: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Drop the default of a field.")
     ] = None,
-    drop_check: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A check that goes.")] = None,
+    add_check: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=CONDITION", help="Add a check that new rows must satisfy.")
+    ] = None,
+    drop_check: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Drop a check.")] = None,
     data: DataFolder = None,
 ) -> None:
-    """Change the schema, all of it at one tick: drop, rename, widen, relax, add, order, applied in this order.
+    """Change the schema at one tick. The order is: drop, rename, widen, relax, add, order.
 
-    Checks and defaults are dropped before all else, and added behind it. Reads of the past have the older schema; producers that know it go on.
+    Checks and defaults are dropped before and added after the other changes. Reads of earlier ticks use the older
+    schema, and producers that know only that schema continue to work.
 
     Example: `millrace collections alter users --rename mail:email --widen age:int64 --add 'city:string?' --drop note`
     """

@@ -1,4 +1,4 @@
-"""``millrace config show`` and ``millrace version``: what this installation runs with."""
+"""``millrace config show`` and ``millrace version``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LIBRARIES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "duckdb")
 def show(
     data: DataFolder = None,
     as_json: AsJson = False,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what is not the default.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that differ from their default.")] = False,
 ) -> None:
-    """Show every setting: its value, where it comes from, its variable and what it means. Never shows credentials.
+    """Show every setting with its value, source, environment variable and meaning. Credentials are never shown.
 
     Example: `millrace config show --changed`
     """
@@ -41,12 +41,13 @@ def show(
         [row for row in rows if not changed or row["source"] != "default"],
         columns=("setting", "value", "source", "variable", "meaning"),
         as_json=as_json,
-        empty="Everything is at its default.",
+        empty="All settings have their defaults.",
     )
 
 
 def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]:
-    """Each setting with its source: --data, environment, file (where it gives another value than the default), default."""
+    """Each setting with its source: --data, environment, file (where it gives another value than the default),
+    default."""
     user = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     defaults = Settings.load(env=user)
     file = os.environ.get("MILLRACE_CONFIG")
@@ -77,7 +78,7 @@ def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def version(as_json: AsJson = False) -> None:
-    """Show the version of Millrace, of its chain and wire form, and of the libraries below it.
+    """Show the versions of Millrace, its chain, Python and the main libraries.
 
     Example: `millrace version`
     """

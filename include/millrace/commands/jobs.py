@@ -1,4 +1,5 @@
-"""``millrace jobs`` and ``millrace unpark``: the streaming job in the foreground, detached jobs, and parked PChannels."""
+"""``millrace jobs`` and ``millrace unpark``: the streaming job in the foreground, detached jobs, and parked
+PChannels."""
 
 from __future__ import annotations
 
@@ -36,16 +37,17 @@ _COLUMNS = ("run_id", "job", "state", "attempt", "pid", "started", "progress")
 @app.command()
 def run(
     with_flusher: Annotated[
-        bool, typer.Option("--with-flusher", help="The flusher too: tables of the collections, segments, checkpoints.")
+        bool,
+        typer.Option("--with-flusher", help="Run the flusher too: it writes collections, segments and checkpoints."),
     ] = False,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="End where log and WAL stand now, instead of going on.")
+        bool, typer.Option("--available-now", help="Process the available data, then end.")
     ] = False,
     data: DataFolder = None,
 ) -> None:
-    """Run the streaming node here until Ctrl-C or SIGTERM (it ends behind the batch that it is at).
+    """Run the streaming node in the foreground until Ctrl-C or SIGTERM. It finishes its micro-batch first.
 
-    Needs Java 17 or 21 and the checkout's jobs/ folder (MILLRACE_HOME names the checkout where this package lies elsewhere).
+    Needs Java 17 or 21 and the checkout's jobs/ folder. MILLRACE_HOME names the checkout if the package is elsewhere.
 
     Example: `millrace jobs run --with-flusher`
 
@@ -63,7 +65,7 @@ def unpark(
     pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
     data: DataFolder = None,
 ) -> None:
-    """Let a parked PChannel go on, once the cause is mended; it parks again where it is not.
+    """Resume a parked PChannel after its cause is fixed. If the cause remains, the PChannel parks again.
 
     `millrace status` shows what is parked and why.
 
@@ -85,10 +87,10 @@ def unpark(
                 client.restart(pchannel)
                 freed.append("the append host")
     except LogUnavailable:
-        pass  # without a server there is no append host that stands still
+        pass  # without a server no append host is parked
     if not freed:
         raise ChannelNotFound(f"{pchannel} is not parked")
-    typer.echo(f"{pchannel} goes on ({' and '.join(freed)}).")
+    typer.echo(f"{pchannel} is resumed ({' and '.join(freed)}).")
 
 
 @app.command()
@@ -103,13 +105,13 @@ def start(
     run_id: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="The run id; default: the job's name.")
     ] = None,
-    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait this long for its end.")] = 0.0,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait this long for the job to end.")] = 0.0,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a job detached, or attach to the run of that id that goes on. It outlives this command.
+    """Start a detached job, or attach to the active run of that id. The job outlives this command.
 
-    With `--wait` its report is printed, and an error of the job is an error here.
+    With `--wait` the command prints the report, and fails if the job fails.
 
     Example: `millrace jobs start compaction --params '{"dry_run": true}' --wait 600`
 
@@ -140,7 +142,7 @@ def start(
 
 @app.command("list")
 def list_runs(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show the runs of jobs, newest first: what is running, and what ended in the last days.
+    """List the runs of jobs, newest first: active ones and those of the last days.
 
     Example: `millrace jobs list`
     """
@@ -153,14 +155,15 @@ def list_runs(data: DataFolder = None, as_json: AsJson = False) -> None:
 def stop(
     run_id: RunId,
     deadline: Annotated[
-        float | None, typer.Option("--deadline", metavar="SECONDS", help="Kill it after this; default: stop_deadline.")
+        float | None,
+        typer.Option("--deadline", metavar="SECONDS", help="Kill the job after this time. Default: stop_deadline."),
     ] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a run: SIGTERM, then SIGKILL. A streaming job ends between two micro-batches.
+    """Stop a run: SIGTERM, then SIGKILL. A streaming job ends between two micro-batches.
 
-    The DAG `streaming` starts its job again; pause the DAG instead.
+    The DAG `streaming` restarts its job; pause that DAG instead.
 
     Example: `millrace jobs stop compaction`
     """
@@ -172,7 +175,7 @@ def stop(
 @app.command()
 def log(
     run_id: RunId,
-    lines: Annotated[int, typer.Option("--lines", min=1, help="How many of its last lines.")] = 100,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="Number of lines.")] = 100,
     data: DataFolder = None,
 ) -> None:
     """Print the last lines of a run's log.

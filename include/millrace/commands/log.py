@@ -1,4 +1,4 @@
-"""``millrace log``: the ingress log and its server, entry by entry where need be."""
+"""``millrace log``: inspect the ingress log and manage its server."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from millrace.client.append_client import AppendClient
     from millrace.log.protocol import LogService
 
-app = command_group("log", INSPECT_PANEL, "Look into the ingress log, check it, stop its server.")
+app = command_group("log", INSPECT_PANEL, "Inspect and verify the ingress log, and stop its server.")
 
 READ_BYTES = 4 << 20
 _FOLLOW_SECONDS = 1.0
 _FOUND_SECONDS = 5.0
 """How long a server that runs may take to write its record again."""
 
-Channel = Annotated[str | None, typer.Argument(metavar="[PCHANNEL]", help="One of them. Without it: all.")]
+Channel = Annotated[str | None, typer.Argument(metavar="[PCHANNEL]", help="A PChannel. Without it: all.")]
 
 
 @app.command()
 def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show where each PChannel's log begins and ends, and its size.
+    """Show the begin, the end and the size of each PChannel's log.
 
     Example: `millrace log describe`
     """
@@ -66,7 +66,7 @@ def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson 
 
 @app.command()
 def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Check every checksum of the log. Exit code 3 where one does not hold.
+    """Verify every checksum of the log. The exit code is 3 if one is wrong.
 
     Example: `millrace log verify dml_0`
     """
@@ -100,11 +100,11 @@ def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = 
 
 @app.command()
 def truncate(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how far it could go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how far the log could be truncated.")] = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give up what the WAL and the flusher have passed: the log then begins there.
+    """Truncate the log up to the checkpoints of the WAL and the flusher.
 
     Example: `millrace log truncate --dry-run`
     """
@@ -137,7 +137,7 @@ def truncate(
 
 @app.command()
 def stop(data: DataFolder = None) -> None:
-    """Stop the log's server, and the append host in it. The next command that needs it starts it again.
+    """Stop the log server with its append host. The next command that needs the server starts it again.
 
     Example: `millrace log stop`
     """
@@ -156,11 +156,11 @@ def stop(data: DataFolder = None) -> None:
 
 @app.command()
 def clock(
-    accept: Annotated[bool, typer.Option("--accept", help="Believe the wall clock, however far it leapt.")] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Accept the wall clock, however far it jumped.")] = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the clock that the embedded log stamps by: wall clock, stamps, and whether a leap ahead is held. Starts no server.
+    """Show the clock of the embedded log: wall clock, stamps, and whether a jump ahead is held. Starts no server.
 
     Example: `millrace log clock --accept`
     """
@@ -197,12 +197,12 @@ def read(
     start: Annotated[
         str, typer.Option("--from", metavar="earliest|latest|POSITION", help="Where to begin, such as 0:17.")
     ] = "earliest",
-    limit: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="With what the messages carry: rows, keys, bodies.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new messages until Ctrl-C.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Include payloads: rows, keys and bodies.")] = False,
     data: DataFolder = None,
 ) -> None:
-    """Print the messages of a log as they were appended, before the chain judged them, one JSON object a line.
+    """Print the messages of a log as they were appended, before the chain, as JSON lines.
 
     Example: `millrace log read dml_0 --from 0:17 --limit 3`
     """

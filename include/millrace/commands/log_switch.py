@@ -24,12 +24,14 @@ def switch(
     to: Annotated[
         str, typer.Option("--to", metavar="URL", help="kafka://…, pulsar://…, rocksmq:///folder or rocksmq.")
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look whether it could be done.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Nothing of the deployment runs: use no server.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether the switch is possible.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Switch without a server; nothing of the deployment may run.")
+    ] = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the log go on in another backend while everything runs. Run it again where it was interrupted.
+    """Continue the log in another backend while everything runs. Run the command again if it was interrupted.
 
     Example: `millrace log switch --to kafka://broker:9092/millrace --dry-run`
     """

@@ -1,7 +1,7 @@
 """``millrace``: everything about a deployment from the command line.
 
-Each module of this folder registers its commands, with the group `root` or with a group of theirs; here they are imported, whichever
-there are. millrace.__main__ runs the program as a process.
+Each module of this folder registers its commands, with the group `root` or with a group of theirs; here they are
+imported, whichever there are. millrace.__main__ runs the program as a process.
 """
 
 from __future__ import annotations

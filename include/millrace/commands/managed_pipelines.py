@@ -1,4 +1,4 @@
-"""``millrace pipelines create, list, …``: pipelines that a service keeps (`millrace pipelines serve`), from anywhere that its port is reached."""
+"""``millrace pipelines create, list, …``: pipelines of a running pipeline service (`millrace pipelines serve`)."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def _tell(view: dict[str, Any], *, as_json: bool) -> None:
 def create(
     file: File,
     name: Annotated[str, typer.Option("--id", metavar="NAME", help="In place of the declaration's own.")] = "",
-    run: Annotated[bool, typer.Option("--run", help="Have it run at once; without, it is STOPPED.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Start it at once. Without it the pipeline is STOPPED.")] = False,
     server: Server = "",
     roots: Roots = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have the service make a pipeline: its index, topics and deployment. All of it is made, or nothing of it is left.
+    """Create a pipeline on the service: index, topics and deployment. A failed create leaves nothing behind.
 
     Example: `millrace pipelines create flights.yaml --run`
     """
@@ -105,14 +105,14 @@ def validate(
     roots: Roots = None,
     data: DataFolder = None,
 ) -> None:
-    """Have the service check a declaration, with its own defaults; nothing is made. `check` does so without a service.
+    """Check a declaration on the service, with its defaults, without creating anything. `check` needs no service.
 
     Example: `millrace pipelines validate flights.yaml`
     """
     declared = _declared(file)
     found = _id_of(declared, name)
     _ask(data, server, roots, "PUT", f"pipelines/{found}/validate", {**declared, "id": found})
-    typer.echo("Nothing is wrong with it.")
+    typer.echo("The declaration is valid.")
 
 
 @app.command("list")
@@ -124,7 +124,7 @@ def list_pipelines(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the pipelines of the service that one may read.
+    """List the pipelines that you may read.
 
     Example: `millrace pipelines list`
     """
@@ -141,7 +141,7 @@ def list_pipelines(
 
 @app.command()
 def get(name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None) -> None:
-    """Show a pipeline whole, as JSON: its declaration without secrets, and the version that an update names.
+    """Show a pipeline as JSON: its declaration without secrets, and the version that an update names.
 
     Example: `millrace pipelines get flights`
     """
@@ -152,9 +152,9 @@ def get(name: Name, server: Server = "", roots: Roots = None, data: DataFolder =
 def status(
     name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None, as_json: AsJson = False
 ) -> None:
-    """What a pipeline's worker said last: its state, and of each task the position, lag, counts and the cause of its last failure.
+    """Show the state of a pipeline's worker, and of each task the position, lag, counts and last failure.
 
-    Of one that runs on this host no service has to be there.
+    A pipeline that runs on this host needs no service.
 
     Example: `millrace pipelines status flights`
     """
@@ -192,7 +192,7 @@ def update(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put another declaration in place; refused where somebody else changed it since that version. Secrets that are left out stay.
+    """Replace the declaration, unless it changed since that version. Omitted secrets stay.
 
     Example: `millrace pipelines update flights flights.yaml --version 1`
     """
@@ -213,15 +213,15 @@ def _lifecycle(call: str, words: str) -> Callable[..., None]:
     return command
 
 
-app.command("resume")(_lifecycle("resume", "Have a pipeline run: its worker is started where there is none."))
-app.command("pause")(_lifecycle("pause", "Have a pipeline take nothing; its worker stays."))
-app.command("stop")(_lifecycle("stop", "End a pipeline's worker, between two micro-batches."))
+app.command("resume")(_lifecycle("resume", "Run a pipeline; start its worker if necessary."))
+app.command("pause")(_lifecycle("pause", "Pause a pipeline; its worker stays."))
+app.command("stop")(_lifecycle("stop", "Stop a pipeline's worker between two micro-batches."))
 
 
 @app.command()
 def restart(
     name: Name,
-    only_failed: Annotated[bool, typer.Option("--only-failed", help="Those that failed alone.")] = False,
+    only_failed: Annotated[bool, typer.Option("--only-failed", help="Only failed tasks.")] = False,
     server: Server = "",
     roots: Roots = None,
     data: DataFolder = None,
@@ -250,7 +250,7 @@ def clone(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make another pipeline like one.
+    """Clone a pipeline.
 
     Example: `millrace pipelines clone flights flights-2`
     """
@@ -273,7 +273,7 @@ def offsets(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the next offset of each task of a pipeline; set some, or reset all, while it is STOPPED.
+    """Show the next offset of each task; set some or reset all while the pipeline is STOPPED.
 
     Example: `millrace pipelines offsets flights --reset earliest`
     """
@@ -314,7 +314,7 @@ def dry_run(
     roots: Roots = None,
     data: DataFolder = None,
 ) -> None:
-    """Show what each step of a pipeline makes of sample documents, as JSON; nothing is written anywhere.
+    """Show the result of each step for sample documents, as JSON. Writes nothing.
 
     Example: `millrace pipelines dry-run flights samples.jsonl`
     """
@@ -345,7 +345,7 @@ def errors(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what lies in a pipeline's error topic, newest first: reason, where it came from; with --json all of it.
+    """List the records of a pipeline's error topic with reason and origin, newest first; --json shows all fields.
 
     Example: `millrace pipelines errors flights --kind CAST`
     """
@@ -382,7 +382,7 @@ def redrive_errors(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have the service begin to send a pipeline's error topic through it again, all or a selection. Doing so twice is the same as once.
+    """Redrive a pipeline's error topic, or a selection of it, on the service. Repeating it is idempotent.
 
     Example: `millrace pipelines redrive-errors flights --kind CAST`
 
@@ -414,11 +414,11 @@ def delete(
     roots: Roots = None,
     data: DataFolder = None,
 ) -> None:
-    """Delete a pipeline that is STOPPED, with the topics and the index that were made for it, and the documents in them.
+    """Delete a STOPPED pipeline with the topics and the index that were created for it, and their documents.
 
     Example: `millrace pipelines delete flights --yes`
     """
     if not yes:
         typer.confirm(f"Delete {name}, with the topics and the index that were made for it?", abort=True)
     _ask(data, server, roots, "DELETE", f"pipelines/{name}{'?force=true' if force else ''}")
-    typer.echo(f"{name} is gone.")
+    typer.echo(f"{name} is deleted.")

@@ -85,7 +85,10 @@ def _command(operation: Operation) -> Callable[..., None]:
 
 
 def _option(name: str, field: Mapping[str, Any]) -> Any:
-    """The option of a parameter, by its JSON schema. Values pass as text: the parameters' class checks them, and says what they take."""
+    """The option of a parameter, by its JSON schema.
+
+    Values pass as text: the parameters' class checks them, and says what they take.
+    """
     parts = [part for part in field.get("anyOf", [field]) if part.get("type") != "null"]
     kind = parts[0]["items"] if parts[0].get("type") == "array" else parts[0]
     flag = f"--{name.replace('_', '-')}"

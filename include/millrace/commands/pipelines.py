@@ -1,4 +1,4 @@
-"""``millrace pipelines``: a pipeline run here from its declaration, checked, shown step by step, redriven."""
+"""``millrace pipelines``: run, check, show and redrive a pipeline from its declaration."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _all() -> None:
 def run(
     file: Declaration,
     config: Config = None,
-    until_end: Annotated[bool, typer.Option("--until-end", help="End where the topics end now.")] = False,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Process the available records, then end.")] = False,
     data: DataFolder = None,
 ) -> None:
-    """Run a pipeline here until Ctrl-C or SIGTERM; a worker that dies is started again, later and later.
+    """Run a pipeline in the foreground until Ctrl-C or SIGTERM. A worker that dies restarts with a back-off.
 
     Example: `millrace pipelines run flights.yaml`
     """
@@ -53,7 +53,7 @@ def run(
 
 @app.command()
 def serve(config: Config = None, data: DataFolder = None) -> None:
-    """Serve the management API of pipelines (port 13012) and keep their workers, until Ctrl-C or SIGTERM.
+    """Serve the management API of pipelines (port 13012) and supervise their workers, until Ctrl-C or SIGTERM.
 
     Example: `millrace pipelines serve --config pipeline-config.yaml`
     """
@@ -65,7 +65,7 @@ def serve(config: Config = None, data: DataFolder = None) -> None:
 
 @app.command()
 def new_key() -> None:
-    """Make a key that secrets of pipelines are encrypted with, for MILLRACE_PIPELINE_KEYS.
+    """Generate an encryption key for the secrets of pipelines, for MILLRACE_PIPELINE_KEYS.
 
     Example: `millrace pipelines new-key`
     """
@@ -76,7 +76,7 @@ def new_key() -> None:
 
 @app.command()
 def rotate_keys(data: DataFolder = None) -> None:
-    """Encrypt the secrets of all pipelines anew, by the first key of MILLRACE_PIPELINE_KEYS.
+    """Re-encrypt the secrets of all pipelines with the first key of MILLRACE_PIPELINE_KEYS.
 
     Example: `millrace pipelines rotate-keys`
     """
@@ -94,7 +94,7 @@ def rotate_keys(data: DataFolder = None) -> None:
 
 @app.command()
 def check(file: Declaration, config: Config = None, as_json: AsJson = False) -> None:
-    """Check a declaration; nothing is made, and nothing is reached.
+    """Check a declaration without creating or contacting anything.
 
     Example: `millrace pipelines check flights.yaml`
     """
@@ -121,7 +121,7 @@ def show(
     samples: Annotated[Path, typer.Argument(metavar="SAMPLES", help="Documents, JSON, one a line.")],
     config: Config = None,
 ) -> None:
-    """Show what each step makes of sample documents, as JSON; nothing is written anywhere.
+    """Show the result of each step for sample documents, as JSON. Writes nothing.
 
     Example: `millrace pipelines show flights.yaml samples.jsonl`
     """
@@ -147,7 +147,7 @@ def redrive(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send what lies in the error topic through the pipeline again, as it is declared now. Doing so twice is the same as once.
+    """Send the records of the error topic through the pipeline again, as it is declared now. Repeating it is idempotent.
 
     Example: `millrace pipelines redrive flights.yaml --step 0.cast --dry-run`
     """

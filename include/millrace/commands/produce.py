@@ -1,4 +1,4 @@
-"""``millrace produce``: rows (or keys to delete) from a file or stdin into a collection, in batches, each acknowledged."""
+"""``millrace produce``: append rows, or delete keys, from files or stdin, in acknowledged batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 50_000
 SHOWN_BAD_ROWS = 20
-"""Bad rows that are told one by one when they are skipped; the summary counts them all."""
+"""Skipped bad rows that are printed; the summary counts all."""
 
 MAX_BAD_ROWS = 1_000
 
@@ -107,19 +107,19 @@ def produce(
     ] = None,
     file_format: Annotated[
         SourceFormat | None,
-        typer.Option("--format", help="Of the rows. Without it: by the suffix; stdin is JSON lines."),
+        typer.Option("--format", help="Format of the rows. Default: by suffix; JSON lines for stdin."),
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="The partition that all rows go to.")] = None,
+    partition: Annotated[str | None, typer.Option(help="The partition for all rows.")] = None,
     partition_by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="A column that names each row's partition.")
+        str | None, typer.Option(metavar="COLUMN", help="The column with each row's partition.")
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete the rows with these primary keys instead.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete rows by primary key instead.")] = False,
     upsert: Annotated[
         bool,
-        typer.Option("--upsert", help="Replace the rows of keys that are there: the same load again changes nothing."),
+        typer.Option("--upsert", help="Replace rows with existing keys. Repeating the load is idempotent."),
     ] = False,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the collection, where there is none, with the first file's columns.")
+        bool, typer.Option("--create", help="Create a missing collection with the first file's columns.")
     ] = False,
     key: Annotated[
         list[str] | None,
@@ -128,52 +128,54 @@ def produce(
     on_duplicate: Annotated[
         OnDuplicate | None,
         typer.Option(
-            help="With --create: an insert of a key that is there replaces the older row, or keeps both. Asked for if left out.",
+            help="With --create: an insert of an existing key replaces the older row, or keeps both. Asked for if omitted.",
             show_default=False,
         ),
     ] = None,
     evolve: Annotated[
         bool,
-        typer.Option(
-            "--evolve", help="Add columns of the files that the collection lacks; widen types of typed files."
-        ),
+        typer.Option("--evolve", help="Add columns that the collection lacks; widen types for typed files."),
     ] = False,
     on_error: Annotated[
-        OnError, typer.Option(help="At a row that does not fit: stop before its batch is sent, or skip the row.")
+        OnError, typer.Option(help="On an invalid row: stop before its batch is sent, or skip the row.")
     ] = OnError.STOP,
     bad_rows: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Skip rows that do not fit, and write them there, as JSON lines."),
+        typer.Option(metavar="FILE", help="Skip invalid rows and write them to this file as JSON lines."),
     ] = None,
-    max_bad: Annotated[int, typer.Option(min=0, help="With --bad-rows: stop behind so many.")] = MAX_BAD_ROWS,
+    max_bad: Annotated[int, typer.Option(min=0, help="With --bad-rows: stop after this many.")] = MAX_BAD_ROWS,
     resume: Annotated[
-        Path | None, typer.Option(metavar="JOURNAL", help="Keep there how far this load is; the same command goes on.")
+        Path | None,
+        typer.Option(metavar="JOURNAL", help="Record the progress in this file; repeat the command to resume."),
     ] = None,
     delimiter: Annotated[str, typer.Option(help="Of CSV.")] = ",",
-    quote: Annotated[str, typer.Option(help="Of CSV; empty where cells are never quoted.")] = '"',
-    header: Annotated[bool, typer.Option(help="Whether CSV begins with a header.")] = True,
+    quote: Annotated[str, typer.Option(help="Quote character of CSV; empty if cells are never quoted.")] = '"',
+    header: Annotated[bool, typer.Option(help="Whether CSV has a header.")] = True,
     encoding: Annotated[str, typer.Option(help="Of CSV.")] = "utf-8",
-    decimal: Annotated[str, typer.Option(help="The decimal mark of CSV: a point or a comma.")] = ".",
+    decimal: Annotated[str, typer.Option(help="Decimal separator of CSV: a point or a comma.")] = ".",
     null: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Of CSV: a cell that is null, beside the empty one.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Text of a null cell in CSV, in addition to the empty cell."),
     ] = None,
     date_format: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Of dates in CSV, such as %d.%m.%Y.")
+        str | None, typer.Option(metavar="FORMAT", help="Format of dates in CSV, such as %d.%m.%Y.")
     ] = None,
-    time_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="Of timestamps in CSV.")] = None,
-    batch_rows: Annotated[int, typer.Option(min=1, help="Rows that are checked and sent at a time.")] = BATCH_ROWS,
+    time_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="Format of timestamps in CSV.")] = None,
+    batch_rows: Annotated[int, typer.Option(min=1, help="Rows to check and send at a time.")] = BATCH_ROWS,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Append rows to a collection, or delete rows from it.
 
-    JSON lines, a JSON array, CSV, Parquet, Arrow or Avro; packed by gzip, zstd or bzip2, as their first bytes say. Timestamps and
-    dates are ISO 8601, binary is base64. Every row is checked before it is sent; one that does not fit is told with its line and column. What the chain
-    rejects is told by reason. The command returns when every row is durable and judged; they are readable when the streaming job has them.
+    Reads JSON lines, a JSON array, CSV, Parquet, Arrow or Avro, compressed with gzip, zstd or bzip2 as their first bytes
+    show. Timestamps and dates are ISO 8601, binary is base64. Every row is checked before it is sent; an invalid row is
+    reported with its line and column. Rejections by the chain are reported by reason. The command returns when every row
+    is durable and judged. Rows are readable once the streaming job has processed them.
 
     Example: `millrace produce flights flights.parquet --partition-by origin`
 
-    Example: `millrace produce flights "2026/*.csv.gz" --delimiter ";" --decimal , --bad-rows bad.jsonl --resume flights.journal`
+    Example: `millrace produce flights "2026/*.csv.gz" --delimiter ";" --decimal , --bad-rows bad.jsonl --resume
+    flights.journal`
 
     Example: `echo '{"id": 1, "name": "Ada"}' | millrace produce users -`
 
@@ -280,7 +282,10 @@ def _batches(
     place: LoadPosition | None,
     read: Callable[[BinaryIO, InputFormat], Iterator[RowBatch]],
 ) -> Iterator[tuple[int, int, RowBatch | None]]:
-    """(file's number, batches of it with this one, batch) behind `place`; (next file's number, 0, None) behind each file."""
+    """(file's number, batches of it with this one, batch) behind `place`;
+
+    (next file's number, 0, None) behind each file.
+    """
     begin, passed = (0, 0) if place is None else (place.file, place.batches)
     for number in range(begin, len(files)):
         with _opened(files[number]) as rows:
@@ -319,7 +324,10 @@ def _create(
 
 
 def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
-    """What an insert of a key that is there does, from whoever sits at the terminal. Raises InvalidArgument if nobody does."""
+    """What an insert of a key that is there does, from whoever sits at the terminal.
+
+    Raises InvalidArgument if nobody does.
+    """
     words = f"whose key ({', '.join(key)}) is there already"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidArgument(

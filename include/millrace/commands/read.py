@@ -39,7 +39,7 @@ def read(
     name: CollectionName,
     at: Annotated[
         str | None,
-        typer.Option(metavar="TICK|TIMESTAMP", help="As it was then. Without it: as it is now."),
+        typer.Option(metavar="TICK|TIMESTAMP", help="Read as of this tick or time. Default: now."),
     ] = None,
     columns: Annotated[
         list[str] | None, typer.Option("--columns", metavar="NAME[,NAME…]", help="Only these columns, in this order.")
@@ -49,21 +49,20 @@ def read(
     ] = None,
     order_by: Annotated[
         list[str] | None,
-        typer.Option("--order-by", metavar="NAME[,NAME…]", help="In this order; `age desc` for the greatest first."),
+        typer.Option("--order-by", metavar="NAME[,NAME…]", help="Sort by these columns; `age desc` sorts descending."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Maximum number of rows.")] = None,
     file_format: FileFormat = None,
     output: Output = None,
     wait: Annotated[
-        float | None, typer.Option(min=0, help="Longest wait for the streaming job, in seconds.", show_default=False)
+        float | None, typer.Option(min=0, help="Maximum wait for the streaming job, in seconds.", show_default=False)
     ] = None,
     data: DataFolder = None,
     as_json: AsJsonLines = False,
 ) -> None:
     """Read a collection's rows, deletes applied, as of any time tick.
 
-    A table shows 50 rows unless --limit asks for more; the other formats give all, a piece at a time. What they write,
-    `millrace produce` reads.
+    A table shows 50 rows unless --limit is given. The other formats stream all rows, and `millrace produce` reads them.
 
     Example: `millrace read flights --limit 5 --columns id,origin`
 

@@ -30,24 +30,24 @@ def scan(
     start: Annotated[
         str,
         typer.Option(
-            "--from", metavar="earliest|latest|ID|tick:N", help="Where to begin: a message id, or after a time tick."
+            "--from", metavar="earliest|latest|ID|tick:N", help="Start at a message id, or after a time tick."
         ),
     ] = "earliest",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new messages until Ctrl-C.")] = False,
     types: Annotated[
         list[str] | None,
         typer.Option("--types", metavar="TYPE[,TYPE…]", help="Only these. Without it: all but TIME_TICK."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after so many lines.")] = None,
-    rows: Annotated[bool, typer.Option("--rows", help="With what the messages carry: rows, keys, bodies.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Include payloads: rows, keys and bodies.")] = False,
     data: DataFolder = None,
 ) -> None:
     """Print a channel's accepted messages, one JSON object a line.
 
-    A committed transaction is one line with its messages inside, at its commit's time tick. Without --follow the scan ends
-    with what was appended before it began, whether or not the streaming job has it already. Where no log server runs it
-    shows what the WAL table holds, and then says that this may not be all (LOG_UNAVAILABLE); of a parked PChannel it
-    shows what stands before the entry that parks it, and then says so (CHANNEL_PARKED).
+    A committed transaction is one line that contains its messages, at the commit's time tick. Without --follow the scan
+    ends with the last message that was appended before it began. Without a log server it prints the WAL table and fails
+    with LOG_UNAVAILABLE, because the log may hold more. For a parked PChannel it prints the messages before the entry
+    that parks it and fails with CHANNEL_PARKED.
 
     Example: `millrace scan dml_0 --types INSERT,DELETE --limit 10`
 
@@ -117,7 +117,8 @@ class _NoTail:
 def _sources(
     settings: Settings, client: AppendClient | None, pchannel: str
 ) -> tuple[TailSource, list[str], int, MillraceError | None]:
-    """What to tail, the PChannels there are, a tick behind everything that can be shown now, and why that is not all."""
+    """What to tail, the PChannels there are, a tick behind everything that can be shown now, and why that is not
+    all."""
     from millrace.tables.wal.reader import WalSnapshot
 
     if client is None:

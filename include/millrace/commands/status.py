@@ -1,4 +1,4 @@
-"""``millrace status``: what runs, and how far log, WAL and tables are, in one look. Starts nothing."""
+"""``millrace status``: the health of the deployment and the progress of log, WAL and tables. Starts nothing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MOST = 5
 
 @root.command(rich_help_panel=INSPECT_PANEL)
 def status(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show the log server, the streaming job, what is not as it should be, and how far each PChannel is.
+    """Show the health of the log server and jobs, any problems, and the progress of each PChannel.
 
-    The lag is the age of the oldest log entry that the WAL does not have yet.
+    The lag is the age of the oldest log entry that is not yet in the WAL.
 
     Example: `millrace status`
     """
@@ -60,7 +60,7 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 
 def deployment_status(settings: Settings) -> dict[str, Any]:
-    """Everything that ``status`` shows, as plain data."""
+    """Return everything that ``status`` shows, as plain data."""
     from millrace.client.append_client import AppendClient
 
     server: dict[str, Any] = {"running": False}
@@ -111,7 +111,8 @@ def _ddl(settings: Settings) -> list[dict[str, Any]]:
 
 
 def streaming_job_status(settings: Settings) -> dict[str, Any]:
-    """The streaming node, or the nodes of a cluster together, by their progress files: whether one lives, what was said last."""
+    """The streaming node, or the nodes of a cluster together, by their progress files: whether one lives, what was said
+    last."""
     from millrace.observe.jobs import read_jobs
 
     job = read_jobs(settings)[0]
@@ -217,7 +218,8 @@ def _hosted(client: AppendClient, name: str, row: dict[str, Any]) -> dict[str, A
 
 
 def _pending(client: AppendClient, table: WalTable | None, names: set[str]) -> dict[str, float | str]:
-    """By PChannel of `names` the age of its oldest entry that the WAL does not have, in seconds; or why it is not known."""
+    """By PChannel of `names` the age of its oldest entry that the WAL does not have, in seconds; or why it is not
+    known."""
     from millrace.tables.read.freshness import lag_seconds
 
     found: dict[str, float | str] = {}

@@ -1,4 +1,4 @@
-"""``millrace streams``: declared streams, looked at without running them, run, stopped, paused, replayed, upgraded, redriven."""
+"""``millrace streams``: list, check, run and manage declared streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream, as it is 
 
 @app.command("list")
 def list_streams(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """List the declared streams: where their rows come from and go to, and how they are doing.
+    """List the declared streams with source, sink and state.
 
     Example: `millrace streams list`
     """
@@ -56,9 +56,9 @@ def show_status(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how declared streams are doing: rows/s, lag, watermark, state, late and rejected rows; of one all that is known.
+    """Show rates, lag, watermark, state, and late and rejected rows of declared streams; with NAME, all details of one.
 
-    Rows are those since its process began. The page Streams in Airflow shows the same as a graph.
+    Row counts begin with the stream's process. The page Streams in Airflow shows the same as a graph.
 
     Example: `millrace streams status`
     """
@@ -92,7 +92,8 @@ def validate(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether declared streams can run, by the catalog alone: no Java, nothing is started. Exit code 1 where one cannot.
+    """Say whether declared streams can run, by the catalog alone: no Java, nothing is started. Exit code 1 where one
+    cannot.
 
     Without a name: those of the setting `stream_declarations`, or, where it names none, those shipped with the demo.
 
@@ -123,8 +124,8 @@ def validate(
 
 @app.command()
 def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Say what a stream does: its declaration, its state, the plan of its query, and all that is found in them. Needs Java. Exit code 1
-    where it cannot run.
+    """Say what a stream does: its declaration, its state, the plan of its query, and all that is found in them. Needs
+    Java. Exit code 1 where it cannot run.
 
     Example: `millrace streams explain flights_hourly`
     """
@@ -190,10 +191,11 @@ def batch(
     data: DataFolder = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Answer a stream's question over a range of time, once: its sink, its place and its state stay as they are. Needs Java.
+    """Answer a stream's question over a range of time, once: its sink, its place and its state stay as they are. Needs
+    Java.
 
-    What becomes visible in that range goes through the transform and the operator, which end with it. Memory: the answer, in whole. A table
-    shows 50 of its rows; the other formats give all.
+    What becomes visible in that range goes through the transform and the operator, which end with it. Memory: the
+    answer, in whole. A table shows 50 of its rows; the other formats give all.
 
     Example: `millrace streams batch flights_hourly --until 2026-11-21T10:15:00Z --output hours.parquet`
     """
@@ -221,7 +223,8 @@ def batch(
 
 @app.command()
 def start(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Start a stream's job detached, or find the one that runs. Under Airflow its DAG does that, and starts it again where it ends.
+    """Start a stream's job detached, or find the one that runs. Under Airflow its DAG does that, and starts it again
+    where it ends.
 
     Example: `millrace streams start flights_hourly`
     """
@@ -246,7 +249,7 @@ def stop(name: Name, data: DataFolder = None) -> None:
 
 @app.command()
 def pause(name: Name, data: DataFolder = None) -> None:
-    """Stop a stream, and have nobody start it, Airflow neither, until it is resumed. Of a group the others stop with it, and go on.
+    """Pause a stream: neither Airflow nor a command starts it until it is resumed. Other streams of its group restart.
 
     Example: `millrace streams pause flights_hourly`
     """
@@ -261,7 +264,7 @@ def pause(name: Name, data: DataFolder = None) -> None:
 
 @app.command()
 def resume(name: Name, data: DataFolder = None) -> None:
-    """Let a paused stream run again.
+    """Allow a paused stream to run again.
 
     Example: `millrace streams resume flights_hourly`
     """
@@ -288,10 +291,10 @@ def replay(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a stopped stream begin anew, from a tick or with a snapshot, with a new checkpoint.
+    """Restart a stopped stream from a tick or a snapshot, with a new checkpoint.
 
-    Its sink keeps what it has: rows that are upserted or applied as changes come to the same again; appended ones are there
-    twice, unless you delete them first.
+    The sink keeps its rows. Upserted rows and applied changes come to the same result again. Appended rows are there
+    twice unless you delete them first.
 
     Example: `millrace streams replay flights_hourly --after 0`
     """
@@ -323,7 +326,7 @@ def upgrade(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a stopped stream run as it is declared now, after its declaration has changed.
+    """Accept the changed declaration of a stopped stream.
 
     Example: `millrace streams upgrade flights_hourly --keep-state`
     """
@@ -339,7 +342,7 @@ def upgrade(
 def letters(
     name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection to make.")], data: DataFolder = None
 ) -> None:
-    """Make a collection for dead letters: rows of streams that no message can carry.
+    """Create a collection for dead letters: rows of streams that cannot be encoded as messages.
 
     Example: `millrace streams letters dead_letters`
     """
@@ -353,7 +356,7 @@ def letters(
 
 @app.command()
 def redrive(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Send the dead letters of a stopped stream to its sink again, and remove those that it takes.
+    """Send the dead letters of a stopped stream to its sink again, and remove those that the sink accepts.
 
     Example: `millrace streams redrive flights_hourly`
     """

@@ -1,4 +1,4 @@
-"""``millrace system``: the whole system on one machine, started, looked at and stopped as one (`make up`, `make down`)."""
+"""``millrace system``: start, watch and stop the whole system on one machine (`make up`, `make down`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OUTPUT_LINE_SECONDS: Final = 30.0
 @app.command()
 def up(
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once all of it runs, and leave it running.")
+        bool, typer.Option("--detach", "-d", help="Return once the system runs, and leave it running.")
     ] = False,
     port: Annotated[
         int | None,
@@ -53,9 +53,9 @@ def up(
     ] = None,
     data: DataFolder = None,
 ) -> None:
-    """Start all of it, and stay with a short status until Ctrl-C, which stops all of it.
+    """Start the system and show a short status until Ctrl-C, which stops the system.
 
-    Where it runs already, this says so and where. After a crash it goes on with what is there.
+    If the system already runs, the command shows its address. After a crash it continues with what still runs.
 
     Example: `millrace system up`
 
@@ -96,7 +96,7 @@ def up(
 
 @app.command()
 def down(data: DataFolder = None) -> None:
-    """Stop all of it: Airflow, the streaming jobs (each finishes its micro-batch), the log's server.
+    """Stop the system: Airflow, the streaming jobs (each finishes its micro-batch) and the log server.
 
     Example: `millrace system down`
     """
@@ -107,7 +107,7 @@ def down(data: DataFolder = None) -> None:
 
 @app.command()
 def status(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show how it is: Airflow's components, the streaming job, lag, memory. Exit code 3 where not all of it is well.
+    """Show Airflow's components, the streaming job, lag and memory. The exit code is 3 if the system is not healthy.
 
     Example: `millrace system status --json`
     """
@@ -160,8 +160,8 @@ class _Stopping(Exception):
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Set at the first SIGINT, SIGTERM or SIGHUP: a clean stop takes its time, so the quick end that other commands have
-    is put off. The second one ends this command; what it had started can be stopped by `down`.
+    """Set at the first SIGINT, SIGTERM or SIGHUP: a clean stop takes its time, so the quick end that other commands
+    have is put off. The second one ends this command; what it had started can be stopped by `down`.
     """
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""``millrace segments`` and ``millrace checkpoints``: what the flusher has written down. No server needed."""
+"""``millrace segments`` and ``millrace checkpoints``: the flusher's tables. Needs no server."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ STATES = ("growing", "flushed", "dropped")
 def segments(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[COLLECTION]", help="Of this collection alone.", autocompletion=complete_collection),
+        typer.Argument(
+            metavar="[COLLECTION]", help="Only segments of this collection.", autocompletion=complete_collection
+        ),
     ] = None,
-    state: Annotated[str | None, typer.Option(metavar="|".join(STATES), help="Only those in this state.")] = None,
+    state: Annotated[str | None, typer.Option(metavar="|".join(STATES), help="Only segments in this state.")] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """List segments with their state, rows and size, as the flusher knows them.
+    """List segments with their state, rows and size.
 
     Example: `millrace segments flights --state flushed`
     """
@@ -70,7 +72,7 @@ def segments(
 
 @root.command(rich_help_panel=INSPECT_PANEL)
 def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Show how far the flusher is on each PChannel.
+    """Show the flusher's checkpoint of each PChannel.
 
     Example: `millrace checkpoints`
     """

@@ -1,4 +1,7 @@
-"""``millrace tokens``: who may use the log's server from elsewhere, and for what. Works on the file; servers that run notice."""
+"""``millrace tokens``: who may use the log's server from elsewhere, and for what.
+
+Works on the file; servers that run notice.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,11 @@ from millrace.commands.parts.command_line import (
 if TYPE_CHECKING:
     from millrace.access.token_file import Token
 
-app = command_group(
-    "tokens", OPERATE_PANEL, "Give tokens to clients on other hosts, with what they may do, and take them back."
-)
+app = command_group("tokens", OPERATE_PANEL, "Create, list and revoke access tokens for clients on other hosts.")
 
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 
-TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", show_default=False)]
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token's owner.", show_default=False)]
 
 
 @app.command()
@@ -61,7 +62,7 @@ def add(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and show it: this once, for only its digest is kept. The client has it in MILLRACE_SERVER_TOKEN.
+    """Create a token and show it once; only its digest is stored. Clients set it as MILLRACE_SERVER_TOKEN.
 
     Example: `millrace tokens add shop-7 --role produce --on 'orders*' --expires 90d`
     """
@@ -79,7 +80,7 @@ def add(
 
 @app.command(name="list")
 def list_(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """List the tokens: what each may do, and when it runs out. Nobody can show a token again.
+    """List the tokens with their grants and expiry. The tokens themselves cannot be shown again.
 
     Example: `millrace tokens list`
     """
@@ -87,12 +88,12 @@ def list_(data: DataFolder = None, as_json: AsJson = False) -> None:
 
     rows = [_facts(each) for each in TokenFile(load_settings(data).data_dir).tokens()]
     columns = ("name", "may", "created", "expires", "state")
-    print_rows(rows, columns=columns, as_json=as_json, empty="There are no tokens but the server's own.")
+    print_rows(rows, columns=columns, as_json=as_json, empty="There are no tokens except the server's own.")
 
 
 @app.command()
 def revoke(name: TokenName, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Take a token back. It opens nothing from now on; connections and streams that are open end within two seconds.
+    """Revoke a token. New calls fail at once; open connections and streams end within two seconds.
 
     Example: `millrace tokens revoke shop-7`
     """

@@ -1,4 +1,4 @@
-"""``millrace verify``: is everything there, once, and the same in log, WAL and tables?"""
+"""``millrace verify``: compare log, WAL and tables by content."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     """Check log, WAL and collections against each other, by content. Reads everything; changes nothing.
 
-    The log's checksums; time ticks in order; the WAL's rows as they were committed; the log, run through the chain again,
-    giving the same rows; each collection's table holding just what became visible, up to the tick that it says it has: where
-    the flusher has not caught up it is "behind", which is no fault; the coordinator's catalog having what the chain has, which recovery makes again where its file was lost. Exit code 3
-    where something does not hold, a parked PChannel among it.
+    Checks the log's checksums, the order of time ticks, the committed rows of the WAL, a replay of the log through the
+    chain, each collection's table up to its own tick, and the coordinator's catalog against the chain. A table that the
+    flusher has not caught up with is "behind", which is not an error. The exit code is 3 if a check fails or a PChannel
+    is parked.
 
     Example: `millrace verify`
     """
@@ -112,7 +112,8 @@ def stuck_channels(settings: Settings, ask: GetDefinitions) -> dict[str, str]:
 
 
 def add_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[dict[str, Any]]:
-    """`channels` with those that are parked: what stands in their log behind the entry that parks them holds of nothing."""
+    """`channels` with those that are parked: what stands in their log behind the entry that parks them holds of
+    nothing."""
     rows = {each["pchannel"]: each for each in channels}
     for name, words in sorted(parked.items()):
         row = rows.setdefault(name, {"pchannel": name, "detail": None})
@@ -121,7 +122,8 @@ def add_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[d
 
 
 def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[str, Any]]:
-    """Each PChannel of the WAL: whether its rows are those that were committed and, with `log`, what the log gives again."""
+    """Each PChannel of the WAL: whether its rows are those that were committed and, with `log`, what the log gives
+    again."""
     from millrace.operations.verification import verify_channel
     from millrace.storage.table import open_table
     from millrace.tables.wal.reader import WalSnapshot
@@ -168,7 +170,8 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
 
 
 def check_catalog(settings: Settings, service: LogService, ask: GetDefinitions) -> list[dict[str, Any]]:
-    """The collections and PChannels whose entry in the coordinator's catalog is not what the chain has; all, where its file is lost."""
+    """The collections and PChannels whose entry in the coordinator's catalog is not what the chain has; all, where its
+    file is lost."""
     from millrace.operations.recovery.catalog_repair import catalog_differences
 
     found = catalog_differences(settings, service, ask)

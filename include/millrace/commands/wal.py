@@ -1,4 +1,7 @@
-"""``millrace wal``: the ``wal`` Delta table: what it holds, whether it holds together, and what was rejected. No server needed."""
+"""``millrace wal``: the ``wal`` Delta table: what it holds, whether it holds together, and what was rejected.
+
+No server needed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from millrace.wal.reasons import Reason
 if TYPE_CHECKING:
     from millrace.tables.wal.table import WalTable
 
-app = command_group("wal", INSPECT_PANEL, "Look into the WAL table, check it, search what was rejected.")
+app = command_group("wal", INSPECT_PANEL, "Inspect and verify the WAL table, and search rejections.")
 
 _NONE = "The WAL is empty: the streaming job has committed nothing yet."
 
@@ -77,7 +80,7 @@ def describe(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Check order, totals and digests of the WAL's rows, without the log. Exit code 3 where something does not hold.
+    """Verify order, totals and digests of the WAL's rows, without the log. The exit code is 3 if a check fails.
 
     `millrace verify` goes further: it runs the log again and counts the collections.
 
@@ -100,15 +103,16 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 @app.command()
 def rejections(
     reason: Annotated[
-        list[str] | None, typer.Option("--reason", metavar="REASON", help="Only for this reason. Repeat it.")
+        list[str] | None,
+        typer.Option("--reason", metavar="REASON", help="Only rejections with this reason. Repeatable."),
     ] = None,
     pchannel: Annotated[str | None, typer.Option(metavar="PCHANNEL", help="Only of this one.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 100,
-    counts: Annotated[bool, typer.Option("--counts", help="How many there are by reason, not each one.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rejections, newest first.")] = 100,
+    counts: Annotated[bool, typer.Option("--counts", help="Show only the number by reason.")] = False,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search the messages that the chain rejected: reason, origin and detail of each, the newest first.
+    """List the messages that the chain rejected, with reason, origin and detail, newest first.
 
     Example: `millrace wal rejections --reason SCHEMA_MISMATCH --limit 5`
 

@@ -1,19 +1,21 @@
 """``make run``: the whole system on one machine, fed with a year of flights, and a summary that was checked.
 
-Starts the log and a Spark driver with the streaming node and the flusher, replays the flights of 2013 in about a
-minute from several producers at once, then at full speed many times over, waits until every row lies in its collection,
-and holds what the producers were told against the log, the WAL and the tables. A second run continues in the same folder.
+Starts the log and a Spark driver with the streaming node and the flusher, replays the flights of 2013 in about a minute
+from several producers at once, then at full speed many times over, waits until every row lies in its collection, and
+holds what the producers were told against the log, the WAL and the tables. A second run continues in the same folder.
 
-The log is what the setting `log` says: the embedded one, or brokers. ``--log kafka`` (``make run LOG=kafka``) starts a broker on
-this host, over a folder of its own in the data folder, unless the setting names one of that kind already; it ends with the demo.
+The log is what the setting `log` says: the embedded one, or brokers. ``--log kafka`` (``make run LOG=kafka``) starts a
+broker on this host, over a folder of its own in the data folder, unless the setting names one of that kind already; it
+ends with the demo.
 
-With ``--nodes 3`` (``make run NODES=3``) a coordinator and that many nodes share the work, and one of them is killed, one suspended
-beyond its lease and woken, one drained and one added while the rows stream.
+With ``--nodes 3`` (``make run NODES=3``) a coordinator and that many nodes share the work, and one of them is killed,
+one suspended beyond its lease and woken, one drained and one added while the rows stream.
 
-With ``--pipeline`` (``make run PIPELINE=1``) the flights go from a topic of Kafka's into OpenSearch instead, by a pipeline that its
-service keeps in MariaDB, and a search is answered.
+With ``--pipeline`` (``make run PIPELINE=1``) the flights go from a topic of Kafka's into OpenSearch instead, by a
+pipeline that its service keeps in MariaDB, and a search is answered.
 
-With ``--streams`` (``make run STREAMS=1``) three streams answer questions of the flights while they are fed, each held against DuckDB's answer.
+With ``--streams`` (``make run STREAMS=1``) three streams answer questions of the flights while they are fed, each held
+against DuckDB's answer.
 """
 
 from __future__ import annotations

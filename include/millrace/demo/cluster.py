@@ -63,8 +63,8 @@ class LocalCluster(Closeable):
         return self.jobs[name]
 
     def suspend(self, name: str) -> None:
-        """Suspend a process, but not in the midst of a write to SQLite, which would hold up all others (docs/coordinator.md).
-        Raises DeadlineExceeded."""
+        """Suspend a process, but not in the midst of a write to SQLite, which would hold up all others
+        (docs/coordinator.md). Raises DeadlineExceeded."""
         end = Deadline.after(SUSPEND_SECONDS)
         while True:
             os.kill(self.jobs[name].pid, signal.SIGSTOP)
@@ -103,8 +103,10 @@ class LocalCluster(Closeable):
         }
 
     def wait_owned(self, names: set[str], *, pchannels: int, deadline: float) -> dict[str, str]:
-        """Wait until exactly the nodes `names` own all PChannels, in each role that moves; who has which to ingest. Raises
-        DeadlineExceeded."""
+        """Wait until exactly the nodes `names` own all PChannels, in each role that moves; who has which to ingest.
+
+        Raises DeadlineExceeded.
+        """
         end = Deadline.after(deadline)
         roles = moving_roles(self._settings.log)
         while True:
@@ -148,7 +150,10 @@ class ObservedMove:
     assigned_at: float
     """When the new owner had it."""
     downtime_seconds: float | None = None
-    """Seconds between the last commit before and the first one behind; None where one of them was not seen, and for appends."""
+    """Seconds between the last commit before and the first one behind;
+
+    None where one of them was not seen, and for appends.
+    """
 
 
 class MoveObserver(threading.Thread):

@@ -1,7 +1,8 @@
 """``make run NODES=3``: the demo's load over a cluster whose nodes are killed, suspended, drained and added meanwhile.
 
-The first node is a Spark driver, the others run without one. Each trouble begins when the one before has been overcome; at the end every
-move is shown with how long its PChannel stood still, and the summary checks every row as it does with one node.
+The first node is a Spark driver, the others run without one. Each trouble begins when the one before has been overcome;
+at the end every move is shown with how long its PChannel stood still, and the summary checks every row as it does with
+one node.
 """
 
 from __future__ import annotations

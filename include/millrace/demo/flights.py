@@ -61,7 +61,8 @@ def flights() -> pa.Table:
     """All flights in the file's order (by scheduled departure's day), 336,776 rows, 20 columns, about 40 MB.
 
     A flight that was cancelled has a null ``dep_time``. ``id`` is ``<UTC date>-<carrier>-<flight>-<origin>``, with
-    ``-2``, ``-3``, … for those that share it with an earlier row. Raises InvalidSettings where the data is not installed.
+    ``-2``, ``-3``, … for those that share it with an earlier row. Raises InvalidSettings where the data is not
+    installed.
     """
     columns = {name: _ARROW[kind] for name, kind, _ in _FIELDS if name != "id"}
     with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:

@@ -1,4 +1,5 @@
-"""The derived table of the demo: the declared stream of the same name (:mod:`millrace.demo.streams`), rebuilt in slices."""
+"""The derived table of the demo: the declared stream of the same name (:mod:`millrace.demo.streams`), rebuilt in
+slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The demo's load: a year of flights in a minute from several producers at once, then the same at full speed, many times over.
+"""The demo's load: a year of flights in a minute from several producers at once, then the same at full speed, many
+times over.
 
 Counts what the producers were told, outside of the system: the summary holds these counts against the tables.
 """

@@ -1,4 +1,5 @@
-"""The demo's phases against a streaming job that runs: the load, shown as it comes on, until every row lies in its table."""
+"""The demo's phases against a streaming job that runs: the load, shown as it comes on, until every row lies in its
+table."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def run_load_phases(
     console: Console,
     options: argparse.Namespace,
 ) -> LoadGenerator:
-    """Put `flights` through, and wait until they lie in the collection's table; the load with what its producers were told."""
+    """Put `flights` through, and wait until they lie in the collection's table; the load with what its producers were
+    told."""
     load = LoadGenerator(client, collection, flights, prefix=f"{time.time_ns() // 1_000_000:x}/")
     phases: list[tuple[str, Callable[[], None]]] = [
         (f"the year in {options.seconds:.0f} s", partial(load.paced, options.seconds)),

@@ -1,8 +1,9 @@
-"""``make run PIPELINE=1``: Kafka, OpenSearch and MariaDB on this host, without docker; the flights of 2013 through a pipeline, and a search answered.
+"""``make run PIPELINE=1``: Kafka, OpenSearch and MariaDB on this host, without docker; the flights of 2013 through a
+pipeline, and a search answered.
 
-The pipeline service keeps its pipelines in MariaDB. The flights go into a topic as JSON, a few of them spoilt; the pipeline, whose declaration is
-left in the data folder (``flights.yaml``), is made and run through the service's API, and what the index and the error topic hold is held
-against what was sent.
+The pipeline service keeps its pipelines in MariaDB. The flights go into a topic as JSON, a few of them spoilt; the
+pipeline, whose declaration is left in the data folder (``flights.yaml``), is made and run through the service's API,
+and what the index and the error topic hold is held against what was sent.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ resources: {{cpus: 2, tasks: 2}}
 
 
 def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: threading.Event) -> int:
-    """The demo; 0 where everything that was sent is accounted for. What an earlier run left in the folder is begun anew."""
+    """The demo; 0 where everything that was sent is accounted for.
+
+    What an earlier run left in the folder is begun anew.
+    """
     table = flights().slice(0, rows)
     folder = settings.data_dir / "pipeline"
     if settings.meta_store:

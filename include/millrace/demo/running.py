@@ -1,7 +1,8 @@
 """``make demo``: a year of flights through the running system, and where to look at it in the browser.
 
 Starts the system where it does not run, and leaves it running. The flights are replayed in about a minute from several
-producers at once, then at full speed; then what the producers were told is held against the log, the WAL and the tables.
+producers at once, then at full speed; then what the producers were told is held against the log, the WAL and the
+tables.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ TIMES = 5
 
 
 class SystemJob:
-    """The streaming job of the running system. One that dies is started again by its DAG: it counts while that can be."""
+    """The streaming job of the running system.
+
+    One that dies is started again by its DAG: it counts while that can be.
+    """
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation

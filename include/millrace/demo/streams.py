@@ -30,7 +30,8 @@ HOURLY: Final[dict[str, str]] = {
 def flights_hourly(flights: DataFrame) -> DataFrame:
     """Of the flights that were due to depart in an hour from an origin: how many did, and how late they were (minutes).
 
-    The same of a stream and of a batch: the hour is a window, so that a stream forgets it once the watermark has passed.
+    The same of a stream and of a batch: the hour is a window, so that a stream forgets it once the watermark has
+    passed.
     """
     from pyspark.sql import functions as F
 

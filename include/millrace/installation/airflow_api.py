@@ -1,4 +1,7 @@
-"""What an installation asks of its own Airflow over REST: its health, and that a DAG runs. Every call has a deadline."""
+"""What an installation asks of its own Airflow over REST: its health, and that a DAG runs.
+
+Every call has a deadline.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ PAUSE_SECONDS: Final = 2.0
 COMPONENTS: Final = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 
 _DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""The address is this machine's: a proxy that the environment names is not asked."""
+"""Ignores proxies of the environment: the address is on this machine."""
 
 
 class AirflowApi:
-    """A client of the Airflow at `address`; `user` and `password` are used for the calls that need a login."""
+    """A client of the Airflow at `address`. Calls that need a login use `user` and `password`."""
 
     def __init__(self, address: str, *, user: str, password: str) -> None:
         self._address = address.rstrip("/")
@@ -30,7 +33,8 @@ class AirflowApi:
         self._token = ""
 
     def health(self, *, since: float = 0.0) -> dict[str, str]:
-        """Each component as "healthy", "starting" (no heartbeat after `since`, Unix seconds), or what else Airflow says.
+        """Each component as "healthy", "starting" (no heartbeat after `since`, Unix seconds), or what else Airflow
+        says.
 
         Raises AirflowUnavailable while it does not answer.
         """
@@ -38,11 +42,11 @@ class AirflowApi:
         return {name: _state(found.get(name) or {}, f"latest_{name}_heartbeat", since) for name in COMPONENTS}
 
     def login(self) -> None:
-        """Get a token. Raises AirflowUnavailable (status 401: the password is another)."""
+        """Get a token. Raises AirflowUnavailable, with status 401 for a wrong password."""
         self._token = str(self._call("POST", "/auth/token", self._login)["access_token"])
 
     def has_dag(self, dag_id: str) -> bool:
-        """Whether the DAG was parsed."""
+        """Return whether Airflow has parsed the DAG."""
         try:
             self.call("GET", f"/api/v2/dags/{dag_id}")
         except AirflowUnavailable as error:
@@ -52,16 +56,17 @@ class AirflowApi:
         return True
 
     def set_paused(self, dag_id: str, paused: bool) -> None:
-        """Pause the DAG, or let it run."""
+        """Pause or unpause the DAG."""
         self.call("PATCH", f"/api/v2/dags/{dag_id}?update_mask=is_paused", {"is_paused": paused})
 
     def import_errors(self) -> list[str]:
-        """Files in the folder of DAGs that cannot be imported, with the last line of why."""
+        """Return the DAG files that cannot be imported, each with the last line of its error."""
         found = self.call("GET", "/api/v2/importErrors")["import_errors"]
         return [f"{each['filename']}: {str(each['stack_trace']).strip().splitlines()[-1]}" for each in found]
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A call with a login, that may be repeated, and is: while Airflow reads its DAGs its database is locked now and then.
+        """A call with a login, that may be repeated, and is: while Airflow reads its DAGs its database is locked now
+        and then.
 
         Raises AirflowUnavailable with the status that Airflow answered (None: no answer).
         """
@@ -72,7 +77,7 @@ class AirflowApi:
                 return self._call(method, path, body)
             except AirflowUnavailable as error:
                 if error.status == 401 and self._token and left:
-                    self._token = ""  # it has run out
+                    self._token = ""  # the token has expired
                 elif error.status is not None and error.status >= 500 and left:
                     time.sleep(PAUSE_SECONDS)
                 else:
@@ -102,5 +107,5 @@ def _state(found: dict[str, Any], heartbeat: str, since: float) -> str:
     state = str(found.get("status") or "starting")
     if heartbeat not in found or state != "healthy":
         return state
-    # For half a minute Airflow counts the heartbeat of a component that was killed.
+    # Airflow reports a killed component as healthy for another half minute.
     return state if datetime.fromisoformat(found[heartbeat]).timestamp() >= since else "starting"

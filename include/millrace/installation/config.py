@@ -1,7 +1,8 @@
-"""Where an installation lies and how its Airflow is started: folders, address, environment. Starts nothing.
+"""The folders, the address and the environment of an installation. Starts nothing.
 
-airflow.cfg in the checkout is Airflow's configuration; what differs from installation to installation (secrets, address,
-state folder, the mark of its processes) goes over it as environment. `AIRFLOW__*` variables of the caller stand, but for those.
+airflow.cfg in the checkout is Airflow's configuration; what differs from installation to installation (secrets,
+address, state folder, the mark of its processes) goes over it as environment. `AIRFLOW__*` variables of the caller
+stand, but for those.
 """
 
 from __future__ import annotations
@@ -26,31 +27,34 @@ from millrace.runtime.launch.command import jobs_folder
 
 STANDALONE: Final = (sys.executable, "-m", "millrace_airflow.standalone")
 COMPONENT_COUNT: Final = 4
-"""Children of `airflow standalone`: scheduler, triggerer, DAG processor, API server."""
+"""Child processes of `airflow standalone`: scheduler, triggerer, DAG processor, API server."""
 
 
 class BindAddress(NamedTuple):
-    """Where Airflow's API server listens."""
+    """The address on which Airflow's API server listens."""
 
     host: str
     port: int
 
     @property
     def address(self) -> str:
-        """As this machine reaches it."""
+        """The URL as seen from this machine."""
         return f"http://{'127.0.0.1' if self.host in _ANY else self.host}:{self.port}"
 
 
 _ANY: Final = ("0.0.0.0", "::", "")
 
 _QUIET_PORTS: Final = range(20_000, 32_768)
-"""Below those that Linux gives to whoever asks for any: Airflow listens on its own a quarter of a minute after they were chosen."""
+"""Below those that Linux gives to whoever asks for any:
+
+Airflow listens on its own a quarter of a minute after they were chosen.
+"""
 
 _TRIES: Final = 100
 
 
 def checkout_folder() -> Path:
-    """The folder with airflow.cfg, dags/ and jobs/. Raises InvalidSettings where there is none."""
+    """Return the folder with airflow.cfg, dags/ and jobs/. Raises InvalidSettings if it is missing."""
     root = jobs_folder().parent
     if not (root / "airflow.cfg").is_file():
         raise InvalidSettings(f"{root} has no airflow.cfg: set MILLRACE_HOME to the checkout of Millrace")
@@ -58,12 +62,12 @@ def checkout_folder() -> Path:
 
 
 def airflow_home(settings: Settings) -> Path:
-    """Airflow's state (AIRFLOW_HOME) for a data folder: database, logs, secrets."""
+    """Return AIRFLOW_HOME for a data folder: Airflow's database, logs and secrets."""
     return settings.data_dir.resolve() / "airflow"
 
 
 def checked_airflow_home(settings: Settings, *, root: Path) -> Path:
-    """The same, where it may lie. Raises InvalidSettings where that would be in the checkout."""
+    """Return AIRFLOW_HOME. Raises InvalidSettings if it is inside the checkout."""
     state = airflow_home(settings)
     if state.is_relative_to(root.resolve()):
         raise InvalidSettings(
@@ -74,9 +78,9 @@ def checked_airflow_home(settings: Settings, *, root: Path) -> Path:
 
 
 def choose_bind_address(root: Path, *, port: int | None, env: Mapping[str, str]) -> BindAddress:
-    """The host and port of [api] in airflow.cfg, under AIRFLOW__API__* of `env`, under `port`; 0 takes a free port.
+    """Choose host and port: `port`, else AIRFLOW__API__* of `env`, else [api] in airflow.cfg. Port 0 takes a free one.
 
-    Raises InvalidSettings where the port is taken, or is none.
+    Raises InvalidSettings if the port is invalid or taken.
     """
     config = configparser.ConfigParser(interpolation=None)
     config.read(root / "airflow.cfg", encoding="utf-8")
@@ -88,7 +92,10 @@ def choose_bind_address(root: Path, *, port: int | None, env: Mapping[str, str])
 
 
 def free_port(host: str, port: int, *, exclude: Sequence[int] = ()) -> int:
-    """`port` where it is free on `host`; for 0 a free one that is not in `but`. Raises InvalidSettings where there is none."""
+    """`port` where it is free on `host`; for 0 a free one that is not in `but`.
+
+    Raises InvalidSettings where there is none.
+    """
     if port:
         _listen(host, port)
         return port
@@ -104,7 +111,7 @@ def free_port(host: str, port: int, *, exclude: Sequence[int] = ()) -> int:
 
 
 def _listen(host: str, port: int) -> None:
-    """Take `port` and give it back. Raises InvalidSettings where that cannot be."""
+    """Bind `port` and release it. Raises InvalidSettings if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -123,7 +130,10 @@ def _listen(host: str, port: int) -> None:
 def airflow_environment(
     settings: Settings, secrets: Secrets, *, root: Path, state: Path, bind: BindAddress | None, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """What every process of the installation is started with. Without `bind`: for a command beside the running Airflow."""
+    """What every process of the installation is started with.
+
+    Without `bind`: for a command beside the running Airflow.
+    """
     package = str(ROOT)
     own = [package, str(root / "plugins")]  # the auth manager is imported before Airflow adds its plugins' folder
     paths = [*own, *(part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part not in own)]
@@ -138,14 +148,14 @@ def airflow_environment(
         "PYTHONPATH": os.pathsep.join(paths),
         # `airflow standalone` starts its components as `airflow`: this Python's.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)]),
-        # Airflow's processes give themselves titles; without this they would write them over their environment, and the mark.
+        # Airflow sets process titles; without SPT_NOENV they would overwrite the environment, and the mark in it.
         "SPT_NOENV": "1",
         "PYTHONUNBUFFERED": "1",
     }
     if bind is not None:
         found |= {"AIRFLOW__API__HOST": bind.host, "AIRFLOW__API__PORT": str(bind.port)}
         found.setdefault("AIRFLOW__API__BASE_URL", bind.address)
-        # Two small servers of task logs that Airflow starts beside: a second installation on this machine has its own.
+        # Airflow also starts two log servers; each installation on this machine needs ports of its own for them.
         worker = free_port("", 0, exclude=[bind.port])
         trigger = free_port("", 0, exclude=[bind.port, worker])
         found.setdefault("AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", str(worker))

@@ -1,12 +1,12 @@
-"""The keeper of one installation: keeps `airflow standalone` running, and ends it whole when it is told to.
+"""The keeper of one installation supervises `airflow standalone` and stops it completely on request.
 
     python -m millrace.installation.keeper --state FOLDER --address URL -- COMMAND...
 
-`airflow standalone` starts Airflow's components once and does not look after them. The keeper starts it in a process group
-of its own and starts it anew, with growing pauses, where it ended or one of its components did. SIGTERM ends it: SIGINT to
-`airflow standalone` (SIGTERM would leave orphans), then SIGTERM, then SIGKILL for whatever is left of the session.
-The keeper leads that session, so Airflow's processes are known even when the keeper was killed. A lock file that it holds
-for its lifetime keeps a second one away. Standard library only.
+`airflow standalone` starts Airflow's components once and does not look after them. The keeper starts it in a process
+group of its own and starts it anew, with growing pauses, where it ended or one of its components did. SIGTERM ends it:
+SIGINT to `airflow standalone` (SIGTERM would leave orphans), then SIGTERM, then SIGKILL for whatever is left of the
+session. The keeper leads that session, so Airflow's processes are known even when the keeper was killed. A lock file
+that it holds for its lifetime keeps a second one away. Standard library only.
 """
 
 from __future__ import annotations
@@ -36,38 +36,41 @@ LOCK_FILE: Final = "keeper.lock"
 LOG_FILE: Final = "airflow.log"
 
 LOG_BYTES: Final = 32 << 20
-"""A log that has grown beyond is put aside as `airflow.log.1`, and begins anew."""
+"""Size at which the log is rotated to `airflow.log.1`."""
 
 FIRST_PAUSE, LONGEST_PAUSE, STEADY_SECONDS = 1.0, 60.0, 300.0
 FIRST_POLL: Final = 0.2
-"""Seconds between two looks until all components were there."""
+"""Seconds between two polls until all components have started."""
 TERM_SECONDS: Final = 5.0
 LOCK_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperRecord:
-    """A keeper and what it keeps; the file is replaced whole."""
+    """The published state of a keeper."""
 
     pid: int
     start: str | None
     """The boot and the moment at which the keeper began (millrace.base.process): a reused id is another's."""
     address: str
     at: float
-    """When Airflow was started the last time: a heartbeat from before is another's."""
+    """Last start of Airflow in Unix seconds. An older heartbeat is from an earlier run."""
     restarts: int = 0
     reason: str = ""
-    """Why Airflow was started anew the last time."""
+    """Reason of the last restart."""
 
     def process(self) -> ProcessInfo | None:
-        """The keeper's process, while it lives."""
+        """Return the keeper's process, or None if it has ended."""
         found = find_process(self.pid)
         return found if found is not None and found.start == self.start else None
 
 
 def read_record(state: Path) -> KeeperRecord | None:
-    """The record in the folder `state`, of a living keeper or a dead one; None where there is none that can be read, or where
-    no process holds it: it is then the copy of another installation's."""
+    """The record in the folder `state`, of a living keeper or a dead one;
+
+    None where there is none that can be read, or where no process holds it: it is then the copy of another
+    installation's.
+    """
     try:
         data, is_held = read_locked_file(state / RECORD_FILE)
         return KeeperRecord(**json.loads(data)) if is_held else None
@@ -76,12 +79,12 @@ def read_record(state: Path) -> KeeperRecord | None:
 
 
 def write_record(state: Path, record: KeeperRecord) -> LockedFile:
-    """Publish `record` for as long as the answer lives."""
+    """Publish `record` until the returned handle is closed."""
     return LockedFile(state / RECORD_FILE, asdict(record))
 
 
 class ProcessGroup:
-    """One run of the command in a process group of its own, within the keeper's session."""
+    """One run of the command in its own process group, within the keeper's session."""
 
     def __init__(self, command: list[str], log: Path, *, components: int, settle: float) -> None:
         with log.open("ab") as output:
@@ -91,10 +94,10 @@ class ProcessGroup:
         self._components = components
         self._settled_at = Deadline.after(settle)
         self.complete = not components
-        """Whether all components were there once."""
+        """Whether all components have started."""
 
     def failure(self) -> str:
-        """What is wrong with it, in words; empty while it is well."""
+        """Return a description of the failure, or "" while the group is healthy."""
         code = self._process.poll()
         if code is not None:
             return f"Airflow ended with {code}"
@@ -107,13 +110,13 @@ class ProcessGroup:
         return ""
 
     def terminate(self, *, deadline: float) -> None:
-        """End it and all that is left of the session, whatever state it is in."""
-        # What a killed component left behind holds its output open, and `airflow standalone` would wait for that.
+        """End the command and the rest of the session, whatever their state."""
+        # Orphans of a killed component hold its output open, and `airflow standalone` would wait for them: end them first.
         terminate(session_orphans(), deadline=TERM_SECONDS)
         leader = find_process(self._process.pid)
         if leader is not None:
-            # To the parent alone: it tells each component once. A second signal (of one to the whole group) makes the scheduler
-            # give up its orderly end half-way and wait for its workers for ever.
+            # Signal only the parent, which signals each component once. A second signal makes the scheduler abandon its
+            # orderly shutdown and wait for its workers for ever.
             send_signal(leader, signal.SIGINT)
             wait_for_exit([leader], deadline=deadline)
         terminate(session_processes(), deadline=TERM_SECONDS)
@@ -122,13 +125,13 @@ class ProcessGroup:
 
 
 def session_processes() -> list[ProcessInfo]:
-    """The other processes of this one's session."""
+    """Return the other processes of this process's session."""
     mine = os.getsid(0)
     return [each for each in all_processes().values() if each.session == mine and each.pid != os.getpid()]
 
 
 def session_orphans() -> list[ProcessInfo]:
-    """Those whose parent is gone: they were handed to a process outside."""
+    """Return the processes of the session whose parent has ended."""
     found = session_processes()
     inside = {os.getpid(), *(each.pid for each in found)}
     return [each for each in found if each.parent not in inside]
@@ -137,7 +140,7 @@ def session_orphans() -> list[ProcessInfo]:
 def supervise(
     command: list[str], state: Path, record: KeeperRecord, stop: threading.Event, options: argparse.Namespace
 ) -> None:
-    """Run `command` until `stop`."""
+    """Run `command` and restart it until `stop` is set."""
     pause = FIRST_PAUSE
     published = write_record(state, record)
     while not stop.is_set():
@@ -149,7 +152,7 @@ def supervise(
         if stop.is_set():
             return
         pause = FIRST_PAUSE if time.monotonic() - began > STEADY_SECONDS else min(pause * 2, LONGEST_PAUSE)
-        _say(f"{reason}; starting it anew in {pause:.0f} s")
+        _say(f"{reason}; restarting it in {pause:.0f} s")
         if stop.wait(pause):
             return
         record = replace(record, at=time.time(), restarts=record.restarts + 1, reason=reason)
@@ -182,7 +185,10 @@ def main() -> int:
 
 
 def _lock(file: IO[str], *, deadline: float) -> bool:
-    """Hold the lock until the file is closed; False where another process has it. The kernel releases it with the process."""
+    """Hold the lock until the file is closed;
+
+    False where another process has it. The kernel releases it with the process.
+    """
     end_of_wait = Deadline.after(deadline)
     while True:
         try:
@@ -201,12 +207,14 @@ def _say(words: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, required=True, help="folder of the record, the lock and the log")
-    parser.add_argument("--address", default="", help="what the record says of where Airflow answers")
+    parser.add_argument("--address", default="", help="Airflow's URL, for the record")
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds for a clean end before a kill")
-    parser.add_argument("--components", type=int, default=0, help="children that a whole Airflow has; 0: not counted")
+    parser.add_argument(
+        "--components", type=int, default=0, help="child processes of a complete Airflow; 0: not counted"
+    )
     parser.add_argument("--settle", type=float, default=120.0, help="seconds until all components must be there")
-    parser.add_argument("--poll", type=float, default=1.0, help="seconds between two looks")
-    parser.add_argument("--log-bytes", type=int, default=LOG_BYTES, help="size from which the log is put aside")
+    parser.add_argument("--poll", type=float, default=1.0, help="seconds between two polls")
+    parser.add_argument("--log-bytes", type=int, default=LOG_BYTES, help="size at which the log is rotated")
     parser.add_argument("command", nargs="+", help="what to keep running")
     return parser.parse_args()
 

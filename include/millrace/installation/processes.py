@@ -1,9 +1,10 @@
-"""The processes of one installation: found by a mark in their environment, known by id and start time, ended with deadlines.
+"""The processes of one installation: found by a mark in their environment, known by id and start time, ended with
+deadlines.
 
 A name says nothing about whose process it is, and an id is given out again. So each process that an installation starts
-inherits the mark ``MILLRACE_INSTALLATION=<data folder>``; what hides its environment, or was forked by one of them, is found
-by descent and by session. Before a signal is sent the process is pinned by a descriptor and compared with what was seen.
-Imports little: the keeper of an installation stays small.
+inherits the mark ``MILLRACE_INSTALLATION=<data folder>``; what hides its environment, or was forked by one of them, is
+found by descent and by session. Before a signal is sent the process is pinned by a descriptor and compared with what
+was seen. Imports little: the keeper of an installation stays small.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ POLL_SECONDS: Final = 0.05
 def installation_processes(mark: Path) -> list[ProcessInfo]:
     """The processes of the installation `mark`, by age; never this one or one that it descends from.
 
-    Those with the mark, what descends from them, and those that hide their environment (Airflow's tasks do) in a session
-    where everybody else has the mark.
+    Those with the mark, what descends from them, and those that hide their environment (Airflow's tasks do) in a
+    session where everybody else has the mark.
     """
     everything = all_processes()
     carries = {pid: _carries(pid, mark) for pid in everything}
@@ -42,7 +43,7 @@ def installation_processes(mark: Path) -> list[ProcessInfo]:
 
 
 def with_descendants(roots: Collection[int], everything: dict[int, ProcessInfo]) -> set[int]:
-    """`roots` and every process below one of them."""
+    """Return `roots` and all of their descendants."""
     found = {pid for pid in roots if pid in everything}
     while True:
         more = {pid for pid, each in everything.items() if each.parent in found} - found
@@ -52,7 +53,7 @@ def with_descendants(roots: Collection[int], everything: dict[int, ProcessInfo])
 
 
 def _carries(pid: int, mark: Path) -> bool | None:
-    """Whether it has the mark; None where it cannot be read (gone, another user's, or it hides its memory)."""
+    """Return whether the process has the mark; None if its environment cannot be read."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     try:
         return wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0")
@@ -69,7 +70,7 @@ def _ancestry(pid: int, everything: dict[int, ProcessInfo]) -> set[int]:
 
 
 def pss_bytes(processes: Iterable[ProcessInfo]) -> int:
-    """Memory of `processes`: proportional set size, so that shared pages count once."""
+    """Return the memory of `processes` in bytes: proportional set size, so that shared pages count once."""
     total = 0
     for each in processes:
         try:
@@ -81,13 +82,13 @@ def pss_bytes(processes: Iterable[ProcessInfo]) -> int:
 
 
 def send_signal(process: ProcessInfo, number: signal.Signals) -> bool:
-    """Signal that very process; False where it is gone."""
+    """Signal exactly this process; return False if it has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
     try:
-        if not process.alive():  # the id is another's now
+        if not process.alive():  # the process id was reused
             return False
         signal.pidfd_send_signal(descriptor, number)
         return True
@@ -98,7 +99,7 @@ def send_signal(process: ProcessInfo, number: signal.Signals) -> bool:
 
 
 def wait_for_exit(processes: Iterable[ProcessInfo], *, deadline: float) -> list[ProcessInfo]:
-    """Wait up to `deadline` seconds until all of them are gone; those that are left."""
+    """Wait up to `deadline` seconds for all of `processes` to end; return those that remain."""
     end = Deadline.after(deadline)
     left = [each for each in processes if each.alive()]
     while left and not end.expired():
@@ -108,7 +109,7 @@ def wait_for_exit(processes: Iterable[ProcessInfo], *, deadline: float) -> list[
 
 
 def _wait_any(processes: list[ProcessInfo], seconds: float) -> None:
-    """Wait until the first of them ends, at most `seconds`."""
+    """Wait until the first process ends, at most `seconds`."""
     try:
         descriptor = os.pidfd_open(processes[0].pid)
     except ProcessLookupError:
@@ -134,7 +135,8 @@ def terminate(
 
 
 def kill_all(find: Callable[[], list[ProcessInfo]], *, deadline: float) -> list[ProcessInfo]:
-    """SIGKILL whatever `find` finds, until it finds nothing (a dying process may have forked); what is left at `deadline`."""
+    """SIGKILL whatever `find` finds, until it finds nothing (a dying process may have forked); what is left at
+    `deadline`."""
     stop = Deadline.after(deadline)
     while (left := find()) and not stop.expired():
         for each in left:

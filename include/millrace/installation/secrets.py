@@ -1,7 +1,8 @@
 """The secrets of one installation: generated once into two files that their owner alone can read, never shown in a log.
 
-``secrets.json`` holds the keys that Airflow's processes share; none of them has a default, and without the same keys in all
-of them every task fails. ``passwords.json`` is Airflow's own file of users and passwords: edit it to change the password.
+``secrets.json`` holds the keys that Airflow's processes share; none of them has a default, and without the same keys in
+all of them every task fails. ``passwords.json`` is Airflow's own file of users and passwords: edit it to change the
+password.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Secrets:
     password: str
 
     def environment(self, state: Path) -> dict[str, str]:
-        """As Airflow takes them; `state` is the folder they were loaded from."""
+        """Return the secrets as Airflow's environment variables; `state` is the folder they were loaded from."""
         return {
             "AIRFLOW__CORE__FERNET_KEY": self.fernet_key,
             "AIRFLOW__API_AUTH__JWT_SECRET": self.jwt_secret,
@@ -42,7 +43,10 @@ class Secrets:
 
 
 def load_secrets(state: Path) -> Secrets:
-    """The secrets in the folder `state`, generated where they are missing. Raises InvalidSettings where a file is damaged."""
+    """The secrets in the folder `state`, generated where they are missing.
+
+    Raises InvalidSettings where a file is damaged.
+    """
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     keys = _read(state / SECRETS_FILE)
@@ -82,5 +86,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    """Put the file in place whole, never readable by others, not for a moment."""
+    """Replace the file atomically; it is never readable by other users."""
     replace_json(path, value, synced=True)

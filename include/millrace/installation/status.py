@@ -1,4 +1,4 @@
-"""How an installation is, at a look: Airflow's components, the streaming job, the log, memory. Starts nothing."""
+"""The status of an installation: Airflow's components, the streaming job, the log, memory. Starts nothing."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class InstallationStatus:
     at: float
     data: str
     running: bool
-    """Whether Airflow is being kept running."""
+    """Whether Airflow's keeper runs."""
     address: str
     components: dict[str, str]
-    """Airflow's, by name: healthy, starting, unhealthy; empty where it does not answer."""
+    """State of each Airflow component: healthy, starting or unhealthy. Empty if Airflow does not answer."""
     restarts: int
     reason: str
-    """How often Airflow was started anew since the system was started, and why the last time."""
+    """Restarts of Airflow since the system started, and the reason of the last one."""
     streaming: bool
     """Whether the streaming job runs."""
     state: str
     words: str
-    """Of the data, as the overview in the UI has it."""
+    """State of the data and a sentence about it, as in the overview of the UI."""
     findings: tuple[HealthFinding, ...]
-    """What is not as it should be (millrace.observe.health)."""
+    """Problems (millrace.observe.health)."""
     rows_per_second: float
     lag_seconds: float | None
-    """Age of the oldest log entry that the WAL lacks; None where the log cannot be asked."""
+    """Age of the oldest log entry that the WAL lacks, in seconds. None if the log does not answer."""
     log_server: bool
     processes: dict[str, int]
     """How many run: airflow, jobs, log."""
@@ -46,7 +46,8 @@ class InstallationStatus:
 
     @property
     def healthy(self) -> bool:
-        """Whether everything that belongs to a running system runs and is well; a lag, and maintenance that failed, only warn."""
+        """Whether everything that belongs to a running system runs and is well; a lag, and maintenance that failed,
+        only warn."""
         well = not any(each.severity == "critical" for each in self.findings)
         return self.running and self.streaming and set(self.components.values()) == {"healthy"} and well
 
@@ -62,7 +63,7 @@ class InstallationStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """The processes of an installation: to find them and to add their memory up is the dearest part of a look."""
+    """The processes of an installation and their memory, the most expensive part of a status."""
 
     counts: dict[str, int]
     """By group: airflow, jobs, log."""
@@ -79,7 +80,7 @@ class ProcessUsage:
 def read_status(
     installation: Installation, observer: Observer, processes: ProcessUsage | None = None
 ) -> InstallationStatus:
-    """The status now; `processes`: those of an earlier look."""
+    """Return the current status. `processes` may be those of an earlier status, to save the scan."""
     found = installation.running()
     components: dict[str, str] = {}
     if found is not None:
@@ -89,7 +90,7 @@ def read_status(
             pass  # an empty dictionary says so
     overview = observer.overview()
     streaming = installation.streaming_job_running()
-    # The overview goes by what the queries wrote behind their last micro-batch; a job that has just started wrote nothing yet.
+    # The overview reads what queries write after a micro-batch; a job that has just started has written nothing yet.
     starting = streaming and overview.state == "stopped"
     processes = processes or ProcessUsage.measure(installation)
     return InstallationStatus(
@@ -113,7 +114,7 @@ def read_status(
 
 
 def _groups(installation: Installation) -> dict[str, list[Any]]:
-    """The installation's processes: Airflow's are those of its keeper's session, the log's those of its server."""
+    """Group the processes: Airflow's are in its keeper's session, the log's descend from its server."""
     found = installation.running()
     keeper = found.record.pid if found is not None else 0
     server = installation.log_server()

@@ -7,8 +7,9 @@
     installation.stop()                     # everything, and proves that nothing is left
 
 A keeper (installation_keeper) runs Airflow in a session of its own; the DAG `streaming` runs the jobs; the log's server
-starts by itself. Whose a process is, is said by the mark that it inherited (installation_processes). A start after kill -9
-ends what was orphaned and leaves alone what still works: a job that runs is adopted by its DAG. Every wait has a deadline.
+starts by itself. Whose a process is, is said by the mark that it inherited (installation_processes). A start after kill
+-9 ends what was orphaned and leaves alone what still works: a job that runs is adopted by its DAG. Every wait has a
+deadline.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ MAX_FAILED_STARTS: Final = 3
 SLOW_START_FACTOR: Final = 4
 """How many times longer than it should take a start is waited for: one that is slow is told of, not given up."""
 TASK_RETRY_SECONDS: Final = 90.0
-"""How much later a streaming job may come after a crash: Airflow tries a task again when its heartbeat has been missed."""
+"""How much later a streaming job may come after a crash:
+
+Airflow tries a task again when its heartbeat has been missed.
+"""
 
 ProgressListener = Callable[[str], None]
 
@@ -113,8 +117,8 @@ class Installation:
         components: int = COMPONENT_COUNT,
         settle: float | None = None,
     ) -> None:
-        """`command` is what the keeper keeps running, and `components` the children that it has when it is whole, which is
-        `settle` seconds after its start at the latest.
+        """`command` is what the keeper keeps running, and `components` the children that it has when it is whole, which
+        is `settle` seconds after its start at the latest.
 
         Raises InvalidSettings where the checkout is not to be found, or the data folder lies in it.
         """
@@ -202,8 +206,8 @@ class Installation:
     def end_orphans(self) -> list[ProcessInfo]:
         """End what a killed installation left behind: processes whose session has lost its leader. What it ended.
 
-        Airflow's components without their keeper, a JVM without its driver. A job that still runs leads its session, and
-        the log's server is known by its record: both are left alone.
+        Airflow's components without their keeper, a JVM without its driver. A job that still runs leads its session,
+        and the log's server is known by its record: both are left alone.
         """
         everything = all_processes()
         server = self.log_server()
@@ -225,9 +229,9 @@ class Installation:
     ) -> None:
         """Wait until each of Airflow's components is well.
 
-        `check` is called again and again; what it raises ends the wait. `say` is told each step, and that one takes long: a slow
-        start goes on. Raises JobFailed where Airflow ends meanwhile, DeadlineExceeded after PATIENCE times the time that it should take;
-        it goes on starting then.
+        `check` is called again and again; what it raises ends the wait. `say` is told each step, and that one takes
+        long: a slow start goes on. Raises JobFailed where Airflow ends meanwhile, DeadlineExceeded after PATIENCE times
+        the time that it should take; it goes on starting then.
         """
         api = self.api(running.address)
 
@@ -372,7 +376,8 @@ class Installation:
             return StopResult(ended=len(before), killed=len({each.pid for each in killed}))
 
     def _announce_stop(self) -> None:
-        """Record of each job that runs that it is asked to stop: what ends before it can say so was stopped, not lost."""
+        """Record of each job that runs that it is asked to stop: what ends before it can say so was stopped, not
+        lost."""
         launcher = Launcher(self.settings)
         for each in launcher.runs():
             if each.active:
@@ -413,7 +418,10 @@ class Installation:
 
 
 def _airflow_step(record: KeeperRecord) -> str:
-    """What Airflow does while its web server does not answer yet: `airflow standalone` has no children while it makes its tables."""
+    """What Airflow does while its web server does not answer yet:
+
+    `airflow standalone` has no children while it makes its tables.
+    """
     everything = all_processes()
     group = {pid for pid, each in everything.items() if each.parent == record.pid}
     if any(each.parent in group for each in everything.values()):

@@ -1,4 +1,4 @@
-"""How programs run: Java, jars and the Spark session; jobs with their queries, heartbeat and progress; places and priority.
+"""Run programs: Java, jars and the Spark session; jobs with queries, heartbeat and progress; Spark slots and sandboxes.
 
-`launch/` starts a job detached, once for each run id, and knows from any process at any time what became of it.
+`launch/` starts a detached job once for each run id; any process can ask for its state at any time.
 """

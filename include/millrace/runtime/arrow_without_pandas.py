@@ -1,10 +1,10 @@
-"""Importing this has pyarrow leave pandas alone, in processes that are Millrace's own or Spark's workers for it.
+"""Keep pyarrow from importing pandas in Millrace's own processes and in its Spark workers.
 
-pyarrow imports pandas, where that is installed, when it makes its first array, to recognise pandas' objects: a second of CPU, more
-than all else that such a process does before its first entry. Whoever asks pyarrow for a DataFrame in such a process gets one all the
-same: it imports pandas then. In any other program (a user's, which may hand pyarrow a pandas.Series) nothing happens.
+pyarrow imports an installed pandas when it makes its first array, to recognise pandas objects. That takes a second of
+CPU, more than everything else that such a process does before its first entry. `to_pandas` still works: it imports
+pandas then. In any other program (a user's may pass a pandas.Series to pyarrow) importing this module does nothing.
 
-To be imported before whatever makes an array while it is imported: ``import`` comes before ``from`` in a module.
+Import this module before any module that makes an array at import time; ``import`` sorts before ``from``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import Final
 
 _OURS: Final = ("millrace.", "pyspark.")
-"""How the names of such programs begin, as `python -m` has them."""
+"""Prefixes of the ``python -m`` names of those processes."""
 
 
 class _NoPandas:
@@ -26,7 +26,7 @@ class _NoPandas:
 
 
 def hide_pandas_from_arrow() -> None:
-    """Have pyarrow look for pandas now, and find none; nothing where pandas is imported already."""
+    """Make pyarrow look for pandas now and find none. Does nothing if pandas is already imported."""
     if "pandas" in sys.modules:
         return
     import pyarrow as pa
@@ -39,7 +39,7 @@ def hide_pandas_from_arrow() -> None:
 
 
 def _main_program() -> str:
-    """The module that this process runs, by ``python -m``; "" for a script."""
+    """Return the module that this process runs by ``python -m``, or "" for a script."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return "" if spec is None else str(spec.name)
 

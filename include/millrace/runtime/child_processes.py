@@ -1,7 +1,7 @@
-"""Child processes of one machine: started in a session of their own, watched with deadlines, stopped as a group.
+"""Child processes: each runs in its own session, is awaited with deadlines, and is stopped as a group.
 
-A streaming job is a Python driver with a JVM and Python workers below it: whoever stops it signals the whole session,
-SIGTERM first (the job finishes its micro-batch), SIGKILL when the deadline has passed.
+A streaming job is a Python driver with a JVM and Python workers as descendants. To stop it, send SIGTERM to the driver,
+which finishes its micro-batch, and SIGKILL to the whole session after the deadline.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ POLL_SECONDS = 0.05
 
 
 class JobFailed(MillraceError):
-    """A process of ours ended before it was ready, or with an error; the message names its log file."""
+    """A child process ended before it was ready, or with an error. The message names its log file."""
 
 
 class ChildProcess:
-    """A running child with its output in `log_file`."""
+    """A running child process that writes its output to `log_file`."""
 
     def __init__(self, command: Sequence[str], *, log_file: Path, env: Mapping[str, str]) -> None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,10 @@ class ChildProcess:
         return self._process.poll() is None
 
     def wait_ready(self, ready: Callable[[], bool], *, deadline: float) -> None:
-        """Wait until `ready()`. Raises JobFailed where the process ends first, DeadlineExceeded after `deadline` seconds."""
+        """Wait until `ready()` is true.
+
+        Raises JobFailed if the process ends first, and DeadlineExceeded after `deadline` seconds.
+        """
         end = Deadline.after(deadline)
         while not ready():
             if not self.running():
@@ -58,7 +61,7 @@ class ChildProcess:
                 raise DeadlineExceeded(f"{self._name} was not ready after {deadline:.0f} s; its log: {self.log_file}")
 
     def wait(self, *, deadline: float) -> int:
-        """Its exit code, once it ends by itself. Raises DeadlineExceeded."""
+        """Wait for the process to end by itself and return its exit code. Raises DeadlineExceeded."""
         try:
             return self._process.wait(timeout=deadline)
         except subprocess.TimeoutExpired:
@@ -67,7 +70,7 @@ class ChildProcess:
             ) from None
 
     def stop(self, *, deadline: float) -> int:
-        """End it and everything in its session: SIGTERM, and SIGKILL after `deadline` seconds; its exit code."""
+        """Stop the process with SIGTERM, kill its session after `deadline` seconds, and return the exit code."""
         if self.running():
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -81,7 +84,7 @@ class ChildProcess:
         return self._process.wait(timeout=deadline) if code is None else code
 
     def kill(self) -> None:
-        """SIGKILL for the whole session, at once."""
+        """Kill the whole session at once."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -89,5 +92,5 @@ class ChildProcess:
         self._process.wait(timeout=30)
 
     def tail(self, lines: int = 30) -> str:
-        """The last lines of its log."""
+        """Return the last lines of the log."""
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])

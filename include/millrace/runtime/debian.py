@@ -1,4 +1,4 @@
-"""Install Debian's packages where this user may: as root, or with a sudo that asks nothing. Standard library only."""
+"""Install Debian packages as root or with a passwordless sudo. Uses the standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 def apt_installer(*, timeout: float = 600) -> AptInstaller | None:
-    """What installs packages here; None where this user may not, or there is no apt-get."""
+    """Return the installer, or None without apt-get or the rights to use it."""
     apt = shutil.which("apt-get")
     if apt is None:
         return None
@@ -23,19 +23,21 @@ def apt_installer(*, timeout: float = 600) -> AptInstaller | None:
 
 
 class AptInstaller:
-    """apt-get, quiet and without questions. What it says goes to standard error."""
+    """apt-get, quiet and non-interactive. Its output goes to stderr."""
 
     def __init__(self, command: list[str], timeout: float) -> None:
         self._command = command
         self._timeout = timeout
 
     def update(self) -> None:
-        """Read the package lists anew. That may fail in part: a stale list may still know a package."""
+        """Refresh the package lists. A partial failure is ignored: a stale list may still have a package."""
         self._run("update")
 
     def install(self, *packages: str) -> bool:
-        """Install all of them, or say that it did not work. One that is installed already is left at its version: other
-        programs may be running on it."""
+        """Install `packages` and return whether that worked.
+
+        An installed package keeps its version: other programs may be running on it.
+        """
         return self._run("install", "--no-install-recommends", "--no-upgrade", *packages)
 
     def _run(self, *arguments: str) -> bool:

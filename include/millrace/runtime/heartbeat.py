@@ -1,8 +1,8 @@
-"""The heartbeat of a streaming job: that its driver lives, and what each of its queries is at. For whoever supervises it.
+"""The heartbeat file of a streaming job: its driver is alive, and the state of each query. Supervisors read it.
 
-Written every two seconds by the thread that waits for the queries, which asks the JVM each time: a driver that hangs, or a
-JVM that does, lets the file grow old. A query that stands in one micro-batch for long shows by ``busy_seconds``; one that has
-nothing to do is not busy. A resting job rewrites no progress file, so that file's age says nothing.
+The thread that waits for the queries writes it every two seconds and asks the JVM each time, so the file becomes stale
+if the driver or the JVM hangs. ``busy_seconds`` grows while a query stays in one micro-batch; an idle query is not
+busy. An idle job writes no progress file, so the age of that file is no sign of life.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _JAVA_OBJECT: Final = re.compile(r"\b(?:[\w$]+\.)+[\w$]+@[0-9a-f]+\b")
 
 
 def heartbeat_path(settings: Settings, app_name: str) -> Path:
-    """The heartbeat file of a job."""
+    """Return the path of a job's heartbeat file."""
     return settings.node_run_path / f"{app_name}.heartbeat.json"
 
 
 @dataclass(slots=True)
 class _Look:
-    """A query as it was seen last."""
+    """A query at the last heartbeat."""
 
     batch: int = -1
     rows: int = 0
@@ -42,7 +42,10 @@ class _Look:
 
 
 class Heartbeat:
-    """Called again and again with the running queries; writes the file, and the launcher's progress file, now and then."""
+    """Write the heartbeat and the launcher's progress file, at most every INTERVAL_SECONDS.
+
+    Call it with the queries.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Heartbeat:
         }
 
     def _told(self, query: str) -> dict[str, Any]:
-        """The query's own progress file, where this process wrote it."""
+        """Return the content of the query's progress file if this process wrote it."""
         try:
             value = json.loads(self._settings.progress_path(query).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
@@ -118,11 +121,11 @@ class Heartbeat:
 
 
 def _without_objects(message: str) -> str:
-    """Spark's words without the names of Java objects, such as ``org.apache.spark.sql.….PythonMicroBatchStream@1f2e3d``."""
+    """Strip names of Java objects from a status of Spark, such as ``org.apache.….PythonMicroBatchStream@1f2e3d``."""
     return _JAVA_OBJECT.sub("the source", message)
 
 
 def _lag(told: dict[str, Any]) -> float | None:
-    """How old the newest message of the last commit was when it was committed, on the PChannel that was furthest behind."""
+    """Return the age in seconds of the last commit's newest message, on the PChannel with the largest lag."""
     ticks = [each["tick"] for each in told.get("pchannels", {}).values() if each.get("tick")]
     return round(max(0.0, told["at"] - (min(ticks) >> 18) / 1e3), 3) if ticks else None

@@ -1,8 +1,8 @@
-"""Jars of Maven Central, pinned by digest, fetched once into the cache folder by the Ivy inside the pyspark package.
+"""Fetch jars from Maven Central once into the cache folder, with the Ivy of the pyspark package.
 
-Ivy fetches just what is listed, nothing transitive; each jar is checked against its SHA-256, and the folder appears under its
-final name only when it is whole. A later start looks at file names alone. What is fetched is said by millrace.runtime.spark_jars
-(Delta's jars) and millrace.brokers (the servers that a test or a demo starts).
+Ivy fetches exactly the listed jars, nothing transitive. Each jar is checked against its SHA-256, and the folder gets
+its final name when it is complete, so a later start checks file names only. millrace.runtime.spark_jars lists Delta's
+jars, millrace.brokers those of the servers that tests and demos start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millrace.runtime.java import find_java
 
 _PORTION: Final = 32
 _AT_ONCE: Final = 6
-"""Ivy asks for one file after another, and waits for most of the time: so many portions of so many jars are fetched at once."""
+"""Concurrent Ivy processes, each with a portion of the jars: one process mostly waits for the network."""
 
 
 class Jar(NamedTuple):
@@ -44,10 +44,10 @@ class Jar(NamedTuple):
 def fetch_jars(
     jars: Sequence[Jar], folder: Path, *, what: str, ivy_settings: str = "", deadline: float = 300
 ) -> list[str]:
-    """Paths of `jars` in `folder`, in their order; fetches them first where the folder lacks one. `what` names them in errors.
+    """Return the paths of `jars` in `folder`, in order, and fetch them first if one is missing.
 
-    Several processes may ask at once: one fetches, the others wait, at most `deadline` seconds. Raises InvalidSettings
-    (no pyspark or Java here, nothing to be had from the repository, a digest that differs) or DeadlineExceeded.
+    `what` names the jars in errors. Concurrent processes fetch once; the others wait, at most `deadline` seconds.
+    Raises InvalidSettings without pyspark or Java, on a failed download or another digest, and DeadlineExceeded.
     """
     paths = [folder / jar.file_name for jar in jars]
     if not all(path.is_file() for path in paths):
@@ -74,7 +74,7 @@ def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end:
         staging = Path(name)
 
         def run(first: int) -> str:
-            """Fetch one portion; what Ivy said."""
+            """Fetch one portion and return the end of Ivy's output."""
             module = staging / f"{first}.xml"
             module.write_text(_ivy_module(jars[first : first + _PORTION]), encoding="utf-8")
             command = [str(java), "-jar", str(ivy), "-warn", "-cache", str(staging / f"cache-{first}")]
@@ -92,7 +92,7 @@ def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end:
             raise DeadlineExceeded(f"fetching {what} took too long: is Maven Central reachable?") from None
         for place, jar in enumerate(jars):
             _verify(staging / "jars" / jar.file_name, jar, said[place // _PORTION])
-        # What stands there is incomplete (somebody deleted a file), or it would not be fetched.
+        # An existing folder is incomplete (a file was deleted), or nothing would be fetched.
         shutil.rmtree(folder, ignore_errors=True)
         (staging / "jars").replace(folder)
 
@@ -100,7 +100,7 @@ def _fetch(jars: Sequence[Jar], folder: Path, what: str, ivy_settings: str, end:
 def _ivy_module(jars: Sequence[Jar]) -> str:
     dependencies = "\n".join(
         f'    <dependency org="{jar.organisation}" name="{jar.name}" rev="{jar.version}" transitive="false"'
-        # Said outright: some modules call their packaging bundle, or nar, and have the jar beside it.
+        # Name the artifact: some modules have the packaging "bundle" or "nar" and a jar in addition.
         f' conf="default->master"><artifact name="{jar.name}" type="jar" ext="jar"/></dependency>'
         for jar in jars
     )
@@ -120,7 +120,7 @@ def _verify(path: Path, jar: Jar, output: str) -> None:
 
 
 def exit_code(program: Callable[[], object]) -> int:
-    """Run what fetches jars, as a program: 0, or 1 with what is wrong in a line on stderr."""
+    """Run a program that fetches jars; return 0, or 1 after one line of error on stderr."""
     try:
         program()
     except MillraceError as error:

@@ -1,4 +1,4 @@
-"""Find the Java that Spark 4.2 runs on (17 or 21), or install it where this user may. Standard library only.
+"""Find the Java that Spark 4.2 needs (17 or 21), or install it if this user may. Uses the standard library only.
 
 ``python -m millrace.runtime.java`` is what `make java` runs, before anything is installed: it prints the Java home.
 """
@@ -25,7 +25,10 @@ _VERSION: Final = re.compile(r'^(?:JAVA_VERSION="?|.*\bversion ")(\d+)', re.MULT
 
 
 def java_version(home: Path) -> int | None:
-    """The major version of the Java in `home`, from its ``release`` file or by asking it; None where there is none."""
+    """Return the major version of the Java in `home`, from its ``release`` file or its output;
+
+    None if there is no Java.
+    """
     binary = home / "bin" / "java"
     if not os.access(binary, os.X_OK):
         return None
@@ -54,9 +57,9 @@ def _candidates(env: Mapping[str, str], jvm_folder: Path) -> Iterator[Path]:
 
 
 def find_java(*, env: Mapping[str, str] | None = None, jvm_folder: Path = JVM_FOLDER) -> Path:
-    """The home of a Java that Spark runs on: JAVA_HOME, then PATH, then the system's folder of Javas.
+    """Return the home of a supported Java: from JAVA_HOME, then PATH, then the system's folder of JVMs.
 
-    Raises InvalidSettings, in one sentence that says what to install, where there is none.
+    Raises InvalidSettings, which says what to install, if there is none.
     """
     seen = set()
     for home in _candidates(os.environ if env is None else env, jvm_folder):
@@ -73,9 +76,9 @@ def find_java(*, env: Mapping[str, str] | None = None, jvm_folder: Path = JVM_FO
 
 
 def install_java(*, timeout: float = 600) -> bool:
-    """Install a supported Java with apt-get, as root or with a sudo that asks nothing. Whether that worked.
+    """Install a supported Java with apt-get, as root or with a passwordless sudo, and return whether that worked.
 
-    A package that is installed already is left at its version: other programs may be running on it.
+    An installed package keeps its version: other programs may be running on it.
     """
     apt = apt_installer(timeout=timeout)
     if apt is None:
@@ -85,7 +88,7 @@ def install_java(*, timeout: float = 600) -> bool:
 
 
 def main() -> int:
-    """Print a Java home, after installing one if need be. Exit status 1, with one sentence, where that is impossible."""
+    """Print a Java home and install Java first if necessary. Exit code 1, with one sentence, if that fails."""
     try:
         print(find_java())
     except InvalidSettings:

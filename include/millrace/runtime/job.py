@@ -1,6 +1,6 @@
-"""What every job of ours does around its queries: settings, metrics, session, signals, a heartbeat, a clean end.
+"""The frame of every streaming job: settings, metrics, Spark session, signals, heartbeat and a clean end.
 
-jobs/ holds one thin file an entry point; this is what they share.
+jobs/ holds one thin file for each entry point; this module is what they share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MESSAGE_LENGTH: Final = 2000
 
 
 class StartQuery(Protocol):
-    """Starts one streaming query on a session; with `available_now` one that ends at what there is now."""
+    """Starts one streaming query; with `available_now` one that ends after the data available at its start."""
 
     def __call__(
         self, spark: SparkSession, *, settings: Settings, metrics: Metrics, available_now: bool = False
@@ -44,11 +44,11 @@ class StartQuery(Protocol):
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The arguments that all jobs have."""
+    """Return an argument parser with the options of every job."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--available-now", action="store_true", help="end at what there is now")
-    made.add_argument("--result", type=Path, metavar="FILE", help="where it says how it ended, for a launcher")
-    made.add_argument("--progress", type=Path, metavar="FILE", help="a file that is kept up with what it is at")
+    made.add_argument("--available-now", action="store_true", help="process the available data, then end")
+    made.add_argument("--result", type=Path, metavar="FILE", help="write the result there, for the launcher")
+    made.add_argument("--progress", type=Path, metavar="FILE", help="write the progress there, for the launcher")
     return made
 
 
@@ -62,11 +62,11 @@ def run(
     on_started: Callable[[], None] = lambda: None,
     on_stopped: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `queries` in one driver until SIGTERM, SIGINT or the first failure; `begun` is called when all of them run, `ended` when
-    none does any more.
+    """Run `queries` in one driver until SIGTERM, SIGINT or the first failure.
 
-    With `available_now` each runs to its end before the next starts: a later one reads what an earlier one wrote. `result`
-    gets, last, ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the words of the heartbeat.
+    `begun` is called once all queries run, `ended` once none runs any more.
+    With `available_now` each query ends before the next starts: a later one reads what an earlier one wrote.
+    `result` gets ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the heartbeat as text.
     """
     restrict_umask()
     stop = stop_on_signals()
@@ -132,9 +132,10 @@ def _run(
 
 
 def error_json(error: BaseException) -> dict[str, Any]:
-    """An error as the result file has it. What failed in a query comes through the JVM as text: our own type is found in it.
+    """Return an error as the result file holds it: code, message and whether a retry may help.
 
-    An error that is not ours may be the storage, or another writer: a retry is worth its cost.
+    An error in a query arrives as text from the JVM; a MillraceError is recognised in it by name.
+    Any other error may be due to storage or another writer and counts as retriable.
     """
     if isinstance(error, MillraceError):
         return {"code": error.code, "message": str(error)[:_MESSAGE_LENGTH], "retriable": error.retriable}
@@ -147,6 +148,6 @@ def error_json(error: BaseException) -> dict[str, Any]:
 
 
 def _in_words(text: str) -> str:
-    """An error's text without what the JVM and py4j put around it: names of objects, of its classes, and the stack."""
+    """Strip what the JVM and py4j add to an error's text: names of objects and classes, and the stack."""
     lines = [line for line in _CALLED.sub("", text).splitlines() if line.strip() and not _STACK.match(line)]
     return "\n".join(_JVM_CLASS.sub("", line) for line in lines)

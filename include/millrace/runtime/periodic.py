@@ -1,4 +1,4 @@
-"""A piece of upkeep that a thread does again and again; one that fails is tried again after the same pause."""
+"""A maintenance task that a thread runs at an interval. A failed run is logged and repeated after the same interval."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from millrace.base.closeable import Closeable
 from millrace.base.errors import MillraceError
 
 MAINTENANCE_ERRORS: Final = (MillraceError, OSError, pa.ArrowException)
-"""What tables, log and disk raise: none of it may end the thread."""
+"""Errors of tables, log and disk. None of them may end the thread."""
 
 _log = logging.getLogger(__name__)
 
 
 class PeriodicTask(Closeable):
-    """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`; with `at_once` for the first time at the start."""
+    """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`; with `at_once` for the first time
+    at the start."""
 
     def __init__(self, *, name: str, interval: float, run_at_start: bool = False) -> None:
         self._name = name
@@ -30,13 +31,13 @@ class PeriodicTask(Closeable):
 
     @abstractmethod
     def run_once(self) -> None:
-        """Do it once."""
+        """Run the task once."""
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """End, once what is under way is done. Idempotent."""
+        """Stop the thread after the current run. Idempotent."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()

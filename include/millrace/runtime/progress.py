@@ -1,4 +1,4 @@
-"""Progress of a running operation in one small file, for who watches it."""
+"""The progress file of a running operation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from millrace.base.files import replace_json
 
 
 class Progress:
-    """Progress of a running operation in one small file, replaced whole; without a path it is kept to itself."""
+    """Progress of a running operation, written to one file that is replaced atomically.
+
+    Without a path it does nothing.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
 
     def update(self, words: str, *, done: float | None = None, **figures: float | int | str) -> None:
-        """`words` for a person, `done` as a share of 1 where it is known, and figures by name."""
+        """Publish `words` for people, `done` as a fraction of 1 if known, and named figures."""
         if self._path is None:
             return
         replace_json(

@@ -1,4 +1,4 @@
-"""The Structured Streaming queries of one driver, from their start to an end between two micro-batches. Knows no query's purpose."""
+"""Run the Structured Streaming queries of one driver and stop them between two micro-batches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _logger = logging.getLogger(__name__)
 
 
 def start_with_retries(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Return the query that `start` starts; call it again, a few times, if Spark gave up on a Python worker while it planned.
+    """Return the query that `start` starts; call it again, a few times, if Spark gave up on a Python worker while it
+    planned.
 
-    Planning asks Python workers for a source's name, columns and reader, and each must come up within 10 s. Raises what the last
-    call raises.
+    Planning asks Python workers for a source's name, columns and reader, and each must come up within 10 s. Raises what
+    the last call raises.
     """
     left = _RESTARTS
     while True:
@@ -48,11 +49,12 @@ def await_queries(
     restart: Callable[[int], StreamingQuery] | None = None,
     on_started: Callable[[], None] | None = None,
 ) -> None:
-    """Wait until every query has ended, one has failed, or `stop` is set; then stop what still runs, between two batches.
+    """Wait until every query has ended, one has failed, or `stop` is set; then stop the others between two batches.
 
-    `beat` is called with them at each look, `begun` once, when all of them have come to their first look for data. `restart` starts the query at a place anew, where Spark gave it up before it
-    began: a Python worker must come up within 10 s, which no setting changes, and on a busy machine one may not. That is done a
-    few times. Raises the failed query's StreamingQueryException.
+    `beat` is called with the queries at each poll, and `begun` once, when all of them are past their initialisation.
+    `restart` starts the query at an index again if Spark gave it up before its first batch: a Python worker must come
+    up within 10 s, which no setting changes, and on a busy machine it may not. That is tried a few times. Raises the
+    failed query's StreamingQueryException.
     """
     running, left = list(queries), _RESTARTS
     while not stop.is_set():
@@ -81,12 +83,12 @@ def await_queries(
 
 
 def _runs(query: StreamingQuery) -> bool:
-    """Whether Spark has what the query needs (the workers of its sources among it)."""
+    """Return whether Spark has initialised the query, including the workers of its sources."""
     return query.isActive and not query.status["message"].startswith("Initializing")
 
 
 def stop_between_batches(query: StreamingQuery, *, deadline: float = 30.0) -> None:
-    """Stop a query once no micro-batch of it runs, or after `deadline` seconds in the midst of one (which loses nothing)."""
+    """Stop a query between two micro-batches, or in the middle of one after `deadline` seconds. Neither loses rows."""
     end = Deadline.after(deadline)
     while query.isActive and query.status["isTriggerActive"] and query.status["isDataAvailable"]:
         if not end.pause(0.005):
@@ -96,10 +98,10 @@ def stop_between_batches(query: StreamingQuery, *, deadline: float = 30.0) -> No
 
 
 def started_path(settings: Settings, app_name: str) -> Path:
-    """The file that says that a job's queries run, and since when."""
+    """Return the path of the file that marks a job's queries as running."""
     return settings.node_run_path / f"{app_name}.started.json"
 
 
 def write_started(settings: Settings, app_name: str) -> None:
-    """Say that the queries of `app_name` run."""
+    """Mark the queries of `app_name` as running."""
     replace_json(started_path(settings, app_name), {"pid": os.getpid(), "at": time.time()})

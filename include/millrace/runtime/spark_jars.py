@@ -1,7 +1,7 @@
-"""Delta's jars, pinned by digest, fetched once into the cache folder (millrace.runtime.jars), and passed to Spark by path.
+"""Delta's jars, pinned by digest, fetched once into the cache folder and passed to Spark by path.
 
-Spark's own way (``spark.jars.packages``) resolves over the network at every start and brings 33 jars, most of which
-Spark has already. Here just those of Delta's transitive dependencies are fetched that Spark lacks.
+``spark.jars.packages`` would resolve over the network at every start and bring 33 jars, most of which Spark has.
+Only those of Delta's transitive dependencies are fetched that Spark lacks.
 ``python -m millrace.runtime.spark_jars`` fetches them ahead of time.
 """
 
@@ -51,18 +51,18 @@ JARS: Final = (
         "e58761751fea8a00dc626aae1c5f1be38c5cfd487aeb333d933a4ab5f5a73c55",
     ),
 )
-"""What delta-spark 4.4.0 for Spark 4.2 needs at run time and Spark 4.2 does not ship."""
+"""Run-time dependencies of delta-spark 4.4.0 that Spark 4.2 does not ship."""
 
 
 def jars_folder(settings: Settings) -> Path:
-    """Where the jars of these versions are cached."""
+    """Return the cache folder for the jars of these versions."""
     return settings.cache_dir / "jars" / f"delta-{DELTA_VERSION}-spark-{SPARK_VERSION}"
 
 
 def delta_jars(settings: Settings, *, deadline: float = 300) -> list[str]:
-    """Paths of the jars, for ``spark.jars``; fetches them first where the cache lacks them, at most `deadline` seconds.
+    """Return the paths of the jars for ``spark.jars``; fetch missing ones within `deadline` seconds.
 
-    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetch_jars` says.
+    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetch_jars` does.
     """
     return fetch_jars(
         JARS, jars_folder(settings), what="Spark's jars", ivy_settings=settings.ivy_settings, deadline=deadline

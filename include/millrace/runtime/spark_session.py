@@ -1,4 +1,4 @@
-"""The Spark session of every job, test and tool of Millrace: Delta on local cores, calm, pinned to this Python."""
+"""The Spark session of Millrace's jobs, tests and tools: Delta, sized for the local cores, with this Python."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ _PACKAGE_ROOT = str(ROOT)
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _LIGHT_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A JVM that only plans and keeps books: its optimising compiler took a fifth of a core in a streaming job's first minutes and
-gave nothing back, since the rows are Python's work there (docs/performance.md, "Freshness")."""
+"""Options for a JVM that only plans and does bookkeeping. Its optimising compiler took a fifth of a core in the first
+minutes of a streaming job and gained nothing, since Python processes the rows."""
 
 TASK_ATTEMPTS = 3
-"""Attempts of one task: a Python worker that was killed is replaced; a poisoned entry parks its channel instead."""
+"""Attempts of one task.
+
+They cover a killed Python worker; an entry that cannot be processed parks its channel instead.
+"""
 
 
 def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[str, str]:
-    """Spark's configuration for `settings`: sizes fit the cores, where Spark's defaults fit a cluster."""
+    """Return Spark's configuration for `settings`. Sizes fit the cores; Spark's defaults fit a cluster."""
     cores = str(settings.cores)
     java_options = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     return {
@@ -54,7 +57,7 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
 
 
 def _master(settings: Settings) -> dict[str, str]:
-    """Where tasks run. In this process nothing listens beyond this machine; executors elsewhere must reach the driver."""
+    """Return where tasks run. A local driver listens on loopback only; remote executors must reach the driver."""
     if not settings.spark_master:
         local = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         return {"spark.master": f"local[{settings.cores},{TASK_ATTEMPTS}]", **local}
@@ -74,14 +77,14 @@ def session(
     light_jvm: bool = False,
     extra: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The Spark session of this process, started if there is none; `extra` is configuration that goes over ours. Without `settings`, those of
-    the environment.
+    """Return the Spark session of this process, and start it if there is none.
 
-    `light_jvm` is for a driver whose JVM reads and writes few rows itself, or ends soon: it starts and plans with less CPU, and
+    `settings` defaults to those of the environment; `extra` overrides Millrace's Spark configuration.
+    `light_jvm` is for a driver whose JVM handles few rows itself or ends soon: it starts and plans with less CPU and
     scans many rows more slowly.
-    Sets what the JVM and its Python workers inherit in this process's environment (the Python that runs, the path of
-    this package, Java, the Spark of this Python), since Spark reads those from nowhere else. Raises InvalidSettings
-    where Java or Delta's jars are not to be had.
+    Sets JAVA_HOME, SPARK_HOME, PYTHONPATH and the Python of Spark in the environment of this process, because the JVM
+    and its Python workers read them only there.
+    Raises InvalidSettings if Java or Delta's jars are unavailable.
     """
     settings = settings or Settings.load()
     spark_home = find_spec("pyspark")
@@ -98,6 +101,6 @@ def session(
 
 
 def _python_path() -> str:
-    """This package's root first, then what PYTHONPATH has already."""
+    """Return PYTHONPATH with this package's root first."""
     inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     return os.pathsep.join([_PACKAGE_ROOT, *(part for part in inherited if part != _PACKAGE_ROOT)])

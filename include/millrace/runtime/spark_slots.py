@@ -1,8 +1,9 @@
-"""Places for operations that start Spark: so many at once as the machine bears; the others wait in turn, and say where they stand.
+"""Slots that bound how many operations run Spark at once. The others queue, first in, first out.
 
-Each waiting or running operation has a ticket: a numbered file in ``run/places`` that its process holds locked, so that one
-that was killed leaves its place at once. Who has fewer tickets before it than there are places goes on. It holds for Airflow,
-the command line and any other way to start a job on this machine; an operation that turns out to need no Spark takes no place.
+Each queued or running operation holds a ticket: a locked, numbered file in ``run/places``. The kernel releases the lock
+of a killed process, so its slot is free at once. An operation runs when fewer tickets precede its own than there are
+slots. The slots are shared by Airflow, the command line and every other way to start a job on this machine. An
+operation that turns out to need no Spark takes no slot.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from millrace.runtime.launch.folder import read_json
 from millrace.runtime.progress import Progress
 
 POLL_SECONDS: Final = 0.5
-"""Pause between two looks of one that waits."""
+"""Seconds between two polls of a queued operation."""
 DURATION_SAMPLES: Final = 5
-"""Runs of a job by which its length is guessed."""
+"""Newest runs of a job from which its duration is estimated."""
 DURATIONS_FILE: Final = "lengths"
 JOBS_AHEAD: Final = "before"
-"""Figure of the progress of one that waits: how many are before it."""
+"""Progress figure of a queued operation: the number of operations ahead of it."""
 EXPECTED_START: Final = "expected_start"
-"""Figure of the progress of one that waits: when it may begin (Unix seconds), where that is known."""
+"""Progress figure of a queued operation: its expected start in Unix seconds, if known."""
 _NAME: Final = "{:020d}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One operation that has a place, or waits for one."""
+    """An operation that holds a slot or waits for one."""
 
     job: str
     pid: int
     since: float
-    """Unix seconds: when it began to run, or to wait."""
+    """Start of the run or of the wait, in Unix seconds."""
     running: bool
 
 
 @contextmanager
 def spark_slot(settings: Settings, job: str, progress: Progress, *, poll: float = POLL_SECONDS) -> Iterator[None]:
-    """A place, for as long as the block runs. Says through `progress` how many are before it, and when it may begin."""
+    """Hold a slot while the block runs. Reports the queue position and the expected start through `progress`."""
     folder = settings.run_path / "places"
     folder.mkdir(parents=True, exist_ok=True)
     number, handle = _take(folder, job)
@@ -74,10 +75,11 @@ def spark_slot(settings: Settings, job: str, progress: Progress, *, poll: float 
 
 
 def expected_start(before: Sequence[Ticket], typical: Mapping[str, float], places: int, *, now: float) -> float | None:
-    """When the one after `before` may begin (Unix seconds, not before `now`), if each takes as long as its job did; None: not known.
+    """Estimate when the operation after `before` starts, in Unix seconds (at least `now`), or None if a duration is
+    unknown.
 
-    A ticket that does not run yet takes the place that is free first, wherever it stands: a holder that has just ended is gone
-    while the next one has not looked yet, and processes with other settings may have begun out of turn.
+    A queued ticket takes the first slot that becomes free. It may start out of turn: a holder may have ended since the
+    last poll, and processes with other settings may have started earlier.
     """
     if any(each.job not in typical for each in before):
         return None
@@ -91,12 +93,12 @@ def expected_start(before: Sequence[Ticket], typical: Mapping[str, float], place
 
 
 def median_durations(folder: Path) -> dict[str, float]:
-    """By job the median of how long it last had its place."""
+    """Return the median duration in seconds of the newest runs, by job."""
     return {job: statistics.median(each) for job, each in _lengths(folder).items()}
 
 
 def _took(folder: Path, job: str, seconds: float) -> None:
-    """Keep how long a job had its place, the newest RUNS of each."""
+    """Record how long a job held its slot; the newest DURATION_SAMPLES of each job are kept."""
     with _alone(folder):
         lengths = _lengths(folder)
         replace_json(
@@ -120,10 +122,12 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _take(folder: Path, job: str) -> tuple[int, int]:
-    """A ticket behind all that are there; its number, and the handle that holds it."""
+    """Take a ticket after all others; return its number and the open file that holds its lock."""
     with _alone(folder):
         number = max((each for each, _ in _live(folder)), default=0) + 1
-        draft = folder / f".{os.getpid()}.draft"  # nobody sees a ticket that is not held yet
+        draft = (
+            folder / f".{os.getpid()}.draft"
+        )  # written and locked under another name: a ticket without a lock counts as left by a killed process
         handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
         _write(handle, Ticket(job, os.getpid(), time.time(), running=False))
@@ -142,7 +146,7 @@ def _before(folder: Path, number: int) -> list[Ticket]:
 
 
 def _live(folder: Path) -> Iterator[tuple[int, Ticket]]:
-    """The tickets whose process lives, in their order; what a killed one left goes."""
+    """Yield the tickets of live processes in order, and remove those of killed ones."""
     for path in sorted(folder.glob("*.json")):
         try:
             handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)

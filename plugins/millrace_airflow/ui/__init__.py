@@ -1,7 +1,8 @@
 """The views inside Airflow, the REST API and the metrics of Millrace: one web application, mounted under ``/millrace``.
 
-The application is built once the web server has started (millrace_airflow.ui.middleware), and no sooner, so that schedulers and workers, which
-load the plugin too, pay nothing for it. :data:`EXTERNAL_VIEWS` is its place in the navigation.
+The application is built once the web server has started (millrace_airflow.ui.middleware), and no sooner, so that
+schedulers and workers, which load the plugin too, pay nothing for it. :data:`EXTERNAL_VIEWS` is its place in the
+navigation.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ STARTING: Final = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"
 
 
 class LazyApp:
-    """An ASGI application that is built with its first request, or before, by :meth:`build`; a page that comes meanwhile says so."""
+    """An ASGI application that is built with its first request, or before, by :meth:`build`; a page that comes
+    meanwhile says so."""
 
     def __init__(self, build: Callable[[], FastAPI]) -> None:
         self._build = build

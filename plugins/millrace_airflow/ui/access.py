@@ -1,9 +1,11 @@
-"""Who may see and do what: Airflow's own login and permissions. The one place that uses Airflow's internal security API.
+"""Who may see and do what: Airflow's own login and permissions. The one place that uses Airflow's internal security
+API.
 
-A person of Airflow is a principal of millrace.access: who may read the DAG ``streaming`` has the role *read* over the whole
-deployment (viewers do), which is what the pages and most of the API ask for; who may start it has *operate*, and who may delete it *admin*
-(which only pipelines ask for: they have roles of their own besides, by the same names of people). An action is a run of a DAG, started through
-Airflow's REST API, which asks for the permission to trigger that DAG; :func:`may_trigger` only tells which buttons to show.
+A person of Airflow is a principal of millrace.access: who may read the DAG ``streaming`` has the role *read* over the
+whole deployment (viewers do), which is what the pages and most of the API ask for; who may start it has *operate*, and
+who may delete it *admin* (which only pipelines ask for: they have roles of their own besides, by the same names of
+people). An action is a run of a DAG, started through Airflow's REST API, which asks for the permission to trigger that
+DAG; :func:`may_trigger` only tells which buttons to show.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ async def require_reader(request: Request, credentials: Credentials) -> BaseUser
 
 
 async def authorize(request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-    """The person, logged in, with what Airflow lets them do here (millrace.service.authentication). Raises HTTPException 401 or 403."""
+    """The person, logged in, with what Airflow lets them do here (millrace.service.authentication).
+
+    Raises HTTPException 401 or 403.
+    """
     return Caller(principal_of(await require_reader(request, credentials)))
 
 

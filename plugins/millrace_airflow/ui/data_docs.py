@@ -1,6 +1,8 @@
-"""The Data Docs of the quality checks, behind the login: files of one folder, with scripts and foreign assets switched off.
+"""The Data Docs of the quality checks, behind the login: files of one folder, with scripts and foreign assets switched
+off.
 
-They are HTML that shows values of rows. Under Airflow's address a script among them would act for whoever looks, so none runs.
+They are HTML that shows values of rows. Under Airflow's address a script among them would act for whoever looks, so
+none runs.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ _SWITCHED_OFF: Final = re.compile(
     r"""<script\b.*?</script\s*>|<footer>(?:(?!</footer>).)*newsletter.*?</footer>|<(?:link|img)\b[^>]*?\b(?:href|src)\s*=\s*["']?(?:https?:)?//[^>]*>""",
     re.IGNORECASE | re.DOTALL,
 )
-"""What the policy would block, and a browser complain of: scripts, and what other machines serve; and an advertisement. The
-policy is the guard."""
+"""What the policy would block, and a browser complain of: scripts, and what other machines serve; and an advertisement.
+
+The policy is the guard.
+"""
 _HANDLER: Final = re.compile(r"""(<[^<>]*?)\son[a-z]+\s*=\s*(?:"[^"]*"|'[^']*')""", re.IGNORECASE)
 """The same of what a tag would run when it is clicked."""
 

@@ -1,7 +1,7 @@
 """What stands around Airflow's login: a brake on guessing.
 
-A plain ASGI middleware for Airflow's whole web server (``fastapi_root_middlewares``): its own login compares passwords as often
-as it is asked to.
+A plain ASGI middleware for Airflow's whole web server (``fastapi_root_middlewares``): its own login compares passwords
+as often as it is asked to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ MAX_ADDRESSES: Final = 10_000
 
 
 class LoginFailures:
-    """Failed logins by address: how long each has to wait. Bounded; forgets an address that succeeds or waits long enough."""
+    """Failed logins by address: how long each has to wait.
+
+    Bounded; forgets an address that succeeds or waits long enough.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_ADDRESSES) -> None:
         self._clock = clock

@@ -1,7 +1,9 @@
-"""In front of Airflow's whole web server: its applications are made ready, ``/millrace`` leads to the pages, and triggers are checked.
+"""In front of Airflow's whole web server: its applications are made ready, ``/millrace`` leads to the pages, and
+triggers are checked.
 
-A plain ASGI middleware (``fastapi_root_middlewares``). Airflow takes any name as a parameter of a run, and what is wrong between two of
-them comes out when the run has a worker; so a trigger of a DAG of Millrace is checked here, whoever sends it.
+A plain ASGI middleware (``fastapi_root_middlewares``). Airflow takes any name as a parameter of a run, and what is
+wrong between two of them comes out when the run has a worker; so a trigger of a DAG of Millrace is checked here,
+whoever sends it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ MAX_TRIGGER_BYTES: Final = 1 << 20
 
 
 class PluginMiddleware:
-    """Checks triggers, redirects `prefix` to ``prefix/``, and calls each of `ready` in a thread once the server has started."""
+    """Checks triggers, redirects `prefix` to ``prefix/``, and calls each of `ready` in a thread once the server has
+    started."""
 
     def __init__(self, app: App, *, prefix: str, ready: Sequence[Callable[[], object]] = ()) -> None:
         self._app = app

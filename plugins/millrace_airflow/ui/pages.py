@@ -1,6 +1,8 @@
-"""The pages: the read model as HTML. Rendered here, on the server; a small script keeps them fresh and draws the charts.
+"""The pages: the read model as HTML. Rendered here, on the server; a small script keeps them fresh and draws the
+charts.
 
-A page answers the same questions as the API and escapes everything that comes from outside (templates escape by default).
+A page answers the same questions as the API and escapes everything that comes from outside (templates escape by
+default).
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ class Renderer:
 
 
 def static_router() -> APIRouter:
-    """Style, script and icons: read once, served by exact name, to anybody: the page that asks for a login has them too."""
+    """Style, script and icons: read once, served by exact name, to anybody: the page that asks for a login has them
+    too."""
     files = {path.name: (path.read_bytes(), MEDIA[path.suffix]) for path in sorted((FOLDER / "static").iterdir())}
     made = APIRouter(include_in_schema=False)
 

@@ -1,6 +1,7 @@
 """The pages of pipelines: the list, one pipeline from every side, and the form that makes or changes one.
 
-What a page shows and which of its buttons are alive is what the person may by the API's own table; the buttons call that API.
+What a page shows and which of its buttons are alive is what the person may by the API's own table; the buttons call
+that API.
 """
 
 from __future__ import annotations

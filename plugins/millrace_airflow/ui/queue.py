@@ -1,6 +1,8 @@
-"""What waits of Millrace's operations, in the order in which it may begin: jobs for a place, tasks for a worker, runs for the run before them.
+"""What waits of Millrace's operations, in the order in which it may begin: jobs for a place, tasks for a worker, runs
+for the run before them.
 
-Reads Airflow's database, in which the API server runs anyway; who may see and cancel what is Airflow's to say, at its REST API.
+Reads Airflow's database, in which the API server runs anyway; who may see and cancel what is Airflow's to say, at its
+REST API.
 """
 
 from __future__ import annotations

@@ -51,7 +51,10 @@ def file_changes(
     kind: InputFormat | None = None,
     form: CsvOptions | None = None,
 ) -> list[SchemaChange]:
-    """What `schema` lacks for the columns of some files. Raises InvalidArgument for a file that cannot be read, and for stdin."""
+    """What `schema` lacks for the columns of some files.
+
+    Raises InvalidArgument for a file that cannot be read, and for stdin.
+    """
     from millrace.client.produce.schema_evolution import required_field_changes
     from millrace.message.schema_changes import apply_changes
 

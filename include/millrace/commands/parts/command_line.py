@@ -1,7 +1,9 @@
-"""What all commands share: the options, the settings they lead to, how results are printed, and what an error looks like.
+"""What all commands share: the options, the settings they lead to, how results are printed, and what an error looks
+like.
 
-Exit codes: 0 all is well, 1 a MillraceError (`CODE: message` on stderr, never a traceback), 2 wrong usage, 3 something that is
-stored does not hold (a verification found it, or a command met it), 130 Ctrl-C, 143 SIGTERM (millrace.commands.parts.interrupts).
+Exit codes: 0 all is well, 1 a MillraceError (`CODE: message` on stderr, never a traceback), 2 wrong usage, 3 something
+that is stored does not hold (a verification found it, or a command met it), 130 Ctrl-C, 143 SIGTERM
+(millrace.commands.parts.interrupts).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A file's columns as fields: Parquet and Arrow say their types; in texts they are what the values of the first rows are.
+"""A file's columns as fields: Parquet and Arrow say their types; in texts they are what the values of the first rows
+are.
 
-CSV's cells are read as ``millrace produce`` reads them, with the same form, so that what is inferred is what fits. Where a number would lose
-something (zeros in front, digits of a whole number beyond int64), the column is text.
+CSV's cells are read as ``millrace produce`` reads them, with the same form, so that what is inferred is what fits.
+Where a number would lose something (zeros in front, digits of a whole number beyond int64), the column is text.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _WHOLE: Final = re.compile(r"[+-]?\d+")
 def fields_of(
     path: Path, given: Mapping[str, FieldSpec], *, kind: InputFormat | None = None, form: CsvOptions | None = None
 ) -> list[FieldSpec]:
-    """The columns of a file as fields, those of `given` as they are given. Raises InvalidArgument for a file that cannot be read."""
+    """The columns of a file as fields, those of `given` as they are given.
+
+    Raises InvalidArgument for a file that cannot be read.
+    """
     try:
         with path.open("rb") as file, decompressed(file) as plain:
             schema = _columns(format_of(path, kind), plain, form or CsvOptions())

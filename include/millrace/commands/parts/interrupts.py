@@ -1,10 +1,11 @@
 """Ctrl-C and SIGTERM end a command for certain, and without a word: exit code 130 or 143, at the first signal.
 
-The signal's handler raises :class:`Interrupted` where the command is, so that it ends in order: the summary is told, connections
-close. That alone is not certain. What the handler raises is lost where it strikes a finaliser or a callback of a C library,
-and it is late where the command waits in such a library. Therefore a thread hears of the signal too, through the file descriptor
-that Python's own C handler writes to, and ends the process where the command has not within `grace` seconds. A second signal
-ends it at once. Ending so loses nothing: whatever a command has to keep, another process has durably, or it was not acknowledged.
+The signal's handler raises :class:`Interrupted` where the command is, so that it ends in order: the summary is told,
+connections close. That alone is not certain. What the handler raises is lost where it strikes a finaliser or a callback
+of a C library, and it is late where the command waits in such a library. Therefore a thread hears of the signal too,
+through the file descriptor that Python's own C handler writes to, and ends the process where the command has not within
+`grace` seconds. A second signal ends it at once. Ending so loses nothing: whatever a command has to keep, another
+process has durably, or it was not acknowledged.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """A signal asks the command to end. No Exception and no KeyboardInterrupt: nobody but millrace.__main__ takes it."""
+    """A signal asks the command to end.
+
+    No Exception and no KeyboardInterrupt: nobody but millrace.__main__ takes it.
+    """
 
 
 class InterruptHandler:
@@ -37,7 +41,8 @@ class InterruptHandler:
         self._settled = False
 
     def install(self) -> None:
-        """Take SIGINT and SIGTERM, also where they were ignored (a shell does that to what it starts in the background)."""
+        """Take SIGINT and SIGTERM, also where they were ignored (a shell does that to what it starts in the
+        background)."""
         heard, told = socket.socketpair()
         told.setblocking(False)
         signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)

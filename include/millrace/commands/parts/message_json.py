@@ -1,4 +1,5 @@
-"""Messages as JSON objects: of the WAL (scan) and of the log, with the rows of their payloads where that is asked for."""
+"""Messages as JSON objects: of the WAL (scan) and of the log, with the rows of their payloads where that is asked
+for."""
 
 from __future__ import annotations
 

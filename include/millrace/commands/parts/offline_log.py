@@ -1,4 +1,5 @@
-"""The log for commands that look: by its server where one runs, else its files and brokers as they are, and nothing is started."""
+"""The log for commands that look: by its server where one runs, else its files and brokers as they are, and nothing is
+started."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def open_log_read_only(settings: Settings) -> Iterator[tuple[LogService, AppendC
 
 
 def replayed_definitions(settings: Settings, service: LogService) -> GetDefinitions:
-    """What the chain has on a PChannel, by a replay of what the log holds behind the WAL: what an append host would tell."""
+    """What the chain has on a PChannel, by a replay of what the log holds behind the WAL: what an append host would
+    tell."""
     from millrace.tables.wal.log_replay import replay_log
     from millrace.tables.wal.state_check import valid_state
     from millrace.tables.wal.table import WalTable

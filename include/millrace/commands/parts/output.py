@@ -49,7 +49,10 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="The same as --format 
 
 
 def resolve_format(asked: OutputFormat | None, output: Path | None, *, as_json: bool) -> OutputFormat:
-    """The format of what is written. Raises InvalidArgument, typer.BadParameter for one that does not go where it is to."""
+    """The format of what is written.
+
+    Raises InvalidArgument, typer.BadParameter for one that does not go where it is to.
+    """
     chosen = asked or (OutputFormat.JSONL if as_json else _format_of(output))
     if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and sys.stdout.isatty():
         raise typer.BadParameter(f"{chosen.title()} is binary: give --output FILE, or send stdout to a file")

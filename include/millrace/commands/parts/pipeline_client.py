@@ -25,7 +25,11 @@ _SECONDS: Final = 120.0
 
 
 class PipelineClient(Closeable):
-    """One service. The token of MILLRACE_SERVER_TOKEN; on the service's own host, without one, the data folder's, which does everything."""
+    """One service.
+
+    The token of MILLRACE_SERVER_TOKEN; on the service's own host, without one, the data folder's, which does
+    everything.
+    """
 
     def __init__(self, settings: Settings, server: str = "", *, roots: Path | None = None) -> None:
         """`server` is its address; without one it is looked for here, at the settings' port. Raises InvalidSettings."""

@@ -1,4 +1,5 @@
-"""Rows to a file in the formats that millrace.client.produce.files.reader reads, by the same conventions: what is written reads back."""
+"""Rows to a file in the formats that millrace.client.produce.files.reader reads, by the same conventions: what is
+written reads back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Each answer held against DuckDB's, row for row, with the rows that were late: which were, follows from the micro-batches alone.
+"""Each answer held against DuckDB's, row for row, with the rows that were late: which were, follows from the
+micro-batches alone.
 
-A checkpoint says up to which tick of each PChannel a micro-batch had come, so each row's micro-batch is known, and from that the watermark by
-which it was taken. Nothing of that is asked of the operator.
+A checkpoint says up to which tick of each PChannel a micro-batch had come, so each row's micro-batch is known, and from
+that the watermark by which it was taken. Nothing of that is asked of the operator.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def check(
 
 
 def compare(question: DemoQuery, asked: duckdb.DuckDBPyConnection, last: int, rejected: int) -> CheckResult:
-    """The same where the tables ``flights``, ``weather``, ``answers`` and ``late`` are there, of micro-batches up to number `last`."""
+    """The same where the tables ``flights``, ``weather``, ``answers`` and ``late`` are there, of micro-batches up to
+    number `last`."""
     delay = question.delay.days
     asked.execute(f"create table given as {question.rows_sql}")
     asked.execute(f"""create table marks as
@@ -134,7 +136,8 @@ class CheckpointBatches:
                     self._ends.setdefault((place["collection"], pchannel), []).append((int(tick), number))
 
     def with_batch_numbers(self, collection: Collection, shape: Any) -> pa.Table:
-        """All rows of a collection, as `shape` has them, with the number of the micro-batch that had them: of one that read it."""
+        """All rows of a collection, as `shape` has them, with the number of the micro-batch that had them: of one that
+        read it."""
         rows = collection.changes_between().read_all()
         numbers = np.full(rows.num_rows, -1, dtype=np.int64)
         ticks, vchannels = rows["_time_tick"].to_numpy(), rows["_vchannel"].to_pylist()

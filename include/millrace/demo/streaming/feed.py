@@ -1,6 +1,7 @@
 """What the streams are fed with: flights as they are reported, at their departure, and the weather of each hour.
 
-A cancelled flight is reported when it was due. One flight in :data:`LATE_EVERY` is reported a month late: behind every watermark.
+A cancelled flight is reported when it was due. One flight in :data:`LATE_EVERY` is reported a month late: behind every
+watermark.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class FlightFeed:
         self.days = int((self._flights_at.max() - self._weather_at.min()) // _DAY) + 1
 
     def run(self, seconds: float, stop: threading.Event, sent: OnSent) -> None:
-        """All days in `seconds`, or as fast as the log takes them; `sent` hears of the rows of each. Ends early once `stop` is set."""
+        """All days in `seconds`, or as fast as the log takes them;
+
+        `sent` hears of the rows of each. Ends early once `stop` is set.
+        """
         begun, first = time.monotonic(), int(self._weather_at.min())
         for day in range(self.days):
             if stop.wait(max(0.0, begun + seconds * day / self.days - time.monotonic())):

@@ -1,7 +1,8 @@
 """The questions: each as an operator over a stream of rows, and as SQL that DuckDB answers over all rows at once.
 
-The SQL reads the tables ``flights(id, origin, tail, due, delay, batch)`` and ``weather(origin, time_hour, temp, visib, batch)``, where `batch` is the number of
-the micro-batch that brought a row, and ``marks(batch, mark)``, the watermark by which each was answered; ``final`` is the last one's.
+The SQL reads the tables ``flights(id, origin, tail, due, delay, batch)`` and ``weather(origin, time_hour, temp, visib,
+batch)``, where `batch` is the number of the micro-batch that brought a row, and ``marks(batch, mark)``, the watermark
+by which each was answered; ``final`` is the last one's.
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ class DemoQuery:
     late_sql: str
     """SQL: of a row of ``rows`` beside its ``mark``, whether it is late."""
     answer_sql: str
-    """SQL: the answers over ``kept``, the rows that are not late, up to the watermark ``final``; its columns are the operator's."""
+    """SQL: the answers over ``kept``, the rows that are not late, up to the watermark ``final``; its columns are the
+    operator's."""
     counted_sql: str
     """SQL: how many of the rows stand in ``answers``, what the operator gave; the rest waits for the watermark."""
     waiting_sql: str
     """SQL: how many of ``kept`` no answer can have yet."""
     max_event_time_sql: str = "max(due)"
-    """SQL: what the watermark is `delay` behind, of the rows before; of two sides the one further behind, once both have come."""
+    """SQL: what the watermark is `delay` behind, of the rows before; of two sides the one further behind, once both
+    have come."""
 
 
 def _flights(spark: SparkSession, settings: Settings) -> DataFrame:

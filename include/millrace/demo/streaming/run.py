@@ -1,4 +1,5 @@
-"""The run: a log, a streaming node, and a Spark driver with three streams over what is fed meanwhile; then the check and its table."""
+"""The run: a log, a streaming node, and a Spark driver with three streams over what is fed meanwhile; then the check
+and its table."""
 
 from __future__ import annotations
 
@@ -75,8 +76,11 @@ class RunningQuery:
             self.batches += 1
 
     def ensure_running(self) -> bool:
-        """Whether its sources are there. One that has ended is started again, and goes on where it was: Spark gives a process of Python's
-        10 s to come up, which a busy machine may not. Raises JobFailed where that does not help."""
+        """Whether its sources are there.
+
+        One that has ended is started again, and goes on where it was: Spark gives a process of Python's 10 s to come
+        up, which a busy machine may not. Raises JobFailed where that does not help.
+        """
         if self.query is None or not self.query.isActive:
             if self.query is not None and self.starts == STARTS:
                 raise JobFailed(f"the stream {self.question.name!r} ended: {self.query.exception()}")
@@ -162,7 +166,10 @@ def _session(settings: Settings) -> Iterator[SparkSession]:
 def _ask(
     spark: SparkSession, settings: Settings, feed: FlightFeed, watch: LoadMonitor, job: ChildProcess
 ) -> list[RunningQuery]:
-    """Start the streams, one after the other: Spark waits 10 s for each planner's process, which two cores give it one at a time."""
+    """Start the streams, one after the other:
+
+    Spark waits 10 s for each planner's process, which two cores give it one at a time.
+    """
     flights = feed.flights
     known = pc.and_(flights["dep_delay"].is_valid(), flights["tailnum"].is_valid())
     counts = {"hours": len(flights), "weather": len(flights) + len(feed.weather), "rising": pc.sum(known).as_py()}
@@ -194,7 +201,10 @@ def _drive(
     console: Console,
     stop: threading.Event,
 ) -> None:
-    """Feed, and wait until each stream has had all rows. Raises JobFailed, Interrupted, DeadlineExceeded, what the feed raised."""
+    """Feed, and wait until each stream has had all rows.
+
+    Raises JobFailed, Interrupted, DeadlineExceeded, what the feed raised.
+    """
     ended, failed = threading.Event(), []
     with _progress(console) as progress:
         bars = [progress.add_task(each.question.title, total=each.expected) for each in asked]

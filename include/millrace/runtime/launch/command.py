@@ -1,8 +1,8 @@
-"""The command line and the environment of a launched job: this Python, a module or a file of jobs/, the settings as variables.
+"""The command line and environment of a launched job: this Python, a module or a file of jobs/, settings as variables.
 
 With the setting ``spark_master`` the same command submits to that master: pyspark starts Spark through its own
-``bin/spark-submit`` (client mode), with SPARK_HOME and PYSPARK_PYTHON of this Python (millrace.runtime.spark_session). The Python process
-stays the one that gets the signals, so a job stops between two micro-batches on a cluster as it does here.
+``bin/spark-submit`` in client mode (millrace.runtime.spark_session). The Python process still receives the signals, so
+a job stops between two micro-batches on a cluster as it does locally.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from millrace.runtime.launch.folder import RunFolder
 from millrace.runtime.launch.process import RUN_FOLDER_VARIABLE
 
 _OF_AIRFLOW: Final = ("AIRFLOW__", "_AIRFLOW")
-"""Airflow's own settings, its secrets among them: no job needs them, and a long-lived process is no place for them."""
+"""Airflow's settings and secrets. No job needs them, and they should not stay in a long-lived process."""
 
 
 def jobs_folder() -> Path:
-    """The folder with the Spark entry points. Raises InvalidSettings where there is none."""
+    """Return the folder of the Spark entry points. Raises InvalidSettings if it is missing."""
     home = os.environ.get("MILLRACE_HOME")
     root = Path(home) if home else ROOT.parent
     if not (root / "jobs" / "streaming_node.py").is_file():
@@ -36,19 +36,19 @@ def jobs_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What a launcher starts: the name that the run's records give, and the command line without what the run adds."""
+    """A job to launch: its name in the run's records, and its command line without what a run adds."""
 
     name: str
     command: tuple[str, ...]
 
 
 def module_job(name: str, *command: str) -> JobSpec:
-    """A module of this Python (``python -m``), with its first arguments."""
+    """Return a job that runs a module of this Python (``python -m``) with leading arguments."""
     return JobSpec(name, (sys.executable, "-m", *command))
 
 
 def script_job(name: str, *, folder: Path | None = None, others: Iterable[str] = ()) -> JobSpec:
-    """A file of jobs/. Raises InvalidArgument that names the jobs there are, `others` among them."""
+    """Return a job that runs a file of jobs/. Raises InvalidArgument, which lists the jobs (with `others`)."""
     root = folder if folder is not None else jobs_folder()
     script = root / f"{name}.py"
     if not name.isidentifier() or not script.is_file():
@@ -60,7 +60,7 @@ def script_job(name: str, *, folder: Path | None = None, others: Iterable[str] =
 def command_of(
     job: JobSpec, folder: RunFolder, *, params: Mapping[str, Any] | None, arguments: Sequence[str]
 ) -> list[str]:
-    """The job's command line: its parameters, where its result and its progress go, then `arguments`."""
+    """Return the job's command line: parameters, paths of result and progress, then `arguments`."""
     command = [*job.command]
     if params is not None:
         command += ["--params", json.dumps(params)]
@@ -68,7 +68,7 @@ def command_of(
 
 
 def environment_of(settings: Settings, folder: RunFolder) -> dict[str, str]:
-    """The job's environment: this process's without Airflow's settings, ours, this package's path, the mark of the run."""
+    """Return the job's environment: this process's without Airflow's settings, plus settings, path and run folder."""
     package = str(ROOT)
     inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != package]
     return {

@@ -1,10 +1,10 @@
-"""The first instruction of a launched job: say who it is, then become the job.
+"""The first step of a launched job: record its identity, then exec the job.
 
     python -m millrace.runtime.launch.exec IDENTITY_FILE COMMAND...
 
-It leaves its starter for a session of its own first, so that it is nobody's child and leaves no zombie. The process id and
-the start time outlive the exec, so the record is true for the job itself; it is written by the job's own process, so it is
-there whenever the job is, even where the starter was killed in between.
+It first leaves its starter for a session of its own, so that nobody has to reap it. Process id and start time survive
+the exec, so the record is true for the job. The job's own process writes it, so it exists whenever the job does, even
+if the starter was killed in between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace.base.process import current_process
 
 
 def main() -> None:
-    """Leave the starter, write the identity record and exec the command."""
+    """Detach from the starter, write the identity record and exec the command."""
     restrict_umask()
     if os.fork():
         os._exit(0)

@@ -1,14 +1,14 @@
-"""The folder of a run: what a job was started with, who it is, how far it is, how it ended; and the lock that says it lives.
+"""The folder of a run: parameters, identity, progress, result, log, and the lock that shows that the job lives.
 
     <data_dir>/run/operations/<run id>/
-        params.json     what was asked for: job, parameters, arguments, attempt, when
-        identity.json   who the job is: process id and start time (written by the job's own process)
-        progress.json   how far it is · result.json  its report or its typed error, written last · log  its output
-        stop.json       that it was asked to stop · collected  that its result was handed on · recorded  that it is in the history
-        lock            held by the job for as long as it lives · earlier/<n>/  the attempts before this one
+        params.json     the request: job, parameters, arguments, attempt, time
+        identity.json   process id and start time, written by the job's own process
+        progress.json   progress · result.json  report or typed error, written last · log  output
+        stop.json       a stop was requested · collected  the result was handed on · recorded  the end is in the history
+        lock            held while the job lives · earlier/<n>/  earlier attempts
 
-The lock is an open-file-description lock: the job inherits the open file, so the kernel releases it when the job is gone,
-whatever killed it, and no process id has to be trusted. Asking does not take it.
+The lock is an open-file-description lock. The job inherits the open file, so the kernel releases the lock when the job
+ends for any reason, and no process id has to be trusted. A test of the lock does not take it.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _FLOCK: Final = "hhqqi4x"  # struct flock of 64-bit Linux
 
 
 def operations_path(settings: Settings) -> Path:
-    """Where the folders of all runs are."""
+    """Return the folder of all run folders."""
     return settings.run_path / "operations"
 
 
 class RunFolder:
-    """One run's folder. Reading asks for nothing; writing is for who holds the lock, and for the job."""
+    """The folder of one run. Anybody may read; only the holder of the lock and the job write."""
 
     def __init__(self, settings: Settings, run_id: str) -> None:
         if RUN_ID_PATTERN.fullmatch(run_id) is None:
@@ -68,13 +68,16 @@ class RunFolder:
         self._lock = self.path / "lock"
 
     def try_lock(self) -> int | None:
-        """An open file that holds the run's lock, to be handed to the job and closed here; None where another holds it."""
+        """Return an open file that holds the lock, to pass to the job and close here;
+
+        None if another process holds it.
+        """
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 held = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except FileNotFoundError:
-                continue  # the folder was cleaned away between the two calls
+                continue  # the folder was removed between the two calls
             try:
                 fcntl.fcntl(held, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0))
                 if os.stat(self._lock).st_ino == os.fstat(held).st_ino:
@@ -84,10 +87,10 @@ class RunFolder:
                 return None
             except FileNotFoundError:
                 pass
-            os.close(held)  # a lock in a folder that was cleaned away meanwhile holds nothing
+            os.close(held)  # a lock in a folder that was removed meanwhile protects nothing
 
     def is_locked(self) -> bool:
-        """Whether a job, or a starter of one, holds the lock now."""
+        """Return whether a job, or its starter, holds the lock now."""
         try:
             asked = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -99,7 +102,7 @@ class RunFolder:
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
     def begin_attempt(self) -> int:
-        """Put the files of the attempt before this one aside (lock held); the number of the new attempt, from 1."""
+        """Move the files of the previous attempt aside and return the new attempt's number, from 1. Needs the lock."""
         last = read_json(self.params)
         if last is None:
             return 1
@@ -115,7 +118,7 @@ class RunFolder:
         return number + 1
 
     def remove(self) -> bool:
-        """Remove the folder, unless a job holds it; whether it is gone."""
+        """Remove the folder unless a job holds its lock; return whether it was removed."""
         held = self.try_lock()
         if held is None:
             return False
@@ -127,7 +130,7 @@ class RunFolder:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file that is replaced whole; None where there is none."""
+    """Return the JSON object in a file, or None if the file is missing or holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):

@@ -1,7 +1,7 @@
-"""The history of operations and of failures: JSON lines under ``run/history``, bounded, written by whoever sees an end first.
+"""The history of operations and failures: bounded JSON lines under ``run/history``.
 
-A file that has grown past its bound becomes ``<name>.1.jsonl`` and the one before that goes; a line is written whole under a
-lock of the file, so readers and several writers need nothing else.
+The first process that sees a run end writes its line. A file that reaches its bound replaces ``<name>.1.jsonl``. A line
+is written whole under a lock of the file, so concurrent readers and writers need nothing else.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from millrace.base.settings import Settings
 OPERATIONS: Final = "operations"
 FAILURES: Final = "failures"
 MAX_BYTES: Final = 4 << 20
-"""Size from which a history file is put aside; two of them are kept."""
+"""Size at which a history file is rotated; one rotated file is kept."""
 
 
 def history_path(settings: Settings, name: str) -> Path:
-    """The history file `name` (:data:`OPERATIONS`, :data:`FAILURES`)."""
+    """Return the path of the history `name` (:data:`OPERATIONS` or :data:`FAILURES`)."""
     return settings.run_path / "history" / f"{name}.jsonl"
 
 
 def append_history(path: Path, line: Mapping[str, Any], *, max_bytes: int = MAX_BYTES) -> None:
-    """Add one line; put the file aside first where it has reached `max_bytes`."""
+    """Append one line; rotate the file first if it has reached `max_bytes`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, default=str, separators=(",", ":")) + "\n"
     while True:
@@ -36,7 +36,7 @@ def append_history(path: Path, line: Mapping[str, Any], *, max_bytes: int = MAX_
             try:
                 current = os.stat(path)
             except FileNotFoundError:
-                continue  # put aside by another writer between our open and our lock
+                continue  # rotated by another writer between our open and our lock
             if current.st_ino != os.fstat(file.fileno()).st_ino:
                 continue
             if current.st_size >= max_bytes:
@@ -47,7 +47,7 @@ def append_history(path: Path, line: Mapping[str, Any], *, max_bytes: int = MAX_
 
 
 def read_history(path: Path, *, limit: int = 200) -> list[dict[str, Any]]:
-    """The newest `limit` lines, newest first. A line that is not whole (a full disk) is left out."""
+    """Return the newest `limit` lines, newest first. Incomplete lines (after a full disk) are skipped."""
     found: list[dict[str, Any]] = []
     for line in _newest_first(path):
         try:

@@ -1,14 +1,14 @@
-"""The launcher: starts a job detached, once for each run id, and knows what became of it from any process, at any time.
+"""The launcher starts a detached job once for each run id and reports its state to any process at any time.
 
     launcher = Launcher(settings)
     launcher.start("compaction.2026-11-21", find_job("compaction"), params={...})   # or attaches to the one that runs
     status = launcher.poll("compaction.2026-11-21")                       # running, finished, failed, stopped, lost
     launcher.stop("compaction.2026-11-21")                                # SIGTERM, then SIGKILL for what is left
 
-A job runs in a session of its own and outlives its starter. What is known of it stands in its folder (launch_folder); that
-it lives is a lock that the kernel keeps, so two starters start it once, and a job that was killed is seen at once. A job that
-ended without a result and without having been asked to stop is *lost*: JOB_LOST, and a retry may help. The first who sees an
-end writes it to the history (launch_history).
+A job runs in a session of its own and outlives its starter. Its state is in its folder (folder.py). A lock that the
+kernel keeps shows that it lives: two concurrent starters start it once, and a killed job is noticed at once. A job that
+ended without a result and without a stop request is *lost* (JOB_LOST; a retry may help). The first process that sees a
+run end writes it to the history (history.py).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ POLL_SECONDS: Final = 0.05
 RETENTION_SECONDS: Final = 7 * 86400.0
 RETAINED_RUNS: Final = 200
 LOG_BYTES: Final = 16 << 20
-"""Size from which the log of a running job is put aside, so that one that runs for weeks does not fill the disk."""
+"""Size at which the log of a running job is rotated, so that a job of weeks does not fill the disk."""
 
 
 class RunState(enum.StrEnum):
-    """What became of a run."""
+    """The state of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -55,7 +55,7 @@ class RunState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunError:
-    """Why a run failed, as its job said it."""
+    """The error of a failed run, as its job reported it."""
 
     code: str
     message: str
@@ -67,7 +67,7 @@ class RunError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run as it was when it was looked at."""
+    """A run at the time of a poll."""
 
     run_id: str
     job: str
@@ -89,16 +89,19 @@ class RunStatus:
 
     @property
     def waiting(self) -> bool:
-        """Whether it runs, and only waits in turn for a place (millrace.runtime.spark_slots)."""
+        """Whether the run waits for a Spark slot (millrace.runtime.spark_slots)."""
         return self.active and JOBS_AHEAD in ((self.progress or {}).get("figures") or {})
 
     def tail(self, lines: int = 30) -> str:
-        """The last lines of the job's log."""
+        """Return the last lines of the job's log."""
         return log_tail(self.log, lines=lines)
 
 
 class Launcher:
-    """Starts, watches and stops jobs of one data folder. Holds nothing itself: make one wherever it is needed."""
+    """Starts, polls and stops the jobs of one data folder.
+
+    It has no state of its own; make one wherever it is needed.
+    """
 
     def __init__(self, settings: Settings, *, jobs: Path | None = None) -> None:
         """`jobs`: the folder of the entry points, by default the checkout's jobs/."""
@@ -113,11 +116,11 @@ class Launcher:
         params: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
     ) -> RunStatus:
-        """Start `job` (as a text: a file of jobs/) as `run_id`, or attach: to the one that runs, or that has finished and was not collected yet.
+        """Start `job` as `run_id`, or attach to a run that is active or has finished and was not collected.
 
-        So a caller that died and comes again gets the same run; a run that failed, was stopped or lost, or whose result was
-        collected, is started anew as the next attempt. What is left of an attempt before is killed first. Raises
-        InvalidArgument (no such job, bad run id) and DeadlineExceeded (the process did not come up).
+        A string names a file of jobs/. A caller that died and retries thus gets the same run. A run that failed, was
+        stopped or lost, or was collected starts again as the next attempt, after the rest of the last one is killed.
+        Raises InvalidArgument for an unknown job or a bad run id, and DeadlineExceeded if the process does not come up.
         """
         chosen = job if isinstance(job, JobSpec) else script_job(job, folder=self._jobs)
         folder = RunFolder(self._settings, run_id)
@@ -127,8 +130,12 @@ class Launcher:
             running = self._look(folder)
             if running is not None and running.active:
                 return running
-            if not end.pause(POLL_SECONDS):  # its starter has not said yet what it is, or it is being cleaned away
-                raise DeadlineExceeded(f"{folder.path} is locked and says of no run: see which process holds its lock")
+            if not end.pause(
+                POLL_SECONDS
+            ):  # its starter has not written params.json yet, or the folder is being removed
+                raise DeadlineExceeded(
+                    f"{folder.path} is locked but describes no run: see which process holds its lock"
+                )
         try:
             known = self._look(folder, alive=False)  # the lock is ours
             if known is not None and known.state is RunState.FINISHED and not known.collected:
@@ -156,16 +163,16 @@ class Launcher:
         return self.poll(run_id)
 
     def attach(self, run_id: str) -> RunStatus:
-        """The run `run_id`, whoever started it. Raises RunNotFound."""
+        """Return the run `run_id`. Raises RunNotFound."""
         return self.poll(run_id)
 
     def poll(self, run_id: str) -> RunStatus:
-        """What became of `run_id`. Writes its end to the history, once. Raises RunNotFound."""
+        """Return the state of `run_id`, and record its end in the history once. Raises RunNotFound."""
         folder = RunFolder(self._settings, run_id)
         status = self._look(folder)
         if status is None:
             raise RunNotFound(
-                f"no run {run_id!r} in {operations_path(self._settings)}: it was never started, or cleaned away"
+                f"no run {run_id!r} in {operations_path(self._settings)}: it was never started, or was removed"
             )
         if status.active:
             _bound_log(status.log)
@@ -174,7 +181,7 @@ class Launcher:
         return status
 
     def wait(self, run_id: str, *, deadline: float) -> RunStatus:
-        """Poll until the run has ended. Raises DeadlineExceeded after `deadline` seconds, RunNotFound."""
+        """Wait until the run has ended. Raises DeadlineExceeded after `deadline` seconds, and RunNotFound."""
         end = Deadline.after(deadline)
         while (status := self.poll(run_id)).active:
             if not end.pause(POLL_SECONDS):
@@ -182,9 +189,9 @@ class Launcher:
         return status
 
     def stop(self, run_id: str, *, deadline: float | None = None) -> RunStatus:
-        """End a run: SIGTERM to the job, and SIGKILL to all of its processes after `deadline` seconds; its last status.
+        """Stop a run and return its status: SIGTERM to the job, SIGKILL to its session after `deadline` seconds.
 
-        A run that has ended already is left as it is. Raises RunNotFound.
+        A run that has ended is left alone. Raises RunNotFound.
         """
         folder = RunFolder(self._settings, run_id)
         status = self.poll(run_id)
@@ -201,22 +208,23 @@ class Launcher:
         return self.poll(run_id)
 
     def announce_stop(self, run_id: str) -> None:
-        """Record that the run is asked to stop, without a signal: however its process ends from now on, it was stopped, not lost."""
+        """Record a stop request without a signal. A run that ends afterwards counts as stopped, not as lost."""
         folder = RunFolder(self._settings, run_id)
         if not folder.stop.exists():
             replace_json(folder.stop, {"at": time.time(), "by": os.getpid()})
 
     def mark_collected(self, run_id: str) -> None:
-        """Say that the result of a run was handed on: the next start of the same id runs it again."""
+        """Mark the result of a run as handed on. The next start of the same id runs the job again."""
         RunFolder(self._settings, run_id).collected.touch()
 
     def runs(self) -> list[RunStatus]:
-        """Every run that is known, newest first."""
+        """Return all known runs, newest first."""
         found = [self._look(RunFolder(self._settings, name)) for name in self._names()]
         return sorted((each for each in found if each is not None), key=lambda each: each.started_at, reverse=True)
 
     def clean(self, *, older_than: float = RETENTION_SECONDS, keep: int = RETAINED_RUNS) -> list[str]:
-        """Remove folders of runs that ended more than `older_than` seconds ago, and all but the newest `keep`; their ids."""
+        """Remove runs that ended more than `older_than` seconds ago, and all but the newest `keep`; return their
+        ids."""
         now = time.time()
         removed = []
         for place, status in enumerate(self.runs()):
@@ -236,7 +244,7 @@ class Launcher:
             return []
 
     def _look(self, folder: RunFolder, *, alive: bool | None = None) -> RunStatus | None:
-        # The lock first: a job that ends between the two reads has written its result before it let go.
+        # Read the lock first: a job that ends between the two reads wrote its result before it released the lock.
         alive = folder.is_locked() if alive is None else alive
         asked, identity = read_json(folder.params), read_json(folder.identity)
         if asked is None:
@@ -263,7 +271,7 @@ class Launcher:
         )
 
     def _record(self, folder: RunFolder, status: RunStatus) -> None:
-        """Write an end to the history; the first who sees it does."""
+        """Record the end of a run in the history; the exclusive file lets only the first process do so."""
         try:
             os.close(os.open(folder.recorded, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except (FileExistsError, FileNotFoundError):
@@ -285,7 +293,7 @@ class Launcher:
 
 
 def log_tail(path: Path, *, lines: int = 30, most_bytes: int = 64 << 10) -> str:
-    """The last lines of a log, however long it is."""
+    """Return the last lines of a log of any size."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - most_bytes))
@@ -309,7 +317,7 @@ def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> 
 
 
 def _lost_words(folder: RunFolder) -> str:
-    """What is known of a process that is gone without a result: what it was at, and its last lines."""
+    """Describe a process that ended without a result: its last progress and its last lines."""
     was_at = str((read_json(folder.progress) or {}).get("words") or "")
     during = f' while it said "{was_at}"' if was_at else ""
     last = log_tail(folder.log, lines=5)
@@ -319,7 +327,7 @@ def _lost_words(folder: RunFolder) -> str:
 
 
 def _await_identity(folder: RunFolder, *, deadline: float) -> None:
-    """Wait until the job has said who it is, or is gone again."""
+    """Wait until the job has recorded its identity or has ended."""
     end = Deadline.after(deadline)
     while not folder.identity.exists() and folder.is_locked():
         if not end.pause(0.005):
@@ -329,7 +337,7 @@ def _await_identity(folder: RunFolder, *, deadline: float) -> None:
 
 
 def _kill_session(folder: RunFolder) -> None:
-    """SIGKILL for what a job left behind: a JVM whose driver was killed, Python workers."""
+    """Kill what a job left: a JVM whose driver was killed, Python workers."""
     identity = read_json(folder.identity)
     if identity is not None:
         signal_processes(processes_of(folder.path, session=identity["pid"]), signal.SIGKILL)
@@ -343,7 +351,7 @@ def _written_at(path: Path) -> float | None:
 
 
 def _bound_log(path: Path) -> None:
-    """Keep a running job's log in bounds: copy it aside and cut it (the job appends, so it goes on at the new end)."""
+    """Rotate a running job's log by copy and truncate. The job opened it for append, so it continues at the new end."""
     try:
         if path.stat().st_size < LOG_BYTES:
             return

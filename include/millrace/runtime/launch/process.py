@@ -1,4 +1,4 @@
-"""Processes that are not our children: what is left of a job's session, signals. Who one is: millrace.base.process."""
+"""Processes that are not children of this one: the rest of a job's session, and signals to it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Final
 
 RUN_FOLDER_VARIABLE: Final = "MILLRACE_RUN_FOLDER"
-"""Variable that every process of a launched job inherits: the folder of its run."""
+"""Environment variable that every process of a launched job inherits: the folder of its run."""
 
 
 def processes_of(folder: Path, *, session: int) -> list[int]:
-    """The processes of a job and below it: in its session, with the variable that names the folder of its run.
+    """Return the processes of a job: those in its session whose environment names the folder of its run.
 
-    A server that the job started for others (the log's) has a session of its own and is none of them.
+    A server that the job started for others (the log server) has its own session and is not included.
     """
     mark = f"{RUN_FOLDER_VARIABLE}={folder}".encode()
     return [pid for pid in _pids() if _session(pid) == session and mark in _environment(pid).split(b"\0")]
 
 
 def signal_processes(pids: list[int], number: signal.Signals) -> None:
-    """Signal each of `pids`; one that is gone is no error."""
+    """Signal each of `pids` and ignore those that have ended."""
     for pid in pids:
         try:
             os.kill(pid, number)

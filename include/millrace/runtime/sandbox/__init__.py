@@ -1,4 +1,4 @@
-"""Work that strangers made, done in a process apart: it ends in time, within its memory, or its process is killed.
+"""A sandbox for untrusted work: worker processes with limits of time and memory, killed when they exceed them.
 
-`asking.py` is the side that asks; `answering.py` what the process apart runs; `frames.py` what they say to each other.
+`pool.py` is the caller's side, `worker.py` the worker's, `protocol.py` the frames between them.
 """

@@ -1,4 +1,4 @@
-"""How a question to a process apart ends without an answer."""
+"""Errors of a request to a sandbox."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from millrace.base.errors import MillraceError
 
 
 class TooMuchWork(MillraceError):
-    """What somebody's steps do with a document, or to be checked, has no end within the bounds of a service; it was ended, and nothing else was
-    touched. ``limit`` says which bound: ``time``, ``memory``, ``depth``, ``answer``, ``crash``; ``where`` what it was at. Make the step, or the
-    document, smaller."""
+    """A user's steps exceeded a limit of the service. Only that request was ended.
+
+    ``limit`` is one of ``time``, ``memory``, ``depth``, ``answer`` and ``crash``; ``where`` is the position of the
+    work. Make the step or the document smaller.
+    """
 
     def __init__(self, message: str, *, limit: str, where: str = "") -> None:
         super().__init__(message)
@@ -16,6 +18,6 @@ class TooMuchWork(MillraceError):
 
 
 class ServiceBusy(MillraceError):
-    """The service does as much of this kind at once as it does at all: nothing was done. Try again."""
+    """The service already runs as many requests of this kind as it allows. Nothing was done; try again."""
 
     retriable = True

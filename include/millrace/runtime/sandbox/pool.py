@@ -1,4 +1,4 @@
-"""The side that asks: a few processes apart, started when they are needed, used again, and killed when they are late.
+"""The caller side of a sandbox: a few worker processes, started on demand, reused, and killed when they exceed a limit.
 
 sandbox = Sandbox("millrace.pipelines.samples")
 sandbox.call(request)                 # JSON; raises TooMuchWork, ServiceBusy
@@ -25,17 +25,17 @@ from millrace.runtime.sandbox.errors import ServiceBusy, TooMuchWork
 from millrace.runtime.sandbox.protocol import FRAME_HEADER, POSITION_BYTES, FrameKind
 
 CALL_SECONDS: Final = 5.0
-"""That one question may take."""
+"""Time that one request may take."""
 MEMORY_MIB: Final = 512
 ANSWER_BYTES: Final = 16 << 20
 MAX_PROCESSES: Final = 2
 MAX_QUEUED: Final = 6
-"""Questions that wait for one of those processes; each holds a thread of whoever asks."""
+"""Requests that may wait for a worker; each blocks a thread of its caller."""
 _START_SECONDS: Final = 30.0
 _END_SECONDS: Final = 10.0
 _WORDS: Final = 500
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE")
-"""Of our environment: secrets stand in the rest."""
+"""Environment variables that a worker inherits. The others may hold secrets."""
 
 
 class Sandbox(Closeable):
@@ -58,8 +58,11 @@ class Sandbox(Closeable):
         self._closed = False
 
     def call(self, question: Any, on_callback: Callable[[Any], Any] | None = None) -> Any:
-        """The answer; `reply` tells the process apart what it wants to know meanwhile, on our time. Raises TooMuchWork, which says the limit;
-        ServiceBusy, where too many ask."""
+        """Run `question` in a worker and return its answer.
+
+        `on_callback` answers what the worker asks meanwhile; that time does not count.
+        Raises TooMuchWork, which names the limit, and ServiceBusy if too many requests wait.
+        """
         body = pickle.dumps(question)
         with self._turn():
             while True:
@@ -70,7 +73,7 @@ class Sandbox(Closeable):
                     found = child.ask(body, on_callback)
                 except _Gone:
                     child.end()
-                    if used:  # it had not been asked anything for long
+                    if used:  # it idled out between two requests: take another
                         continue
                     raise ServiceBusy(f"{self._module} ends before it answers") from None
                 except BaseException:
@@ -80,7 +83,7 @@ class Sandbox(Closeable):
                 return found
 
     def close(self) -> None:
-        """End the processes that nobody asks anything now; the others end with their answer. Idempotent."""
+        """End idle workers; a busy one ends after its answer. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -105,7 +108,7 @@ class Sandbox(Closeable):
                 self._asking -= 1
 
     def _take(self) -> tuple[_Child, bool]:
-        """A process, and whether it has answered before."""
+        """Return a worker, and whether it has served a request before."""
         with self._lock:
             if self._idle:
                 return self._idle.pop(), True
@@ -120,11 +123,11 @@ class Sandbox(Closeable):
 
 
 class _Gone(Exception):
-    """It ended of itself, before it said anything."""
+    """The worker ended by itself before it answered."""
 
 
 class _Child:
-    """A process apart, asked one question at a time."""
+    """A worker process that serves one request at a time."""
 
     def __init__(self, module: str, seconds: float) -> None:
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -148,7 +151,7 @@ class _Child:
         self._seconds = seconds
 
     def await_ready(self, deadline: Deadline) -> None:
-        """Until it has loaded what it needs: a start is no part of an answer's time."""
+        """Wait until the worker has loaded its imports; the start does not count as request time."""
         try:
             self._hear(deadline)
         except TooMuchWork:
@@ -216,7 +219,7 @@ class _Child:
             raise self._over("time", f"it is not done within {self._seconds:g} s")
 
     def _ended(self) -> Exception:
-        """Its pipes are closed: by its exit code, why."""
+        """Derive from the exit code why the worker closed its pipes."""
         try:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

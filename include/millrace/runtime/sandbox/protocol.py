@@ -1,4 +1,7 @@
-"""What the two sides say to each other, over a pipe each way: a kind, a length, and JSON; the question alone, which comes from us, is pickled."""
+"""The frames between a sandbox and its workers: a kind, a length and a JSON body, over one pipe in each direction.
+
+Only a request, which comes from the trusted side, is pickled.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,21 @@ from typing import Final
 
 FRAME_HEADER: Final = struct.Struct(">BI")
 POSITION_BYTES: Final = 500
-"""Where the work is, in words, in a file in memory: looked at when the process was killed, by nobody before."""
+"""Size of the position record, in a memory file that is read only after a worker was killed."""
 
 
 class FrameKind(IntEnum):
-    """Of a frame."""
+    """The kinds of frames."""
 
     REQUEST = 0
     RESULT = 1
     READY = 2
-    """It has loaded what it needs."""
+    """The worker has loaded its imports."""
     CALLBACK = 3
-    """The process apart wants to know something of the one that asked."""
+    """The worker asks its caller."""
     CALLBACK_RESULT = 4
-    """The reply to that."""
+    """The caller's answer to a callback."""
     LIMIT = 5
-    """A limit that the process apart saw itself: its name, and in words how it was hit."""
+    """A limit that the worker itself detected: its name, and a message."""
     FAILURE = 6
-    """A fault of ours, in words."""
+    """A bug on the worker's side, as a message."""

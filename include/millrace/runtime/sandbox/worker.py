@@ -1,6 +1,6 @@
-"""What a process apart runs: it answers questions from its standard input until that ends, or nobody has asked anything for a while.
+"""The worker side of a sandbox: serve requests from standard input until it closes or stays idle.
 
-It knows no deadline: who asked kills it. Where that one is gone, the kernel ends it by its CPU time.
+The worker has no deadline of its own: the caller kills it. If the caller is gone, the kernel's CPU limit ends it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _GRACE_SECONDS: Final = 2
 
 
 class CallerConnection:
-    """With who asked, while a question is worked on."""
+    """The connection to the caller while a request is served."""
 
     def __init__(self, source: int, sink: int, where: int) -> None:
         self._source, self._sink, self._where = source, sink, where
 
     def report_position(self, where: str) -> None:
-        """Say where the work is: it is named where it ends there."""
+        """Record the position of the work; an error of the sandbox names it."""
         os.pwrite(self._where, where.encode(errors="replace")[:POSITION_BYTES].ljust(POSITION_BYTES), 0)
 
     def ask_caller(self, what: Any) -> Any:
-        """What who asked knows of `what`. The deadline stands still meanwhile."""
+        """Ask the caller about `what` and return its answer. The deadline does not run meanwhile."""
         self.send(FrameKind.CALLBACK, what)
         return json.loads(self.receive(FrameKind.CALLBACK_RESULT))
 
@@ -44,7 +44,7 @@ class CallerConnection:
             left = left[os.write(self._sink, left) :]
 
     def receive(self, kind: FrameKind) -> bytes:
-        """The body of the next frame. Ends this process where there is none any more."""
+        """Return the body of the next frame. Exits the process at the end of the input."""
         found, size = FRAME_HEADER.unpack(self._exactly(FRAME_HEADER.size))
         assert found == kind, f"{FrameKind(found).name} where {kind.name} was to come"
         return self._exactly(size)
@@ -61,15 +61,17 @@ class CallerConnection:
 
 
 def serve(handle: Callable[[Any, CallerConnection], Any]) -> None:
-    """Answer questions by `handle`, whose answers are JSON; within the CPU time and the memory that the command line says. `handle` raises
-    TooMuchWork for a limit of its own."""
+    """Serve requests with `handle`, which returns JSON, within the CPU time and memory that the command line sets.
+
+    `handle` raises TooMuchWork for a limit of its own.
+    """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, required=True, help="of CPU time that one answer takes at most")
-    parser.add_argument("--memory-mib", type=int, required=True, help="that this process may have")
-    parser.add_argument("--where", type=int, required=True, help="an open file that says where the work is")
+    parser.add_argument("--seconds", type=float, required=True, help="CPU seconds that one request may take")
+    parser.add_argument("--memory-mib", type=int, required=True, help="memory limit of this process")
+    parser.add_argument("--where", type=int, required=True, help="an open file that holds the position of the work")
     options = parser.parse_args()
     seconds, memory_mib = options.seconds, options.memory_mib
-    # A copy, and nothing in its place: what a library prints is no frame.
+    # Frames go to a copy of stdout, and stdout to stderr: a library that prints must not break a frame.
     sink = os.dup(1)
     os.dup2(2, 1)
     talk = CallerConnection(0, sink, options.where)
