@@ -109,8 +109,7 @@ class MetaStoreRegistry:
             entry = self._store.get(state)
             if entry is None:
                 raise InvalidSettings(
-                    "the channels of this log stand in another meta store: set MILLRACE_META_STORE as those have it"
-                    " who use it"
+                    "the channel registry of this log is in another meta store: set MILLRACE_META_STORE to that store"
                 )
             if entry.value == _TAKEN:
                 return None

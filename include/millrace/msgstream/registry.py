@@ -237,6 +237,6 @@ def _creation(event: Mapping[str, Any]) -> ChannelCreation | None:
 
 def _moved() -> InvalidSettings:
     return InvalidSettings(
-        f"the channels of this log stand in a meta store, as its log {REGISTRY} says: set MILLRACE_META_STORE as"
-        " those have it who use it"
+        f"the channel registry of this log is in a meta store, as its log {REGISTRY} says: set MILLRACE_META_STORE"
+        " to that store"
     )

@@ -106,7 +106,7 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         self._last = -1  # up to which time all channels are delivered; below 0: to be found from theirs
         self._size = 0
         self._records: dict[str, GroupRecord] = {}
-        self._recorded: set[int] = set()  # times at which the positions alone do not say where a group stands
+        self._recorded: set[int] = set()  # times at which positions alone do not determine what a group has consumed
 
     def close(self) -> None:
         """See MsgStream.close."""
@@ -170,9 +170,8 @@ class LogTtMsgStream(BaseStream[_TickChannel]):
         while channel.tick is None or channel.tick.ts <= self._last:
             if self._size > self.settings.max_pack_bytes:
                 raise PackTooLarge(
-                    f"{self._size} bytes of messages wait for a time tick behind {self._last}, and this stream holds"
-                    " at most "
-                    f"{self.settings.max_pack_bytes}: have ticks sent more often, or raise max_pack_bytes"
+                    f"{self._size} bytes of messages wait for a time tick after {self._last}, and this stream buffers"
+                    f" at most {self.settings.max_pack_bytes}: send ticks more often, or raise max_pack_bytes"
                 )
             if not self._take(channel):
                 run: LogEntries = self._wait(channel, channel.next, deadline, at_most=at_most)

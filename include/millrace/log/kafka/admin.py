@@ -119,7 +119,7 @@ class KafkaAdmin:
         try:
             self._call(f"deleting topic {topic}", lambda client, ms: client.delete_topics([topic], timeout_ms=ms))
         except errors.UnknownTopicOrPartitionError:
-            raise ChannelNotFound(f"there is no topic {topic}: create its channel first") from None
+            raise ChannelNotFound(f"topic {topic} does not exist: create its channel first") from None
 
     def delete_records(self, place: KafkaPartition, offset: int) -> None:
         """Delete the records before `offset`.

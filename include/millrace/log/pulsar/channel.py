@@ -155,9 +155,8 @@ class PulsarChannel:
             skip -= run.batch.num_rows
             position = run.next
         raise LogUnavailable(
-            f"an append to {self.pchannel!r} is in the log, yet its id got lost and is not found behind"
-            f" {place.after}: ask "
-            "the log by the producer's sequence"
+            f"an append to {self.pchannel!r} is in the log, but its id was lost and is not found after"
+            f" {place.after}: query the log by the producer's sequence"
         )
 
     def validated(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> list[bytes]:
@@ -229,9 +228,9 @@ class PulsarChannel:
         unread = ledgers.get(behind.ledger, 0) > wanted + (1 if behind.entry & BATCH_MASK else 0)
         if skipped or unread or found.entry:
             raise LogCorrupted(
-                f"the log {self.pchannel!r} goes on at {found} behind {behind}: the brokers lost entries in between,"
-                " or they "
-                "are of Pulsar's transactions (docs/pulsar.md). Restore the ledger, or read from a later position"
+                f"the log {self.pchannel!r} continues at {found} after {behind}: the brokers lost entries in between,"
+                " or they belong to Pulsar transactions (docs/pulsar.md). Restore the ledger, or read from a later"
+                " position"
             )
 
     def message_bytes(self) -> float:
@@ -242,7 +241,7 @@ class PulsarChannel:
         mean = size / messages
         self._mean = mean if not self._mean else self._mean + _MEAN_WEIGHT * (mean - self._mean)
 
-    # --- where it stands ----------------------------------------------------------------------------------------------
+    # --- position and size --------------------------------------------------------------------------------------------
 
     def truncate(self, position: LogId) -> int:
         """See :meth:`millrace.log.protocol.Log.truncate`. Pulsar deletes whole ledgers, never the current one."""
@@ -318,7 +317,7 @@ class PulsarChannel:
             raise self._missing()
 
     def _missing(self) -> ChannelNotFound:
-        return ChannelNotFound(f"there is no channel {self.pchannel!r} any more: create it first")
+        return ChannelNotFound(f"channel {self.pchannel!r} no longer exists: create it first")
 
     def _truncated(self, position: LogId, earliest: LogId) -> PositionTruncated:
         return PositionTruncated(

@@ -148,10 +148,9 @@ class PulsarReader:
             if not (batch_end and behind.entry & BATCH_MASK):
                 if same_ledger:
                     raise LogCorrupted(
-                        f"{self._topic} goes on at {found} behind {behind}: the broker lost entries in between, or"
-                        " they "
-                        "are of Pulsar's transactions (docs/pulsar.md). Restore the ledger, or read from a later"
-                        " position"
+                        f"{self._topic} continues at {found} after {behind}: the broker lost entries in between, or"
+                        " they belong to Pulsar transactions (docs/pulsar.md). Restore the ledger, or read from a"
+                        " later position"
                     )
                 self._continuity.check_jump(behind, found)
         self._ledger, self._entry = found.ledger, found.entry + 1

@@ -186,7 +186,7 @@ class StampClock:
                 "the wall clock is accepted again; stamps are %.1f s ahead of it", (stamp - self._shown) / _SECOND
             )
 
-    # --- what is kept -------------------------------------------------------------------------------------------------
+    # --- persistence --------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Replace the state file. A failed write is retried when the next one is due."""

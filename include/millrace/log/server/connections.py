@@ -214,7 +214,7 @@ class ConnectionGuard:
             if gone:
                 self._forget(descriptor)
             elif not all(caller.is_valid() for caller in self._welcome.get(connection.peer, _NOBODY)[1]):
-                self._shut_descriptor(descriptor, "its token was revoked or ran out")
+                self._shut_descriptor(descriptor, "its token was revoked or has expired")
         # A call can be authenticated before its connection is found here.
         there = {each.peer for each in self._open.values()}
         for peer, (since, _) in list(self._welcome.items()):

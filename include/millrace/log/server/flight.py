@@ -407,7 +407,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
     def _act_open(self, request: dict[str, Any]) -> dict[str, Any]:
         pchannel = _name(request, "pchannel")
         if pchannel not in self._service.names():
-            raise ChannelNotFound(f"there is no PChannel {pchannel}: create it first")
+            raise ChannelNotFound(f"PChannel {pchannel} does not exist: create it first")
         return {}
 
     def _act_groups(self, request: dict[str, Any]) -> dict[str, Any]:
