@@ -48,7 +48,7 @@ class Server:
     def drop_link(self, link: object) -> None:
         self.links_dropped += 1
 
-    def repeated(self, call: Callable[[Any, Any], Any], *, seconds: float) -> Any:
+    def call_with_retry(self, call: Callable[[Any, Any], Any], *, seconds: float) -> Any:
         return call(self, None)
 
     def parts(self, request: dict[str, Any], *, timeout: float) -> tuple[pa.Schema, Iterator[Part]]:

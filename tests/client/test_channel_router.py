@@ -23,7 +23,7 @@ class Server:
     def __init__(self, away: int) -> None:
         self.away = away
 
-    def repeated(self, ask: Any, *, seconds: float) -> AssignmentUpdate:
+    def call_with_retry(self, ask: Any, *, seconds: float) -> AssignmentUpdate:
         self.away -= 1
         if self.away >= 0:
             raise MetaUnavailable("etcd is away")

@@ -115,7 +115,7 @@ def test_a_move_whose_answer_was_lost_is_asked_for_again_before_a_newer_one(grou
 
         loses = False
 
-        def group(self, request: dict[str, Any]) -> dict[str, object]:
+        def call_group(self, request: dict[str, Any]) -> dict[str, object]:
             answer = groups.handle(request)
             if self.loses:
                 self.loses = False
