@@ -205,7 +205,7 @@ def test_names_are_taken_once_and_tokens_are_not_without_number(
         file.add("d", READ)
     with pytest.raises(InvalidArgument, match="no token"):
         file.revoke("d")
-    with pytest.raises(InvalidArgument, match="a role"):
+    with pytest.raises(InvalidArgument, match="at least one role"):
         file.add("e", ())
     assert MAX_TOKENS == 256
 
