@@ -278,13 +278,13 @@ def test_a_node_refuses_a_tick_of_a_pchannel_that_it_does_not_have(settings: Set
 
 
 class _Owners:
-    """The protocol Owners: a node has everything, and appends by `node`."""
+    """Implements AppendForwarder: a node has everything, and appends by `node`."""
 
     def __init__(self, node: AppendHost) -> None:
         self._node = node
         self.asked: list[str] = []
 
-    def mine(self, pchannel: str) -> bool:
+    def is_local(self, pchannel: str) -> bool:
         return False
 
     def append(self, pchannel: str, entries: list[bytes], *, deadline: float) -> object:
@@ -295,7 +295,7 @@ class _Owners:
         self.asked.append("tick")
         self._node.tick(pchannel, deadline=deadline)
 
-    def idle(self) -> bool:
+    def suppress_ticks(self) -> bool:
         return True
 
 
