@@ -223,7 +223,10 @@ def test_a_killed_process_leaves_what_the_next_one_completes(
     place: str, deployment: Deployment, clean: dict[str, Counter[Any]], tmp_path: Path
 ) -> None:
     settings = deployment.copy(tmp_path)
-    code = "from millrace.node.flush.definition import flush_to_end; from millrace.base.settings import Settings; flush_to_end(Settings.load())"
+    code = (
+        "from millrace.node.flush.definition import flush_to_end; from millrace.base.settings import Settings; "
+        "flush_to_end(Settings.load())"
+    )
     env = {**os.environ, **settings.environment(), VARIABLE: place}
     env["PYTHONPATH"] = str(Path(millrace.__file__).resolve().parent.parent)
     killed = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60)

@@ -119,7 +119,7 @@ def test_a_backup_of_tables_elsewhere_is_restored_into_a_folder(things: Things, 
 
 
 def test_an_address_of_a_store_that_nobody_knows_is_refused(shelf: Shelf) -> None:
-    with pytest.raises(InvalidSettings, match=r"attic.*known are file, shelf"):
+    with pytest.raises(InvalidSettings, match=r"attic.*registered are file, shelf"):
         store_at("attic://box/wal")
 
 

@@ -236,7 +236,7 @@ def test_a_group_is_dropped_only_while_nobody_has_it(tmp_path: Path, groups: Con
     here.close()
     holder(leave=["p0"])
     groups.drop({"group": "mail"})
-    with pytest.raises(GroupBusy, match="moved on p0"):
+    with pytest.raises(GroupBusy, match="moved group"):
         holder(move={"p0": [5, 6]})
     for wrong in ({}, {"group": ""}, {"group": 5}):
         with pytest.raises(InvalidArgument, match="group"):

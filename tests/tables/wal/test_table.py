@@ -90,7 +90,7 @@ def test_totals_add_up_over_commits_and_survive_checkpoints_and_log_cleanup(tabl
 def test_a_table_whose_state_row_was_taken_away_is_an_error_and_not_a_new_start(table: WalTable) -> None:
     WalCommitter(WalTable.open(table.uri)).commit([inserts(Path(table.uri), table.position("p0"), 1)])
     DeltaTable(str(Path(table.uri))).delete("kind = 'state'")
-    with pytest.raises(StateDamaged, match=r"no sound state row of p0 .*none at all"):
+    with pytest.raises(StateDamaged, match=r"no valid state row of p0 .*none at all"):
         WalTable.open(table.uri).position("p0")
 
 
