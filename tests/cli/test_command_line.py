@@ -73,7 +73,7 @@ def test_a_library_that_is_missing_is_told_with_what_installs_it(
     module: str, extra: str, arguments: tuple[str, ...], users: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    for name in [name for name in sys.modules if name.startswith("millrace.operations.verify")]:
+    for name in [name for name in sys.modules if name.startswith("millrace.operations.verification")]:
         monkeypatch.delitem(sys.modules, name)
     told = users.fails("INVALID_SETTINGS", *arguments)
     assert f"{module} is not installed: pip install 'millrace[{extra}]'" in told

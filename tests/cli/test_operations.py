@@ -32,7 +32,7 @@ def test_options_go_over_params_and_what_came_of_it_is_printed(shared: Deploymen
         (("restore", "--into", "x"), "collection: is required"),
         (("compaction", "--collections", "a", "--collections", "b", "--zorder-by", "id"), "exactly that collection"),
         (("backup", "--params", "{"), "--params is not JSON"),
-        (("backup", "--params", '{"too": "/x"}'), "too: is no parameter; there are "),
+        (("backup", "--params", '{"too": "/x"}'), "too: unknown parameter; the parameters are "),
     ],
 )
 def test_wrong_parameters_are_said_before_anything_is_done(

@@ -36,9 +36,9 @@ with open_deployment_log(settings.log_path) as log:
 RESTORE = """
 import sys
 from pathlib import Path
-from millrace.operations.backup.restore import restore
+from millrace.operations.backup.restore import restore_backup
 from millrace.base.settings import Settings
-restore(Settings.load(), Path(sys.argv[1]))
+restore_backup(Settings.load(), Path(sys.argv[1]))
 """
 
 

@@ -1,6 +1,6 @@
 """Log backends by name, with what each can do; no other module knows them by name.
 
-A backend is declared, not imported: `opener` names a function of type :data:`millrace.log.registry.Opener`, which the
+A backend is declared, not imported: `opener` names a function of type :data:`millrace.log.registry.BackendOpener`, which the
 registry imports when it opens a log. The built-in backends are listed below. Another package registers its own by an
 entry point:
 
@@ -29,7 +29,7 @@ class LogBackend:
 
     scheme: str
     opener: str
-    """``module:function``, an :data:`millrace.log.registry.Opener`."""
+    """``module:function``, an :data:`millrace.log.registry.BackendOpener`."""
     form: str
     """The form of its URL, for error messages."""
     local: bool = False

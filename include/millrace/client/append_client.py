@@ -231,12 +231,12 @@ class AppendClient(Closeable):
     def inspect_parked_entry(self, pchannel: str, entry: LogId) -> dict[str, Any]:
         """Describe the entry at `entry`, which a tombstone may replace.
 
-        See :meth:`millrace.node.append.tombstones.Tombstones.look`.
+        See :meth:`millrace.node.append.tombstones.TombstonePlacer.inspect`.
         """
         return self._act("tombstone", {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
 
     def place_tombstone(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
-        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.Tombstones.place`."""
+        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.TombstonePlacer.place`."""
         request = {"pchannel": pchannel, "entry": list(entry), "sha256": sha256, "author": author, "reason": reason}
         return Tombstone.from_json(pchannel, self._act("tombstone", request, TOMBSTONE_SECONDS))
 
@@ -292,7 +292,7 @@ class AppendClient(Closeable):
     def describe_wal(self, pchannel: str, *, confirmed_at: int | None = None) -> dict[str, Any]:
         """Describe a PChannel's part of the ``wal`` table.
 
-        See :meth:`millrace.node.append.history.Histories.describe`.
+        See :meth:`millrace.node.append.history_reads.HistoryReads.describe`.
         """
         request = {"pchannel": pchannel} | ({} if confirmed_at is None else {"confirmed_at": confirmed_at})
         return self._act("history", request, self.service.deadline)
@@ -303,7 +303,7 @@ class AppendClient(Closeable):
         """Read a piece of a PChannel's messages in the ``wal`` table.
 
         Returns the batches and the message id of the next piece, or None after the last. While the server is full, the
-        call is retried until the deadline. See :meth:`millrace.node.append.history.Histories.stream`.
+        call is retried until the deadline. See :meth:`millrace.node.append.history_reads.HistoryReads.stream`.
         """
         ticket = {"extension": APPEND_ROLE, "history": pchannel, **request}
         until = Deadline.after(self.service.deadline)
@@ -357,17 +357,17 @@ class AppendClient(Closeable):
     def describe_checkpoint(self, pchannel: str, collection_id: int) -> dict[str, Any]:
         """Describe the newest checkpoint of a collection.
 
-        See :meth:`millrace.node.append.history.Histories.checkpointed`.
+        See :meth:`millrace.node.append.history_reads.HistoryReads.checkpointed`.
         """
         request = {"pchannel": pchannel, "collection_id": collection_id}
         return self._act("checkpointed", request, self.service.deadline)
 
     def call_group(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a consumer-group call; see :meth:`millrace.node.append.groups.Groups.answer`."""
+        """Make a consumer-group call; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.handle`."""
         return self._act("group", dict(request), self.service.deadline)
 
     def drop_group(self, group: str) -> None:
-        """Delete a consumer group; see :meth:`millrace.node.append.groups.Groups.drop`."""
+        """Delete a consumer group; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.drop`."""
         self._act("drop_group", {"group": group}, self.service.deadline)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 differences.
 
 The opening of a term says by which version its log is judged, and the state keeps it: rules check
-``state.chain_version >= VERSION_4``. ``millrace.message.types.SINCE`` has the versions of message types. docs/chain.md,
+``state.chain_version >= VERSION_4``. ``millrace.message.types.MIN_CHAIN_VERSION`` has the versions of message types. docs/chain.md,
 "Versions".
 """
 

@@ -32,7 +32,7 @@ def world() -> World:
 @pytest.fixture
 def reader(settings: Settings, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeReader]:
     monkeypatch.setattr(
-        "millrace.node.range_loop.source.keep_modules", lambda source: None
+        "millrace.node.range_loop.source.freeze_modules", lambda source: None
     )  # this is no worker of Spark's
     made = source_of(Lists(settings, world, batch=2))({}).streamReader(StructType())
     assert isinstance(made, RangeReader)

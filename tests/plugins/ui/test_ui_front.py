@@ -52,15 +52,19 @@ RANGE = {"start": "2013-01-02T00:00:00Z", "end": "2013-01-03T00:00:00Z"}
 @pytest.mark.parametrize(
     "dag_id, conf, words",
     [
-        ("backfill_range", {**RANGE, "frm": 1}, "frm: is no parameter of backfill_range; there are table, start, end"),
-        ("backfill_range", {**RANGE, "slices": ["a/b"]}, "slices: is no parameter"),
+        (
+            "backfill_range",
+            {**RANGE, "frm": 1},
+            "frm: unknown parameter of backfill_range; the parameters are table, start, end",
+        ),
+        ("backfill_range", {**RANGE, "slices": ["a/b"]}, "slices: unknown parameter"),
         (
             "backfill_range",
             {"start": RANGE["end"], "end": RANGE["start"]},
-            "start 2013-01-03T00:00:00+00:00 lies behind",
+            "start 2013-01-03T00:00:00+00:00 is after end",
         ),
         ("backfill_range", {**RANGE, "start": "2013-01-01T00:00:00"}, "start: needs a zone"),
-        ("backfill", {"start": RANGE["start"]}, "start: is no parameter of backfill; there are table"),
+        ("backfill", {"start": RANGE["start"]}, "start: unknown parameter of backfill; the parameters are table"),
         ("backfill", {"slice_hours": 0}, "slice_hours: is at least 1"),
         ("compaction", {"zorder_by": ["id"]}, "give exactly that collection in collections"),
         ("recovery", {"mode": "pray"}, "mode: is one of 'diagnose', 'rehearse' or 'repair'"),
