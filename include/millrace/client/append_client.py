@@ -236,7 +236,10 @@ class AppendClient(Closeable):
         return self._act("tombstone", {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
 
     def place_tombstone(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
-        """Replace the entry that parks a PChannel; see :meth:`millrace.node.append.tombstones.TombstonePlacer.place`."""
+        """Replace the entry that parks a PChannel.
+
+        See :meth:`millrace.node.append.tombstones.TombstonePlacer.place`.
+        """
         request = {"pchannel": pchannel, "entry": list(entry), "sha256": sha256, "author": author, "reason": reason}
         return Tombstone.from_json(pchannel, self._act("tombstone", request, TOMBSTONE_SECONDS))
 
