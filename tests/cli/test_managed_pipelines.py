@@ -51,7 +51,7 @@ def declared(folder: Path, **changes: Any) -> str:
 def test_a_pipeline_lives_from_create_to_delete(cli: Deployment, service: Service, tmp_path: Path) -> None:
     file = declared(tmp_path)
     assert "no pipelines" in cli.ok("pipelines", "list")
-    assert "Nothing is wrong" in cli.ok("pipelines", "validate", file)
+    assert "The declaration is valid" in cli.ok("pipelines", "validate", file)
     made = cli.as_json("pipelines", "create", file, "--run")
     assert (made["id"], made["wanted"], made["secrets"]) == ("flights", "RUNNING", ["sink.password"])
     assert service.deployment.running("flights")
@@ -78,7 +78,7 @@ def test_a_pipeline_lives_from_create_to_delete(cli: Deployment, service: Servic
     cli.ok("pipelines", "redrive-errors", "flights", "--kind", "CAST", "--place", "0-7")
     assert service.redrives.asked["flights"]["selection"]["ids"] == ["0-7"]
     cli.fails("LOG_UNAVAILABLE", "pipelines", "errors", "flights")
-    assert "flights is gone" in cli.ok("pipelines", "delete", "flights", "--yes")
+    assert "flights is deleted" in cli.ok("pipelines", "delete", "flights", "--yes")
     cli.fails("PIPELINE_NOT_FOUND", "pipelines", "get", "flights")
     assert cli.run("pipelines", "delete", "copy", stdin="n\n").exit_code == 1
     assert [each["id"] for each in cli.as_json("pipelines", "list")] == ["copy"], "who did not say yes keeps it"

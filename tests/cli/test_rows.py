@@ -130,7 +130,7 @@ def test_a_csv_row_is_told_with_the_line_that_it_begins_on() -> None:
     ids, bad = _read(InputFormat.CSV, text)
     assert ids == [1, 3, 5, 7]
     assert {line: why[:14] for line, why in bad.items()} == {
-        4: "id: 'x' is no ",
+        4: "id: 'x' is not",
         6: "it has 1 cells",
         8: "name: '\\udcff'",
         10: "',' expected a",

@@ -31,5 +31,5 @@ def test_it_is_one_line_with_the_name_that_was_meant(program: str, tmp_path_fact
         timeout=60,
     )
     assert ended.returncode == 1, ended.stdout
-    assert ended.stdout == "INVALID_SETTINGS: MILLRACE_DATE is no setting; did you mean MILLRACE_DATA?\n"
+    assert ended.stdout == "INVALID_SETTINGS: MILLRACE_DATE is not a setting; did you mean MILLRACE_DATA?\n"
     assert list(folder.iterdir()) == []

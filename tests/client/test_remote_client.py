@@ -162,7 +162,7 @@ def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settin
         with pytest.raises(AppendRejected) as refused:
             client.producer().insert(made, pa.table({"id": [1], "body": ["x"]}))
         assert refused.value.reason == "COLLECTION_NOT_FOUND"
-        with pytest.raises(InvalidArgument, match="knows no call 'rm'"):
+        with pytest.raises(InvalidArgument, match="has no call 'rm'"):
             client.append.catalog("rm", {}, repeat=False)
         with pytest.raises(InvalidArgument, match="arguments"):
             client.append.catalog("collection", {"nme": "users"}, repeat=True)

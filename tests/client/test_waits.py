@@ -60,4 +60,4 @@ def test_a_read_of_a_pchannel_that_cannot_be_asked_says_why(tmp_path: Path) -> N
 
     found = confirm_ticks(Settings(data_dir=tmp_path), ["dml_0"], Parked(), at=None, seconds=0.1)
     assert found.ticks == {}
-    assert "dml_0 cannot be asked for its tick (CHANNEL_PARKED: dml_0 is parked at entry 0:7)" in found.missing
+    assert "cannot get the tick of dml_0 (CHANNEL_PARKED: dml_0 is parked at entry 0:7)" in found.missing

@@ -255,7 +255,7 @@ def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(
         goes_on(stream, cluster)
         until(lambda: stream.failed() or len(set(client.append.router.known().values())) == 1, cluster)
         client.append.restart("dml_0")  # at the log's server, and at the node that has it
-        until(lambda: "dml_0 is followed anew" in cluster.jobs["n2"].tail(400), cluster)
+        until(lambda: "following dml_0 again" in cluster.jobs["n2"].tail(400), cluster)
         goes_on(stream, cluster)
         stream.stop()
         wait_flushed(settings, client, cluster)

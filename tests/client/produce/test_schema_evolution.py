@@ -102,7 +102,7 @@ def test_an_insert_brings_what_the_collection_lacks(db: Deployment) -> None:
         {"id": 3, "n": None, "city": None, "size": 0.5},
     ]
     assert made.read(at=first).column_names == ["id", "n"]
-    with pytest.raises(InvalidArgument, match="no int64"):
+    with pytest.raises(InvalidArgument, match="not int64"):
         made.insert([{"id": 4, "n": "text"}], evolve=True)
     with pytest.raises(InvalidArgument, match="no column 'other'"):
         made.insert([{"id": 4, "other": 1}])

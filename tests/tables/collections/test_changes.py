@@ -187,7 +187,7 @@ def test_a_reader_that_stops_amid_an_imports_rows_goes_on_with_the_next_row(
     for done, position in enumerate(imported, start=2):
         flush_to_end(settings)
         assert rows_of(changes_of(settings, name, position)) == every[done:]
-    with pytest.raises(InvalidArgument, match="is no position of collection 1"):
+    with pytest.raises(InvalidArgument, match="is not a position of collection 1"):
         changes_of(settings, name, ChangePosition(imported[0].tick, 50))
 
 
