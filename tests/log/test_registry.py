@@ -95,14 +95,14 @@ def test_a_package_registers_a_backend_and_settings_and_registry_take_it(elsewhe
 
 
 def test_a_scheme_that_nobody_registered_is_refused_with_those_there_are(elsewhere: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="known are kafka, mine, pulsar, rocksmq"):
+    with pytest.raises(InvalidSettings, match="the known ones are kafka, mine, pulsar, rocksmq"):
         open_service("other://host/log")
     with pytest.raises(InvalidSettings, match=r"MILLRACE_LOG .*allowed is rocksmq, .* or mine:///folder"):
         Settings.load(env={"HOME": "/somewhere", "MILLRACE_LOG": "other://host/log"})
 
 
 @pytest.mark.parametrize(
-    "target, words", [("elsewhere:NOTHING", "does not load"), ("elsewhere:open_location", "is no LogBackend")]
+    "target, words", [("elsewhere:NOTHING", "does not load"), ("elsewhere:open_location", "is not a LogBackend")]
 )
 def test_an_entry_point_that_is_wrong_is_named(elsewhere: Path, target: str, words: str) -> None:
     elsewhere.write_text(f"[millrace.log_backends]\nmine = {target}\n")

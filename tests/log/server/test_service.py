@@ -311,7 +311,7 @@ def test_a_stopping_server_finishes_what_it_took_and_takes_no_more(rig: Rig) -> 
         idle.send(pa.array([b"too late"], pa.large_binary()), deadline=Deadline.never())
         with pytest.raises(Exception) as refused:
             idle.receive(deadline=Deadline.never())
-        assert type(refused.value).__name__ == "NotTaken"
+        assert type(refused.value).__name__ == "NotAccepted"
         assert not rig.engine.closed
         engine.may_append.set()
         appending.join(PATIENCE)

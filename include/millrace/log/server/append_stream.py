@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class AppendBatch(Protocol):
-    """Appends one atomic batch; returns its ids. Raises NotTaken if the server is stopping."""
+    """Appends one atomic batch; returns its ids. Raises NotAccepted if the server is stopping."""
 
     def __call__(self, values: pa.LargeBinaryArray, *, alone: bool = True) -> Sequence[LogId]:
         """With `alone` False the batch is several merged appends. If it is refused, each is appended separately."""

@@ -32,7 +32,7 @@ class Gate:
     def admit(self) -> Iterator[None]:
         """Run one piece of work.
 
-        Raises NotTaken once the gate is closed.
+        Raises NotAccepted once the gate is closed.
         """
         with self._changed:
             if self._closed:

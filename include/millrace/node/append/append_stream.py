@@ -29,7 +29,7 @@ _UNANSWERED: Final = 1024
 SubmitAppends: TypeAlias = Callable[[Sequence[pa.LargeBinaryArray]], list[PendingOutcome]]
 """Appends several batches as one and returns the pending outcome of each.
 
-Raises NotTaken, and errors that refuse all of them.
+Raises NotAccepted, and errors that refuse all of them.
 """
 
 

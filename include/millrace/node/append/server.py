@@ -181,7 +181,7 @@ class AppendExtension:
             write_answer(writer, result_or_failure(partial(self.submit_one, pchannel, values, door)), timeout)
 
     def submit_one(self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer) -> PendingOutcome:
-        """Append one batch. Raises NotTaken while the server stops."""
+        """Append one batch. Raises NotAccepted while the server stops."""
         return self.submit(pchannel, [values], door)[0]
 
     def submit(
@@ -189,7 +189,7 @@ class AppendExtension:
     ) -> list[PendingOutcome]:
         """Append several batches as one. Returns the pending outcome of each.
 
-        Raises NotTaken while the server stops, AssignmentStale if a node owns the PChannel, RateLimited, and errors of
+        Raises NotAccepted while the server stops, AssignmentStale if a node owns the PChannel, RateLimited, and errors of
         the
         authorizer.
         """
