@@ -164,7 +164,7 @@ def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settin
         assert refused.value.reason == "COLLECTION_NOT_FOUND"
         with pytest.raises(InvalidArgument, match="has no call 'rm'"):
             client.append.catalog("rm", {}, repeat=False)
-        with pytest.raises(InvalidArgument, match="arguments"):
+        with pytest.raises(InvalidArgument, match="argument 'name'"):
             client.append.catalog("collection", {"nme": "users"}, repeat=True)
 
 
