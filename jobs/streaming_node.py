@@ -33,7 +33,8 @@ def main() -> None:
             available_now=arguments.available_now,
             result=arguments.result,
             progress=arguments.progress,
-            **({} if member is None else {"on_started": member.start, "on_stopped": member.leave}),
+            on_started=(lambda: None) if member is None else member.start,
+            on_stopped=(lambda: None) if member is None else member.leave,
         )
 
 
