@@ -32,6 +32,7 @@ from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField
 from tests.coord.catalog_rig import add_collection, finish
 from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.failpoints import at_failpoints
 
 Q = FieldSpec("q", "string", True)
 EMAIL = FieldSpec("email", "string", True)
@@ -169,7 +170,8 @@ def test_a_message_of_the_broadcast_s_kind_by_another_client_is_no_acknowledgeme
             foreign_field(log, first)
 
     with (
-        Coordinator(settings, log=log, append=log, seam=between) as late,  # type: ignore[arg-type]
+        Coordinator(settings, log=log, append=log) as late,  # type: ignore[arg-type]
+        at_failpoints(between),
         pytest.raises(AppendRejected) as refused,
     ):
         late.alter("c", [AddField(EMAIL)])
@@ -193,7 +195,7 @@ def test_a_coordinator_that_slept_does_not_do_again_what_was_undone(settings: Se
                 awake.drop_partition("c", "p")
 
         done: list[int] = []
-        with Coordinator(settings, log=log, append=log, seam=meanwhile) as sleeper:  # type: ignore[arg-type]
+        with Coordinator(settings, log=log, append=log) as sleeper, at_failpoints(meanwhile):  # type: ignore[arg-type]
             assert sleeper.create_partition("c", "p") == 2
         assert done == [1]
         assert awake.collection("c").partitions == {"_default": 1}

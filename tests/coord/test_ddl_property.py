@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from tests.coord.ddl_rig import SCHEMA, ChainLog, Killed
+from tests.failpoints import at_failpoints
 
 KINDS = ("create", "drop", "add partition", "drop partition", "add field", "flush")
 
@@ -26,7 +29,7 @@ class Step:
     collection: str
     name: str
     dies_at: int
-    """The seam of the broadcaster at which the coordinator dies: 0 planned, 1 kept, 2 and later sent or acknowledged; -1: nowhere."""
+    """The failpoint of the broadcaster at which the coordinator dies: 0 planned, 1 kept, 2 and later sent or acknowledged; -1: nowhere."""
 
 
 STEPS = st.lists(
@@ -88,15 +91,17 @@ def test_ddl_is_whole_or_not_there_wherever_its_coordinator_dies(steps: list[Ste
     with tempfile.TemporaryDirectory() as folder:
         where = Settings(data_dir=Path(folder), cache_dir=Path(folder))
 
-        def start(dies_at: int, passed: list[str]) -> Coordinator:
-            def seam(name: str) -> None:
-                passed.append(name)
-                if len(passed) == dies_at + 1:
-                    raise Killed
+        @contextmanager
+        def start(dies_at: int, passed: list[str]) -> Iterator[Coordinator]:
+            def act(name: str) -> None:
+                if name.startswith("ddl."):
+                    passed.append(name)
+                    if len(passed) == dies_at + 1:
+                        raise Killed
 
-            made = Coordinator(where, log=log, append=log, seam=seam)  # type: ignore[arg-type]
-            made._store._db.execute("pragma synchronous=off")  # no process dies here
-            return made
+            with Coordinator(where, log=log, append=log) as made, at_failpoints(act):  # type: ignore[arg-type]
+                made._store._db.execute("pragma synchronous=off")  # no process dies here
+                yield made
 
         with start(-1, []) as first:
             first.ensure_pchannels(2)

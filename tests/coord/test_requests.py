@@ -19,6 +19,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.failpoints import at_failpoints
 
 
 @dataclass
@@ -109,16 +110,16 @@ def test_what_died_half_way_is_completed_by_who_makes_it_again(tmp_path: Path) -
 
         class Dead(Exception): ...
 
-        def dies(seam: str) -> None:
-            if seam == "ddl.kept":
+        def dies(name: str) -> None:
+            if name == "ddl.kept":
                 raise Dead
 
         made = Coordinator(Settings(data_dir=tmp_path), log=log, append=log)  # type: ignore[arg-type]
         opened.callback(made.close)
         made.ensure_pchannels(1)
-        dying = Coordinator(Settings(data_dir=tmp_path), log=log, append=log, seam=dies)  # type: ignore[arg-type]
+        dying = Coordinator(Settings(data_dir=tmp_path), log=log, append=log)  # type: ignore[arg-type]
         opened.callback(dying.close)
-        with pytest.raises(Dead):
+        with pytest.raises(Dead), at_failpoints(dies):
             dying.create_collection("rows", SCHEMA, request="once")
         again = made.create_collection("rows", SCHEMA, request="once")
         assert again.state == "active"

@@ -20,6 +20,7 @@ from millrace.node.ingest.ingester import IngestReport
 from millrace.node.range_loop.definition import CommitResult
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest_rows
+from tests.failpoints import at_failpoints
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
 
 PATIENCE = 20.0
@@ -34,7 +35,7 @@ class Actor:
         self.error: BaseException | None = None
         self.steps = 0
         # Each has a handle from before anybody committed: the stalest snapshot there can be.
-        self._committer = WalCommitter(WalTable.open(table), seam=self._seam)
+        self._committer = WalCommitter(WalTable.open(table))
         self._thread = threading.Thread(target=self._run, args=(ranges,), daemon=True)
         self._thread.start()
 
@@ -48,7 +49,7 @@ class Actor:
         self._go.release()
         assert self._stopped.acquire(timeout=PATIENCE), "a committer waits for the other one"
 
-    def _seam(self, name: str) -> None:
+    def _stop(self, name: str) -> None:
         if name == "commit.checked":
             self._stopped.release()
             assert self._go.acquire(timeout=PATIENCE)
@@ -56,7 +57,8 @@ class Actor:
     def _run(self, ranges: Sequence[IngestReport]) -> None:
         assert self._go.acquire(timeout=PATIENCE)
         try:
-            self.result = self._committer.commit(ranges)
+            with at_failpoints(self._stop):
+                self.result = self._committer.commit(ranges)
         except BaseException as error:
             self.error = error
         self._stopped.release()

@@ -24,6 +24,7 @@ from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from tests.coord.ddl_rig import SCHEMA, ChainLog
+from tests.failpoints import at_failpoints
 
 PATIENCE = 20.0
 
@@ -38,7 +39,7 @@ class Actor:
         self.result: Any = None
         self.error: BaseException | None = None
         self.finished = False
-        self._coordinator = Coordinator(settings, log=log, append=log, seam=self._seam)  # type: ignore[arg-type]
+        self._coordinator = Coordinator(settings, log=log, append=log)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
         self._thread.start()
 
@@ -47,14 +48,16 @@ class Actor:
         self._go.release()
         assert self._stopped.acquire(timeout=PATIENCE), "a coordinator waits for the other one"
 
-    def _seam(self, name: str) -> None:
-        self._stopped.release()
-        assert self._go.acquire(timeout=PATIENCE)
+    def _stop(self, name: str) -> None:
+        if name.startswith("ddl."):
+            self._stopped.release()
+            assert self._go.acquire(timeout=PATIENCE)
 
     def _run(self, call: Call) -> None:
         assert self._go.acquire(timeout=PATIENCE)
         try:
-            self.result = call(self._coordinator)
+            with at_failpoints(self._stop):
+                self.result = call(self._coordinator)
         except BaseException as error:
             self.error = error
         self._coordinator.close()

@@ -28,6 +28,7 @@ from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 from millrace.tables.collections.flush_tables import read_checkpoints, read_segments
 from millrace.tables.read.arrow import read_arrow
 from tests.client.medium import Medium
+from tests.failpoints import at_failpoints
 from tests.tables.wal_maker import Collection, WalMaker
 
 RANGE_BYTES = 1
@@ -121,21 +122,22 @@ def clean(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 def stopping_at(number: int, act: Callable[[], object]) -> Callable[[str], None]:
-    """A seam that calls `act` at the `number`-th place it comes by."""
+    """What calls `act` at the `number`-th failpoint."""
     names: list[str] = []
 
-    def seam(name: str) -> None:
+    def visit(name: str) -> None:
         names.append(name)
         if len(names) == number + 1:
             act()
 
-    return seam
+    return visit
 
 
 def places(deployment: Deployment, folder: Path) -> list[str]:
     """Every place a clean run comes by."""
     names: list[str] = []
-    flush_to_end(deployment.copy(folder), max_bytes=RANGE_BYTES, seam=names.append)
+    with at_failpoints(names.append):
+        flush_to_end(deployment.copy(folder), max_bytes=RANGE_BYTES)
     return names
 
 
@@ -151,9 +153,8 @@ def test_a_flusher_that_dies_between_any_two_commits_is_made_good_by_the_next(
     for number, name in enumerate(names):
         settings = deployment.copy(tmp_path / str(number))
         before = read_arrow(settings, 1).to_pylist()
-        seam = stopping_at(number, die)
-        with pytest.raises(_Died):
-            flush_to_end(settings, max_bytes=RANGE_BYTES, seam=seam)
+        with pytest.raises(_Died), at_failpoints(stopping_at(number, die)):
+            flush_to_end(settings, max_bytes=RANGE_BYTES)
         key = str
         assert sorted(read_arrow(settings, 1).to_pylist(), key=key) == sorted(before, key=key), f"read after {name}"
         flush_to_end(settings, max_bytes=RANGE_BYTES)
@@ -168,8 +169,8 @@ def test_a_flusher_fenced_at_any_point_by_another_changes_nothing(
     names = places(deployment, tmp_path / "names")
     for number, name in enumerate(names):
         settings = deployment.copy(tmp_path / str(number))
-        seam = stopping_at(number, partial(flush_to_end, settings))
-        flush_to_end(settings, max_bytes=RANGE_BYTES, seam=seam)
+        with at_failpoints(stopping_at(number, partial(flush_to_end, settings))):
+            flush_to_end(settings, max_bytes=RANGE_BYTES)
         assert contents(settings) == clean, f"another flusher at {name} ({number})"
         shutil.rmtree(tmp_path / str(number))
 
@@ -196,7 +197,8 @@ def test_a_flush_that_counts_is_on_the_disk_with_its_files(
 def test_what_a_fenced_flusher_wrote_is_gone_and_what_is_live_is_there(deployment: Deployment, tmp_path: Path) -> None:
     number = places(deployment, tmp_path / "names").index("flush.deletes")
     settings = deployment.copy(tmp_path / "two")
-    flush_to_end(settings, seam=stopping_at(number, lambda: flush_to_end(settings)))
+    with at_failpoints(stopping_at(number, lambda: flush_to_end(settings))):
+        flush_to_end(settings)
     for path in (
         Path(rows_uri(settings, 1)),
         Path(deletes_uri(settings, 1)),

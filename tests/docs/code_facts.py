@@ -26,7 +26,7 @@ def _names(path: Path) -> _Names:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef):
             classes.add((node.name, frozenset(ast.unparse(base).rpartition(".")[2] for base in node.bases)))
-        elif isinstance(node, ast.Call) and _called(node) in {"hit", "seam", "_seam"}:
+        elif isinstance(node, ast.Call) and _called(node) == "hit":
             places |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
     return _Names(frozenset(classes), frozenset(places))
 

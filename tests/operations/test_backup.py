@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -42,17 +42,18 @@ from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest_rows
+from tests.failpoints import Act, at_failpoints
 from tests.operations.backup_world import SCHEMA, STEPS, Model, World, home, knows, settings_in
 
 SOME = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), max_size=4)
 BEFORE = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5)), min_size=6, max_size=18)
 BESIDE = st.lists(st.tuples(st.sampled_from([*STEPS, "compact", "compact"]), st.integers(0, 5)), max_size=5)
-Seam = Callable[[str], None]
 
 
-def take(world: World, root: Path, *, seam: Seam = lambda name: None, **params: object) -> BackupReport:
+def take(world: World, root: Path, *, act: Act = lambda name: None, **params: object) -> BackupReport:
     chosen = BackupParams.parse({"to": str(root), **params})
-    return backup(world.settings, world.log, chosen, Progress(), seam=seam)
+    with at_failpoints(act):
+        return backup(world.settings, world.log, chosen, Progress())
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_whatever_goes_on_the_restored_deployment_holds_what_was_acknowledged_be
                 if place == "backup.pinned":
                     held.append(deepcopy(world.model))
 
-            take(world, folder / "backups", seam=meanwhile)
+            take(world, folder / "backups", act=meanwhile)
             for step in behind:
                 world.step(*step)
             prove(world, folder / "restored", folder / "backups", held[-1])
@@ -183,7 +184,7 @@ def test_the_log_is_held_back_while_a_backup_copies_it(world: World, tmp_path: P
 
     held: list[Model] = []
     before = world.log.open("dml_0").describe().begin
-    take(world, tmp_path / "backups", seam=truncate)
+    take(world, tmp_path / "backups", act=truncate)
     assert begins == [before]
     world.step("checkpoint", 0)
     assert world.log.open("dml_0").describe().begin > before
@@ -206,13 +207,13 @@ def test_a_file_that_is_gone_begins_the_backup_anew(world: World, tmp_path: Path
 
     endless = False
     root = tmp_path / "backups"
-    take(world, root, seam=compact_and_vacuum)
+    take(world, root, act=compact_and_vacuum)
     assert len(times) == 3
     prove(world, tmp_path / "restored", root, world.model)
     endless = True
     other = tmp_path / "others"  # not beside a backup that has the file
     with pytest.raises(TableUnavailable, match="was removed during"):
-        take(world, other, seam=compact_and_vacuum)
+        take(world, other, act=compact_and_vacuum)
     assert list(other.glob("backup-*")) == [], "nothing is left of it"
 
 
@@ -383,7 +384,7 @@ def test_what_loads_and_restores_have_noted_is_not_newer_than_the_log(world: Wor
             for path in notes:
                 path.write_text("sent behind it")
 
-    take(world, tmp_path / "backups", seam=note)
+    take(world, tmp_path / "backups", act=note)
     restore_backup(settings_in(tmp_path / "restored"), tmp_path / "backups")
     for path in notes:
         copied = tmp_path / "restored" / path.relative_to(world.settings.data_dir)

@@ -29,6 +29,7 @@ from millrace.tables.collections.flush_tables import read_segments
 from millrace.tables.read.arrow import read_arrow
 from tests.crash.test_flusher_crash_points import Deployment, die, stopping_at
 from tests.crash.test_flusher_crash_points import _Died as Died
+from tests.failpoints import at_failpoints
 from tests.operations.test_compaction_keeps_reads import accounted_for
 from tests.tables.wal_maker import Collection, WalMaker
 
@@ -70,7 +71,8 @@ def rows(settings: Settings, tick: int | None = None) -> Counter[tuple[Any, ...]
 def places(filled: Filled, folder: Path) -> list[str]:
     """Every place a clean run comes by."""
     names: list[str] = []
-    compact(filled.copy(folder), PARAMS, seam=names.append)
+    with at_failpoints(names.append):
+        compact(filled.copy(folder), PARAMS)
     return names
 
 
@@ -124,8 +126,8 @@ def test_a_compaction_that_dies_at_any_point_is_made_good_by_the_next(filled: Fi
     for number, name in enumerate(names):
         settings = filled.copy(tmp_path / str(number))
         before = rows(settings)
-        with pytest.raises(Died):
-            compact(settings, PARAMS, seam=stopping_at(number, die))
+        with pytest.raises(Died), at_failpoints(stopping_at(number, die)):
+            compact(settings, PARAMS)
         assert rows(settings) == before, f"read after {name}"
         flush_to_end(settings)
         compact(settings, PARAMS)
@@ -140,7 +142,8 @@ def test_a_flusher_at_any_point_of_a_compaction_is_not_held_up_and_not_undone(fi
     for number, name in enumerate(places(filled, tmp_path / "names")):
         settings = filled.copy(tmp_path / str(number))
         before = rows(settings)
-        report = compact(settings, PARAMS, seam=stopping_at(number, partial(flush_to_end, settings)))
+        with at_failpoints(stopping_at(number, partial(flush_to_end, settings))):
+            report = compact(settings, PARAMS)
         assert not report.collections[0].rows.given_up, f"flusher at {name} ({number})"
         assert rows(settings) == before, f"flusher at {name} ({number})"
         assert accounted_for(settings).folded > 0
@@ -150,11 +153,13 @@ def test_a_flusher_at_any_point_of_a_compaction_is_not_held_up_and_not_undone(fi
 @pytest.mark.slow
 def test_a_compaction_at_any_point_of_a_flush_fences_no_flusher(filled: Filled, tmp_path: Path) -> None:
     names: list[str] = []
-    flush_to_end(filled.copy(tmp_path / "names"), seam=names.append)
+    with at_failpoints(names.append):
+        flush_to_end(filled.copy(tmp_path / "names"))
     for number, name in enumerate(names):
         settings = filled.copy(tmp_path / str(number))
         before = rows(settings)
-        reached = flush_to_end(settings, seam=stopping_at(number, partial(compact, settings, PARAMS)))
+        with at_failpoints(stopping_at(number, partial(compact, settings, PARAMS))):
+            reached = flush_to_end(settings)
         assert set(reached) == {"p0", "p1"}, f"compaction at {name} ({number})"
         assert rows(settings) == before, f"compaction at {name} ({number})"
         accounted_for(settings)
@@ -166,7 +171,8 @@ def test_of_two_compactions_at_once_one_gives_up_and_leaves_no_file(filled: Fill
     for number, name in enumerate(places(filled, tmp_path / "names")):
         settings = filled.copy(tmp_path / str(number))
         before = rows(settings)
-        compact(settings, PARAMS, seam=stopping_at(number, partial(compact, settings, PARAMS)))
+        with at_failpoints(stopping_at(number, partial(compact, settings, PARAMS))):
+            compact(settings, PARAMS)
         assert rows(settings) == before, f"another compaction at {name} ({number})"
         accounted_for(settings)
         table = DeltaTable(str(Path(rows_uri(settings, 1))))

@@ -18,6 +18,7 @@ from millrace.storage.commit import CommitPart, commit_fenced
 from millrace.storage.file_sink import FileSink
 from millrace.storage.table import TableHandle, create_table, table_at
 from millrace.tables.collections.data_tables import earliest_readable_tick
+from tests.failpoints import at_failpoints
 
 COLUMNS = pa.schema([pa.field("id", pa.int64())])
 JOB_ORDER = ("id",)
@@ -87,9 +88,10 @@ def test_a_base_tick_does_not_go_back_behind_another_that_comes_in_between(path:
     raise_base_tick(table_at(path), 5)
     between = [other]
 
-    def seam(name: str) -> None:
+    def act(name: str) -> None:
         if name == "commit.checked" and between:
             raise_base_tick(table_at(path), between.pop())
 
-    assert raise_base_tick(table_at(path), 10, seam=seam) == left
+    with at_failpoints(act):
+        assert raise_base_tick(table_at(path), 10) == left
     assert earliest_readable_tick(table_at(path)) == left

@@ -16,6 +16,7 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_segments
 from millrace.wal.visible.catalog import SegmentEvent
 from tests.crash.test_flusher_crash_points import stopping_at
+from tests.failpoints import at_failpoints
 from tests.tables.wal_maker import Collection, WalMaker
 
 PARAMS = CompactionParams(files=False, fold="never", vacuum=False)
@@ -49,14 +50,16 @@ def test_a_drop_finds_the_joined_segment_wherever_compaction_comes_between(tmp_p
     clean = Settings(data_dir=tmp_path / "clean")
     flushed_and_dropped(clean)
     assert compact(clean, PARAMS).segments_joined == 2
-    flush_to_end(clean, seam=names.append)
+    with at_failpoints(names.append):
+        flush_to_end(clean)
     first, *others = [row for row in segments(clean) if row["partition_id"] == 1]
     assert (first["state"], first["rows"], first["merged_into"]) == ("dropped", 3, 0)
     assert {row["state"] for row in others} == {"dropped"}
     for number, name in enumerate(names):
         settings = Settings(data_dir=tmp_path / str(number))
         flushed_and_dropped(settings)
-        flush_to_end(settings, seam=stopping_at(number, partial(compact, settings, PARAMS)))
+        with at_failpoints(stopping_at(number, partial(compact, settings, PARAMS))):
+            flush_to_end(settings)
         compact(settings, PARAMS)
         states = {row["segment_id"]: row["state"] for row in segments(settings) if row["partition_id"] == 1}
         assert set(states.values()) == {"dropped"}, f"compaction at {name} ({number}): {states}"

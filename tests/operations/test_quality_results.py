@@ -29,6 +29,7 @@ from millrace.operations.quality.state import Block, QualityState, apply_release
 from millrace.operations.quality.user_suites import parse_suite
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
+from tests.failpoints import at_failpoints
 from tests.tables.wal_maker import Collection, WalMaker
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def test_a_release_that_died_leaves_the_block_and_is_completed_by_the_next(setti
         if name == "quality.released":
             raise Died
 
-    with pytest.raises(Died):
-        release_blocks(settings, [state.blocks[0].id], by="somebody", seam=dies)
+    with pytest.raises(Died), at_failpoints(dies):
+        release_blocks(settings, [state.blocks[0].id], by="somebody")
     assert len(blocked(settings)) == 1
     release_blocks(settings, [state.blocks[0].id], by="somebody")
     assert blocked(settings) == []
@@ -110,7 +111,8 @@ def test_of_two_runs_at_once_neither_loses_what_the_other_found(settings: Settin
         if name == "commit.checked" and next(once, False):
             record_run(settings, "other", [looked(0, 10, ok=False, table="segments")])
 
-    record_run(settings, "run", [looked(10, 20, ok=False)], seam=another_run)
+    with at_failpoints(another_run):
+        record_run(settings, "run", [looked(10, 20, ok=False)])
     assert {(each.run_id, each.table) for each in blocked(settings)} == {("other", "segments"), ("run", "wal")}
     assert read_state(settings).revision == 3
     assert read_results(settings).num_rows == 6

@@ -32,6 +32,7 @@ from millrace.tables.wal.table import WalTable
 from millrace.tables.wal.trims import trimmed_totals
 from millrace.wal.scanner import All
 from millrace.wal.visible.changes import ChangePosition
+from tests.failpoints import at_failpoints
 from tests.operations.log_maker import Things
 from tests.tables.collections.test_changes import fold, rows_of
 
@@ -40,11 +41,8 @@ class Died(BaseException):
     """Ends a run where it stands."""
 
 
-def take(things: Things, settings: Settings, seam: object = None, **params: object) -> CheckpointReport:
-    chosen = CheckpointParams.parse(params)
-    if seam is None:
-        return checkpoint(settings, things.log, chosen, Progress())
-    return checkpoint(settings, things.log, chosen, Progress(), seam=seam)  # type: ignore[arg-type]
+def take(things: Things, settings: Settings, **params: object) -> CheckpointReport:
+    return checkpoint(settings, things.log, CheckpointParams.parse(params), Progress())
 
 
 def sound(things: Things, settings: Settings) -> None:
@@ -235,8 +233,8 @@ def test_a_run_that_dies_anywhere_leaves_what_the_next_one_completes(
         if name == place:
             raise Died
 
-    with pytest.raises(Died):
-        take(things, short, dies)
+    with pytest.raises(Died), at_failpoints(dies):
+        take(things, short)
     assert contents(short) == before
     sound(things, short)
     report = take(things, short)
@@ -260,7 +258,8 @@ def test_a_commit_in_between_is_seen_and_the_trim_made_anew(things: Things, shor
                 things.collection.append(vchannel, things.collection.insert(rows, vchannel=vchannel))
             things.maker.commit()
 
-    assert take(things, short, another_commits).ok
+    with at_failpoints(another_commits):
+        assert take(things, short).ok
     flush_to_end(short)
     assert {row["body"] for row in contents(short)} >= {"late"}
     sound(things, short)

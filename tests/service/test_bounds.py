@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -84,6 +85,24 @@ def test_requests_that_are_never_sent_whole_are_ended_and_keep_nobody_out(place:
     assert _ask(client) == (200, {"a": 1})
     assert client.sock.getsockname() == own, "the known connection was kept"
     client.close()
+
+
+def test_a_pooled_connection_outlives_the_pauses_of_its_client(
+    app: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = asyncio.BaseEventLoop.call_later
+
+    def sooner(self: asyncio.BaseEventLoop, delay: float, *given: Any, **named: Any) -> asyncio.TimerHandle:
+        return later(self, delay / 50, *given, **named)  # a second is a minute of the server's pauses
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", sooner)
+    with serving(app, settings) as address:
+        client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+        assert _ask(client) == (200, {"a": 1})
+        assert not select.select([client.sock], [], [], 60 / 50)[0], "the server closed it"
+        assert _ask(client) == (200, {"a": 1})
+        assert select.select([client.sock], [], [], 20)[0], "one that nobody uses is closed in the end"
+        client.close()
 
 
 def test_a_stranger_s_body_is_not_waited_for(place: tuple[str, int]) -> None:

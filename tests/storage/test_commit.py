@@ -14,6 +14,7 @@ from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced, set_properties
 from millrace.storage.file_sink import FileSink
 from millrace.storage.table import TableHandle, create_table, table_at
+from tests.failpoints import at_failpoints
 from tests.storage.faulty import Attempt, Fault, FaultyStore
 
 SCHEMA = pa.schema([("row", pa.int64()), ("app", pa.string())])
@@ -186,7 +187,7 @@ def test_a_property_is_set_from_what_stands_there(tmp_path: Path) -> None:
     world = World(tmp_path)
     between = ["7"]
 
-    def seam(place: str) -> None:
+    def act(place: str) -> None:
         if between:
             value = between.pop()
             set_properties(table_at(world.folder), lambda properties: {"millrace.n": value})
@@ -195,5 +196,6 @@ def test_a_property_is_set_from_what_stands_there(tmp_path: Path) -> None:
         have = int(dict(properties).get("millrace.n") or 0)  # type: ignore[call-overload]
         return {"millrace.n": "5"} if have < 5 else {}
 
-    assert set_properties(table_at(world.folder), higher, seam=seam) is False
+    with at_failpoints(act):
+        assert set_properties(table_at(world.folder), higher) is False
     assert table_at(world.folder).configuration["millrace.n"] == "7"

@@ -28,7 +28,6 @@ from millrace.base.errors import (
     InvalidSettings,
     MillraceError,
 )
-from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChannel
 from millrace.catalog.sqlite_file import catalog_path
@@ -75,10 +74,9 @@ class Coordinator(Closeable):
         append: AppendPort,
         shared: SharedStore | None = None,
         run_all: RunAll = run_sequentially,
-        seam: Callable[[str], None] = hit,
     ) -> None:
         """`shared`: the shared catalog that the local file is a copy of, in a cluster; closed with the coordinator.
-        `run_all` sends the messages of a broadcast concurrently. `seam`: see Broadcaster.
+        `run_all` sends the messages of a broadcast concurrently.
         """
         self._settings = settings
         self._store = CatalogStore(catalog_path(settings.data_dir), shared=shared)
@@ -92,7 +90,7 @@ class Coordinator(Closeable):
         self._append = append
         effects = DdlCallbacks(self._store, max_entry_bytes=settings.max_entry_bytes)
         sending = DdlDispatcher(self._store, append)
-        self._broadcaster = Broadcaster(self._store.broadcasts, sending, effects.registry(), run_all=run_all, seam=seam)
+        self._broadcaster = Broadcaster(self._store.broadcasts, sending, effects.registry(), run_all=run_all)
 
     def close(self) -> None:
         self._store.close()

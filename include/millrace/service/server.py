@@ -27,6 +27,12 @@ from millrace.service.middleware import MAX_BODY_BYTES, App, Message, Receive, S
 _GRACE_SECONDS: Final = 1
 """How long running requests may take at shutdown: a watch never ends by itself."""
 
+_KEEP_ALIVE_SECONDS: Final = 75
+"""How long a connection without a request stays open, as in nginx. HTTP clients pool connections for about a minute;
+uvicorn's 5 s would end a pooled one just as its client sends the next request."""
+_IDLE_SECONDS: Final = 30.0
+"""A connection silent for so long is shut if a new one finds no room."""
+
 _UNKNOWN_BYTES: Final = MAX_BODY_BYTES + (1 << 20)
 """A body stays in the kernel until its sender is authenticated, so it may have arrived before."""
 _HEAD_BYTES: Final = 64 << 10
@@ -80,7 +86,9 @@ def serving(app: Any, settings: Settings, limits: ConnectionLimits | None = None
             f"the service cannot listen at {host}, port {settings.service_port} (MILLRACE_SERVICE_PORT):"
             f" {error.strerror}"
         ) from error
-    limits = limits or ConnectionLimits(settings.log_connections, unauthenticated_bytes=_UNKNOWN_BYTES)
+    limits = limits or ConnectionLimits(
+        settings.log_connections, unauthenticated_bytes=_UNKNOWN_BYTES, idle_seconds=_IDLE_SECONDS
+    )
     connections = ConnectionGuard(listener.getsockname()[1], limits)
     config = uvicorn.Config(
         _Welcomed(app, connections),
@@ -90,6 +98,7 @@ def serving(app: Any, settings: Settings, limits: ConnectionLimits | None = None
         log_config=None,
         access_log=False,
         lifespan="off",
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_GRACE_SECONDS,
         ssl_certfile=None if tls is None else tls[0],
         ssl_keyfile=None if tls is None else tls[1],

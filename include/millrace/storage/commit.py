@@ -119,7 +119,6 @@ def commit_fenced(
     data_change: bool = True,
     deadline: float = COMMIT_DEADLINE,
     maintenance: LogMaintenance = LogMaintenance(),  # noqa: B008 - a value
-    seam: Callable[[str], None] = hit,
 ) -> CommitOutcome:
     """Commit every part that still follows the table. `table` is at the newest version known when the parts were
     planned.
@@ -133,7 +132,7 @@ def commit_fenced(
         {app for part in parts for app in part.app_transactions}
     ):
         raise InvalidArgument("two parts of one commit move an app id differently")
-    attempts = _Attempts(table, deadline, seam)
+    attempts = _Attempts(table, deadline)
     pending = dict(enumerate(parts))
     fenced: dict[int, FencedPart] = {}
 
@@ -153,7 +152,7 @@ def commit_fenced(
     with table.store.lease():
         committed = attempts.run(look)
     if committed:
-        maintain_log(table, maintenance, seam)
+        maintain_log(table, maintenance)
     return CommitOutcome(table.version, fenced, attempts.conflicts)
 
 
@@ -162,7 +161,6 @@ def alter_fenced(
     look: Callable[[], WriteAttempt | None],
     *,
     deadline: float = COMMIT_DEADLINE,
-    seam: Callable[[str], None] = hit,
 ) -> bool:
     """Change columns or properties by what `look` returns at the newest version. Returns False if it returns None:
     nothing to do.
@@ -173,7 +171,7 @@ def alter_fenced(
     """
     with table.store.lease():
         table.refresh()
-        return _Attempts(table, deadline, seam).run(look)
+        return _Attempts(table, deadline).run(look)
 
 
 def add_columns(
@@ -238,9 +236,7 @@ def _feature(table: TableHandle, name: str, feature: TableFeatures) -> WriteAtte
     )
 
 
-def set_properties(
-    table: TableHandle, wanted: Callable[[Mapping[str, str]], Mapping[str, str]], *, seam: Callable[[str], None] = hit
-) -> bool:
+def set_properties(table: TableHandle, wanted: Callable[[Mapping[str, str]], Mapping[str, str]]) -> bool:
     """Set the table properties that `wanted` returns for the current ones. Returns False if it returns none."""
 
     def look() -> WriteAttempt | None:
@@ -251,7 +247,7 @@ def set_properties(
             found, raise_if_not_exists=False, commit_properties=properties, post_commithook_properties=NO_COMMIT_HOOKS
         )
 
-    return alter_fenced(table, look, seam=seam)
+    return alter_fenced(table, look)
 
 
 class _Owner(Enum):
@@ -265,11 +261,10 @@ class _Owner(Enum):
 class _Attempts:
     """Checks, writes, and resolves failed attempts, until one is committed or there is nothing to write."""
 
-    def __init__(self, table: TableHandle, deadline: float, seam: Callable[[str], None]) -> None:
+    def __init__(self, table: TableHandle, deadline: float) -> None:
         self._table = table
         self._seconds = deadline
         self._ends = Deadline.after(deadline)
-        self._seam = seam
         self._mark = uuid.uuid4().hex
         self._idle = 0
         self._pause = _PAUSE[0]
@@ -282,7 +277,7 @@ class _Attempts:
         if not table.version_exists():
             table.refresh()
         while (write := look()) is not None:
-            self._seam("commit.checked")
+            hit("commit.checked")
             version = table.version + 1
             try:
                 write(CommitProperties({_MARK: self._mark}, max_commit_retries=0))

@@ -389,7 +389,7 @@ class LogMaintenance:
     """Versions to keep: more than an hour at one commit per second."""
 
 
-def maintain_log(table: TableHandle, maintenance: LogMaintenance, seam: Callable[[str], None] = hit) -> None:
+def maintain_log(table: TableHandle, maintenance: LogMaintenance) -> None:
     """Write a checkpoint if one is due, and trim the log. A failure is retried by the next commit."""
     every, version = maintenance.checkpoint_commits, table.version
     if table._checkpointed is None or version - table._checkpointed >= every:
@@ -399,7 +399,7 @@ def maintain_log(table: TableHandle, maintenance: LogMaintenance, seam: Callable
             table.delta.create_checkpoint()
             table.store.sync([checkpoint_file(version), LAST_CHECKPOINT_FILE])
             table._checkpointed = version
-            seam("checkpoint.written")
+            hit("checkpoint.written")
             trim_log(table.store, keep=maintenance.keep_commits)
             table.reopen()
         elif version - table._opened >= every:

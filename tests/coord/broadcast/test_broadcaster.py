@@ -16,6 +16,7 @@ from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, TaskSta
 from millrace.coord.concurrency import ThreadRunner
 from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.wal.reasons import Reason
+from tests.failpoints import at_failpoints
 
 
 @dataclass
@@ -185,7 +186,7 @@ def test_what_another_one_closed_and_was_collected_since_is_not_said_to_be_done(
         one, other = made(ledger, targets), made(ledger, targets)
         overtaken: list[str] = []
 
-        def seam(place: str) -> None:
+        def act(place: str) -> None:
             if place != "ddl.acknowledged" or overtaken:
                 return
             overtaken.append(place)
@@ -196,8 +197,7 @@ def test_what_another_one_closed_and_was_collected_since_is_not_said_to_be_done(
                 ledger.finish(task.id, lambda task: None)
             other.submit(lambda: drafted(2))
 
-        one._seam = seam
-        with pytest.raises(DeadlineExceeded, match="check whether its effect"):
+        with at_failpoints(act), pytest.raises(DeadlineExceeded, match="check whether its effect"):
             one.submit(drafted)
         assert overtaken
         assert ledger.open_tasks() == []

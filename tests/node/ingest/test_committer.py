@@ -19,6 +19,7 @@ from millrace.node.ingest.ingester import IngestReport
 from millrace.storage.delta_log import COMMIT_INFO_KEY
 from millrace.tables.wal.table import WalTable
 from tests.client.medium import Medium
+from tests.failpoints import at_failpoints
 from tests.node.wal_samples import inserts, message, outcome, rejection, write_range
 
 
@@ -238,8 +239,9 @@ def test_metrics_say_what_was_committed_and_what_was_fenced(table: WalTable) -> 
         if place == "commit.checked" and (report := next(other, None)) is not None:
             WalCommitter(WalTable.open(table.uri)).commit([report])
 
-    late = WalCommitter(WalTable.open(table.uri), metrics=metrics, seam=somebody_is_first)
-    assert late.commit([inserts(Path(table.uri), late.table.position("p0"), 3)]).committed
+    late = WalCommitter(WalTable.open(table.uri), metrics=metrics)
+    with at_failpoints(somebody_is_first):
+        assert late.commit([inserts(Path(table.uri), late.table.position("p0"), 3)]).committed
     assert value("wal_commit_conflict_total") == 1
     assert value("wal_committed_time_tick", pchannel="p0") == float(message(2)["time_tick"])
 
@@ -289,8 +291,9 @@ def test_a_committer_that_sleeps_between_check_and_commit_holds_the_clean_up_off
             for entry in range(6):
                 awake.commit([inserts(Path(table.uri), awake.table.position("p0"), entry)])
 
-    asleep = WalCommitter(WalTable.open(table.uri), seam=meanwhile)
-    result = asleep.commit([inserts(Path(table.uri), table.position("p1"), 7)])
+    asleep = WalCommitter(WalTable.open(table.uri))
+    with at_failpoints(meanwhile):
+        result = asleep.commit([inserts(Path(table.uri), table.position("p1"), 7)])
     assert (len(result.committed), result.conflicts) == (1, 1), "the name of its next version was still taken"
     found = WalTable.open(table.uri)
     assert found.commits("p0") == 6

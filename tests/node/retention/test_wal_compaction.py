@@ -16,6 +16,7 @@ from millrace.node.retention.wal_compaction import LiveFile, compact_once, live_
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import WalDigest, digest_rows
+from tests.failpoints import at_failpoints
 from tests.node.wal_samples import inserts
 
 
@@ -102,19 +103,19 @@ class Killed(BaseException):
 
 
 def dies_at(place: str) -> Callable[[str], None]:
-    def seam(name: str) -> None:
+    def act(name: str) -> None:
         if name == place:
             raise Killed
 
-    return seam
+    return act
 
 
 def test_a_committer_that_dies_behind_its_compaction_leaves_every_row_once_and_the_next_goes_on(
     table: WalTable,
 ) -> None:
     commit(table, range(1, 17))
-    dying = WalCommitter(WalTable.open(table.uri), compact_commits=1, seam=dies_at("compaction.done"))
-    with pytest.raises(Killed):
+    dying = WalCommitter(WalTable.open(table.uri), compact_commits=1)
+    with pytest.raises(Killed), at_failpoints(dies_at("compaction.done")):
         dying.commit([inserts(Path(table.uri), dying.table.position("p0"), 17)])
     reopened = WalTable.open(table.uri)
     assert len(live_files(reopened.table)) < 17, "the compaction stands"

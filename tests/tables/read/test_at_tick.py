@@ -21,6 +21,7 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_segments
 from millrace.tables.read.arrow import read_arrow, read_pieces
 from millrace.tables.read.plan import plan_read
+from tests.failpoints import at_failpoints
 from tests.laws.profile import examples
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
 from tests.tables.wal_maker import SCHEMA, Collection, WalMaker
@@ -167,8 +168,8 @@ def test_rows_of_a_flush_that_died_before_its_checkpoint_are_read_once_and_those
         if name == place:
             raise _Died
 
-    with pytest.raises(_Died):
-        flush_to_end(settings, up_to_tick=ticks[last], seam=die)
+    with pytest.raises(_Died), at_failpoints(die):
+        flush_to_end(settings, up_to_tick=ticks[last])
     assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == sorted(keys[1:])
 
 

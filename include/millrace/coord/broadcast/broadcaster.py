@@ -57,14 +57,11 @@ class Broadcaster:
         kinds: CallbackRegistry,
         *,
         run_all: RunAll = run_sequentially,
-        seam: Callable[[str], None] = hit,
     ) -> None:
-        """`seam` is called at the points where crash and interleaving tests stop (millrace.base.failpoint)."""
         self._ledger = ledger
         self._sending = sending
         self._kinds = kinds
         self._together = run_all
-        self._seam = seam
 
     def submit(
         self, plan: Callable[[], BroadcastDraft], *, request: str = "", expired: Callable[[], bool] = lambda: False
@@ -86,7 +83,7 @@ class Broadcaster:
                 drafted = plan()
                 if not 0 < len(set(drafted.targets)) == len(drafted.targets) <= MAX_TARGETS:
                     raise InvalidArgument(f"a broadcast goes to 1 to {MAX_TARGETS:,} different VChannels")
-                self._seam("ddl.planned")
+                hit("ddl.planned")
                 kept = self._ledger.add(drafted, self._kinds[drafted.kind].check)
             except StalePlan:
                 continue
@@ -139,10 +136,10 @@ class Broadcaster:
         """
         if not task.open:
             return self._closed(task)
-        self._seam("ddl.kept")
+        hit("ddl.kept")
         try:
             self._send(task)
-            self._seam("ddl.acknowledged")
+            hit("ddl.acknowledged")
             done = self._ledger.finish(task.id, self._kinds[task.kind].on_acknowledged)
         except MillraceError as error:
             done = self._failed(task, error)
@@ -179,7 +176,7 @@ class Broadcaster:
         except MillraceError as error:
             errors.append(error)
             return
-        self._seam("ddl.sent")
+        hit("ddl.sent")
         ticks[target] = tick
 
     def _failed(self, task: BroadcastTask, error: MillraceError) -> BroadcastTask | None:

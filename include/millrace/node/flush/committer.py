@@ -12,7 +12,7 @@ plans again. The checkpoint is moved by the flusher that has everything before i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -45,8 +45,8 @@ class FlushCommitter:
     """Commits flushes to the tables of one deployment. Call from one thread at a time; any number may run in any
     process.
 
-    `seam` is called at the failpoints of crash and interleaving tests: ``commit.checked`` before each commit, and
-    ``flush.<table>`` after the commit of ``deletes``, ``rows``, ``segments`` and ``checkpoints``.
+    Failpoints: ``commit.checked`` before each commit, and ``flush.<table>`` after the commit of ``deletes``, ``rows``,
+    ``segments`` and ``checkpoints``.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class FlushCommitter:
         *,
         metrics: Metrics | None = None,
         holds: OwnershipCheck = always_owned,
-        seam: Callable[[str], None] = hit,
     ) -> None:
         """Commit to the tables that `settings` name.
 
@@ -66,7 +65,6 @@ class FlushCommitter:
         self._settings = settings
         self._metrics = metrics
         self._holds = holds
-        self._seam = seam
         self._handles: dict[str, TableHandle] = {}
         self._known: dict[int, set[pa.Field]] = {}
         self._done: set[str] = set()
@@ -81,11 +79,11 @@ class FlushCommitter:
         for kind, path_of in ((DELETES, deletes_uri), (ROWS, rows_uri)):
             for collection_id in sorted({number for report in pending for number in report.collections}):
                 pending = self._table(kind, collection_id, path_of(self._settings, collection_id), pending, fenced)
-                self._seam(f"flush.{kind}")
+                hit(f"flush.{kind}")
         pending = self._segments(pending, fenced)
-        self._seam("flush.segments")
+        hit("flush.segments")
         pending = self._checkpoints(pending, fenced)
-        self._seam("flush.checkpoints")
+        hit("flush.checkpoints")
         self._report(pending)
         return CommitResult(committed=pending, fenced=fenced, refused=refused, seconds=time.perf_counter() - started)
 
@@ -163,7 +161,6 @@ class FlushCommitter:
                 )
                 for report, part in parts
             ],
-            seam=self._seam,
         )
         late = [parts[place][0] for place in outcome.fenced]
         for report in late:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
-from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.node.flush.committer import FlushCommitter
@@ -58,7 +57,6 @@ def flush_to_end(
     up_to_tick: int = MAX_TICK,
     max_bytes: int | None = None,
     metrics: Metrics | None = None,
-    seam: Callable[[str], None] = hit,
 ) -> dict[str, int]:
     """Flush what the WAL holds now, up to `up_to_tick`, in ranges of about `max_bytes`. Returns each PChannel's reached
     tick.
@@ -66,5 +64,5 @@ def flush_to_end(
     Raises as :func:`run_to_end` what keeps a PChannel from being flushed: ChannelParked, Malformed, StagedFileDamaged,
     TableUnavailable.
     """
-    committer = FlushCommitter(settings, metrics=metrics, seam=seam)
+    committer = FlushCommitter(settings, metrics=metrics)
     return run_to_end(FlushLoop(settings, up_to_tick), committer, max_bytes=max_bytes or settings.max_bytes_per_trigger)

@@ -41,7 +41,6 @@ class WalCommitter:
     """Commits ranges to one table. Call from one thread at a time; any number of committers may run in any number of
     processes.
 
-    `seam` is called at the failpoints of crash and interleaving tests (millrace.base.failpoint).
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class WalCommitter:
         compact_commits: int = COMPACT_COMMITS,
         keep_commits: int = WAL_COMMITS,
         owned: Callable[[], AbstractSet[str] | None] = lambda: None,
-        seam: Callable[[str], None] = hit,
     ) -> None:
         """Commit to `table`. `owned` returns the PChannels whose files this committer compacts; None: all."""
         self._table = table
@@ -64,7 +62,6 @@ class WalCommitter:
         self._compact_commits = compact_commits
         self._owned = owned
         self._commits = 0
-        self._seam = seam
 
     @property
     def table(self) -> WalTable:
@@ -85,9 +82,8 @@ class WalCommitter:
             [_part(item) for item in pending],
             deadline=self._deadline,
             maintenance=self._upkeep,
-            seam=self._seam,
         )
-        self._seam("commit.done")
+        hit("commit.done")
         result = CommitResult(
             version=outcome.version,
             committed=tuple(item for place, item in enumerate(pending) if place not in outcome.fenced),
@@ -103,7 +99,7 @@ class WalCommitter:
         """Compact small files from time to time: the cost of a commit grows with the number of live files."""
         self._commits += 1
         if self._commits % self._compact_commits == 0 and compact_once(self._table.table, only=self._owned()):
-            self._seam("compaction.done")
+            hit("compaction.done")
 
     def _report(self, result: CommitResult[IngestReport]) -> None:
         metrics = self._metrics

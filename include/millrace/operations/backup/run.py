@@ -10,7 +10,7 @@ replaced. If one is missing all the same, the backup starts again from newer ver
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -120,7 +120,6 @@ def backup(
     progress: Progress,
     *,
     root: Path | None = None,
-    seam: Callable[[str], None] = hit,
 ) -> BackupReport:
     """Run the operation on an open log.
 
@@ -136,9 +135,9 @@ def backup(
         left = remove_unfinished_backups(root, own)
         for attempt in range(ATTEMPTS):
             folder = begin_backup(root, own)
-            seam("backup.begun")
+            hit("backup.begun")
             try:
-                manifest, files = _take(settings, service, folder, own, progress, seam)
+                manifest, files = _take(settings, service, folder, own, progress)
                 break
             except FileGone:
                 remove_backup(folder)
@@ -152,7 +151,7 @@ def backup(
         dropped = [old for old, _ in list(list_backups(root, of=own))[params.keep :]]
         for old in dropped:
             remove_backup(old)
-            seam("backup.dropped")
+            hit("backup.dropped")
     return BackupReport(
         id=manifest.id,
         folder=str(folder),
@@ -177,7 +176,6 @@ def _take(
     folder: Path,
     own: str,
     progress: Progress,
-    seam: Callable[[str], None],
 ) -> tuple[BackupManifest, BackupFiles]:
     begun = datetime.now(UTC).isoformat()
     earlier, known = next(list_backups(folder.parent, of=own), (None, None))
@@ -185,20 +183,20 @@ def _take(
     with removals_blocked(settings, deadline=WAIT_SECONDS):
         progress.update("pinning the tables")
         pinned = pin_tables(settings, files)
-        seam("backup.pinned")
+        hit("backup.pinned")
         # Before the log's end is read: the log then has everything that the records call sent.
         _take_records(settings, files)
         progress.update("copying the log")
         log = copy_log(settings, service, pinned, files)
-        seam("backup.log")
+        hit("backup.log")
         _take_staged(settings, files)  # after the log: files that its messages name were staged before them
     _take_tables(pinned, files, progress)
     files.sync_folders()
-    seam("backup.copied")
+    hit("backup.copied")
     manifest = _manifest(settings, folder.name, begun, pinned, log)
     manifest = replace(manifest, deployment=own, files=dict(sorted(files.stored.items())))
     manifest.write(folder)
-    seam("backup.written")
+    hit("backup.written")
     return manifest, files
 
 

@@ -9,7 +9,7 @@ by the PChannel's number of WAL commits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -153,7 +153,7 @@ def remove(settings: Settings, names: Sequence[str]) -> int:
     return len(gone)
 
 
-def write(settings: Settings, checkpoint: RecoveryCheckpoint, *, seam: Callable[[str], None] = hit) -> bool:
+def write(settings: Settings, checkpoint: RecoveryCheckpoint) -> bool:
     """Commit `checkpoint`. Return False if the table has one that is as new or newer."""
     path = recovery_checkpoints_uri(settings)
     table = create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
@@ -166,10 +166,10 @@ def write(settings: Settings, checkpoint: RecoveryCheckpoint, *, seam: Callable[
     live = sorted((commits, name) for owner, commits, name in _live(table) if owner == checkpoint.pchannel)
     removes = [name for _, name in live[: max(0, len(live) + 1 - RETAINED_CHECKPOINTS)]]
     part = CommitPart(actions, removes, {checkpoint.pchannel: AppTransaction(base, checkpoint.commits)})
-    seam("checkpoint.confirmed")
-    if commit_fenced(table, [part], seam=seam).fenced:
+    hit("checkpoint.confirmed")
+    if commit_fenced(table, [part]).fenced:
         return False
-    seam("checkpoint.recorded")
+    hit("checkpoint.recorded")
     return True
 
 

@@ -6,7 +6,7 @@ verified checkpoint. If no whole file qualifies, no base is verified, so the cos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pydantic import Field
@@ -48,7 +48,6 @@ def apply_retention(
     *,
     now_ms: int,
     dry_run: bool = False,
-    seam: Callable[[str], None] = hit,
 ) -> Iterator[WalTrimReport]:
     """Trim each PChannel of `reached` as far as ``wal_retention`` allows.
 
@@ -58,7 +57,7 @@ def apply_retention(
     oldest = compose_tick(max(0, now_ms - int(settings.wal_retention * 1000)), 0)
     bases = read_bases(settings.wal_uri)
     if not dry_run:
-        _remove_staged(settings, seam)  # left by a run that was killed
+        _remove_staged(settings)  # left by a run that was killed
     for pchannel, verified in sorted(reached.items()):
         checkpoint = flushed.get(pchannel)
         if checkpoint is None:
@@ -80,24 +79,24 @@ def apply_retention(
                     pchannel=pchannel, base_tick=tick, files=0, rows=0, freed_bytes=0, problem=str(error)
                 )
                 continue
-            seam("base.proved")
-            if base is not before and not write_base(settings.wal_uri, before, base, seam=seam):
+            hit("base.proved")
+            if base is not before and not write_base(settings.wal_uri, before, base):
                 continue  # another run verified a base first, and trims to it
-            seam("base.written")
-            _raise_base_ticks(settings, base, seam)
+            hit("base.written")
+            _raise_base_ticks(settings, base)
             wanted = base
-        found = trim_wal(settings, wanted, dry_run=dry_run, seam=seam)
+        found = trim_wal(settings, wanted, dry_run=dry_run)
         if not dry_run:
-            _remove_staged(settings, seam)
+            _remove_staged(settings)
         yield WalTrimReport(
             pchannel=pchannel, base_tick=found.time_tick, files=found.files, rows=found.rows, freed_bytes=found.bytes
         )
 
 
-def _remove_staged(settings: Settings, seam: Callable[[str], None]) -> None:
+def _remove_staged(settings: Settings) -> None:
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is not None:
-        remove_trimmed_files(settings.staged_path, wal, seam=seam)
+        remove_trimmed_files(settings.staged_path, wal)
 
 
 def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> int:
@@ -114,7 +113,7 @@ def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> i
     return min(flushed[name].time_tick if name in flushed else 0 for name in {*names, checkpoint.pchannel})
 
 
-def _raise_base_ticks(settings: Settings, base: VerifiedBase, seam: Callable[[str], None]) -> None:
+def _raise_base_ticks(settings: Settings, base: VerifiedBase) -> None:
     """Make each collection's table refuse reads before the base.
 
     They could not be answered again from the WAL (law 7).
@@ -123,4 +122,4 @@ def _raise_base_ticks(settings: Settings, base: VerifiedBase, seam: Callable[[st
         path = rows_uri(settings, number)
         table = open_table(path)
         if table is not None:
-            raise_base_tick(table, base.time_tick, seam=seam)
+            raise_base_tick(table, base.time_tick)

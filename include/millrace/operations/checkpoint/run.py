@@ -8,7 +8,6 @@ Needs no Spark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from pydantic import Field
 
@@ -97,8 +96,6 @@ def checkpoint(
     service: LogService,
     params: CheckpointParams,
     progress: Progress,
-    *,
-    seam: Callable[[str], None] = hit,
 ) -> CheckpointReport:
     """Run the operation on an open log."""
     started = time.perf_counter()
@@ -111,7 +108,7 @@ def checkpoint(
     channels = []
     for number, pchannel in enumerate(names):
         progress.update(f"verifying {pchannel}", done=number / len(names))
-        done, found = _channel(settings, service, params, wal, snapshot, wal.position(pchannel), known, seam)
+        done, found = _channel(settings, service, params, wal, snapshot, wal.position(pchannel), known)
         channels.append(done)
         if found is not None:
             known[pchannel] = found
@@ -124,7 +121,7 @@ def checkpoint(
             limits[pchannel] = min(allowed, last)
     progress.update("syncing the tables")
     synced = 0 if params.dry_run else table_sync.sync_tables(settings)
-    seam("checkpoint.synced")
+    hit("checkpoint.synced")
     blocks = blocked(settings)
     truncated: tuple[LogTruncation, ...] = ()
     if params.truncate and (params.dry_run or not blocks):
@@ -146,9 +143,7 @@ def checkpoint(
         now_ms = snapshot.log_time_ms() if stamp is None else stamp
         with removal_permit(settings) as free:  # a backup prevents removal while it pins the tables
             dry_run = params.dry_run or not free
-            trimmed = tuple(
-                apply_retention(settings, snapshot, flushed, reached, now_ms=now_ms, dry_run=dry_run, seam=seam)
-            )
+            trimmed = tuple(apply_retention(settings, snapshot, flushed, reached, now_ms=now_ms, dry_run=dry_run))
     return CheckpointReport(
         ok=not broken and not any(each.problem for each in trimmed),
         dry_run=params.dry_run,
@@ -169,7 +164,6 @@ def _channel(
     snapshot: WalSnapshot,
     position: WalPosition,
     known: dict[str, RecoveryCheckpoint],
-    seam: Callable[[str], None],
 ) -> tuple[ChannelCheckpoint, RecoveryCheckpoint | None]:
     """Verify and write the checkpoint of one PChannel.
 
@@ -196,7 +190,7 @@ def _channel(
         return _channel_report(
             found, by_log=result.by_log, problem=result.problem, written=False, started=started
         ), None
-    written = not params.dry_run and recovery_checkpoints.write(settings, found, seam=seam)
+    written = not params.dry_run and recovery_checkpoints.write(settings, found)
     report = _channel_report(found, by_log=result.by_log, problem="", written=written, started=started)
     return report, found if written or params.dry_run else None
 

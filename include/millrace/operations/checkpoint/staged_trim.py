@@ -10,7 +10,7 @@ such as a loader's own notes, stay.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -47,7 +47,7 @@ def note_trimmed_files(staged: Path, pchannel: str, tick: int, paths: list[str])
     replace_json(folder / f"{pchannel}-{tick}.json", {"pchannel": pchannel, "tick": tick, "paths": paths}, synced=True)
 
 
-def remove_trimmed_files(staged: Path, wal: WalSnapshot, *, seam: Callable[[str], None] = hit) -> int:
+def remove_trimmed_files(staged: Path, wal: WalSnapshot) -> int:
     """Remove the files that trims up to the version of `wal` have released, and return their number."""
     notes = [note for note in sorted((staged / TRIM_NOTES_FOLDER).glob("*.json")) if _stands(note, wal)]
     if not notes:
@@ -58,7 +58,7 @@ def remove_trimmed_files(staged: Path, wal: WalSnapshot, *, seam: Callable[[str]
         for path in dict.fromkeys(json.loads(note.read_text())["paths"]):
             if path not in needed:
                 removed += _remove(staged, path)
-        seam("staged_trim.removed")
+        hit("staged_trim.removed")
         note.unlink(missing_ok=True)
         sync(note.parent)
     return removed

@@ -8,7 +8,6 @@ continues. VACUUM deletes the files themselves. The staged files that their mess
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,9 +40,7 @@ class TrimResult:
     bytes: int
 
 
-def trim_wal(
-    settings: Settings, base: VerifiedBase, *, dry_run: bool = False, seam: Callable[[str], None] = hit
-) -> TrimResult:
+def trim_wal(settings: Settings, base: VerifiedBase, *, dry_run: bool = False) -> TrimResult:
     """Remove the files of the base's PChannel that precede it. May be killed at any time and repeated."""
     table = WalTable.open(settings.wal_uri)
     for _ in range(ATTEMPTS):
@@ -64,10 +61,10 @@ def trim_wal(
             gone, imported = gone + totals, [*imported, *named]
         note_trimmed_files(settings.staged_path, base.pchannel, base.time_tick, imported)
         record_trim(table.table.uri, WalTrim(base.pchannel, base.time_tick, gone, found.files, found.bytes))
-        seam("wal_trim.recorded")
-        seam("wal_trim.checked")
+        hit("wal_trim.recorded")
+        hit("wal_trim.checked")
         if _commit(table, base, files):
-            seam("wal_trim.done")
+            hit("wal_trim.done")
             return found
     raise DeadlineExceeded(
         f"{ATTEMPTS} commits to {settings.wal_uri} conflicted with other writers; the next run trims it"

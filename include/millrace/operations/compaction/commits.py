@@ -11,7 +11,7 @@ tries again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,8 +27,6 @@ from millrace.tables.collections.data_tables import BASE_TICK_PROPERTY, FOLDED_A
 COMMIT_GROUPS: Final = 64
 """Maximum number of file groups that one commit replaces."""
 
-Seam = Callable[[str], None]
-
 
 @dataclass(slots=True)
 class RewriteCommitter:
@@ -36,14 +34,13 @@ class RewriteCommitter:
 
     table: TableHandle
     rewrites: int
-    seam: Seam = hit
     superseded: bool = False
     """Another rewriter committed first: nothing more of this plan can be committed."""
     given_up: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, table: TableHandle, *, seam: Seam = hit) -> RewriteCommitter:
-        return cls(table, table.app_version(REWRITES_APP), seam)
+    def of(cls, table: TableHandle) -> RewriteCommitter:
+        return cls(table, table.app_version(REWRITES_APP))
 
     def commit(self, done: Sequence[RewriteResult]) -> list[RewriteResult]:
         """Commit the groups of `done` in one commit and return those that got through.
@@ -61,7 +58,7 @@ class RewriteCommitter:
             self._give_up(good, "another compaction committed first")
             return []
         parts = [CommitPart(each.actions, each.group.paths, self._moves()) for each in good]
-        fenced = commit_fenced(self.table, parts, data_change=False, seam=self.seam).fenced
+        fenced = commit_fenced(self.table, parts, data_change=False).fenced
         self.superseded = any(REWRITES_APP in fence.conflicts for fence in fenced.values())
         self._give_up(
             [good[place] for place in fenced],
@@ -70,7 +67,7 @@ class RewriteCommitter:
         through = [each for place, each in enumerate(good) if place not in fenced]
         if through:
             self.rewrites += 1
-            self.seam("compact.replaced")
+            hit("compact.replaced")
         return through
 
     def _moves(self) -> dict[str, AppTransaction]:
@@ -83,10 +80,10 @@ class RewriteCommitter:
         """Record that no row that is dead at `tick` is left. Return False if another rewriter committed in between."""
         have = self.table.app_version(FOLDED_APP)
         part = CommitPart(app_transactions={**self._moves(), FOLDED_APP: AppTransaction(have, max(tick, have))})
-        if commit_fenced(self.table, [part], seam=self.seam).fenced:
+        if commit_fenced(self.table, [part]).fenced:
             return False
         self.rewrites += 1
-        self.seam("compact.folded")
+        hit("compact.folded")
         return True
 
 
@@ -125,7 +122,7 @@ def folded_tick(table: TableHandle | None) -> int:
     return 0 if table is None else table.app_version(FOLDED_APP)
 
 
-def raise_base_tick(table: TableHandle, tick: int, *, seam: Seam = hit) -> int:
+def raise_base_tick(table: TableHandle, tick: int) -> int:
     """Raise the base tick of the rows table to `tick` and return it.
 
     Must precede the removal of rows that are dead there.
@@ -136,6 +133,6 @@ def raise_base_tick(table: TableHandle, tick: int, *, seam: Seam = hit) -> int:
     def wanted(properties: Mapping[str, str]) -> dict[str, str]:
         return {BASE_TICK_PROPERTY: str(tick)} if int(properties.get(BASE_TICK_PROPERTY) or 0) < tick else {}
 
-    if set_properties(table, wanted, seam=seam):
-        seam("compact.base")
+    if set_properties(table, wanted):
+        hit("compact.base")
     return earliest_readable_tick(table)

@@ -13,11 +13,9 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Final
 
-from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.operations.compaction.commits import (
     RewriteCommitter,
-    Seam,
     folded_tick,
     raise_base_tick,
     rewrite_and_commit,
@@ -97,12 +95,11 @@ def compact(
     mapper: RewriteMapper = rewrite_in_process,
     order: ZOrder | None = None,
     history: int | None = None,
-    seam: Seam = hit,
 ) -> CompactionReport:
     """Compact what the parameters ask for and return what was done.
 
     `mapper` rewrites the groups and `order` Z-orders. `history` is the tick after which nothing is folded in (default:
-    log time minus the history to keep). `seam` is called at the places where crash and interleaving tests stop.
+    log time minus the history to keep).
 
     A group whose files another writer replaced meanwhile is reported and leaves nothing behind.
 
@@ -117,18 +114,18 @@ def compact(
     works = []
     for number, known in enumerate(found):
         progress.update(f"collection {known.name}", done=number / len(found))
-        work = _collection(settings, known, params, mapper, order, history, seam, stages)
+        work = _collection(settings, known, params, mapper, order, history, stages)
         works += [work] if work is not None else []
     report = CompactionReport(dry_run=params.dry_run, collections=works)
     changes: dict[str, object] = {}
     if params.segments:
         with _stage(stages, "segments"):
             changes["segments_joined"] = join_segments(
-                settings, target=params.segment_mib << 20, dry_run=params.dry_run, seam=seam
+                settings, target=params.segment_mib << 20, dry_run=params.dry_run
             )
     if params.files:
         with _stage(stages, "segments"):
-            changes["segments"] = merge_segment_files(settings, params, mapper, seam=seam)
+            changes["segments"] = merge_segment_files(settings, params, mapper)
     if params.vacuum:
         progress.update("VACUUM", done=0.95)
         with _stage(stages, "vacuum"):
@@ -146,7 +143,6 @@ def _collection(
     mapper: RewriteMapper,
     order: ZOrder | None,
     history: int,
-    seam: Seam,
     stages: dict[str, float],
 ) -> CollectionCompaction | None:
     with _stage(stages, "plan"):
@@ -170,22 +166,22 @@ def _collection(
     if params.dry_run:
         return work.model_copy(update={"deletes": _delete_work(plan, params, plan.fold_tick or plan.folded_tick)[1]})
     with _stage(stages, "rows"):
-        work = _rows(plan, work, mapper, seam)
+        work = _rows(plan, work, mapper)
     if params.zorder_by and order is not None:
         with _stage(stages, "zorder"):
             order(plan)
             work = work.model_copy(update={"zordered": True})
     with _stage(stages, "deletes"):
-        return work.model_copy(update={"deletes": _deletes(plan, params, mapper, seam)})
+        return work.model_copy(update={"deletes": _deletes(plan, params, mapper)})
 
 
-def _rows(plan: CollectionPlan, work: CollectionCompaction, mapper: RewriteMapper, seam: Seam) -> CollectionCompaction:
+def _rows(plan: CollectionPlan, work: CollectionCompaction, mapper: RewriteMapper) -> CollectionCompaction:
     """Merge files and, if the plan folds, drop the dead rows."""
-    replacer = RewriteCommitter.of(plan.rows, seam=seam)
+    replacer = RewriteCommitter.of(plan.rows)
     job, groups = plan.row_job(), plan.row_groups()
     base = plan.base_tick
     if plan.fold_tick:
-        base = raise_base_tick(plan.rows, plan.fold_tick, seam=seam)
+        base = raise_base_tick(plan.rows, plan.fold_tick)
     rows = rewrite_and_commit(replacer, job, groups, mapper, work.rows)
     folded = plan.folded_tick
     if plan.fold_tick and not replacer.given_up and not replacer.superseded and replacer.mark_folded(plan.fold_tick):
@@ -193,7 +189,7 @@ def _rows(plan: CollectionPlan, work: CollectionCompaction, mapper: RewriteMappe
     return work.model_copy(update={"rows": rows, "base_tick": base, "folded_to": folded})
 
 
-def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapper, seam: Seam) -> TableCompaction:
+def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapper) -> TableCompaction:
     """Remove the deletes that have nothing left to hit, and merge files."""
     plan.deletes = open_table(plan.deletes_uri)
     if plan.deletes is None:
@@ -206,7 +202,7 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapp
     groups, work = _delete_work(plan, params, folded)
     if not groups:
         return work
-    replacer = RewriteCommitter.of(plan.deletes, seam=seam)
+    replacer = RewriteCommitter.of(plan.deletes)
 
     def whole_files_first(job: RewriteJob, chosen: Sequence[FileGroup]) -> Iterator[RewriteResult]:
         rest = []

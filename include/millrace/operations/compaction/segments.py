@@ -12,8 +12,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.operations.compaction.commits import RewriteCommitter, Seam, rewrite_and_commit
+from millrace.operations.compaction.commits import RewriteCommitter, rewrite_and_commit
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import live_files
 from millrace.operations.compaction.plan import plan_merges
@@ -78,7 +79,7 @@ def joined_events(run: Sequence[SegmentEvent], tick: int) -> list[SegmentEvent]:
     return [whole, *(each._replace(state="dropped", time_tick=tick, merged_into=first.segment_id) for each in others)]
 
 
-def join_segments(settings: Settings, *, target: int, dry_run: bool, seam: Seam) -> int:
+def join_segments(settings: Settings, *, target: int, dry_run: bool) -> int:
     """Join small segments and return how many were joined to another one. A dry run only counts them."""
     path = settings.segments_uri
     table = open_table(path)
@@ -95,16 +96,14 @@ def join_segments(settings: Settings, *, target: int, dry_run: bool, seam: Seam)
         rows = [event for _, tick, run in events for event in joined_events(run, tick)]
         actions += write_segments(path, pchannel, rows)
     if commit_fenced(
-        table, [CommitPart(actions, app_transactions={REWRITES_APP: AppTransaction(base, base + 1)})], seam=seam
+        table, [CommitPart(actions, app_transactions={REWRITES_APP: AppTransaction(base, base + 1)})]
     ).fenced:
         return 0  # another compaction joined them
-    seam("compact.segments")
+    hit("compact.segments")
     return count
 
 
-def merge_segment_files(
-    settings: Settings, params: CompactionParams, mapper: RewriteMapper, *, seam: Seam
-) -> TableCompaction:
+def merge_segment_files(settings: Settings, params: CompactionParams, mapper: RewriteMapper) -> TableCompaction:
     """Merge the small files of ``segments``, row for row."""
     path = settings.segments_uri
     table = open_table(path)
@@ -115,7 +114,7 @@ def merge_segment_files(
     work = TableCompaction(files=len(files), small_files=sum(len(each.files) for each in groups), groups=len(groups))
     if params.dry_run or not groups:
         return work
-    return rewrite_and_commit(RewriteCommitter.of(table, seam=seam), segment_job(path), groups, mapper, work)
+    return rewrite_and_commit(RewriteCommitter.of(table), segment_job(path), groups, mapper, work)
 
 
 def segment_job(uri: str) -> RewriteJob:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import DeadlineExceeded, TableUnavailable
-from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.operations.quality.checks import TableCheckResult
 from millrace.operations.quality.state import QualityState, apply_run
@@ -86,12 +85,11 @@ def record_run(
     tables: Sequence[TableCheckResult],
     *,
     at: float | None = None,
-    seam: Callable[[str], None] = hit,
 ) -> QualityState:
     """Write the results of a run, fold them into the state in the same commit, and return the new state."""
     moment = time.time() if at is None else at
     rows = [row for table in tables for row in _rows(run_id, moment, table)]
-    return update_state(settings, lambda state: apply_run(state, run_id, moment, tables), rows, at=moment, seam=seam)
+    return update_state(settings, lambda state: apply_run(state, run_id, moment, tables), rows, at=moment)
 
 
 def update_state(
@@ -100,7 +98,6 @@ def update_state(
     rows: Sequence[dict[str, Any]] = (),
     *,
     at: float | None = None,
-    seam: Callable[[str], None] = hit,
 ) -> QualityState:
     """Replace the state by `fold(state)` and add `rows` in the same commit.
 
@@ -116,7 +113,7 @@ def update_state(
         made = _write(path, rows, KIND_RESULT) if rows else []
         made += _write(path, [{"at": int(moment * 1_000_000), "state": found.to_json()}], KIND_STATE)
         part = CommitPart(made, live, {APP_ID: AppTransaction(state.revision, found.revision)})
-        if commit_fenced(table, [part], seam=seam).fenced:
+        if commit_fenced(table, [part]).fenced:
             continue
         if found.revision % COMPACT_REVISIONS == 0:
             _compact(table)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 
-from millrace.base.failpoint import hit
 from millrace.message.ids import MessageId
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.file_sink import FileSink
@@ -80,7 +79,7 @@ def read_bases(wal: object) -> dict[str, VerifiedBase]:
     return found
 
 
-def write_base(wal: object, before: VerifiedBase, base: VerifiedBase, *, seam: Callable[[str], None] = hit) -> bool:
+def write_base(wal: object, before: VerifiedBase, base: VerifiedBase) -> bool:
     """Replace `before` by `base`. Returns False if another run was first."""
     path = bases_uri(wal)
     table = create_table(path, pa.schema([*COLUMNS, pa.field(PCHANNEL, pa.utf8())]), partition_by=[PCHANNEL])
@@ -102,7 +101,7 @@ def write_base(wal: object, before: VerifiedBase, base: VerifiedBase, *, seam: C
         removes=() if before.path is None else (before.path,),
         app_transactions={base.pchannel: AppTransaction(before.time_tick, base.time_tick)},
     )
-    return not commit_fenced(table, [part], seam=seam).fenced
+    return not commit_fenced(table, [part]).fenced
 
 
 def trimmed_bases(wal: object, snapshot: WalSnapshot) -> dict[str, VerifiedBase]:
