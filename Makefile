@@ -39,7 +39,7 @@ java: $(STAMP) ## Find Java 17 or 21, or install it where this user may
 
 .PHONY: jars
 jars: java ## Fetch Delta's jars into the cache, once
-	@$(BIN)/python -m millrace.runtime.spark_jars >/dev/null
+	@$(BIN)/python -m millrace.runtime.spark.jars >/dev/null
 
 .PHONY: broker-jars
 broker-jars: java ## Fetch the jars of the brokers that tests start into the cache, once

@@ -31,7 +31,7 @@ from millrace.operations.backfill import load
 from millrace.operations.backfill.declaration import BackfillParams, LoadParams
 from millrace.operations.backfill.run import run
 from millrace.runtime.progress import Progress
-from millrace.runtime.spark_session import session
+from millrace.runtime.spark.session import session
 from millrace.tables.collections.data_tables import rows_uri
 
 START, END = datetime(2013, 2, 2, tzinfo=UTC), datetime(2014, 1, 2, tzinfo=UTC)

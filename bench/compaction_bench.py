@@ -38,7 +38,7 @@ from millrace.operations.compaction.files import FileGroup, live_files
 from millrace.operations.compaction.rewrite import RewriteResult
 from millrace.operations.compaction.run import run
 from millrace.runtime.progress import Progress
-from millrace.runtime.spark_session import session
+from millrace.runtime.spark.session import session
 from millrace.storage.file_sink import FileSink
 from millrace.storage.table import table_at
 from millrace.tables.collections.data_tables import STATS_COLUMNS, rows_uri

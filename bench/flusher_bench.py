@@ -20,7 +20,7 @@ from millrace.demo.load import LoadGenerator, ensure_collection
 from millrace.node.flush.definition import FlushLoop
 from millrace.node.ingest.definition import IngestLoop
 from millrace.node.range_loop.query import start_query
-from millrace.runtime.spark_session import session
+from millrace.runtime.spark.session import session
 from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 
 TIMES = 3

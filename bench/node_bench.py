@@ -156,7 +156,7 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
 def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchannels: int = 2) -> dict[str, Any]:
     """The whole node on Spark, catching up on a backlog over `pchannels` PChannels; the session is warm before."""
     from millrace.node.range_loop.query import start_query
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
 
     settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir)
     names = [f"p{number}" for number in range(pchannels)]

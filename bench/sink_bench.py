@@ -26,7 +26,7 @@ from millrace.node.ingest.definition import IngestLoop
 from millrace.node.ingest.log_connection import LogConnection
 from millrace.node.range_loop.query import start_query
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.runtime.spark_session import session
+from millrace.runtime.spark.session import session
 
 DEADLINE = 600
 

@@ -132,7 +132,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of a test run, as the jobs have it. Mark tests that use it `spark`."""
     from pyspark import SparkContext
 
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
 
     data = tmp_path_factory.mktemp("spark-session")
     spark = session("millrace-tests", settings=Settings(data_dir=data, spark_cores=2), light_jvm=True)

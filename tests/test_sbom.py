@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from millrace.runtime.spark_jars import JARS
+from millrace.runtime.spark.jars import JARS
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)

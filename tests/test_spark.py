@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 import millrace
 from millrace.base.settings import Settings
-from millrace.runtime.spark_jars import JARS
-from millrace.runtime.spark_session import spark_configuration
+from millrace.runtime.spark.jars import JARS
+from millrace.runtime.spark.session import spark_configuration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

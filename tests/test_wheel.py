@@ -70,7 +70,7 @@ def test_the_wheel_alone_serves_in_an_empty_environment(tmp_path: Path) -> None:
     run(UV, "build", "-q", "--wheel", "--out-dir", tmp_path / "dist", ROOT)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     inside = zipfile.ZipFile(wheel).namelist()
-    assert {"millrace/py.typed", "millrace/runtime/log4j2.properties"} <= set(inside)
+    assert {"millrace/py.typed", "millrace/runtime/spark/log4j2.properties"} <= set(inside)
     assert any(name.startswith("millrace/brokers/") and name.endswith(".lock") for name in inside)
     assert not [name for name in inside if name.startswith(("tests", "bench", "jobs", "dags"))]
 

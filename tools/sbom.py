@@ -30,7 +30,7 @@ import millrace
 from millrace.brokers.jars import read_lock
 from millrace.brokers.registry import LOG_BROKERS
 from millrace.runtime.jars import Jar
-from millrace.runtime.spark_jars import JARS
+from millrace.runtime.spark.jars import JARS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 UNKNOWN: Final = "not stated"

@@ -32,7 +32,7 @@ from millrace.client.produce.async_producer import AsyncProducer
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
-from millrace.runtime.spark_session import session
+from millrace.runtime.spark.session import session
 
 CALLERS = 8
 TASKS = 256

@@ -27,7 +27,7 @@ from millrace.catalog.collection import CollectionInfo, require_distinct_sql_nam
 from millrace.client.client import Client
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import ColumnNames, Selection
-from millrace.runtime.spark_session import session as session
+from millrace.runtime.spark.session import session as session
 from millrace.streams import source
 from millrace.streams.keyed.frames import KeyedFrames
 from millrace.streams.keyed.operator import Operator

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 PROGRAMS = (
-    "millrace.runtime.spark_jars",
+    "millrace.runtime.spark.jars",
     "millrace.brokers.jars kafka",
     "millrace.brokers kafka --data {folder}",
     "millrace.demo",

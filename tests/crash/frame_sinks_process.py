@@ -40,7 +40,7 @@ SINKS: dict[str, Callable[[Path, Path], frames.FrameSink]] = {
 
 
 def main(folder: Path) -> None:
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
 
     spark = session("frame-sinks", settings=Settings(data_dir=folder / "data"), light_jvm=True)
     for name, made in SINKS.items():

@@ -61,7 +61,7 @@ SINKS = {"windows": "collection", "sessions": "kafka", "as_of": "delta", "distin
 
 
 def main(folder: Path, data: Path, kafka: str) -> None:
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
 
     settings = Settings(data_dir=data, append_retry_delay=0.05)
     spark = session("operate-kills", settings=settings)

@@ -30,7 +30,7 @@ from millrace.operations.registry import find_operation
 from millrace.rpc.wire import ClockView
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RunFolder
-from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD
+from millrace.runtime.spark.slots import EXPECTED_START, JOBS_AHEAD
 from tests.coord.catalog_rig import add_collection, finish
 
 NOW = 1_800_000_000.0

@@ -23,7 +23,7 @@ from millrace.runtime.launch.folder import RunFolder, read_json
 from millrace.runtime.launch.history import OPERATIONS, append_history, history_path, read_history
 from millrace.runtime.launch.launcher import Launcher, RunState
 from millrace.runtime.launch.process import processes_of
-from millrace.runtime.spark_slots import JOBS_AHEAD
+from millrace.runtime.spark.slots import JOBS_AHEAD
 from tests.waiting import until
 
 

@@ -129,7 +129,7 @@ def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> Non
 
     Example: `millrace streams explain flights_hourly`
     """
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
     from millrace.streams.declare.checks import checked, require_runnable
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.running.frames import found_by_spark
@@ -200,7 +200,7 @@ def batch(
     Example: `millrace streams batch flights_hourly --until 2026-11-21T10:15:00Z --output hours.parquet`
     """
     from millrace.message.ids import resolve_tick
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.running.frames import batch_of
 

@@ -64,7 +64,7 @@ def up(
     from millrace.installation.system import Installation
     from millrace.runtime.child_processes import JobFailed
     from millrace.runtime.java import find_java
-    from millrace.runtime.spark_jars import delta_jars
+    from millrace.runtime.spark.jars import delta_jars
 
     settings = load_settings(data)
     installation = Installation(settings)

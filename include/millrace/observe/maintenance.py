@@ -16,7 +16,7 @@ from millrace.operations.quality.results import KIND_RESULT, read_state
 from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RUN_ID_PATTERN, RunFolder, operations_path, read_json
 from millrace.runtime.launch.launcher import log_tail
-from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD
+from millrace.runtime.spark.slots import EXPECTED_START, JOBS_AHEAD
 
 SMALL_FILE_BYTES: Final = 16 << 20
 MAX_OPERATIONS: Final = 200

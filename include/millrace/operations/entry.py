@@ -29,7 +29,7 @@ from millrace.base.settings import Settings
 from millrace.operations.operation import Operation, OperationParams, OperationReport
 from millrace.runtime.process_setup import lower_priority
 from millrace.runtime.progress import Progress
-from millrace.runtime.spark_slots import spark_slot
+from millrace.runtime.spark.slots import spark_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,9 +84,9 @@ def run_in_process(
 def spark_session(name: str, settings: Settings, progress: Progress) -> Iterator[SparkSession]:
     """Yield a Spark session for the operation `name`.
 
-    Waits for a slot first: millrace.runtime.spark_slots limits how many sessions run at a time.
+    Waits for a slot first: millrace.runtime.spark.slots limits how many sessions run at a time.
     """
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
 
     with spark_slot(settings, name, progress):
         progress.update("starting Spark")

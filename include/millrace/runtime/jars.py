@@ -1,7 +1,7 @@
 """Fetch jars from Maven Central once into the cache folder, with the Ivy of the pyspark package.
 
 Ivy fetches exactly the listed jars, nothing transitive. Each jar is checked against its SHA-256, and the folder gets
-its final name when it is complete, so a later start checks file names only. millrace.runtime.spark_jars lists Delta's
+its final name when it is complete, so a later start checks file names only. millrace.runtime.spark.jars lists Delta's
 jars, millrace.brokers those of the servers that tests and demos start.
 """
 

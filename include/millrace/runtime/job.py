@@ -26,7 +26,7 @@ from millrace.base.settings import Settings
 from millrace.runtime.heartbeat import Heartbeat
 from millrace.runtime.process_setup import stop_on_signals
 from millrace.runtime.queries import await_queries, start_with_retries, write_started
-from millrace.runtime.spark_session import session
+from millrace.runtime.spark.session import session
 
 _OURS: Final = re.compile(r"millrace(?:\.\w+)+\.(\w+): (.*)")
 _CALLED: Final = re.compile(r"An error occurred while calling [a-z]:?[\w.]*\.\n?:? ?")

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
-from millrace.runtime.spark_worker_gc import freeze_modules
+from millrace.runtime.spark.worker_gc import freeze_modules
 from millrace.streams.rows import UNBOUNDED, Place, RowsOf, RowsPlanner, Task, rows_of
 
 FORMAT: Final = "millrace_rows"

@@ -23,7 +23,7 @@ from sqlalchemy import select
 
 from millrace.observe.models import OperationRow
 from millrace.operations.registry import operations
-from millrace.runtime.spark_slots import DURATION_SAMPLES, Ticket, expected_start
+from millrace.runtime.spark.slots import DURATION_SAMPLES, Ticket, expected_start
 from millrace_airflow.operators import run_id_of
 
 MAX_ENTRIES: Final = 100
@@ -94,7 +94,7 @@ def queue_entries(jobs: Sequence[OperationRow], *, now: float | None = None) -> 
 
 
 def _for_a_place(jobs: Sequence[OperationRow], tasks: Mapping[str, Any]) -> list[QueueEntry]:
-    """Jobs that wait in turn for a Spark session's place (millrace.runtime.spark_slots)."""
+    """Jobs that wait in turn for a Spark session's place (millrace.runtime.spark.slots)."""
     found = []
     for each in sorted((each for each in jobs if each.state == "waiting"), key=lambda each: each.before or 0):
         task = tasks.get(each.run_id)

@@ -16,7 +16,7 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.observe.models import OperationRow
 from millrace.runtime.launch.folder import RunFolder
-from millrace.runtime.spark_slots import EXPECTED_START, JOBS_AHEAD
+from millrace.runtime.spark.slots import EXPECTED_START, JOBS_AHEAD
 from tests.plugins.ui.conftest import Site
 
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)

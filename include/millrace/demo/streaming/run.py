@@ -145,7 +145,7 @@ def run_streams(
 @contextmanager
 def _session(settings: Settings) -> Iterator[SparkSession]:
     """A session whose JVM and Python workers say what they have to say into a file beside the other logs."""
-    from millrace.runtime.spark_session import session
+    from millrace.runtime.spark.session import session
 
     settings.run_path.mkdir(parents=True, exist_ok=True)
     before = os.dup(2)

@@ -19,7 +19,7 @@ import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an ar
 from millrace.base.errors import InvalidSettings
 from millrace.node.range_loop.definition import LoopDefinition, Plan, run_range
 from millrace.node.range_loop.schedule import START, UNBOUNDED, RangeSchedule, offset_of
-from millrace.runtime.spark_worker_gc import freeze_modules
+from millrace.runtime.spark.worker_gc import freeze_modules
 
 SCHEMA: Final = pa.schema([pa.field("channel", pa.utf8()), pa.field("outcome", pa.binary())])
 """The channel of a range, and its pickled Report or FailedRange."""

@@ -1,7 +1,7 @@
 """The command line and environment of a launched job: this Python, a module or a file of jobs/, settings as variables.
 
 With the setting ``spark_master`` the same command submits to that master: pyspark starts Spark through its own
-``bin/spark-submit`` in client mode (millrace.runtime.spark_session). The Python process still receives the signals, so
+``bin/spark-submit`` in client mode (millrace.runtime.spark.session). The Python process still receives the signals, so
 a job stops between two micro-batches on a cluster as it does locally.
 """
 

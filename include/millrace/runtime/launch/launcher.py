@@ -34,7 +34,7 @@ from millrace.runtime.launch.command import JobSpec, command_of, environment_of,
 from millrace.runtime.launch.folder import RUN_ID_PATTERN, RunFolder, operations_path, read_json
 from millrace.runtime.launch.history import OPERATIONS, append_history, history_path
 from millrace.runtime.launch.process import processes_of, signal_processes
-from millrace.runtime.spark_slots import JOBS_AHEAD
+from millrace.runtime.spark.slots import JOBS_AHEAD
 
 POLL_SECONDS: Final = 0.05
 RETENTION_SECONDS: Final = 7 * 86400.0
@@ -89,7 +89,7 @@ class RunStatus:
 
     @property
     def waiting(self) -> bool:
-        """Whether the run waits for a Spark slot (millrace.runtime.spark_slots)."""
+        """Whether the run waits for a Spark slot (millrace.runtime.spark.slots)."""
         return self.active and JOBS_AHEAD in ((self.progress or {}).get("figures") or {})
 
     def tail(self, lines: int = 30) -> str:

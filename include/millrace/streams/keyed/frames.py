@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from millrace.base.errors import InvalidArgument
-from millrace.runtime.spark_worker_gc import freeze_modules
+from millrace.runtime.spark.worker_gc import freeze_modules
 from millrace.streams.keyed.clock import Clock
 from millrace.streams.keyed.operator import (
     END,

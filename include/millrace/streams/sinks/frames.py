@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from millrace.base.files import make_folder
-from millrace.runtime.spark_worker_gc import freeze_modules
+from millrace.runtime.spark.worker_gc import freeze_modules
 from millrace.streams.sinks.sink import Sink, Taken
 
 _REPORT: Final = StructType(

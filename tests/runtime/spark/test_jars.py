@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from millrace.base.errors import DeadlineExceeded, InvalidSettings
 from millrace.base.settings import Settings
-from millrace.runtime import jars, spark_jars
-from millrace.runtime.spark_jars import JARS, delta_jars, jars_folder
+from millrace.runtime import jars
+from millrace.runtime.spark import jars as spark_jars
+from millrace.runtime.spark.jars import JARS, delta_jars, jars_folder
 
 # An Ivy of our own: a shell script in place of java, which writes a file for each dependency of the module.
 FAKE_JAVA = """#!/bin/sh
@@ -87,3 +91,16 @@ def test_a_process_waits_for_the_one_that_fetches_and_not_for_ever(fake: tuple[S
 def test_pins_are_digests_and_names_are_distinct() -> None:
     assert all(len(jar.sha256) == 64 for jar in JARS)
     assert len({jar.file_name for jar in JARS}) == len(JARS)
+
+
+def test_the_former_module_still_runs_and_names_the_new_one() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "millrace.runtime.spark_jars"],
+        env=os.environ | {"MILLRACE_DATE": "no setting"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert "DeprecationWarning: millrace.runtime.spark_jars is now millrace.runtime.spark.jars" in ended.stderr
+    assert "INVALID_SETTINGS: MILLRACE_DATE is not a setting" in ended.stderr

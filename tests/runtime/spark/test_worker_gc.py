@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.runtime.spark_worker_gc import freeze_modules
+from millrace.runtime.spark.worker_gc import freeze_modules
 
 
 class Ring:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from millrace.base.package import ROOT
 from millrace.base.settings import Settings
 from millrace.runtime.java import find_java
-from millrace.runtime.spark_jars import delta_jars
+from millrace.runtime.spark.jars import delta_jars
 
 _PACKAGE_ROOT = str(ROOT)
 _LOGGING = Path(__file__).with_name("log4j2.properties")

@@ -19,7 +19,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.runtime.progress import Progress
-from millrace.runtime.spark_slots import (
+from millrace.runtime.spark.slots import (
     DURATION_SAMPLES,
     DURATIONS_FILE,
     Ticket,
@@ -99,7 +99,7 @@ KEEPS = """
 import sys, time
 from pathlib import Path
 from millrace.runtime.progress import Progress
-from millrace.runtime.spark_slots import spark_slot
+from millrace.runtime.spark.slots import spark_slot
 from millrace.base.settings import Settings
 with spark_slot(Settings(data_dir=Path(sys.argv[1]), operations_at_once=1), "quality", Progress()):
     print("here", flush=True)
