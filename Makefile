@@ -113,7 +113,7 @@ docs: $(STAMP) ## Make the pages into a site in build/site, where no link leads 
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 
 wheel: $(STAMP) ## Build dist/millrace-*.whl, with its extras (docs/clients.md)
-	@$(BIN)/uv build -q --wheel --out-dir dist
+	@rm -rf build/lib build/bdist.* && $(BIN)/uv build -q --wheel --out-dir dist
 
 chart: ## Lint the pipelines' Helm chart, render it, check it against Kubernetes' schemas (helm is built from Go; ARGS=--check changes nothing)
 	tools/pipelines/chart.sh $(ARGS)

@@ -15,7 +15,7 @@ from millrace.base.settings import Settings
 from millrace.installation.config import (
     BindAddress,
     airflow_environment,
-    checkout_folder,
+    airflow_root,
     choose_bind_address,
     free_port,
 )
@@ -64,8 +64,8 @@ def test_damaged_secrets_are_refused_with_the_file_and_the_cure(tmp_path: Path, 
 
 
 def test_state_does_not_go_into_the_checkout() -> None:
-    with pytest.raises(InvalidSettings, match="lies in the checkout"):
-        Installation(Settings(data_dir=checkout_folder() / "data"))
+    with pytest.raises(InvalidSettings, match="secrets do not belong there"):
+        Installation(Settings(data_dir=airflow_root() / "data"))
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def taken() -> Iterator[int]:
 def test_a_taken_port_is_named_with_what_to_do(taken: int) -> None:
     for asked, env in ((taken, {}), (None, {"AIRFLOW__API__PORT": str(taken)})):
         with pytest.raises(InvalidSettings, match=f"port {taken} on 127.0.0.1 is taken.*--port 0.*airflow.cfg"):
-            choose_bind_address(checkout_folder(), port=asked, env=env)
+            choose_bind_address(airflow_root(), port=asked, env=env)
 
 
 def test_port_0_takes_a_free_one() -> None:
-    bind = choose_bind_address(checkout_folder(), port=0, env={})
+    bind = choose_bind_address(airflow_root(), port=0, env={})
     assert bind.port > 0
     assert bind.address == f"http://127.0.0.1:{bind.port}"
 
@@ -92,9 +92,9 @@ def test_ports_that_are_taken_for_airflow_differ_and_are_none_that_others_are_gi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("random.sample", lambda ports, count: list(ports)[:count])  # the same ones each time
-    bind = choose_bind_address(checkout_folder(), port=0, env={})
+    bind = choose_bind_address(airflow_root(), port=0, env={})
     settings, state = Settings(data_dir=tmp_path / "data"), tmp_path / "data" / "airflow"
-    found = airflow_environment(settings, load_secrets(state), root=checkout_folder(), state=state, bind=bind, env={})
+    found = airflow_environment(settings, load_secrets(state), root=airflow_root(), state=state, bind=bind, env={})
     names = ("API__PORT", "LOGGING__WORKER_LOG_SERVER_PORT", "LOGGING__TRIGGER_LOG_SERVER_PORT")
     ports = {int(found[f"AIRFLOW__{name}"]) for name in names}
     assert len(ports) == 3
@@ -102,19 +102,19 @@ def test_ports_that_are_taken_for_airflow_differ_and_are_none_that_others_are_gi
 
 
 def test_a_taken_port_among_the_quiet_ones_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = choose_bind_address(checkout_folder(), port=0, env={}).port
+    first = choose_bind_address(airflow_root(), port=0, env={}).port
     second = free_port("127.0.0.1", 0, exclude=[first])
     monkeypatch.setattr("random.sample", lambda ports, count: [first, second])
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", first))
         listener.listen()
-        assert choose_bind_address(checkout_folder(), port=0, env={}).port == second
+        assert choose_bind_address(airflow_root(), port=0, env={}).port == second
 
 
 @pytest.mark.parametrize("named", ["eighty", "65536", "-1"])
 def test_what_is_no_port_is_refused(named: str) -> None:
     with pytest.raises(InvalidSettings, match="0 to 65535"):
-        choose_bind_address(checkout_folder(), port=None, env={"AIRFLOW__API__PORT": named})
+        choose_bind_address(airflow_root(), port=None, env={"AIRFLOW__API__PORT": named})
 
 
 def test_airflow_gets_the_secrets_the_address_and_the_mark_and_keeps_what_its_user_set(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_airflow_gets_the_secrets_the_address_and_the_mark_and_keeps_what_its_us
     secrets = load_secrets(state)
     env = {"AIRFLOW__CORE__PARALLELISM": "7", "AIRFLOW__API_AUTH__JWT_SECRET": "weak", "PATH": "/bin"}
     found = airflow_environment(
-        settings, secrets, root=checkout_folder(), state=state, bind=BindAddress("127.0.0.1", 4711), env=env
+        settings, secrets, root=airflow_root(), state=state, bind=BindAddress("127.0.0.1", 4711), env=env
     )
     assert found["AIRFLOW__API_AUTH__JWT_SECRET"] == secrets.jwt_secret
     assert found["AIRFLOW__CORE__PARALLELISM"] == "7"
@@ -133,6 +133,6 @@ def test_airflow_gets_the_secrets_the_address_and_the_mark_and_keeps_what_its_us
 
 
 def test_no_secret_and_no_state_stands_in_the_checkouts_configuration() -> None:
-    text = (checkout_folder() / "airflow.cfg").read_text(encoding="utf-8")
+    text = (airflow_root() / "airflow.cfg").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert not [line for line in lines if "secret" in line or "fernet" in line or "password" in line]

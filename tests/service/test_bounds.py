@@ -7,6 +7,7 @@ import http.client
 import json
 import select
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -95,6 +96,7 @@ def test_a_pooled_connection_outlives_the_pauses_of_its_client(
     def sooner(self: asyncio.BaseEventLoop, delay: float, *given: Any, **named: Any) -> asyncio.TimerHandle:
         return later(self, delay / 50, *given, **named)  # a second is a minute of the server's pauses
 
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # asyncio's own loop, whose timers can be replaced
     monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", sooner)
     with serving(app, settings) as address:
         client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)

@@ -19,8 +19,8 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "operations": ("duckdb",),
     "pipelines": ("cel", "cryptography", "jsonschema_rs", "msgspec", "opensearchpy", "urllib3"),
     "pulsar": ("_pulsar", "pulsar"),
-    "spark": ("delta", "pandas", "pyspark"),
-    "streams": ("sqlglot",),
+    "spark": ("delta", "pandas", "pyspark", "sqlglot"),
+    "streams": (),
     "yaml": ("yaml",),
 }
 """Modules by the extra that installs them; an extra that includes another lists only its own."""

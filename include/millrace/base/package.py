@@ -9,3 +9,6 @@ VERSION: Final = "0.1.0"
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 """The folder that a process needs on its path to import the package."""
+
+HAS_DEMO: Final = (ROOT / "millrace" / "demo").is_dir()
+"""Whether this is a checkout: the demo, with its declared stream and derived table, is not in the wheel."""

@@ -1,8 +1,8 @@
 """The folders, the address and the environment of an installation. Starts nothing.
 
-airflow.cfg in the checkout is Airflow's configuration; what differs from installation to installation (secrets,
-address, state folder, the mark of its processes) goes over it as environment. `AIRFLOW__*` variables of the caller
-stand, but for those.
+airflow.cfg, in the checkout or where the wheel put it, is Airflow's configuration. What differs between installations
+(secrets, address, state folder, the mark of the processes) overrides it as environment. Other `AIRFLOW__*` variables of
+the caller stay as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millrace.base.package import ROOT
 from millrace.base.settings import Settings
 from millrace.installation.processes import MARK_VARIABLE
 from millrace.installation.secrets import Secrets
-from millrace.runtime.launch.command import jobs_folder
+from millrace.runtime.launch.command import home_folder
 
 STANDALONE: Final = (sys.executable, "-m", "millrace_airflow.standalone")
 COMPONENT_COUNT: Final = 4
@@ -53,11 +53,11 @@ Airflow listens on its own a quarter of a minute after they were chosen.
 _TRIES: Final = 100
 
 
-def checkout_folder() -> Path:
-    """Return the folder with airflow.cfg, dags/ and jobs/. Raises InvalidSettings if it is missing."""
-    root = jobs_folder().parent
+def airflow_root() -> Path:
+    """Return the folder with airflow.cfg, dags/, plugins/ and jobs/. Raises InvalidSettings if airflow.cfg is missing."""
+    root = home_folder()
     if not (root / "airflow.cfg").is_file():
-        raise InvalidSettings(f"{root} has no airflow.cfg: set MILLRACE_HOME to the checkout of Millrace")
+        raise InvalidSettings(f"{root} has no airflow.cfg: set MILLRACE_HOME to a checkout of Millrace")
     return root
 
 
@@ -67,11 +67,11 @@ def airflow_home(settings: Settings) -> Path:
 
 
 def checked_airflow_home(settings: Settings, *, root: Path) -> Path:
-    """Return AIRFLOW_HOME. Raises InvalidSettings if it is inside the checkout."""
+    """Return AIRFLOW_HOME. Raises InvalidSettings if it is inside `root`."""
     state = airflow_home(settings)
     if state.is_relative_to(root.resolve()):
         raise InvalidSettings(
-            f"the data folder {settings.data_dir} lies in the checkout, and secrets do not belong there:"
+            f"the data folder {settings.data_dir} lies in {root}, and secrets do not belong there:"
             " choose another one (MILLRACE_DATA, or --data)"
         )
     return state

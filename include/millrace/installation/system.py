@@ -35,8 +35,8 @@ from millrace.installation.config import (
     COMPONENT_COUNT,
     STANDALONE,
     airflow_environment,
+    airflow_root,
     checked_airflow_home,
-    checkout_folder,
     choose_bind_address,
 )
 from millrace.installation.keeper import LOG_FILE, KeeperRecord, read_record
@@ -123,7 +123,7 @@ class Installation:
         Raises InvalidSettings where the checkout is not to be found, or the data folder lies in it.
         """
         self.settings = settings
-        self.root = checkout_folder()
+        self.root = airflow_root()
         self.state = checked_airflow_home(settings, root=self.root)
         self._command = list(command)
         self._components = components

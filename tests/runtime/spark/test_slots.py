@@ -109,7 +109,7 @@ with spark_slot(Settings(data_dir=Path(sys.argv[1]), operations_at_once=1), "qua
 
 def test_one_that_was_killed_leaves_its_place_at_once(settings: Settings) -> None:
     settings = replace(settings, operations_at_once=1)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     process = subprocess.Popen(
         [sys.executable, "-c", KEEPS, str(settings.data_dir)],
         stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument, InvalidSettings
+from millrace.base.package import HAS_DEMO
 from millrace.base.settings import Settings
 from millrace.storage.store import store_at
 
@@ -31,6 +32,8 @@ LOG_TIME: Final = "_log_time"
 
 SLICES: Final = "slices"
 """Name of the table of slices. No derived table can have it."""
+
+DEMO_MODULES: Final = ("millrace.demo.flights_hourly",) if HAS_DEMO else ()
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -142,7 +145,7 @@ def derived_tables(settings: Settings) -> dict[str, DerivedTable]:
     """Return all derived tables by name: built-in ones, then those of ``derived_modules``. Raises InvalidSettings."""
     found: dict[str, DerivedTable] = {}
     names = [name.strip() for name in settings.derived_modules.split(",") if name.strip()]
-    for module in ("millrace.demo.flights_hourly", *names):
+    for module in (*DEMO_MODULES, *names):
         try:
             tables = importlib.import_module(module).TABLES
         except (ImportError, AttributeError) as error:
@@ -160,7 +163,9 @@ def derived_table(settings: Settings, name: str) -> DerivedTable:
     """Return the derived table `name`. Raises InvalidArgument, which lists the known ones, if there is none."""
     known = derived_tables(settings)
     if name not in known:
-        raise InvalidArgument(f"unknown derived table {name!r}; the derived tables are {', '.join(sorted(known))}")
+        raise InvalidArgument(
+            f"unknown derived table {name!r}; the derived tables are {', '.join(sorted(known)) or 'none'}"
+        )
     return known[name]
 
 

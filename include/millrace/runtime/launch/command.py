@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,13 +26,32 @@ _OF_AIRFLOW: Final = ("AIRFLOW__", "_AIRFLOW")
 """Airflow's settings and secrets. No job needs them, and they should not stay in a long-lived process."""
 
 
+def home_folder() -> Path:
+    """Return the folder with jobs/, dags/, plugins/ and airflow.cfg.
+
+    MILLRACE_HOME names it; else it is the checkout that holds this package, or what the wheel installed. Raises
+    InvalidSettings if there is none.
+    """
+    home = os.environ.get("MILLRACE_HOME")
+    folders = [Path(home)] if home else [ROOT.parent, *_installed_folders()]
+    for folder in folders:
+        if (folder / "jobs" / "streaming_node.py").is_file():
+            return folder
+    what = "set MILLRACE_HOME to a checkout of Millrace" + ("" if home else ", or install the wheel again")
+    raise InvalidSettings(f"{folders[0]} has no jobs/streaming_node.py: {what}")
+
+
 def jobs_folder() -> Path:
     """Return the folder of the Spark entry points. Raises InvalidSettings if it is missing."""
-    home = os.environ.get("MILLRACE_HOME")
-    root = Path(home) if home else ROOT.parent
-    if not (root / "jobs" / "streaming_node.py").is_file():
-        raise InvalidSettings(f"{root} has no jobs/streaming_node.py: set MILLRACE_HOME to the checkout of Millrace")
-    return root / "jobs"
+    return home_folder() / "jobs"
+
+
+def _installed_folders() -> Iterator[Path]:
+    """Yield where the wheel's data files may be: ``share/millrace`` of the scheme that installed this package."""
+    for scheme in sysconfig.get_scheme_names():
+        if Path(sysconfig.get_path("purelib", scheme)).resolve() == ROOT:
+            yield Path(sysconfig.get_path("data", scheme), "share", "millrace")
+    yield ROOT / "share" / "millrace"  # pip install --target
 
 
 @dataclass(frozen=True, slots=True)

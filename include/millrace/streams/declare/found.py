@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from millrace.base.errors import InvalidStream, StreamNotFound
+from millrace.base.package import HAS_DEMO
 from millrace.base.settings import Settings
 from millrace.streams.declare.declaration import Stream
 
-SHIPPED: Final = ("millrace.demo.streams",)
+SHIPPED: Final = ("millrace.demo.streams",) if HAS_DEMO else ()
 _SUFFIXES: Final = (".yaml", ".yml")
 
 
@@ -38,7 +39,7 @@ def declared_stream(settings: Settings, name: str) -> Stream:
     """The stream `name`. Raises StreamNotFound, which names those there are, and InvalidStream."""
     known = declared_streams(settings)
     if name not in known:
-        raise StreamNotFound(f"no stream {name!r} is declared; there are {', '.join(sorted(known))}")
+        raise StreamNotFound(f"no stream {name!r} is declared; there are {', '.join(sorted(known)) or 'none'}")
     return known[name]
 
 
