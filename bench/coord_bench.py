@@ -22,7 +22,7 @@ from typing import Any
 from bench.deployment import SCHEMA, deployment, rows
 from millrace.base.settings import Settings
 from millrace.brokers.registry import create_server
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.coord import control
 from millrace.coord.assignment_source import MetaStoreAssignmentSource
@@ -32,6 +32,7 @@ from millrace.coord.session import INGEST
 from millrace.coord.store_factory import open_cluster_store
 from millrace.demo.cluster import LocalCluster, MoveObserver, ObservedMove
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.wire.encode import encode_entry
 from millrace.meta.store import Put
 from millrace.rpc.assignments import AssignmentCache

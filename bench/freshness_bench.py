@@ -13,8 +13,8 @@ import numpy as np
 
 from bench.deployment import deployment, rows, spark_job
 from millrace.base.settings import Settings
-from millrace.catalog.collection import pchannel_of
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.table import WalTable

@@ -25,9 +25,9 @@ import duckdb
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.brokers.server import LocalServer
-from millrace.catalog.collection import pchannel_of
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
+from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.operations.verification import verify_channel, verify_collections
 from millrace.rpc.discovery import read_record

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, MillraceError
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema, FieldSpec

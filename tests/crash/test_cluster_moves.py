@@ -25,7 +25,7 @@ from millrace.base.settings import Settings
 from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.server import LocalServer
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
 from millrace.coord import control
@@ -34,6 +34,7 @@ from millrace.coord.consumer_positions import read_group_positions
 from millrace.coord.leadership import LEADER_KEY
 from millrace.coord.session import APPEND
 from millrace.demo.cluster import LocalCluster, MoveObserver
+from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backup.declaration import BackupParams

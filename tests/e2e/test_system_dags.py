@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
+from millrace.message.ids import pchannel_of
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.quality.gate import blocked

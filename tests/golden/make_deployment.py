@@ -23,13 +23,14 @@ from pyarrow import parquet as pq
 
 import millrace
 from millrace.base.errors import AppendRejected, ChannelParked, LogUnavailable, MillraceError, TickTooOld
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.sender import SpoolSender
 from millrace.coord.switch_log import LogSwitch
 from millrace.log.protocol import LogService
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec

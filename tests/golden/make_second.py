@@ -21,12 +21,13 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 import millrace
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.nested_changes import resolve_paths
 from millrace.client.produce.rows import insert_message, split_rows
 from millrace.client.schemas import alter_changes, schema
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.load import run as load_files
 from millrace.runtime.progress import Progress

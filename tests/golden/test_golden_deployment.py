@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import ChannelParked, TickTooOld
-from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
 from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.message.wire.encode import encode_entry

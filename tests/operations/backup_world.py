@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from millrace.base.errors import AppendRejected
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.coord.coordinator import Coordinator
 from millrace.coord.switch_log import LogSwitch
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec

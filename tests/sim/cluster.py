@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from millrace.base.errors import AppendRejected, MillraceError, NodeUnreachable, NotLeader
-from millrace.catalog.collection import pchannel_of
 from millrace.coord.assignment_source import MetaStoreAssignmentSource
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.vchannelfair import vchannel_fair
@@ -29,6 +28,7 @@ from millrace.coord.coordinator_db import CoordinatorDb
 from millrace.coord.leadership import Leadership
 from millrace.coord.role_manager import HeldRole, RoleManager
 from millrace.coord.session import APPEND, INGEST, NodeInfo, Session
+from millrace.message.ids import pchannel_of
 from millrace.meta.memory import MemoryStore
 from millrace.node.cluster.owned_channels import OwnedChannels
 from millrace.rpc.assignments import Assignment, AssignmentCache

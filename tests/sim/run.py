@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from millrace.catalog.collection import pchannel_of
 from millrace.coord.broadcast.task import TaskState, keys_conflict
 from millrace.coord.channels.record import CHANNEL_PREFIX, AssignmentState, ChannelRecord
 from millrace.coord.control import DRAIN_PREFIX
 from millrace.coord.session import ROLES
+from millrace.message.ids import pchannel_of
 from millrace.meta.store import Delete, Put
 from tests.sim.cluster import GUARDS, KEPT, PCHANNELS, Cluster, Request
 from tests.sim.log import BROADCAST, ROW

@@ -23,7 +23,7 @@ from millrace.base.errors import (
     SchemaChanged,
 )
 from millrace.base.settings import Settings
-from millrace.catalog.collection import pchannel_of
+from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema
 from millrace.node.flush.definition import flush_to_end
 from millrace.storage.table import open_table

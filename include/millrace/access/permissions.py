@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from millrace.access.grants import Caller, Resource, ResourceKind, Role
 from millrace.base.errors import InvalidArgument
+from millrace.message.ids import pchannel_of
 from millrace.message.types import BEHAVIOUR, MessageType
 
 CATALOG_PREFIX: Final = "append/catalog/"
@@ -60,7 +61,7 @@ class Requirement:
 
 def channel_resources(vchannel: str) -> tuple[Resource, ...]:
     """Return the resources that a VChannel's name implies: a role on its PChannel covers it, too."""
-    return Resource(ResourceKind.PCHANNEL, vchannel.rpartition("_")[0]), Resource(ResourceKind.VCHANNEL, vchannel)
+    return Resource(ResourceKind.PCHANNEL, pchannel_of(vchannel)), Resource(ResourceKind.VCHANNEL, vchannel)
 
 
 _ANY: Final = (Role.READ, Role.PRODUCE)

@@ -1,4 +1,4 @@
-"""Add jitter to retry delays, so that clients that failed at the same time do not retry at the same time."""
+"""Delays between retries, with jitter, so that clients that failed at the same time do not retry at the same time."""
 
 from __future__ import annotations
 
@@ -14,3 +14,22 @@ def jittered(seconds: float) -> float:
     The result is never below `seconds`: a server may have asked for that delay.
     """
     return seconds * random.uniform(1.0, 1.0 + JITTER)
+
+
+class Backoff:
+    """Delays that double with each failure in a row: from `first` seconds up to `longest`, before jitter."""
+
+    __slots__ = ("_delay", "_first", "_longest")
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = self._delay = first
+        self._longest = max(first, longest)
+
+    def next_delay(self) -> float:
+        """Return the jittered delay before the next retry, in seconds, and double the delay after it."""
+        delay, self._delay = self._delay, min(2 * self._delay, self._longest)
+        return jittered(delay)
+
+    def reset(self) -> None:
+        """Start again at the first delay, after a success."""
+        self._delay = self._first

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self, TypeAlias, cast
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema
 
 DEFAULT_PARTITION: Final = "_default"
@@ -113,11 +114,6 @@ class CollectionInfo:
             partitions={str(name): int(number) for name, number in value["partitions"].items()},
             next_partition=int(value["next_partition"]),
         )
-
-
-def pchannel_of(vchannel: str) -> str:
-    """Return the PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
-    return vchannel.rpartition("_")[0]
 
 
 def require_distinct_sql_names(chosen: Iterable[CollectionInfo]) -> list[CollectionInfo]:

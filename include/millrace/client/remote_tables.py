@@ -15,7 +15,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
 from millrace.client.consume.scan import WalOpener
 from millrace.message.bodies import VChannelImport
-from millrace.message.ids import LogId, MessageId
+from millrace.message.ids import LogId, MessageId, pchannel_of
 from millrace.rpc.selection import Selection
 from millrace.rpc.tail import from_wire_rows
 
@@ -141,7 +141,7 @@ class RemoteWalView:
         after_tick: int = 0,
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.Table]:
-        own = [name for name in self._channels if name.rpartition("_")[0] == pchannel]
+        own = [name for name in self._channels if pchannel_of(name) == pchannel]
         request: dict[str, Any] = {
             "start": start,
             "after": after_tick,
@@ -177,7 +177,7 @@ class RemoteImports:
         self._append = append
 
     def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
-        for batch, said in self._append.read_import(named.vchannel.rpartition("_")[0], named.tick):
+        for batch, said in self._append.read_import(pchannel_of(named.vchannel), named.tick):
             yield int(said["partition"]), batch.cast(named.schema.arrow())
 
 

@@ -370,7 +370,7 @@ def _rules(found: CollectionInfo) -> dict[str, str]:
 
 def _wait_flushed(settings: Settings, ticks: dict[str, int], timeout: float) -> None:
     """Wait until the checkpoints are at or behind the tick of each VChannel's flush. Raises DeadlineExceeded."""
-    from millrace.catalog.collection import pchannel_of
+    from millrace.message.ids import pchannel_of
     from millrace.storage.table import open_table
     from millrace.tables.collections.flush_tables import read_checkpoints
 

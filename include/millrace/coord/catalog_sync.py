@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from millrace.base.errors import CatalogDiverged, MillraceError
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.ddl import same_collection
+from millrace.message.ids import pchannel_of
 from millrace.wal.definitions import PChannelDefinitions, VChannelDefinition
 
 GetDefinitions = Callable[[str, int | None], PChannelDefinitions]

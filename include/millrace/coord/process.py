@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 from millrace.base.errors import MillraceError, NotLeader
 from millrace.base.settings import Settings
-from millrace.catalog.collection import pchannel_of
 from millrace.catalog.sqlite_file import pchannel_names, read_collections
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.vchannelfair import find_policy
@@ -24,6 +23,7 @@ from millrace.coord.concurrency import RunAll, ThreadRunner
 from millrace.coord.leadership import Leadership
 from millrace.coord.orders import FlightOrders
 from millrace.coord.session import moving_roles
+from millrace.message.ids import pchannel_of
 from millrace.meta.store import MetaStore
 
 ROUND_SECONDS: Final = 0.25

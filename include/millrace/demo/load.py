@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.errors import CollectionNotFound
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import conform
 from millrace.client.produce.written import Written
 from millrace.demo.flights import flights_schema
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
 from millrace.message.model import MutableMessage
 from millrace.message.schema import CollectionSchema, FieldSpec

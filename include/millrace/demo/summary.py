@@ -16,10 +16,10 @@ from rich.table import Table
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.demo.load import LoadGenerator, ProducerCounts
-from millrace.message.ids import tick_physical_ms
+from millrace.message.ids import pchannel_of, tick_physical_ms
 from millrace.node.ingest.definition import IngestLoop
 from millrace.operations.verification import (
     ChannelVerification,

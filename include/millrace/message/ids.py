@@ -8,6 +8,7 @@ those that it emitted and the message itself. Both compare as tuples, so ids ord
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -28,7 +29,19 @@ MAX_TICK: Final = (1 << 63) - 1
 COORDINATOR_ID: Final = int.from_bytes(b"Millrace")
 """The producer id of the coordinator's DDL; no other producer has it (random ids are below it)."""
 
+_VCHANNEL: Final = re.compile(r"(.+)_[0-9]+v[0-9]+", re.DOTALL)
+
 _BINARY: Final = struct.Struct(">QQII")
+
+
+def pchannel_of(vchannel: str) -> str:
+    """Return the PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
+    return vchannel.rpartition("_")[0]
+
+
+def split_channel(channel: str) -> tuple[str, str]:
+    """Return the PChannel of a channel's name, and the name itself if it is a VChannel's (else "")."""
+    return (pchannel_of(channel), channel) if _VCHANNEL.fullmatch(channel) else (channel, "")
 
 
 class LogId(NamedTuple):

@@ -9,9 +9,9 @@ from collections import Counter
 from typing import Final
 
 from millrace.base.settings import Settings
-from millrace.catalog.collection import pchannel_of
 from millrace.coord.broadcast.task import TaskState
 from millrace.coord.catalog_store import CatalogStore
+from millrace.message.ids import pchannel_of
 from millrace.observe.models import BaseView, Int64String
 
 MAX_BROADCASTS: Final = 200

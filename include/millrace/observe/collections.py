@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import CollectionNotFound, InvalidArgument
-from millrace.catalog.collection import CollectionInfo, pchannel_of
-from millrace.message.ids import tick_physical_ms
+from millrace.catalog.collection import CollectionInfo
+from millrace.message.ids import pchannel_of, tick_physical_ms
 from millrace.observe.channels import tick_unix_seconds
 from millrace.observe.models import (
     CollectionRow,

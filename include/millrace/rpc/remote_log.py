@@ -359,7 +359,7 @@ class RemoteLog:
                 return LogEntries(_joined(rows), following)
             if metadata["busy"]:
                 # The server has no thread left for the wait: ask again soon.
-                threading.Event().wait(min(wait, _PAUSE))
+                waited_until.pause(_PAUSE)
 
     def truncate(self, position: LogId) -> int:
         """Remove everything before `position`; return the bytes freed.

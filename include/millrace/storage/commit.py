@@ -41,7 +41,7 @@ from deltalake import Field, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from millrace.base.backoff import jittered
+from millrace.base.backoff import Backoff
 from millrace.base.deadline import Deadline
 from millrace.base.errors import CommitFenced, DeadlineExceeded, InvalidArgument, TableUnavailable
 from millrace.base.failpoint import hit
@@ -267,7 +267,7 @@ class _Attempts:
         self._ends = Deadline.after(deadline)
         self._mark = uuid.uuid4().hex
         self._idle = 0
-        self._pause = _PAUSE[0]
+        self._backoff = Backoff(*_PAUSE)
         self.conflicts = 0
         self.may_be_committed = False
         """Whether one attempt's fate is unknown for good."""
@@ -302,8 +302,7 @@ class _Attempts:
                 raise TableUnavailable(
                     f"{self._table.uri} accepts no commit ({error}); this one may have been committed"
                 ) from error
-            time.sleep(jittered(self._pause))
-            self._pause = min(self._pause * 2, _PAUSE[1])
+            time.sleep(self._backoff.next_delay())
         else:
             self.conflicts += 1
             self.may_be_committed |= owner is _Owner.FORGOTTEN

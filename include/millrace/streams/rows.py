@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgument
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import read_collections
-from millrace.message.ids import MAX_TICK, tick_physical_ms
+from millrace.message.ids import MAX_TICK, pchannel_of, tick_physical_ms
 from millrace.message.schema import CollectionSchema
 from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.store import store_at

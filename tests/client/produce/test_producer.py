@@ -11,9 +11,10 @@ import pytest
 
 from millrace.base.errors import AppendRejected, InvalidArgument, LogUnavailable, TickNotReached
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.log.protocol import Log
+from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end

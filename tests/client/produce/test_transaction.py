@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from millrace.base.errors import InvalidArgument, TransactionLost
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.transaction import DEFAULT_LEASE_MS, Transaction
 from millrace.client.produce.written import Written
-from millrace.message.ids import LOGICAL_BITS
+from millrace.message.ids import LOGICAL_BITS, pchannel_of
 from millrace.message.model import MutableMessage
 from millrace.wal.config import ChainConfig
 from tests.client.conftest import item_rows

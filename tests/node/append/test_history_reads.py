@@ -11,12 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import ServerFull
+from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.node.append import history_reads
-from millrace.node.append.history_reads import MAX_CONCURRENT_READS
+from millrace.node.append.history_reads import MAX_CONCURRENT_READS, HistoryReads
+from millrace.rpc.wire import from_json
 from millrace.wal.scanner import All
-from tests.client.consume.test_scan import Deployment, deployed, fill
+from tests.client.consume.test_scan import Deployment, NoCollections, deployed, fill
 from tests.node.append.samples import PCHANNEL
 from tests.waiting import until
 
@@ -94,3 +97,40 @@ def test_clients_that_go_away_amid_a_piece_leave_their_room(made: Deployment, mo
         gate.open.set()
         until(lambda: gate.inside == 0, "what nobody waits for is read no further")
     assert [unit.id for unit in made.scan(PCHANNEL, All())][: len(made.ids())] == made.ids()
+
+
+class Room:
+    """Room for reads that records how many reads were open whenever room was released."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.open_reads: list[int] = []
+
+    def acquire(self, *, blocking: bool) -> bool:
+        return True
+
+    def release(self) -> None:
+        self.open_reads.append(self._gate.inside)
+
+
+@pytest.mark.parametrize("end", ["piece is complete", "client disconnects"])
+def test_a_read_is_closed_before_its_room_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    with deployed(tmp_path, "here") as made:
+        fill(made)
+        made.commit()
+        gate = Gate(monkeypatch)
+        gate.open.set()
+        reads, room = HistoryReads(Settings(data_dir=tmp_path), NoCollections(), made.host), Room(gate)
+        monkeypatch.setattr(reads, "_free", room)
+        monkeypatch.setattr(history_reads.flight, "GeneratorStream", lambda schema, pieces: pieces)
+        pieces: Any = reads.stream({"history": PCHANNEL, "start": None, "max_bytes": 1}, LOCAL_ADMIN)
+        next(pieces)
+        assert gate.inside == 1
+        if end == "client disconnects":
+            pieces.close()
+        else:
+            while "next" not in from_json(next(pieces)[1]):
+                pass
+        assert room.open_reads == [0, 0], "released after planning, and after the read was closed"

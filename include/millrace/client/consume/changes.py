@@ -24,10 +24,10 @@ from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, TailSource, UncommittedReader, WalOpener
 from millrace.message.bodies import ImportSource
-from millrace.message.ids import Moment, resolve_tick
+from millrace.message.ids import Moment, pchannel_of, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.wal.scanner import StartAfterTick, VChannelFilter
 from millrace.wal.visible.changes import (

@@ -32,7 +32,7 @@ from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.delivery import AckState, DefinitionLookup, Delivery, SchemaMode
 from millrace.client.consume.scan import STALL_TIMEOUT, Scan, TailSource, UncommittedReader, WalOpener, scan
 from millrace.message.bodies import ImportSource
-from millrace.message.ids import tick_physical_ms
+from millrace.message.ids import split_channel, tick_physical_ms
 from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannelFilter, visible_units
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Consumer(Closeable):
         self._until = until_tick
         by_pchannel: dict[str, set[str]] = {}
         for channel in channels:
-            pchannel, vchannel = _split(channel)
+            pchannel, vchannel = split_channel(channel)
             by_pchannel.setdefault(pchannel, set()).update([vchannel] if vchannel else [])
         self._begin(
             by_pchannel, partial(scan, wal=wal, tail=tail, until_tick=until_tick, log=log, patience=patience), filters
@@ -418,12 +418,3 @@ class Consumer(Closeable):
         wakers, self._wakers = self._wakers, []
         for call in wakers:
             call()
-
-
-def _split(channel: str) -> tuple[str, str]:
-    """Return (PChannel, VChannel or "") of a channel name."""
-    head, _, tail = channel.rpartition("_")
-    collection, v, number = tail.partition("v")
-    if head and v and collection.isdigit() and number.isdigit():
-        return head, channel
-    return channel, ""

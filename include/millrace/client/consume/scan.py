@@ -28,7 +28,7 @@ from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, PositionTruncated, TableDamaged, TickNotReached, WalGap
 from millrace.base.metrics import Metrics
-from millrace.message.ids import LogId, MessageId, tick_physical_ms
+from millrace.message.ids import LogId, MessageId, split_channel, tick_physical_ms
 from millrace.message.model import ImmutableMessage
 from millrace.rpc.tail import Evicted, TailBatch
 from millrace.wal.scanner import (
@@ -154,8 +154,8 @@ def scan(
     running.
     Raises WalGap if a source is broken.
     """
-    pchannel, is_vchannel = _pchannel(channel)
-    own = [VChannelFilter({channel})] if is_vchannel else []
+    pchannel, vchannel = split_channel(channel)
+    own = [VChannelFilter({vchannel})] if vchannel else []
     return Scan(
         pchannel,
         policy or All(),
@@ -434,12 +434,3 @@ class Scan(Closeable):
         if self._snapshot is None or self._snapshot.last_tick(self._pchannel) <= self._seen:
             return None
         return self._rest_of_table()
-
-
-def _pchannel(channel: str) -> tuple[str, bool]:
-    """Return the PChannel of a channel name, and whether the name is a VChannel's."""
-    head, _, tail = channel.rpartition("_")
-    collection, v, number = tail.partition("v")
-    if head and v and collection.isdigit() and number.isdigit():
-        return head, True
-    return channel, False

@@ -35,7 +35,7 @@ from millrace.base.errors import (
     SpoolFull,
 )
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.batch_queue import (
     ChannelQueue,
     EntryContents,
@@ -58,6 +58,7 @@ from millrace.client.produce.rows import (
 )
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
+from millrace.message.ids import pchannel_of
 from millrace.message.types import MessageType
 
 _IDLE: Final = 1.0

@@ -23,7 +23,7 @@ from millrace.base.closeable import Closeable
 from millrace.base.errors import Closed, InvalidArgument
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.frames import Frame, batches_of
 from millrace.client.produce.lane import Appender, Lane, ProducerIdentity, TermSource
 from millrace.client.produce.rows import (
@@ -45,7 +45,7 @@ from millrace.client.produce.transaction import MAX_LIFETIME, Transaction
 from millrace.client.produce.upsert import Upserter
 from millrace.client.produce.written import Deleted, Written
 from millrace.client.spool.sender import SpoolSender
-from millrace.message.ids import COORDINATOR_ID, Moment, resolve_tick
+from millrace.message.ids import COORDINATOR_ID, Moment, pchannel_of, resolve_tick
 from millrace.message.model import MutableMessage
 
 if TYPE_CHECKING:  # not needed for single appends

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, LogUnavailable, MillraceError, TransactionLost
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.rows import (
     delete_message,
     insert_message,
@@ -33,6 +33,7 @@ from millrace.client.produce.rows import (
 from millrace.client.produce.transaction import TXN_ENDED, MessageSender
 from millrace.client.produce.written import Written
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.model import MutableMessage
 from millrace.wal.reasons import Reason
 

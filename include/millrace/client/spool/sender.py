@@ -27,7 +27,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import pyarrow as pa
 
-from millrace.base.backoff import jittered
+from millrace.base.backoff import Backoff
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import (
     AppendRejected,
@@ -257,7 +257,7 @@ class SpoolSender:
         """Send everything in order until the spool is empty; then the lane is used directly again."""
         channel = self.spool.channel(pchannel)
         renamed = ProducerRemap(channel.path)
-        pause = self._retry_delay
+        backoff = Backoff(self._retry_delay, _LONGEST_PAUSE)
         while not self._closing.is_set():
             try:
                 # The first is sent alone: an entry that is sent while the log is unreachable may have taken effect.
@@ -270,7 +270,8 @@ class SpoolSender:
                         if self._closing.is_set():
                             return
                         self._send_again(pchannel, channel, renamed, run)
-                        pause, self.error = self._retry_delay, None
+                        backoff.reset()
+                        self.error = None
                 with self._turns_of(pchannel).held():
                     if not channel.entries:
                         renamed.clear()
@@ -285,8 +286,7 @@ class SpoolSender:
                 self.error = LogUnavailable(f"the spool cannot be read or written: {error}")
             self._lane_of(pchannel).take_unresolved()  # the spool has them
             self._show()
-            self._closing.wait(jittered(pause))
-            pause = min(2 * pause, max(_LONGEST_PAUSE, self._retry_delay))
+            self._closing.wait(backoff.next_delay())
 
     def _send_again(self, pchannel: str, channel: SpoolChannel, renamed: ProducerRemap, run: SpooledMessages) -> None:
         """Send the messages of some frames, and record that they are settled."""

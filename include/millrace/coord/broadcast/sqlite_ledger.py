@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from millrace.catalog.collection import pchannel_of
 from millrace.coord.broadcast.task import (
     BroadcastDraft,
     BroadcastTask,
@@ -22,6 +21,7 @@ from millrace.coord.broadcast.task import (
     keys_conflict,
 )
 from millrace.coord.coordinator_db import CoordinatorDb
+from millrace.message.ids import pchannel_of
 
 MAX_CLOSED: Final = 1_000
 """Number of closed broadcasts to keep, so that repeated requests find theirs."""

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.catalog.collection import pchannel_of
 from millrace.client.database import Collection
 from millrace.demo.streaming.queries import DemoQuery
+from millrace.message.ids import pchannel_of
 from millrace.storage.table import table_at
 from millrace.streams.keyed.operator import IS_LATE, LATE_BY, REASON, WINDOW
 

@@ -104,7 +104,7 @@ class GenerationLog:
             left = deadline.remaining()
             number = position.generation
             if number > span.current:
-                self._await_generation(position, span, left)
+                self._await_generation(position, span, deadline)
                 continue
             if number < span.first:
                 if span.first > span.origin:
@@ -317,15 +317,14 @@ class GenerationLog:
         count = int(np.count_nonzero((ledger < stop.ledger) | ((ledger == stop.ledger) & (entry < stop.entry))))
         return LogEntries(run.batch.slice(0, count), min(run.next, stop))
 
-    def _await_generation(self, position: LogId, span: GenerationSpan, left: float) -> None:
-        if left <= 0:
+    def _await_generation(self, position: LogId, span: GenerationSpan, deadline: Deadline) -> None:
+        if not deadline.pause(_PAUSE):
             raise LogUnavailable(
                 f"{self.pchannel} continues at {position}, but the list of the log's generations"
                 f" ({self._service.file.folder}) ends with {span.current}: a switch of the backend is in progress, or"
                 " was"
                 " interrupted (run `millrace log switch` again); retry"
             )
-        threading.Event().wait(min(left, _PAUSE))
 
     def _check_inside(self, before: GenerationSpan, last: LogId) -> None:
         """Check that an append to `before.current` that ends with `last` is in the log.

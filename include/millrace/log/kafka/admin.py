@@ -266,7 +266,7 @@ class KafkaAdmin:
                     ) from error
             finally:
                 self._lock.release()
-            threading.Event().wait(jittered(_PAUSE))
+            deadline.pause(jittered(_PAUSE))
 
     def _connected(self, seconds: float) -> KafkaAdminClient:
         if self._client is None:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, InvalidSettings, LogUnavailable
 from millrace.log.kafka.markers import OffsetOutOfRange, TransactionMarkers
@@ -325,7 +326,7 @@ def watermarks(consumer: Any, place: KafkaPartition, seconds: float) -> tuple[in
             if error.code() in NOT_FOUND_CODES and _gone(consumer, place, left):
                 raise ChannelNotFound(f"{place} does not exist: create its channel first") from raised
             reason = error.str()
-        if not deadline.pause(_POLL):
+        if not deadline.pause(jittered(_POLL)):
             raise LogUnavailable(
                 f"no answer about the ends of {place} within {seconds:.0f} s ({reason}): are the brokers up?"
             )

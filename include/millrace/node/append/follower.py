@@ -32,6 +32,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelParked, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
 from millrace.base.metrics import Metrics
@@ -270,7 +271,7 @@ class Follower:
                     self._park(error)
                     return
                 reached = False
-                self._stopping.wait(_PAUSE)
+                self._stopping.wait(jittered(_PAUSE))
             except Exception as error:
                 _log.exception("%s is parked at %s", self.pchannel, self._position)
                 self._park(_wrapped(error, self.pchannel, self._position))

@@ -11,8 +11,8 @@ Memory: one row group and its wire copy for each of at most MAX_CONCURRENT_READS
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -33,7 +33,7 @@ from millrace.node.append.host import AppendHost
 from millrace.rpc.tail import Evicted, to_wire_rows, wire_schema
 from millrace.rpc.wire import flight_error, request_number, to_json
 from millrace.tables.collections.changes import ImportedFiles, checkpointed_vchannels
-from millrace.tables.wal.reader import FIRST_ID, MAX_TICK, WalSnapshot, read_range
+from millrace.tables.wal.reader import FIRST_ID, MAX_TICK, WalRange, WalSnapshot, read_range
 from millrace.wal.scanner import message_from_row
 from millrace.wal.schema import ROW_SCHEMA
 
@@ -129,12 +129,8 @@ class HistoryReads:
             sent = read = 0
             follows: MessageId | None = start
             try:
-                with self._room():
-                    tables = (
-                        iter(())
-                        if plan is None or snapshot is None
-                        else read_range(snapshot.store, plan, columns=columns)
-                    )
+                # The read is closed before its room is released: left open, it would exceed MAX_CONCURRENT_READS.
+                with self._room(), closing(_planned(snapshot, plan, columns)) as tables:
                     for table in tables:
                         for batch in table.to_batches(
                             max_chunksize=max(1, _BATCH_BYTES * table.num_rows // table.nbytes)
@@ -185,8 +181,8 @@ class HistoryReads:
         def pieces() -> Iterator[tuple[pa.RecordBatch, bytes]]:
             left, sent = skip, 0
             try:
-                with self._room():
-                    for partition, rows in ImportedFiles.of(self._settings).rows(named):
+                with self._room(), closing(ImportedFiles.of(self._settings).rows(named)) as parts:
+                    for partition, rows in parts:
                         step = max(1, _BATCH_BYTES * rows.num_rows // max(1, rows.nbytes))
                         passed, left = min(left, rows.num_rows), max(0, left - rows.num_rows)
                         for first in range(passed, rows.num_rows, step):
@@ -267,6 +263,14 @@ class HistoryReads:
             yield
         finally:
             self._free.release()
+
+
+def _planned(
+    snapshot: WalSnapshot | None, plan: WalRange | None, columns: Sequence[str] | None
+) -> Generator[pa.Table, None, None]:
+    """Yield the messages of a planned range; nothing without a plan."""
+    if snapshot is not None and plan is not None:
+        yield from read_range(snapshot.store, plan, columns=columns)
 
 
 def _message_id(value: object) -> MessageId | None:

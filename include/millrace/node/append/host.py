@@ -43,7 +43,7 @@ from millrace.base.errors import (
 from millrace.base.metrics import Metrics
 from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
-from millrace.message.ids import LOGICAL_BITS
+from millrace.message.ids import LOGICAL_BITS, pchannel_of
 from millrace.message.wire.framing import check_framing
 from millrace.node.append.follower import Follower
 from millrace.node.append.metrics import export_clock
@@ -278,7 +278,7 @@ class AppendHost(Closeable):
         """Return up to which tick a VChannel is readable now. Raises ChannelNotFound, and the error that parked its
         PChannel.
         """
-        follower = self._follower(vchannel.rpartition("_")[0])
+        follower = self._follower(pchannel_of(vchannel))
         end = follower.log_end()
         state = self.state(follower.pchannel)
         if vchannel not in state.vchannels:

@@ -188,14 +188,14 @@ class AppendRouter:
     # -- who is there ------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while not self._closed.wait(POLL_SECONDS if self._looked else 0.0):
-            before = self._alive
+        pause = 0.0
+        while not self._closed.wait(pause):
+            pause, before = POLL_SECONDS, self._alive
             with self._looking:
                 try:
                     self._look()
                 except MillraceError as error:  # keep the last view: clients are told to ask again
                     _log.warning("cannot read the meta store: %s: %s", error.code, error)
-                    self._closed.wait(POLL_SECONDS)
             if before and not self._alive:
                 self._take_all_back()
 

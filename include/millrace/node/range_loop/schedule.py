@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypedDict
 
-from millrace.base.backoff import jittered
+from millrace.base.backoff import Backoff
 from millrace.base.errors import MillraceError
 from millrace.node.range_loop.definition import P, Planner
 from millrace.node.range_loop.ownership import read_assigned
@@ -51,9 +51,9 @@ def offset_of(data: Mapping[str, Any]) -> BatchOffset:
 @dataclass(slots=True)
 class _Stall:
     base: int
-    pause: float
-    until: float
-    times: int
+    delays: Backoff
+    until: float = 0.0
+    times: int = 0
 
 
 class StallBackoff:
@@ -77,15 +77,14 @@ class StallBackoff:
         """
         stall = self._stalls.get(channel)
         if stall is None or stall.base != base:
-            stall = self._stalls[channel] = _Stall(base, MIN_BACKOFF_SECONDS, 0.0, 0)
+            stall = self._stalls[channel] = _Stall(base, Backoff(MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS))
         elif bounded:
             self._sleep(max(0.0, stall.until - self._clock()))
             if stall.times >= MAX_BOUNDED_ATTEMPTS:
                 return False
         elif self._clock() < stall.until:
             return False
-        stall.until = self._clock() + jittered(stall.pause)
-        stall.pause = min(stall.pause * 2, MAX_BACKOFF_SECONDS)
+        stall.until = self._clock() + stall.delays.next_delay()
         stall.times += 1
         return True
 

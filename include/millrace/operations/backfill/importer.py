@@ -27,11 +27,11 @@ from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgume
 from millrace.base.failpoint import hit
 from millrace.base.files import replace_json, sha256_file
 from millrace.base.settings import Settings
-from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
 from millrace.client.produce.rows import ENTRY_BYTES
 from millrace.message import builders
 from millrace.message.bodies import parse_body
+from millrace.message.ids import pchannel_of
 from millrace.message.model import MutableMessage
 from millrace.message.types import MIN_CHAIN_VERSION, MessageType
 from millrace.message.wire.encode import encode_entry

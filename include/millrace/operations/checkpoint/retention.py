@@ -14,7 +14,7 @@ from pydantic import Field
 from millrace.base.errors import PositionTruncated, StagedFileDamaged
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.message.ids import compose_tick
+from millrace.message.ids import compose_tick, pchannel_of
 from millrace.operations.checkpoint.base_verification import BaseMismatch, verify_base
 from millrace.operations.checkpoint.staged_trim import remove_trimmed_files
 from millrace.operations.checkpoint.wal_trim import files_before, trim_wal
@@ -24,7 +24,6 @@ from millrace.storage.table import open_table
 from millrace.tables.collections.bases import VerifiedBase, read_bases, write_base
 from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint
-from millrace.tables.read.plan import pchannel_of
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 
@@ -105,7 +104,7 @@ def _common_tick(flushed: Mapping[str, Checkpoint], checkpoint: Checkpoint) -> i
     A collection is readable up to the least tick of its PChannels, so its base must not be later.
     """
     names = {
-        pchannel_of(name, info.collection_id)
+        pchannel_of(name)
         for info in checkpoint.catalog.vchannels.values()
         if not info.dropped_tick
         for name in info.vchannels

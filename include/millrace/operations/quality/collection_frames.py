@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
+from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
 from millrace.operations.compaction.files import live_files
@@ -26,7 +27,6 @@ from millrace.storage.store import store_at
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import DATE, FOLDED_APP, deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint
-from millrace.tables.read.plan import pchannel_of
 from millrace.tables.read.spark import field_columns, without_deleted
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
@@ -57,7 +57,7 @@ class StoredCollection:
     @property
     def pchannels(self) -> dict[str, str]:
         """VChannel to PChannel."""
-        return {name: pchannel_of(name, self.collection_id) for name in self.vchannels}
+        return {name: pchannel_of(name) for name in self.vchannels}
 
 
 def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]) -> dict[int, StoredCollection]:

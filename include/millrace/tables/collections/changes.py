@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from millrace.base.errors import PositionTruncated, StagedFileDamaged
 from millrace.base.settings import Settings
 from millrace.message.bodies import VChannelImport
+from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_checkpoints
@@ -33,12 +34,12 @@ class ImportedFiles:
         """Return the files of a data folder."""
         return cls(settings.staged_path, settings.wal_uri)
 
-    def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def rows(self, named: VChannelImport) -> Generator[tuple[int, pa.RecordBatch], None, None]:
         """Yield the rows. Raises StagedFileDamaged, and PositionTruncated if retention removed the files meanwhile."""
         try:
             yield from StagedFiles(self.staged).rows(named)
         except StagedFileDamaged as error:
-            raise _truncated(self.wal, named.vchannel.rpartition("_")[0], named.tick - 1) or error from None
+            raise _truncated(self.wal, pchannel_of(named.vchannel), named.tick - 1) or error from None
 
 
 def change_start_at(settings: Settings, pchannel: str, collection_id: int, after: ChangePosition) -> ChangeStart:

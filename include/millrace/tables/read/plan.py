@@ -23,7 +23,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import CollectionNotFound, TickNotReached, TickTooOld
 from millrace.base.settings import Settings
 from millrace.message.bodies import parse_body
-from millrace.message.ids import Moment, resolve_tick
+from millrace.message.ids import Moment, pchannel_of, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import KEY_DELETING_TYPES, MessageType
 from millrace.storage.store import store_at
@@ -204,7 +204,7 @@ def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_
     """Return the PChannels of the collection's VChannels, from checkpoints or the WAL's tail."""
     for checkpoint in checkpoints.values():
         for info in checkpoint.catalog.collection_vchannels(collection_id).values():
-            return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
+            return sorted(set(map(pchannel_of, info.vchannels)))
     for pchannel in wal.pchannels():
         checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
         catalog = WalCatalog()
@@ -213,13 +213,8 @@ def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_
             for _ in catalog.apply(TxnBuffer().push(created)):
                 pass
         for info in catalog.vchannels.values():
-            return sorted({pchannel_of(name, collection_id) for name in info.vchannels})
+            return sorted(set(map(pchannel_of, info.vchannels)))
     return []
-
-
-def pchannel_of(vchannel: str, collection_id: int) -> str:
-    """Return the PChannel of a VChannel name, ``<pchannel>_<collection id>v<n>``."""
-    return vchannel.rpartition(f"_{collection_id}v")[0]
 
 
 def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[WalCatalog, int]:

@@ -22,11 +22,11 @@ from millrace.base.errors import (
     LogUnavailable,
     StreamBusy,
 )
-from millrace.catalog.collection import pchannel_of
 from millrace.client.append_client import AppendClient
 from millrace.client.client import Client
 from millrace.client.produce.rows import key_rows, split_keys
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.wire.encode import encode_entry
 from millrace.streams.sinks.collection.poison import LETTERS, redriven
 from millrace.streams.sinks.collection.sink import CollectionSink

@@ -34,11 +34,11 @@ import pyarrow as pa
 from millrace.base.errors import AppendRejected, AppendUnresolved, DeadlineExceeded, ProducerFenced, StreamBusy
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, replace_json, sync
-from millrace.catalog.collection import pchannel_of
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import group_messages
 from millrace.client.produce.sequencer import OutboundEntry
+from millrace.message.ids import pchannel_of
 from millrace.message.log_entries import ENTRY_SCHEMA
 from millrace.message.model import MESSAGE_FIELDS, MutableMessage
 from millrace.message.wire.decode import decode_entries

@@ -25,7 +25,7 @@ from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgu
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo, pchannel_of
+from millrace.catalog.collection import CollectionInfo
 from millrace.client.client import Client
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import (
@@ -38,6 +38,7 @@ from millrace.client.produce.rows import (
     split_rows,
 )
 from millrace.message import builders
+from millrace.message.ids import pchannel_of
 from millrace.message.keys import key_column
 from millrace.message.model import MutableMessage
 from millrace.message.types import MIN_CHAIN_VERSION, MessageType
