@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,13 +14,20 @@ import pytest
 from pyarrow import flight
 
 from millrace.access.grants import EVERYTHING, Grant, ResourceKind, Role
-from millrace.access.permissions import CALL_REQUIREMENTS, CATALOG_PREFIX, MESSAGE_REQUIREMENTS, Scope
+from millrace.access.permissions import MESSAGE_REQUIREMENTS, Scope
 from millrace.access.token_file import TokenFile
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError, PermissionDenied
+from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.server.flight import LogServer
 from millrace.message.types import BEHAVIOUR, Flag, MessageType
+from millrace.node.append.host import AppendHost
+from millrace.node.append.server import AppendExtension
+from millrace.rpc import calls
+from millrace.rpc.calls import CATALOG_PREFIX, SERVER_CALLS, Repeat, ServerCall, handlers_of, handles, server_calls
 from millrace.rpc.link import ConnectionLost, ExchangeStream, Link
 from millrace.rpc.wire import TIMEOUT, to_json
+from millrace.wal.state import ChannelState
 from tests.access.conftest import NARROW, SCHEMA, Guarded
 
 ROLES = {str(role): Role(role) for role in Role} | {f"narrow {role}": Role(role) for role in Role}
@@ -38,9 +46,10 @@ DESTRUCTIVE = {
 }
 NOT_THERE = "not-there"
 EXCHANGES = {"do_exchange": {"append": NOT_THERE}, "append/do_exchange": {"extension": "append", "pchannel": "dml_0"}}
-GETS = {
-    "do_get": {"pchannel": NOT_THERE, "position": [0, 0]},
-    "append/do_get": {"extension": "append", "tail": "dml_0", "after": 0},
+GETS = {"do_get": {"pchannel": NOT_THERE, "position": [0, 0]}} | {
+    each.key: {"extension": "append", each.ticket: {"tail": "dml_0", "read": "users"}.get(each.ticket, NOT_THERE)}
+    for each in SERVER_CALLS.values()
+    if each.ticket
 }
 ARGUMENTS = {
     "pchannel": NOT_THERE,
@@ -95,7 +104,7 @@ def let_in(link: Link, name: str) -> bool:
 
 def expected(name: str, token: str) -> bool:
     """What the table says; narrow tokens are for nothing that ARGUMENTS names."""
-    need, role = CALL_REQUIREMENTS[name], ROLES[token]
+    need, role = SERVER_CALLS[name], ROLES[token]
     return bool(set(need.roles) & role.implied_roles) and (
         need.scope is Scope.ANYTHING or not token.startswith("narrow")
     )
@@ -108,7 +117,7 @@ def test_a_token_makes_the_calls_that_the_table_allows_and_no_other(
     with guarded.link(tokens[token]) as link:
         wrong = [
             name
-            for name in sorted(CALL_REQUIREMENTS.keys() - {"shutdown"})
+            for name in sorted(SERVER_CALLS.keys() - {"shutdown"})
             if let_in(link, name) is not expected(name, token)
         ]
     assert wrong == []
@@ -123,7 +132,7 @@ def test_nobody_without_a_good_token_makes_any_call(guarded: Guarded, tokens: Ma
         )[0]
     else:
         given = tokens[token]
-    for name in sorted(CALL_REQUIREMENTS):
+    for name in sorted(SERVER_CALLS):
         # A link each: a connection that was refused once gives no other answer.
         with guarded.link(given) as link, pytest.raises((ConnectionLost, flight.FlightUnauthenticatedError)) as refused:
             call(link, name)
@@ -162,10 +171,54 @@ def test_what_is_no_call_is_refused_to_everybody(guarded: Guarded, tokens: Mappi
                 other()
 
 
+def test_a_call_without_a_role_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(InvalidArgument, match="'rm' has no role"):
+        ServerCall(name="rm", roles=(), scope=Scope.ANYTHING)
+
+
+def test_a_server_does_not_start_with_a_call_that_has_no_handler_or_a_handler_that_has_no_call() -> None:
+    class Server:
+        @handles(calls.PING)
+        def ping(self) -> None: ...
+
+    class TwoHandlers(Server):
+        @handles(calls.PING)
+        def ping_again(self) -> None: ...
+
+    assert handlers_of(Server(), [calls.PING]).keys() == {"ping"}
+    with pytest.raises(InvalidArgument, match="'names' has no handler"):
+        handlers_of(Server(), [calls.PING, calls.NAMES])
+    with pytest.raises(InvalidArgument, match="handler of 'ping' has no entry"):
+        handlers_of(Server(), [])
+    with pytest.raises(InvalidArgument, match="'ping' has two handlers"):
+        handlers_of(TwoHandlers(), [calls.PING])
+
+
+def test_the_log_server_and_its_append_host_refuse_to_start_without_a_handler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with RocksMQ(tmp_path) as service, AppendHost(service, ChannelState.new) as host:
+        starts = {
+            "new": lambda: LogServer(service, tokens=["a-token-of-the-test"]),
+            "append/new": lambda: AppendExtension(host),
+        }
+        for name, start in starts.items():
+            with monkeypatch.context() as patch:
+                patch.setitem(SERVER_CALLS, name, ServerCall(name=name, roles=(Role.READ,), scope=Scope.EVERYTHING))
+                with pytest.raises(InvalidArgument, match=f"'{name}' has no handler"):
+                    start()
+
+
+def test_a_call_belongs_to_one_part_of_the_server_and_has_a_request_id_if_it_is_repeated_by_that() -> None:
+    assert SERVER_CALLS.keys() == {each.key for part in ("", "append/", CATALOG_PREFIX) for each in server_calls(part)}
+    for each in SERVER_CALLS.values():
+        assert ("request?" in each.request) == (each.repeat is Repeat.REQUEST_ID), each.key
+
+
 def test_what_destroys_is_for_admins_alone() -> None:
     drops = {CATALOG_PREFIX + "drop_collection", CATALOG_PREFIX + "drop_partition"}
-    assert {name for name, need in CALL_REQUIREMENTS.items() if need.roles == (Role.ADMIN,)} == DESTRUCTIVE | drops
-    assert not any(Role.ADMIN in need.roles and len(need.roles) > 1 for need in CALL_REQUIREMENTS.values())
+    assert {name for name, need in SERVER_CALLS.items() if need.roles == (Role.ADMIN,)} == DESTRUCTIVE | drops
+    assert not any(Role.ADMIN in need.roles and len(need.roles) > 1 for need in SERVER_CALLS.values())
 
 
 def test_every_type_of_message_has_its_role() -> None:

@@ -13,13 +13,16 @@ import pytest
 from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import AppendRejected, CollectionExists, InvalidArgument, LogUnavailable, ProducerFenced
 from millrace.base.settings import Settings
-from millrace.catalog.calls import CATALOG_CALLS, RemoteCatalog, dispatch
+from millrace.catalog.calls import RemoteCatalog, dispatch
 from millrace.coord import catalog_store
 from millrace.coord.coordinator import Coordinator
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
+from millrace.rpc.calls import CATALOG_PREFIX, SERVER_CALLS, Repeat, server_calls
 from tests.coord.ddl_rig import SCHEMA, ChainLog
 from tests.failpoints import at_failpoints
+
+CATALOG_CALLS = [call.name.removeprefix(CATALOG_PREFIX) for call in server_calls(CATALOG_PREFIX)]
 
 
 @dataclass
@@ -32,7 +35,7 @@ class LosesAnswers:
 
     def catalog(self, name: str, arguments: Mapping[str, Any], *, repeat: bool) -> dict[str, Any]:
         answer = dispatch(self.coordinator, name, arguments, LOCAL_ADMIN)
-        if CATALOG_CALLS[name].read_only or name in self.lost:
+        if SERVER_CALLS[CATALOG_PREFIX + name].repeat is Repeat.READS or name in self.lost:
             return answer
         self.lost.add(name)
         self.names.append(arguments.get("request", ""))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 from millrace.access.grants import ResourceKind
-from millrace.access.permissions import CALL_REQUIREMENTS, MESSAGE_REQUIREMENTS, Requirement, Scope
+from millrace.access.permissions import MESSAGE_REQUIREMENTS, Requirement, Scope
 from millrace.base.metrics import FAMILIES, NAMESPACE
 from millrace.base.settings import describe
 from millrace.pipelines.api import routes as pipelines
+from millrace.rpc.calls import SERVER_CALLS, Repeat, ServerCall
 from millrace.service import cluster_routes, read_routes
 from millrace.service.application import OPENAPI_CALLS
 from millrace.wal.config import BOUNDS, ChainConfig
@@ -51,10 +52,19 @@ def thresholds_table() -> str:
 
 def calls_table() -> str:
     """Return one row for each call of the log server."""
-    text = _row("call", "role", "over", "what it does") + "|---|---|---|---|\n"
-    for name, need in CALL_REQUIREMENTS.items():
-        text += _row(f"`{name}`", _roles(need), _over(need), need.description)
+    text = _row("call", "role", "over", "request → answer", "what it does") + "|---|---|---|---|---|\n"
+    for call in SERVER_CALLS.values():
+        text += _row(f"`{call.name}`", _roles(call), _over(call), _keys(call), call.description)
     return text
+
+
+def _keys(call: ServerCall) -> str:
+    """Return the keys of a call's request and answer."""
+    sides = [
+        ", ".join(f"`{each}`" for each in keys) for keys in ((*filter(None, [call.ticket]), *call.request), call.answer)
+    ]
+    once = " (not repeated)" if call.repeat is Repeat.NEVER else ""
+    return " → ".join(side or "-" for side in sides) + once
 
 
 def service_table() -> str:

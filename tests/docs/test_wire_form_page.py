@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from millrace.base.settings import Settings
-from millrace.catalog.calls import CATALOG_CALLS
 from millrace.client.client import Client
 from millrace.message.types import BEHAVIOUR, MessageType
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.rpc.calls import CATALOG_PREFIX, SERVER_CALLS, server_calls
 from millrace.rpc.outcome import OUTCOME_SCHEMA
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +85,13 @@ def test_the_table_of_types_has_every_type_with_behaviour_and_its_number() -> No
 
 
 def test_the_coordinators_calls_and_the_columns_of_an_answer_are_those_of_the_code() -> None:
-    assert {row[0].strip("`") for row in cells("**DDL goes through the coordinator**")} == CATALOG_CALLS.keys()
+    rows = {CATALOG_PREFIX + row[0].strip("`"): row for row in cells("**DDL goes through the coordinator**")}
+    assert rows.keys() == {call.key for call in server_calls(CATALOG_PREFIX)}
+    rows |= {row[0].strip("`"): row for row in cells("**Actions**")}
+    for name, (_, request, *_) in rows.items():
+        call = SERVER_CALLS[name]
+        named = set(re.findall(r"`(\w+)`" if name.startswith(CATALOG_PREFIX) else r'"(\w+)"', request))
+        required = {each for each in call.request if not each.endswith("?")}
+        assert required <= named <= call.arguments, f"the page and the registry differ about the request of {name}"
     answer = PAGE[PAGE.index("- a record batch, one row a message") :].split("\n- ")[0]
     assert set(OUTCOME_SCHEMA.names) == set(re.findall(r"`(\w+)`", answer))

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from millrace.access.grants import Caller, Role
-from millrace.access.permissions import CALL_REQUIREMENTS, Requirement, Scope
+from millrace.access.permissions import Scope
 from millrace.base.errors import (
     AppendRejected,
     ChannelExists,
@@ -26,6 +26,7 @@ from millrace.log.server.connections import ConnectionLimits
 from millrace.log.server.flight import LogServer, ReadLimits
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.rpc.calls import SERVER_CALLS, ServerCall
 from millrace.rpc.discovery import ServerRecord, write_record
 from millrace.rpc.link import Link, Watchdog
 from millrace.rpc.remote_log import RemoteLog, RemoteLogService
@@ -131,7 +132,10 @@ class MemoryService:
         self.close()
 
 
-ECHOED = ("echo/do_exchange", "echo/do_get", "echo/back", "echo/refuse")
+ECHOED = {
+    name: ServerCall(name=name, roles=(Role.ADMIN,), scope=Scope.EVERYTHING)
+    for name in ("echo/do_exchange", "echo/do_get", "echo/back", "echo/refuse")
+}
 
 
 class EchoExtension:
@@ -189,7 +193,7 @@ class Rig:
         self.server = LogServer(
             self.engine,
             tokens=[self.record.token],
-            calls=CALL_REQUIREMENTS | dict.fromkeys(ECHOED, Requirement((Role.ADMIN,), Scope.EVERYTHING)),
+            registry=SERVER_CALLS | ECHOED,
             extensions=[self.extension],
             limits=limits or ReadLimits(),
             connections=connections,

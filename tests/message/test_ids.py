@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument
-from millrace.message.ids import LogId, LogIds, compose_tick, resolve_tick, tick_physical_ms
+from millrace.message.ids import (
+    LogId,
+    LogIds,
+    compose_tick,
+    pchannel_of,
+    resolve_tick,
+    split_channel,
+    tick_physical_ms,
+)
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**60), st.integers(0, 20), st.slices(20))
@@ -75,3 +83,11 @@ def test_text_is_the_tick_or_the_moment_that_it_writes_in_utc_where_it_names_no_
 def test_what_is_no_moment_is_refused_and_told_what_one_is(value: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         resolve_tick(value)
+
+
+@pytest.mark.parametrize("pchannel", ["p0", "dml_0", "by-dev-rootcoord-dml_3", "a_1v2_x"])
+def test_a_vchannels_name_tells_its_pchannel(pchannel: str) -> None:
+    vchannel = f"{pchannel}_449v11"
+    assert pchannel_of(vchannel) == pchannel
+    assert split_channel(vchannel) == (pchannel, vchannel)
+    assert split_channel(pchannel) == (pchannel, "")

@@ -30,7 +30,9 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.channel_router import ChannelRouter
 from millrace.message.ids import LogId
 from millrace.message.tombstones import Tombstone
+from millrace.rpc import calls
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Entries, as_values
+from millrace.rpc.calls import ServerCall
 from millrace.rpc.launch import DEFAULT_LAUNCH, ServerLaunch
 from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, ExchangeStream, Link, call_error
 from millrace.rpc.outcome import AppendOutcome
@@ -134,7 +136,7 @@ class AppendClient(Closeable):
         Without `persist`, append nothing.
         """
         request = {"pchannel": pchannel, "deadline": deadline, "persist": persist}
-        return int(self._act("tick", request, deadline)["tick"])
+        return int(self._act(calls.TICK, request, deadline)["tick"])
 
     def tick_on_owner(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
         """Have the PChannel's owner append a time tick; return once it is decided there. For the log server.
@@ -146,7 +148,7 @@ class AppendClient(Closeable):
         request = {"pchannel": pchannel, "deadline": deadline, "forwarded": True}
 
         def act(link: Link, deadline: Deadline) -> dict[str, Any]:
-            return link.act(f"{APPEND_ROLE}/tick", request, timeout=deadline.remaining(minimum=0.001) + _MARGIN)
+            return link.act(calls.TICK.name, request, timeout=deadline.remaining(minimum=0.001) + _MARGIN)
 
         self.router.route(pchannel, deadline=deadline).call_once(
             act, seconds=deadline, what=f"whether {pchannel} was ticked is unknown"
@@ -157,18 +159,20 @@ class AppendClient(Closeable):
 
         Raises ChannelNotFound, or the error that parked its PChannel.
         """
-        return Mvcc(**self._act("mvcc", {"vchannel": vchannel}, self.service.deadline))
+        return Mvcc(**self._act(calls.MVCC, {"vchannel": vchannel}, self.service.deadline))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
         """Wait until everything up to `tick` is decided and return the confirmed tick.
 
         Raises DeadlineExceeded.
         """
-        return int(self._act("confirm", {"pchannel": pchannel, "tick": tick, "deadline": deadline}, deadline)["tick"])
+        return int(
+            self._act(calls.CONFIRM, {"pchannel": pchannel, "tick": tick, "deadline": deadline}, deadline)["tick"]
+        )
 
     def describe(self, pchannel: str) -> dict[str, Any]:
         """Describe the append host's state for a PChannel: position, last_tick, term, parked."""
-        return self._act("describe", {"pchannel": pchannel}, self.service.deadline)
+        return self._act(calls.DESCRIBE_HOST, {"pchannel": pchannel}, self.service.deadline)
 
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
@@ -178,7 +182,7 @@ class AppendClient(Closeable):
         See :meth:`millrace.node.append.host.AppendHost.definitions`.
         """
         request = {"pchannel": pchannel, "collection_id": collection_id, "deadline": deadline}
-        return PChannelDefinitions.from_json(self._act("definitions", request, deadline))
+        return PChannelDefinitions.from_json(self._act(calls.DEFINITIONS, request, deadline))
 
     def metrics(self) -> str:
         """Return the host's metrics in the Prometheus text format."""
@@ -186,7 +190,7 @@ class AppendClient(Closeable):
         def call(link: Link, deadline: Deadline) -> str:
             try:
                 (found,) = link.client.do_action(
-                    flight.Action(f"{APPEND_ROLE}/metrics", b""), link.options(self.service.deadline)
+                    flight.Action(calls.METRICS.name, b""), link.options(self.service.deadline)
                 )
             except CONNECTION_FAILURES as error:
                 raise call_error(error) from error
@@ -196,7 +200,7 @@ class AppendClient(Closeable):
 
     def flow(self) -> dict[str, Any]:
         """Return the state of flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
-        return self._act("flow", {}, self.service.deadline)
+        return self._act(calls.FLOW, {}, self.service.deadline)
 
     def catalog(self, call: str, arguments: Mapping[str, Any], *, repeat: bool) -> dict[str, Any]:
         """Call the catalog on the host (millrace.catalog.calls).
@@ -207,7 +211,7 @@ class AppendClient(Closeable):
         request, seconds = {"call": call, "arguments": dict(arguments)}, self.service.deadline
 
         def act(link: Link, deadline: Deadline) -> dict[str, Any]:
-            return link.act(f"{APPEND_ROLE}/catalog", request, timeout=seconds)
+            return link.act(calls.CATALOG.name, request, timeout=seconds)
 
         if repeat:
             return self.service.call_with_retry(act, seconds=seconds)
@@ -219,11 +223,11 @@ class AppendClient(Closeable):
         This restarts the follower on the host, and on the node that owns the PChannel.
         """
         request, seconds = {"pchannel": pchannel}, self.service.deadline
-        self._act("restart", request, seconds)
+        self._act(calls.RESTART, request, seconds)
         self.router.refresh(anew=True)
         if pchannel in self.router.known():
             self.router.route(pchannel).call_once(
-                lambda link, deadline: link.act(f"{APPEND_ROLE}/restart", request, timeout=seconds + _MARGIN),
+                lambda link, deadline: link.act(calls.RESTART.name, request, timeout=seconds + _MARGIN),
                 seconds=seconds,
                 what=f"whether the node that has {pchannel} follows it anew is unknown",
             )
@@ -233,7 +237,7 @@ class AppendClient(Closeable):
 
         See :meth:`millrace.node.append.tombstones.TombstonePlacer.inspect`.
         """
-        return self._act("tombstone", {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
+        return self._act(calls.TOMBSTONE, {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
 
     def place_tombstone(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
         """Replace the entry that parks a PChannel.
@@ -241,7 +245,7 @@ class AppendClient(Closeable):
         See :meth:`millrace.node.append.tombstones.TombstonePlacer.place`.
         """
         request = {"pchannel": pchannel, "entry": list(entry), "sha256": sha256, "author": author, "reason": reason}
-        return Tombstone.from_json(pchannel, self._act("tombstone", request, TOMBSTONE_SECONDS))
+        return Tombstone.from_json(pchannel, self._act(calls.TOMBSTONE, request, TOMBSTONE_SECONDS))
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
         """Return the messages after `after_tick` from the host's buffer.
@@ -298,7 +302,7 @@ class AppendClient(Closeable):
         See :meth:`millrace.node.append.history_reads.HistoryReads.describe`.
         """
         request = {"pchannel": pchannel} | ({} if confirmed_at is None else {"confirmed_at": confirmed_at})
-        return self._act("history", request, self.service.deadline)
+        return self._act(calls.DESCRIBE_WAL, request, self.service.deadline)
 
     def read_wal_piece(
         self, pchannel: str, request: Mapping[str, Any]
@@ -363,15 +367,15 @@ class AppendClient(Closeable):
         See :meth:`millrace.node.append.history_reads.HistoryReads.checkpointed`.
         """
         request = {"pchannel": pchannel, "collection_id": collection_id}
-        return self._act("checkpointed", request, self.service.deadline)
+        return self._act(calls.DESCRIBE_CHECKPOINT, request, self.service.deadline)
 
     def call_group(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make a consumer-group call; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.handle`."""
-        return self._act("group", dict(request), self.service.deadline)
+        return self._act(calls.GROUP, dict(request), self.service.deadline)
 
     def drop_group(self, group: str) -> None:
         """Delete a consumer group; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.drop`."""
-        self._act("drop_group", {"group": group}, self.service.deadline)
+        self._act(calls.DROP_CONSUMER_GROUP, {"group": group}, self.service.deadline)
 
     def close(self) -> None:
         """Close the connection; the server keeps running. Idempotent."""
@@ -383,11 +387,8 @@ class AppendClient(Closeable):
         self.router.close()
         self.service.close()
 
-    def _act(self, name: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        return self.service.call_with_retry(
-            lambda link, deadline: link.act(f"{APPEND_ROLE}/{name}", request, timeout=seconds + _MARGIN),
-            seconds=seconds,
-        )
+    def _act(self, call: ServerCall, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        return self.service.call(call, request, seconds=seconds, margin=_MARGIN)
 
     def _append_once(self, pchannel: str, values: pa.LargeBinaryArray, seconds: float) -> AppendOutcome:
         def call(link: Link, deadline: Deadline) -> AppendOutcome:

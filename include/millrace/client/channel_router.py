@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import AssignmentStale, LogUnavailable, MetaUnavailable, MillraceError
+from millrace.rpc import calls
 from millrace.rpc.assignments import Assignment, AssignmentCache, AssignmentUpdate
 from millrace.rpc.discovery import ServerRecord
 from millrace.rpc.link import ConnectionLost, Link, Watchdog
@@ -43,9 +44,7 @@ class _Source:
 
     def since(self, version: int) -> AssignmentUpdate:
         def ask(link: Link, deadline: Deadline) -> AssignmentUpdate:
-            said = link.act(
-                f"{APPEND_ROLE}/assignments", {"after": version}, timeout=deadline.remaining(minimum=_PAUSE)
-            )
+            said = link.act(calls.ASSIGNMENTS.name, {"after": version}, timeout=deadline.remaining(minimum=_PAUSE))
             self.token = str(said.get("token") or link.record.token)
             found = (Assignment(name, APPEND_ROLE, term, *where) for name, term, *where in said["assignments"])
             return AssignmentUpdate(int(said["version"]), bool(said["whole"]), tuple(found))
@@ -101,7 +100,7 @@ class ChannelRouter:
         record = ServerRecord.remote(address, self._source.token, roots=server.roots, tls_name=server.tls_name)
         link = Link(record, self._watchdog)
         try:
-            link.act("ping", {}, timeout=deadline.remaining(minimum=_PAUSE, maximum=CONNECT_SECONDS))
+            link.act(calls.PING.name, {}, timeout=deadline.remaining(minimum=_PAUSE, maximum=CONNECT_SECONDS))
         except BaseException:
             link.close()
             raise

@@ -13,7 +13,7 @@ next append works again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -25,7 +25,9 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, VerifyReport
+from millrace.rpc import calls
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Connector, as_values
+from millrace.rpc.calls import Repeat, ServerCall
 from millrace.rpc.discovery import ServerRecord, find_or_start, running_server
 from millrace.rpc.launch import ServerLaunch
 from millrace.rpc.link import AppendStream, ConnectionLost, Link, NotAccepted, Watchdog
@@ -108,55 +110,55 @@ class RemoteLogService(Closeable):
 
     def create(self, pchannel: str) -> None:
         """Create an empty log. Raises ChannelExists; LogUnavailable if it is unknown whether it was created."""
-        self._once("create", {"pchannel": pchannel})
+        self.call(calls.CREATE, {"pchannel": pchannel})
 
     def open(self, pchannel: str) -> RemoteLog:
         """Return a handle to an existing log. Raises ChannelNotFound."""
-        self._act("open", {"pchannel": pchannel})
+        self.call(calls.OPEN, {"pchannel": pchannel})
         return RemoteLog(self, pchannel)
 
     def names(self) -> list[str]:
         """Return the PChannels, sorted."""
-        return [str(name) for name in self._act("names", {})["names"]]
+        return [str(name) for name in self.call(calls.NAMES, {})["names"]]
 
     def ends(self, pchannels: Iterable[str]) -> dict[str, LogId]:
         """Return the position after the last entry of each PChannel in one call.
 
         Raises ChannelNotFound; InvalidArgument from a server of an earlier build.
         """
-        found = self._act("ends", {"pchannels": list(pchannels)})["ends"]
+        found = self.call(calls.ENDS, {"pchannels": list(pchannels)})["ends"]
         return {str(name): log_id(end) for name, end in found.items()}
 
     def drop(self, pchannel: str) -> None:
         """Delete a log. Raises ChannelNotFound; LogUnavailable if it is unknown whether it was deleted."""
-        self._once("drop", {"pchannel": pchannel})
+        self.call(calls.DROP, {"pchannel": pchannel})
 
     def groups(self) -> list[str]:
         """Return the consumer groups, sorted."""
-        return [str(name) for name in self._act("groups", {})["groups"]]
+        return [str(name) for name in self.call(calls.GROUPS, {})["groups"]]
 
     def group_position(self, group: str, pchannel: str) -> LogId | None:
         """Return a group's position in a log; None if it never moved there. Raises ChannelNotFound."""
-        return optional_log_id(self._act("group_position", {"group": group, "pchannel": pchannel})["position"])
+        return optional_log_id(self.call(calls.GROUP_POSITION, {"group": group, "pchannel": pchannel})["position"])
 
     def move_group(self, group: str, pchannel: str, position: LogId) -> None:
         """Move a group, durably. Raises ChannelNotFound, InvalidArgument, LogUnavailable (it may have moved)."""
-        self._act("move_group", {"group": group, "pchannel": pchannel, "position": position})
+        self.call(calls.MOVE_GROUP, {"group": group, "pchannel": pchannel, "position": position})
 
     def drop_group(self, group: str) -> None:
         """Delete a group with all its positions."""
-        self._act("drop_group", {"group": group})
+        self.call(calls.DROP_GROUP, {"group": group})
 
     def clock(self, *, accept: bool = False) -> ClockView:
         """Return the clock that stamps entries; with `accept`, the server accepts the wall clock, however far it leapt.
 
         Raises InvalidArgument if brokers stamp the entries.
         """
-        return ClockView(**self._act("accept_clock" if accept else "clock", {}))
+        return ClockView(**self.call(calls.ACCEPT_CLOCK if accept else calls.CLOCK, {}))
 
     def ping(self) -> dict[str, Any]:
         """Return the server's process id (`pid`) and whether it is stopping."""
-        return self._act("ping", {})
+        return self.call(calls.PING, {})
 
     def shutdown(self, *, timeout: float = DEFAULT_DEADLINE) -> None:
         """Stop the server of the folder cleanly and wait until its process is gone. Starts none for that.
@@ -175,7 +177,7 @@ class RemoteLogService(Closeable):
             return
         link = Link(record, self._watchdog)
         try:
-            link.act("shutdown", {}, timeout=timeout)
+            link.act(calls.SHUTDOWN.name, {}, timeout=timeout)
         except ConnectionLost:
             pass  # it is stopping; the loop below waits for that
         finally:
@@ -211,7 +213,7 @@ class RemoteLogService(Closeable):
                 )
                 link = Link(record, self._watchdog)
                 try:
-                    stopping = link.act("ping", {}, timeout=deadline.remaining(minimum=0.1))["stopping"]
+                    stopping = link.act(calls.PING.name, {}, timeout=deadline.remaining(minimum=0.1))["stopping"]
                     reason = "it is stopping"
                 except ConnectionLost as error:
                     stopping, reason = True, str(error)
@@ -228,6 +230,25 @@ class RemoteLogService(Closeable):
             if self._link is link:
                 self._link = None
         link.close()
+
+    def call(
+        self, call: ServerCall, request: Mapping[str, Any], *, seconds: float | None = None, margin: float = 0.0
+    ) -> dict[str, Any]:
+        """Make one call of the registry, an action, within `seconds` (default: the service's deadline).
+
+        The call is repeated if its answer is lost, unless its entry forbids that; then LogUnavailable says that its
+        effect is unknown. The client waits `margin` seconds longer than the server, whose own error is more precise.
+        """
+        assert call.arguments >= request.keys(), f"{call.key} takes {sorted(call.arguments)}, not {sorted(request)}"
+        limit = self.deadline if seconds is None else seconds
+
+        def act(link: Link, deadline: Deadline) -> dict[str, Any]:
+            timeout = limit + margin if margin else deadline.remaining(minimum=_LEAST)
+            return link.act(call.name, dict(request), timeout=timeout)
+
+        if call.repeat is Repeat.NEVER:
+            return self.call_once(act, seconds=limit, what=f"whether {call.name} took effect is unknown")
+        return self.call_with_retry(act, seconds=limit)
 
     def call_with_retry(self, call: Callable[[Link, Deadline], _T], *, seconds: float) -> _T:
         """Call `call(link, deadline)`, again on a new connection if it is lost, for at most `seconds`."""
@@ -248,20 +269,6 @@ class RemoteLogService(Closeable):
 
     def rediscover(self) -> None:
         """Do nothing: there is one server, and the next call asks it again (implements Connector)."""
-
-    def _act(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        return self.call_with_retry(
-            lambda link, deadline: link.act(name, request, timeout=deadline.remaining(minimum=_LEAST)),
-            seconds=self.deadline,
-        )
-
-    def _once(self, name: str, request: dict[str, Any]) -> None:
-        what = f"whether {name} of {request['pchannel']} took place is unknown"
-        self.call_once(
-            lambda link, deadline: link.act(name, request, timeout=deadline.remaining(minimum=_LEAST)),
-            seconds=self.deadline,
-            what=what,
-        )
 
 
 def call_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
@@ -366,11 +373,11 @@ class RemoteLog:
 
         If the connection broke, these are the bytes freed by the last attempt.
         """
-        return int(self._service._act("truncate", {"pchannel": self.pchannel, "position": position})["freed"])
+        return int(self._service.call(calls.TRUNCATE, {"pchannel": self.pchannel, "position": position})["freed"])
 
     def describe(self) -> LogDescription:
         """Return the log's begin, end and size."""
-        found = self._service._act("describe", {"pchannel": self.pchannel})
+        found = self._service.call(calls.DESCRIBE, {"pchannel": self.pchannel})
         return LogDescription(begin=log_id(found["begin"]), end=log_id(found["end"]), bytes=int(found["bytes"]))
 
     def end(self) -> LogId:
@@ -382,17 +389,12 @@ class RemoteLog:
 
         Nothing from `allowed` on is removed.
         """
-        return int(self._service._act("retain", {"pchannel": self.pchannel, "allowed": allowed})["freed"])
+        return int(self._service.call(calls.RETAIN, {"pchannel": self.pchannel, "allowed": allowed})["freed"])
 
     def verify(self, *, seconds: float = 3600.0) -> VerifyReport:
         """Verify every checksum of the log, which may take up to `seconds`. Raises LogUnavailable after that."""
 
-        found = self._service.call_with_retry(
-            lambda link, deadline: link.act(
-                "verify", {"pchannel": self.pchannel}, timeout=deadline.remaining(minimum=_LEAST)
-            ),
-            seconds=seconds,
-        )
+        found = self._service.call(calls.VERIFY, {"pchannel": self.pchannel}, seconds=seconds)
         return VerifyReport(**found | {"first_bad": optional_log_id(found["first_bad"])})
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from millrace.base.errors import (
 from millrace.log.server.flight import ReadLimits
 from millrace.message.ids import EARLIEST, LogId
 from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, ENTRY_SCHEMA, LogDescription, LogEntries
+from millrace.rpc import calls
 from millrace.rpc.discovery import write_record
 from millrace.rpc.remote_log import RemoteLogService
 from tests.log.server_rig import LARGEST, PATIENCE, MemoryLog, Rig, values_of
@@ -200,7 +201,7 @@ def test_one_call_says_where_several_logs_end(rig: Rig) -> None:
         rig.service.ends(["e0", "nowhere"])
     for wrong in ({}, {"pchannels": "e0"}, {"pchannels": [5]}):
         with pytest.raises(InvalidArgument, match="name"):
-            rig.service._act("ends", wrong)
+            rig.service.call(calls.ENDS, wrong)
 
 
 def test_a_client_with_an_old_token_says_that_it_was_not_let_in(rig: Rig, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from millrace.access.grants import Caller
-from millrace.access.permissions import CALL_REQUIREMENTS, Requirement, authorize
+from millrace.access.permissions import authorize
 from millrace.access.token_file import TokenFile
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
@@ -37,6 +37,8 @@ from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
 from millrace.log.server.gate import Gate, TrackedStream
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, weight
+from millrace.rpc import calls
+from millrace.rpc.calls import SERVER_CALLS, ServerCall, handlers_of, handles, server_calls
 from millrace.rpc.wire import (
     NotAccepted,
     flight_error,
@@ -62,8 +64,8 @@ class RetainingLog(Protocol):
 class Extension(Protocol):
     """A component hosted in the server's process, next to the log (the append host, for example).
 
-    Its methods run in server threads and may raise any MillraceError, which reaches the client typed. The table of
-    calls has admitted the caller; permissions that the table leaves to the extension are its own to check.
+    Its methods run in server threads and may raise any MillraceError, which reaches the client typed. The registry of
+    calls (millrace.rpc.calls) has admitted the caller; the extension checks permissions that the registry leaves to it.
     """
 
     name: str
@@ -132,7 +134,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         *,
         tokens: Sequence[str],
         token_file: TokenFile | None = None,
-        calls: Mapping[str, Requirement] = CALL_REQUIREMENTS,
+        registry: Mapping[str, ServerCall] = SERVER_CALLS,
         extensions: Sequence[Extension] = (),
         limits: ReadLimits | None = None,
         connections: ConnectionLimits | None = None,
@@ -140,8 +142,16 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         port: int = 0,
         tls: tuple[bytes, bytes] | None = None,
     ) -> None:
+        """Start to listen.
+
+        Raises InvalidArgument if a call of the log has no handler.
+        """
         self._service = service
-        self._calls = calls
+        self._registry = registry
+        self._handlers = handlers_of(self, server_calls(""))
+        self._reads: dict[str, list[ServerCall]] = {}
+        for call in registry.values():
+            self._reads.setdefault(call.name, []).append(call)
         self._logs: dict[str, Log] = {}
         self._opening = threading.Lock()
         self._extensions = {extension.name: extension for extension in extensions}
@@ -189,6 +199,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
     # --- Flight's methods ---------------------------------------------------------------------------------------------
 
+    @handles(calls.APPEND_TO_LOG)
     def do_exchange(
         self,
         context: flight.ServerCallContext,
@@ -201,14 +212,14 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             command = from_json(descriptor.command or b"")
             if "extension" in command:
                 extension = self._extension(command["extension"])
-                self._require(caller, f"{extension.name}/do_exchange", command)
+                self._require(caller, self._named(f"{extension.name}/do_exchange"), command)
                 stream = TrackedStream(self.gate, reader, writer)
                 try:
                     extension.do_exchange(descriptor, stream, stream, caller)
                 finally:
                     stream.finish()
                 return
-            self._require(caller, "do_exchange", command)
+            self._require(caller, calls.APPEND_TO_LOG, command)
             serve_appends(
                 reader,
                 writer,
@@ -240,10 +251,10 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             request = from_json(ticket.ticket)
             if "extension" in request:
                 extension = self._extension(request["extension"])
-                self._require(caller, f"{extension.name}/do_get", request)
+                self._require(caller, self._read_of(extension, request), request)
                 with self.gate.tracked():
                     return extension.do_get(ticket, caller)
-            self._require(caller, "do_get", request)
+            self._require(caller, calls.READ_LOG, request)
             return self._read(context, request)
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Sequence[bytes]:
@@ -251,34 +262,47 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         with _typed():
             name, slash, _ = action.type.partition("/")
             extension = self._extension(name) if slash else None
-            need = self._calls.get(action.type)
+            call = self._named(action.type)
+            if call.is_stream:
+                raise InvalidArgument(f"{action.type!r} is a stream, not an action")
             # An extension's body need not be JSON unless the call's permission depends on it.
-            request = from_json(action.body.to_pybytes()) if extension is None or (need and need.argument) else {}
-            self._require(caller, action.type, request)
+            request = from_json(action.body.to_pybytes()) if extension is None or call.argument else {}
+            self._require(caller, call, request)
             if extension is not None:
-                with self.gate.tracked(), self._counted(action.type):
+                with self.gate.tracked(), self._counted(call):
                     return extension.do_action(action, caller)
-            act = getattr(self, f"_act_{name}", None)
-            if act is None:
-                raise InvalidArgument(f"unknown action {name!r} of the log server")
-            return [to_json(act(request))]
+            return [to_json(call.checked(self._handlers[call.key](request)))]
 
-    def _require(self, caller: Caller, call: str, request: dict[str, Any]) -> None:
+    def _named(self, name: str) -> ServerCall:
+        """Return the call of that name. Raises InvalidArgument if there is none."""
+        call = self._registry.get(name)
+        if call is None:
+            raise InvalidArgument(f"unknown call {name[:100]!r}")
+        return call
+
+    def _read_of(self, extension: Extension, request: Mapping[str, Any]) -> ServerCall:
+        """Return the extension's read that a ticket names. Raises InvalidArgument."""
+        for each in self._reads.get(f"{extension.name}/do_get", ()):
+            if not each.ticket or each.ticket in request:
+                return each
+        raise InvalidArgument(f"the ticket names no read of {extension.name!r}")
+
+    def _require(self, caller: Caller, call: ServerCall, request: Mapping[str, Any]) -> None:
         """Admit a call.
 
-        Raises what millrace.access.calls.require raises.
+        Raises what millrace.access.permissions.authorize raises.
         """
         with self._counted(call):
-            authorize(caller, call, request, calls=self._calls)
+            authorize(caller, call.key, request, calls=self._registry)
 
     @contextmanager
-    def _counted(self, call: str) -> Iterator[None]:
+    def _counted(self, call: ServerCall) -> Iterator[None]:
         """Report denied calls to the extensions."""
         try:
             yield
         except PermissionDenied:
             for extension in self._extensions.values():
-                extension.denied(call)
+                extension.denied(call.name)
             raise
 
     def _welcomed(self, context: flight.ServerCallContext) -> Caller:
@@ -305,6 +329,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                     self._logs.pop(pchannel, None)
                 raise
 
+    @handles(calls.READ_LOG)
     def _read(self, context: flight.ServerCallContext, request: dict[str, Any]) -> flight.FlightDataStream:
         log = self._open(_name(request, "pchannel"))
         position, end = log_id(request.get("position")), optional_log_id(request.get("end"))
@@ -387,11 +412,13 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
+    @handles(calls.CREATE)
     def _act_create(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             self._service.create(_name(request, "pchannel"))
         return {}
 
+    @handles(calls.DROP)
     def _act_drop(self, request: dict[str, Any]) -> dict[str, Any]:
         pchannel = _name(request, "pchannel")
         with self.gate.admit(), self._opening:
@@ -401,39 +428,47 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             self._service.drop(pchannel)
         return {}
 
+    @handles(calls.NAMES)
     def _act_names(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"names": self._service.names()}
 
+    @handles(calls.OPEN)
     def _act_open(self, request: dict[str, Any]) -> dict[str, Any]:
         pchannel = _name(request, "pchannel")
         if pchannel not in self._service.names():
             raise ChannelNotFound(f"PChannel {pchannel} does not exist: create it first")
         return {}
 
+    @handles(calls.GROUPS)
     def _act_groups(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"groups": self._service.groups()}
 
+    @handles(calls.GROUP_POSITION)
     def _act_group_position(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             found = self._service.group_position(_name(request, "group"), _name(request, "pchannel"))
         return {"position": found}
 
+    @handles(calls.MOVE_GROUP)
     def _act_move_group(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             position = log_id(request.get("position"))
             self._service.move_group(_name(request, "group"), _name(request, "pchannel"), position)
         return {}
 
+    @handles(calls.DROP_GROUP)
     def _act_drop_group(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             self._service.drop_group(_name(request, "group"))
         return {}
 
+    @handles(calls.DESCRIBE)
     def _act_describe(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             found = self._open(_name(request, "pchannel")).describe()
         return {"begin": found.begin, "end": found.end, "bytes": found.bytes}
 
+    @handles(calls.ENDS)
     def _act_ends(self, request: dict[str, Any]) -> dict[str, Any]:
         names = request.get("pchannels")
         if not isinstance(names, list):
@@ -441,11 +476,13 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
         with self.gate.admit():
             return {"ends": {name: self._open(_name({"name": name}, "name")).end() for name in names}}
 
+    @handles(calls.TRUNCATE)
     def _act_truncate(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             freed = self._open(_name(request, "pchannel")).truncate(log_id(request.get("position")))
         return self._freed(request, freed)
 
+    @handles(calls.RETAIN)
     def _act_retain(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             freed = self._keeper(request).enforce_retention(allowed=log_id(request.get("allowed")))
@@ -456,6 +493,7 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             extension.truncated(_name(request, "pchannel"), freed)
         return {"freed": freed}
 
+    @handles(calls.VERIFY)
     def _act_verify(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             return asdict(self._keeper(request).verify())
@@ -466,17 +504,21 @@ class LogServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
             raise InvalidArgument("this log has no retention or checksums of its own: its broker manages them")
         return log
 
+    @handles(calls.CLOCK)
     def _act_clock(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             return asdict(require_log_clock(self._service).view())
 
+    @handles(calls.ACCEPT_CLOCK)
     def _act_accept_clock(self, request: dict[str, Any]) -> dict[str, Any]:
         with self.gate.admit():
             return asdict(require_log_clock(self._service).accept())
 
+    @handles(calls.PING)
     def _act_ping(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"pid": os.getpid(), "stopping": self.gate.closed}
 
+    @handles(calls.SHUTDOWN)
     def _act_shutdown(self, request: dict[str, Any]) -> dict[str, Any]:
         self.stop_asked.set()
         return {}

@@ -5,17 +5,15 @@
 Clients find it through `server.json` (millrace.rpc.discovery) and normally start it themselves
 (millrace.rpc.remote_log). The wire protocol:
 
-- DoExchange, command `{"append": <pchannel>, "pipelined": <bool>}`: each record batch is one append, each metadata
-  message its acknowledgement, in order (append_stream, millrace.rpc.wire).
-- DoGet, ticket `{"pchannel", "position", "end", "max_bytes", "timeout"}`: entries (ENTRY_SCHEMA); the metadata of the
-  last batch is `{"next": position}`. One call waits at most ReadLimits.max_wait; the client repeats it.
-- Actions create, drop, describe, truncate (`{"pchannel", ...}`), names, groups, group_position, move_group,
-  drop_group (`{"group", ...}`), clock, accept_clock, ping, shutdown: a JSON object in, one out.
+- DoExchange: each record batch is one append, each metadata message its acknowledgement, in order (append_stream,
+  millrace.rpc.wire).
+- DoGet: entries (ENTRY_SCHEMA). One call waits at most ReadLimits.max_wait; the client repeats it.
+- Actions: a JSON object in, one out. The registry (millrace.rpc.calls) lists all calls, with their keys.
 - A command, ticket or action that names an extension (`{"extension": <name>, ...}`, `"<name>/<action>"`) goes to that
   extension.
 
 Every call carries a token: that of `server.json` or of MILLRACE_SERVER_TOKEN, which may do everything, or one of the
-data folder's token file (millrace.access.token_file), which may do what millrace.access.calls says. Any other call is
+data folder's token file (millrace.access.token_file), which may do what millrace.rpc.calls says. Any other call is
 refused unread. Flight has received the request by then, so an unauthenticated connection may send no more than 1 MiB
 (millrace.log.server.connections, which also limits connections and streams).
 

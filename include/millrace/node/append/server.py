@@ -1,35 +1,19 @@
-r"""The append host inside the log's server process: all clients of a machine share one follower per PChannel.
+"""The append host inside the log's server process: all clients of a machine share one follower per PChannel.
 
-    python -m millrace.log.server.main.main --data <folder>/log \
+    python -m millrace.log.server.main --data <folder>/log \
         --extension millrace.node.append.server:append_extension
 
-It extends the wire protocol of the log's server (millrace.log.server.main.main). Every command and ticket also has
-`"extension": "append"`.
+It extends the wire protocol of the log's server (millrace.log.server.main) by the calls ``append/...`` of the registry
+(millrace.rpc.calls). Every command and ticket also has `"extension": "append"`.
 
-- DoExchange, command `{"pchannel", "pipelined": <bool>}`: each record batch in (column `value`; its metadata is the
-  timeout in
-  seconds, a little-endian double) is one atomic append. Each record batch of OUTCOME_SCHEMA out is its answer, in
-  order. A
-  failure is metadata alone, as in the log's own streams. On a pipelined stream, appends that arrive while the log is
-  busy
-  are appended together, and answers follow as they are decided.
-- DoGet, ticket `{"tail": <pchannel>, "after": <tick>, "timeout", "max_bytes"}`: messages (ROW_SCHEMA). The last batch's
-  metadata is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`.
-- DoGet, ticket `{"read": <collection>, ...}`: its rows (millrace.node.append.collection_reads).
-- DoGet, tickets `{"history": <pchannel>}` and `{"imported": <pchannel>}`: messages of the ``wal`` table in pieces, and
-  the rows
-  of an Import (millrace.node.append.history_reads).
-- Action append/metrics: the host's metrics in the Prometheus text format.
-- Action append/flow: the state of flow control.
-- Action append/catalog `{"call", "arguments"}`: the catalog and DDL (millrace.catalog.calls).
-- Action append/assignments `{"after"}`: the owners of PChannels, if nodes take the appends (AppendPlacement).
-- Actions append/tick `{"pchannel", "deadline", "persist"}` and append/confirm `{"pchannel", "tick", "deadline"}`.
-- Action append/definitions `{"pchannel", "collection_id", "deadline"}` (millrace.wal.definitions).
-- Actions append/describe and append/restart `{"pchannel"}`; append/mvcc `{"vchannel"}`.
-- Actions append/history `{"pchannel", "confirmed_at"}` and append/checkpointed `{"pchannel", "collection_id"}`
-  (millrace.node.append.history_reads).
-- Actions append/group and append/drop_group (millrace.node.append.consumer_groups).
-- Action append/tombstone (millrace.node.append.tombstones).
+- DoExchange: each record batch in (column `value`; its metadata is the timeout in seconds, a little-endian double) is
+  one atomic append. Each record batch of OUTCOME_SCHEMA out is its answer, in order. A failure is metadata alone, as in
+  the log's own streams. On a pipelined stream, appends that arrive while the log is busy are appended together, and
+  answers follow as they are decided.
+- DoGet: the tail (ROW_SCHEMA; the last batch's metadata is `{"confirmed": <tick>}` or `{"evicted": <earliest>}`), the
+  rows of a collection (millrace.node.append.collection_reads), messages of the ``wal`` table in pieces and the rows of
+  an Import (millrace.node.append.history_reads).
+- Actions: a JSON object in, one out. ``append/metrics`` answers text.
 """
 
 from __future__ import annotations
@@ -41,7 +25,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 from prometheus_client import ProcessCollector
@@ -77,6 +61,8 @@ from millrace.node.append.host import AppendForwarder, AppendHost, HostSettings
 from millrace.node.append.pending import PendingOutcome
 from millrace.node.append.tombstones import TombstonePlacer
 from millrace.node.retention.log_retention import LogRetention, retention_configured
+from millrace.rpc import calls
+from millrace.rpc.calls import SERVER_CALLS, ServerCall, handlers_of, handles, server_calls
 from millrace.rpc.outcome import OUTCOME_SCHEMA
 from millrace.rpc.tail import TAIL_SCHEMA, Evicted, to_wire_rows
 from millrace.rpc.wire import (
@@ -96,6 +82,9 @@ MAX_TAIL_WAIT: Final = 10.0
 MAX_WAITING: Final = 256
 """Limit of waiting tail readers, each in a server thread. Further ones are answered at once."""
 _SWITCH_SECONDS: Final = 0.0005
+_READS: Final = tuple(each for each in server_calls("append/") if each.ticket)
+
+_Part = TypeVar("_Part")
 
 
 class AppendPlacement(Protocol):
@@ -147,11 +136,10 @@ class AppendExtension:
 
         `behind` is closed after the host, because it waits for answers of the host.
         """
+        self._handlers = handlers_of(self, server_calls("append/"))
         self._behind = ExitStack() if resources is None else resources
         self._histories = histories
-        self._streams = {} if reads is None else {"read": reads.stream}
-        if histories is not None:
-            self._streams |= {"history": histories.stream, "imported": histories.imported}
+        self._reads = reads
         self._groups = groups
         self._placing = placement
         self._host = host
@@ -162,6 +150,7 @@ class AppendExtension:
         self._closing = False
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
+    @handles(calls.APPEND)
     def do_exchange(
         self,
         descriptor: flight.FlightDescriptor,
@@ -204,7 +193,7 @@ class AppendExtension:
                 return self._host.submit_all(pchannel, appends, authorize=door.authorize)
         except PermissionDenied:
             if len(appends) == 1:  # of several, each is submitted again
-                self.denied(f"{APPEND_ROLE}/do_exchange")
+                self.denied(calls.APPEND.name)
             raise
 
     def _collection_of(self, vchannel: str) -> str | None:
@@ -212,23 +201,28 @@ class AppendExtension:
 
     def do_get(self, ticket: flight.Ticket, caller: Caller) -> flight.FlightDataStream:
         request = from_json(ticket.ticket)
-        for key in self._streams.keys() & request.keys():
-            with self._open():
-                try:
-                    return self._streams[key](request, caller)
-                except PermissionDenied:
-                    self.denied(f"{APPEND_ROLE}/do_get")
-                    raise
+        call = next((each for each in _READS if each.ticket in request), None)
+        if call is None:
+            raise InvalidArgument("the ticket names no read of the append host")
+        with self._open():
+            try:
+                found: flight.FlightDataStream = self._handlers[call.key](request, caller)
+                return found
+            except PermissionDenied:
+                self.denied(call.name)
+                raise
+
+    @handles(calls.TAIL)
+    def _tail(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
         pchannel = _pchannel(request, "tail")
         timeout = min(request_number(request, "timeout", 0.0), MAX_TAIL_WAIT)
         after, max_bytes = int(request_number(request, "after", 0)), int(request_number(request, "max_bytes", 8 << 20))
-        with self._open():
-            can_wait = self._waiting.acquire(blocking=False)
-            try:
-                found = self._host.tail(pchannel, after, timeout=timeout if can_wait else 0.0, max_bytes=max_bytes)
-            finally:
-                if can_wait:
-                    self._waiting.release()
+        can_wait = self._waiting.acquire(blocking=False)
+        try:
+            found = self._host.tail(pchannel, after, timeout=timeout if can_wait else 0.0, max_bytes=max_bytes)
+        finally:
+            if can_wait:
+                self._waiting.release()
         if isinstance(found, Evicted):
             return _rows([], {"evicted": found.earliest})
         shown = found.batches
@@ -236,68 +230,95 @@ class AppendExtension:
             shown = [readable_rows(batch, caller, self._collection_of) for batch in shown]
         return _rows(shown, {"confirmed": found.confirmed_tick})
 
-    def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
-        if action.type == f"{APPEND_ROLE}/metrics":
-            return [self._host.metrics.render() if self._host.metrics is not None else b""]
-        if action.type == f"{APPEND_ROLE}/flow":
-            return [to_json({} if self._flow is None else self._flow.control.describe())]
-        request = from_json(action.body.to_pybytes())
-        if action.type == f"{APPEND_ROLE}/catalog" and self._catalog is not None:
-            arguments = request.get("arguments") or {}
-            if not isinstance(arguments, dict):
-                raise InvalidArgument("'arguments' of the request must be a JSON object")
-            with self._open():
-                return [to_json(dispatch(self._catalog, str(request.get("call")), arguments, caller))]
-        if action.type == f"{APPEND_ROLE}/mvcc":
-            vchannel = _pchannel(request, "vchannel")
-            caller.principal.require_role((Role.READ,), vchannel_resources(vchannel, self._collection_of), action.type)
-            with self._open():
-                return [to_json(self._host.mvcc(vchannel)._asdict())]
-        if action.type == f"{APPEND_ROLE}/assignments":
-            if self._placing is None:
-                return [to_json({"version": 0, "whole": True, "assignments": []})]
-            with self._open():
-                return [to_json(self._placing.assignments(after=_version(request), trusted=caller is LOCAL_ADMIN))]
-        if action.type == f"{APPEND_ROLE}/group" and self._groups is not None:
-            with self._open():
-                return [to_json(self._groups.handle(request))]
-        if action.type == f"{APPEND_ROLE}/drop_group" and self._groups is not None:
-            with self._open():
-                self._groups.drop(request)
-                return [to_json({})]
-        pchannel = _pchannel(request)
-        deadline = min(request_number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
-        answer: dict[str, Any] = {}
-        with self._open():
-            match action.type.partition("/")[2]:
-                case "tick":
-                    answer["tick"] = self._tick(pchannel, request, deadline)
-                case "confirm":
-                    answer["tick"] = self._host.confirm(
-                        pchannel, int(request_number(request, "tick", 0)), deadline=deadline
-                    )
-                case "describe":
-                    answer = self._host.describe(pchannel)
-                case "definitions":
-                    wanted = (
-                        None
-                        if request.get("collection_id") is None
-                        else int(request_number(request, "collection_id", 0))
-                    )
-                    answer = self._host.definitions(pchannel, wanted, deadline=deadline).to_json()
-                case "history" if self._histories is not None:
-                    answer = self._histories.describe(pchannel, request)
-                case "checkpointed" if self._histories is not None:
-                    answer = self._histories.checkpointed(pchannel, request, caller)
-                case "restart":
-                    self._host.restart(pchannel)
-                case "tombstone" if self._tombstones is not None:
-                    answer = self._tombstone(pchannel, request, caller)
-                case name:
-                    raise InvalidArgument(f"the append host knows no action {name!r}")
-        return [to_json(answer)]
+    @handles(calls.READ_COLLECTION)
+    def _read_collection(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        return _served(self._reads, calls.READ_COLLECTION).stream(request, caller)
 
-    def _tick(self, pchannel: str, request: dict[str, Any], deadline: float) -> int:
+    @handles(calls.READ_WAL)
+    def _read_wal(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        return _served(self._histories, calls.READ_WAL).stream(request, caller)
+
+    @handles(calls.READ_IMPORT)
+    def _read_import(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
+        return _served(self._histories, calls.READ_IMPORT).imported(request, caller)
+
+    def do_action(self, action: flight.Action, caller: Caller) -> Sequence[bytes]:
+        call = SERVER_CALLS.get(action.type)
+        if call is None or call.is_stream or call.key not in self._handlers:
+            raise InvalidArgument(f"the append host knows no action {action.type!r}")
+        body = action.body.to_pybytes()
+        with self._open():
+            answer = self._handlers[call.key](from_json(body) if call.request else {}, caller)
+        return [answer if isinstance(answer, bytes) else to_json(call.checked(answer))]
+
+    @handles(calls.METRICS)
+    def _metrics(self, request: dict[str, Any], caller: Caller) -> bytes:
+        return self._host.metrics.render() if self._host.metrics is not None else b""
+
+    @handles(calls.FLOW)
+    def _describe_flow(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return {} if self._flow is None else self._flow.control.describe()
+
+    @handles(calls.CATALOG)
+    def _call_catalog(self, request: dict[str, Any], caller: Caller) -> bytes:
+        arguments = request.get("arguments") or {}
+        if not isinstance(arguments, dict):
+            raise InvalidArgument("'arguments' of the request must be a JSON object")
+        return to_json(dispatch(_served(self._catalog, calls.CATALOG), str(request.get("call")), arguments, caller))
+
+    @handles(calls.MVCC)
+    def _mvcc(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        vchannel = _pchannel(request, "vchannel")
+        resources = vchannel_resources(vchannel, self._collection_of)
+        caller.principal.require_role((Role.READ,), resources, calls.MVCC.name)
+        return self._host.mvcc(vchannel)._asdict()
+
+    @handles(calls.ASSIGNMENTS)
+    def _assignments(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        if self._placing is None:
+            return {"version": 0, "whole": True, "assignments": []}
+        return self._placing.assignments(after=_version(request), trusted=caller is LOCAL_ADMIN)
+
+    @handles(calls.GROUP)
+    def _group(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return _served(self._groups, calls.GROUP).handle(request)
+
+    @handles(calls.DROP_CONSUMER_GROUP)
+    def _drop_group(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        _served(self._groups, calls.DROP_CONSUMER_GROUP).drop(request)
+        return {}
+
+    @handles(calls.CONFIRM)
+    def _confirm(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        pchannel, tick = _pchannel(request), int(request_number(request, "tick", 0))
+        return {"tick": self._host.confirm(pchannel, tick, deadline=_deadline(request))}
+
+    @handles(calls.DESCRIBE_HOST)
+    def _describe(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return self._host.describe(_pchannel(request))
+
+    @handles(calls.DEFINITIONS)
+    def _definitions(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        named = request.get("collection_id") is not None
+        wanted = int(request_number(request, "collection_id", 0)) if named else None
+        return self._host.definitions(_pchannel(request), wanted, deadline=_deadline(request)).to_json()
+
+    @handles(calls.DESCRIBE_WAL)
+    def _describe_wal(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        return _served(self._histories, calls.DESCRIBE_WAL).describe(_pchannel(request), request)
+
+    @handles(calls.DESCRIBE_CHECKPOINT)
+    def _describe_checkpoint(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        histories = _served(self._histories, calls.DESCRIBE_CHECKPOINT)
+        return histories.checkpointed(_pchannel(request), request, caller)
+
+    @handles(calls.RESTART)
+    def _restart(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        self._host.restart(_pchannel(request))
+        return {}
+
+    @handles(calls.TICK)
+    def _tick(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
         """Append a time tick, or only read the current one (`persist` false).
 
         The log's server forwards the call to the PChannel's owner. A forwarded call, and any call at a node, is refused
@@ -305,21 +326,23 @@ class AppendExtension:
         this process is not the owner: two servers that each take the other for the owner would otherwise call each
         other forever.
         """
+        pchannel, deadline = _pchannel(request), _deadline(request)
         persist, forwarded = request.get("persist", True) is not False, request.get("forwarded") is True
         if not persist or self._placing is None or (self._host.forwards and not forwarded):
-            return self._host.tick(pchannel, persist=persist, deadline=deadline)
+            return {"tick": self._host.tick(pchannel, persist=persist, deadline=deadline)}
         with self._placing.appending(pchannel):
-            return self._host.tick(pchannel, deadline=deadline, forward=False)
+            return {"tick": self._host.tick(pchannel, deadline=deadline, forward=False)}
 
-    def _tombstone(self, pchannel: str, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
-        assert self._tombstones is not None
+    @handles(calls.TOMBSTONE)
+    def _tombstone(self, request: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        tombstones, pchannel = _served(self._tombstones, calls.TOMBSTONE), _pchannel(request)
         entry, sha256 = log_id(request.get("entry")), request.get("sha256")
         if sha256 is None:
-            return self._tombstones.inspect(pchannel, entry)
+            return tombstones.inspect(pchannel, entry)
         said = {name: str(request.get(name, "")) for name in ("author", "reason")}
         if caller is not LOCAL_ADMIN:
             said["author"] = caller.principal.name  # the token's owner, whatever the request says
-        return self._tombstones.place(pchannel, entry, sha256=str(sha256), **said).to_json()
+        return tombstones.place(pchannel, entry, sha256=str(sha256), **said).to_json()
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -452,6 +475,17 @@ def _pchannel(request: dict[str, Any], key: str = "pchannel") -> str:
     if not isinstance(value, str) or not value:
         raise InvalidArgument(f"the request needs {key!r}, the name of a PChannel")
     return value
+
+
+def _deadline(request: dict[str, Any]) -> float:
+    return min(request_number(request, "deadline", DEFAULT_DEADLINE), MAX_OUTCOME_WAIT)
+
+
+def _served(part: _Part | None, call: ServerCall) -> _Part:
+    """Return the part of the server that answers `call`. Raises InvalidArgument if this server has none."""
+    if part is None:
+        raise InvalidArgument(f"the append host knows no action {call.key!r}: call the log's server, not a node")
+    return part
 
 
 def _version(request: dict[str, Any]) -> int:
