@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from bench.deployment import deployment
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.demo.flights import flights
 from millrace.demo.flights_hourly import TABLES
 from millrace.demo.load import ensure_collection
@@ -105,7 +105,7 @@ def _plain(
     return target
 
 
-def _load(folder: Path, client: Client, collection: CollectionInfo, year: pa.Table, *, times: int) -> dict[str, Any]:
+def _load(folder: Path, client: Database, collection: CollectionInfo, year: pa.Table, *, times: int) -> dict[str, Any]:
     loaded: list[float] = []
     produced: list[float] = []
     for number in range(times):
@@ -117,7 +117,7 @@ def _load(folder: Path, client: Client, collection: CollectionInfo, year: pa.Tab
         loaded.append(len(year) / (time.perf_counter() - start))
         again = _again(year, folder)
         start = time.perf_counter()
-        client.producer().insert(collection, pq.read_table(again), partition_by="origin")
+        client.new_producer().insert(collection, pq.read_table(again), partition_by="origin")
         produced.append(len(year) / (time.perf_counter() - start))
     return {
         "rows": len(year),

@@ -17,7 +17,7 @@ import pyarrow as pa
 from bench.deployment import deployment
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.log.protocol import Log
 from millrace.message.ids import LogId
 from millrace.node.flush.definition import flush_to_end
@@ -55,9 +55,9 @@ def checkpoints(
 class Fill:
     """Inserts of 1 KB rows of random bytes, in frames as a producer that batches sends them."""
 
-    def __init__(self, client: Client, collection: CollectionInfo) -> None:
+    def __init__(self, client: Database, collection: CollectionInfo) -> None:
         self.bytes = 0
-        self._producer, self._collection = client.producer(), collection
+        self._producer, self._collection = client.new_producer(), collection
         self._random = np.random.default_rng(1)
         self._offsets = pa.py_buffer(np.arange(0, (FRAME_ROWS + 1) * BODY_BYTES, BODY_BYTES, dtype=np.int32))
         self._next = 0
@@ -74,14 +74,14 @@ class Fill:
             self.bytes += FRAME_ROWS * BODY_BYTES
 
 
-def _settled(settings: Settings, client: Client, producer: Fill, mib: int) -> None:
+def _settled(settings: Settings, client: Database, producer: Fill, mib: int) -> None:
     """So much more in the log, the WAL and the collection."""
     producer.add(mib)
     ingest_to_end(settings, client.log)
     flush_to_end(settings)
 
 
-def _at_mark(settings: Settings, client: Client, producer: Fill, tail_mib: int, repeats: int) -> dict[str, Any]:
+def _at_mark(settings: Settings, client: Database, producer: Fill, tail_mib: int, repeats: int) -> dict[str, Any]:
     before = producer.bytes
     whole, replay, reads, freed = [], [], [], 0
     for _ in range(repeats):
@@ -112,7 +112,7 @@ def _at_mark(settings: Settings, client: Client, producer: Fill, tail_mib: int, 
     }
 
 
-def _read(client: Client, positions: dict[str, LogId]) -> tuple[int, float]:
+def _read(client: Database, positions: dict[str, LogId]) -> tuple[int, float]:
     """Bytes of the log's entries from `positions` on, and the seconds that reading them takes."""
     size, start = 0, time.perf_counter()
     for name, position in positions.items():

@@ -41,7 +41,7 @@ def arrow_batches(
         batches = rows(0, frame_rows, size=row_bytes).combine_chunks().to_batches()
         size = sum(batch.nbytes for batch in batches)
         times = max(1, total // size)
-        producer = client.producer()
+        producer = client.new_producer()
 
         def subject() -> float:
             stream = pa.RecordBatchReader.from_batches(batches[0].schema, iter(batches * times))
@@ -64,7 +64,7 @@ def small_appends(folder: Path, *, calls: int = 20_000) -> SmallAppends:
     """Calls of one row through a BatchAppender, each with a future of its own."""
     with deployment(folder / "small") as (_, client, collection):
         pieces = [rows(number, 1, size=100) for number in range(calls)]
-        with client.producer().batch(limits=BatchLimits()) as batch:
+        with client.new_producer().batch(limits=BatchLimits()) as batch:
             start = time.perf_counter()
             futures = [batch.insert(collection, piece) for piece in pieces]
             batch.flush()

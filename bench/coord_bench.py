@@ -23,7 +23,7 @@ from bench.deployment import SCHEMA, deployment, rows
 from millrace.base.settings import Settings
 from millrace.brokers.registry import create_server
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.coord import control
 from millrace.coord.assignment_source import MetaStoreAssignmentSource
 from millrace.coord.channels.record import ChannelRecord
@@ -90,8 +90,8 @@ def moves(folder: Path, *, rounds: int, meta: str = "") -> dict[str, Any]:
             }
 
 
-def _stream(client: Client, collection: CollectionInfo, ended: threading.Event) -> None:
-    producer = client.producer()
+def _stream(client: Database, collection: CollectionInfo, ended: threading.Event) -> None:
+    producer = client.new_producer()
     for first in itertools.count(0, 20):
         if ended.wait(0.02):
             return

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.queries import started_path
@@ -25,12 +25,12 @@ NAME = "bench"
 @contextmanager
 def deployment(
     folder: Path, *, pchannels: int = 2, meta_store: str = ""
-) -> Iterator[tuple[Settings, Client, CollectionInfo]]:
+) -> Iterator[tuple[Settings, Database, CollectionInfo]]:
     """A new deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
     settings = Settings(
         data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels, meta_store=meta_store
     )
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(pchannels)
         collection = client.catalog.create_collection(NAME, SCHEMA, vchannels=pchannels)
         try:

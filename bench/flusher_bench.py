@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from bench.deployment import deployment
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.demo.flights import flights
 from millrace.demo.load import LoadGenerator, ensure_collection
 from millrace.node.flush.definition import FlushLoop
@@ -65,7 +65,7 @@ def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:
             spark.stop()
 
 
-def _fill(client: Client) -> tuple[int, int]:
+def _fill(client: Database) -> tuple[int, int]:
     collection = ensure_collection(client)
     load = LoadGenerator(client, collection, flights(), prefix="b")
     load.full_speed(TIMES)

@@ -39,7 +39,7 @@ def freshness(
         stop = threading.Event()
         appended: dict[str, list[tuple[float, int]]] = {}
         ids = iter(range(0, 1 << 40, CALL_MESSAGES))
-        producer = client.producer()
+        producer = client.new_producer()
 
         def append() -> None:
             start, calls = time.monotonic(), 0

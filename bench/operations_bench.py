@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from millrace.base.errors import AirflowUnavailable
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, FULL_SPEED_ROWS, ensure_collection
 from millrace.installation.airflow_api import AirflowApi
@@ -70,16 +70,16 @@ def _ends(found: dict[str, float | None]) -> dict[str, float | None]:
 def _load(settings: Settings, rows: int | None) -> None:
     """The flights through a producer, empty collections beside them, all flushed."""
     year = flights().sort_by("time_hour").slice(0, rows)
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         for number in range(EMPTY_COLLECTIONS):
             client.catalog.create_collection(f"empty{number}", collection.schema, vchannels=len(collection.vchannels))
-        producer = client.producer()
+        producer = client.new_producer()
         for start in range(0, len(year), FULL_SPEED_ROWS):
             producer.insert(collection, year.slice(start, FULL_SPEED_ROWS), partition_by="origin")
         client.catalog.flush(COLLECTION)
-        client.read(COLLECTION, deadline=300.0)
+        client.collection(COLLECTION).read(deadline=300.0)
 
 
 def _wait_idle(api: AirflowApi, dag_ids: list[str], *, seconds: float) -> None:

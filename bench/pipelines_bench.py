@@ -245,7 +245,7 @@ def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> di
                 "errors": {"cluster": {"bootstrap": [brokers]}},
             }
         )
-        with client.producer() as producer:
+        with client.new_producer() as producer:
             return _paced(settings, pipeline, url, send, seconds, call=CALL_ROWS)
 
 

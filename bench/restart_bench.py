@@ -18,7 +18,7 @@ from bench.checkpoint_bench import MIB, Fill
 from bench.deployment import deployment, rows
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.discovery import read_record
 
@@ -66,6 +66,6 @@ def _first_append(settings: Settings, collection: CollectionInfo) -> float:
     os.kill(record.pid, signal.SIGKILL)
     psutil.wait_procs([server], timeout=30)
     start = time.perf_counter()
-    with Client.connect(settings) as client, client.producer() as producer:
+    with connect(settings=settings) as client, client.new_producer() as producer:
         producer.insert(collection, rows(1 << 40, len(collection.vchannels) * 8))  # some for each PChannel
         return time.perf_counter() - start

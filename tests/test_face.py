@@ -269,7 +269,7 @@ def test_where_a_database_is_told_in_one_word(tmp_path: Path) -> None:
 def test_a_typing_error_in_a_path_makes_no_deployment(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.client.database.Client.connect", lambda settings, start: settings.data_dir)
+    monkeypatch.setattr(millrace.Database, "in_folder", lambda settings, **_: settings.data_dir)
     folder = tmp_path / "x"
     if kind != "missing":
         folder.mkdir()
@@ -278,13 +278,13 @@ def test_a_typing_error_in_a_path_makes_no_deployment(
         with pytest.raises(InvalidArgument, match=r"(no|not a) deployment.*create=True"):
             call()
     assert [path.name for path in folder.glob("*")] == ([] if kind == "missing" else ["notes.txt"])
-    assert millrace.connect(folder, create=True).client == folder  # type: ignore[comparison-overlap]
+    assert millrace.connect(folder, create=True) == folder  # type: ignore[comparison-overlap]
 
 
 def test_a_path_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("millrace.client.database.Client.connect", lambda settings, start: settings.data_dir)
-    assert millrace.connect("~/data", create=True).client == tmp_path / "data"  # type: ignore[comparison-overlap]
+    monkeypatch.setattr(millrace.Database, "in_folder", lambda settings, **_: settings.data_dir)
+    assert millrace.connect("~/data", create=True) == tmp_path / "data"  # type: ignore[comparison-overlap]
 
 
 def test_the_same_face_stands_before_a_server(db: millrace.testing.Deployment, users: millrace.Collection) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.testing import deployment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,13 +106,13 @@ def test_the_wheel_alone_serves_in_an_empty_environment(wheel: Path, tmp_path: P
 
     with deployment(tmp_path / "data") as db:
         db.create_collection("users", {"id": "int64", "name": "string?"}, key="id")
-        address, token = _server(db.client)
+        address, token = _server(db)
         assert run(python, "program.py", address, token).strip() == "[]"
         assert db["users"].read().to_pylist() == [{"id": 1, "name": "Ada"}]
     assert run(python, "here.py").strip() == "[{'id': 7}]"
     assert "millrace" in run(tmp_path / "alone" / "bin" / "millrace", "--help")
 
 
-def _server(client: Client) -> tuple[str, str]:
+def _server(client: Database) -> tuple[str, str]:
     record = json.loads((client.settings.log_path / "server.json").read_text())
     return record["address"], record["token"]

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.tables.orders import SCHEMA, calls_of, orders
-from millrace.client.database import Database
 from millrace.streams.sinks.collection.changes import KIND
 from millrace.streams.sinks.collection.sink import CollectionSink
 from millrace.streams.sinks.guarantee import Guarantee
@@ -31,7 +30,7 @@ def guarantees(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, A
         for turn in range(pairs):
             for each in rates:
                 name = f"{each.replace(' ', '_')}_{turn}"
-                db.client.catalog.create_collection(name, SCHEMA, vchannels=2)
+                db.catalog.create_collection(name, SCHEMA, vchannels=2)
                 rates[each].append(rows / _seconds(_writer(db, name, each, folder / name), calls))
     found = {each: round(statistics.median(found)) for each, found in rates.items()}
     return {
@@ -54,11 +53,11 @@ def changes(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, Any]
         for turn in range(pairs):
             for each in rates:
                 name = f"{each}_{turn}"
-                db.client.catalog.create_collection(name, SCHEMA, vchannels=2)
+                db.catalog.create_collection(name, SCHEMA, vchannels=2)
                 write = _applying(db, name, None if each == "producer" else folder / name)
                 rates[each].append(count / _seconds(write, calls))
             db.settle()
-            one, other = (Database(db.client).collection(f"{each}_{turn}").count() for each in rates)
+            one, other = (db.collection(f"{each}_{turn}").count() for each in rates)
             assert one == other, "both come to the same rows"
     found = {each: round(statistics.median(found)) for each, found in rates.items()}
     of_the_producer = statistics.median(a / b for a, b in zip(rates["stream"], rates["producer"], strict=True))
@@ -76,7 +75,7 @@ def _applying(db: Any, name: str, folder: Path | None) -> Callable[[list[pa.Reco
     """By a producer, or with a `folder` for its memory by a sink."""
 
     def by_producer(calls: list[pa.RecordBatch]) -> None:
-        into = Database(db.client).collection(name)
+        into = db.collection(name)
         for each in calls:
             gone = pc.equal(each.column(KIND), "delete")
             into.delete(each.filter(gone).column("id"))
@@ -92,7 +91,7 @@ def _applying(db: Any, name: str, folder: Path | None) -> Callable[[list[pa.Reco
 
 def _writer(db: Any, name: str, how: str, folder: Path) -> Callable[[list[pa.RecordBatch]], None]:
     def by_producer(calls: list[pa.RecordBatch]) -> None:
-        into = Database(db.client).collection(name)
+        into = db.collection(name)
         for each in calls:
             into.insert(each)
 

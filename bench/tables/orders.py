@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from millrace.client.client import Client
-from millrace.client.database import Collection, Database
+from millrace.client.collection import Collection
+from millrace.client.database import Database
 from millrace.message.schema import CollectionSchema, FieldSpec
 
 SCHEMA = CollectionSchema(
@@ -70,9 +70,9 @@ def write_base(folder: Path, base: int) -> None:
         write_deltalake(str(folder), orders(np.arange(start, min(base, start + BASE_PIECE))), mode="append")
 
 
-def collection_of(client: Client, name: str, *, base: int = 0) -> Collection:
+def collection_of(client: Database, name: str, *, base: int = 0) -> Collection:
     """A new collection of orders over the deployment's PChannels; with `base` rows in it."""
-    made = Database(client).create_collection(name, SCHEMA, vchannels=2)
+    made = client.create_collection(name, SCHEMA, vchannels=2)
     for start in range(0, base, 100_000):
         made.insert(orders(np.arange(start, min(base, start + 100_000))))
     return made

@@ -16,8 +16,8 @@ from deltalake import DeltaTable, write_deltalake
 from bench.deployment import deployment
 from bench.tables.orders import calls_of, changes, collection_of, orders
 from millrace.base.settings import Settings
-from millrace.client.client import Client
-from millrace.client.database import Collection, Database
+from millrace.client.collection import Collection
+from millrace.client.database import Database
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.compaction.declaration import CompactionParams
@@ -113,7 +113,7 @@ def shapes(folder: Path, *, wide_rows: int, deep_rows: int) -> dict[str, Any]:
     with deployment(folder) as (settings, client, _):
         found = {}
         for number, (name, table) in enumerate(tables.items()):
-            target = Database(client).create_collection(f"shape{number}", table.schema, key="id", vchannels=2)
+            target = client.create_collection(f"shape{number}", table.schema, key="id", vchannels=2)
             start = time.perf_counter()
             target.insert(table)
             appended = time.perf_counter() - start
@@ -130,7 +130,7 @@ def shapes(folder: Path, *, wide_rows: int, deep_rows: int) -> dict[str, Any]:
         return found
 
 
-def _settle(settings: Settings, client: Client) -> None:
+def _settle(settings: Settings, client: Database) -> None:
     ingest_to_end(settings, client.log)
     flush_to_end(settings)
 

@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.deployment import deployment, spark_job
 from bench.tables.orders import calls_of, changes, collection_of, orders, write_base
 from millrace.base.settings import Settings
-from millrace.client.client import Client
-from millrace.client.database import Collection, Database
+from millrace.client.collection import Collection
+from millrace.client.database import Database
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
@@ -101,13 +101,13 @@ def _batched(target: Collection, pieces: list[pa.RecordBatch], kind: str) -> flo
         return _timed_rows(len(pieces), act)
 
 
-def _tasks(client: Client, target: Collection, pieces: list[pa.RecordBatch], kind: str) -> float:
+def _tasks(client: Database, target: Collection, pieces: list[pa.RecordBatch], kind: str) -> float:
     async def one(producer: AsyncProducer, share: list[pa.RecordBatch]) -> None:
         for piece in share:
             await getattr(producer, kind)(target.definition, piece)
 
     async def run() -> float:
-        async with AsyncProducer(client.producer()) as producer:
+        async with AsyncProducer(client.new_producer()) as producer:
             start = time.perf_counter()
             await asyncio.gather(*(one(producer, pieces[task::TASKS]) for task in range(TASKS)))
             return len(pieces) / (time.perf_counter() - start)
@@ -137,7 +137,7 @@ def many(folder: Path, *, rows: int, call: int = 100_000) -> dict[str, Any]:
     """
     piece = max(call, min(rows, 10_000_000))
     with deployment(folder) as (settings, client, _):
-        target = Database(client).create_collection("many", MANY, vchannels=2)
+        target = client.create_collection("many", MANY, vchannels=2)
         appending = settling = 0.0
         for begin in range(0, rows, piece):
             start = time.perf_counter()

@@ -24,8 +24,8 @@ with millrace_dag("example_on_segments_flushed", doc=__doc__, schedule=[segments
             news = event.extra["payload"]
             for collection in news["collections"]:
                 ticks[collection] = max(ticks.get(collection, 0), news["time_tick"])
-        with MillraceHook().client(start=False) as client:
-            names = {each.id: each.name for each in client.catalog.collections()}
-            return {names[number]: client.read(names[number], at=tick).num_rows for number, tick in ticks.items()}
+        with MillraceHook().database(start=False) as db:
+            names = {each.id: each.name for each in db.catalog.collections()}
+            return {names[number]: db[names[number]].read(at=tick).num_rows for number, tick in ticks.items()}
 
     count_rows()

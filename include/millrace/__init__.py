@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from millrace.base import errors as errors
     from millrace.base.errors import MillraceError as MillraceError
     from millrace.base.settings import Settings as Settings
+    from millrace.client.collection import Collection as Collection
     from millrace.client.consume.async_consumer import AsyncConsumer as AsyncConsumer
     from millrace.client.consume.changes import ChangeStream as ChangeStream
     from millrace.client.consume.consumer import Consumer as Consumer
     from millrace.client.consume.delivery import Change as Change
     from millrace.client.consume.delivery import Delivery as Delivery
     from millrace.client.consume.parallel_consumer import ParallelConsumer as ParallelConsumer
-    from millrace.client.database import Collection as Collection
     from millrace.client.database import Database as Database
     from millrace.client.database import connect as connect
     from millrace.client.produce.async_producer import AsyncProducer as AsyncProducer
@@ -54,7 +54,7 @@ _FACE = {
     "BatchLimits": "millrace.client.produce.batch_appender",
     "Change": "millrace.client.consume.delivery",
     "ChangeStream": "millrace.client.consume.changes",
-    "Collection": "millrace.client.database",
+    "Collection": "millrace.client.collection",
     "Consumer": "millrace.client.consume.consumer",
     "Database": "millrace.client.database",
     "Delivery": "millrace.client.consume.delivery",

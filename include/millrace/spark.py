@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from millrace.base.data_folder import require_deployment
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo, require_distinct_sql_names
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import ColumnNames, Selection
 from millrace.runtime.spark.session import session as session
@@ -64,9 +64,9 @@ def read(
     """
     chosen = _settings(data, settings)
     selection = Selection.of(where=where, columns=columns)
-    with Client.connect(chosen) as client:
+    with connect(settings=chosen) as client:
         tick = None if at is None else resolve_tick(at)
-        return _frame(spark, chosen, client, client.collection(name), tick, deadline, selection)
+        return _frame(spark, chosen, client, client.definition(name), tick, deadline, selection)
 
 
 def register(
@@ -85,9 +85,9 @@ def register(
     Raises the errors of :func:`read`, and InvalidArgument if two names differ only in case.
     """
     chosen = _settings(data, settings)
-    with Client.connect(chosen) as client:
+    with connect(settings=chosen) as client:
         known = [each.name for each in client.catalog.collections()] if names is None else names
-        found = require_distinct_sql_names(client.collection(name) for name in known)
+        found = require_distinct_sql_names(client.definition(name) for name in known)
         pchannels = {name for each in found for name in each.pchannels}
         tick = resolve_tick(at) if at is not None else client.current_tick(pchannels) if found else 0
         for each in found:
@@ -258,7 +258,7 @@ def operate(
 def _frame(
     spark: SparkSession,
     settings: Settings,
-    client: Client,
+    client: Database,
     collection: CollectionInfo,
     tick: int | None,
     deadline: float | None,

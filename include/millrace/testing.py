@@ -24,7 +24,7 @@ from typing import Any, Final
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.append_client import AppendClient
 from millrace.client.database import Database
 from millrace.message.ids import LogId
 from millrace.node.flush.definition import flush_to_end
@@ -37,9 +37,8 @@ _MOST_FAILURES: Final = 100
 class Deployment(Database):
     """A :class:`millrace.Database` whose tables are updated by a thread of this process. Made by :func:`deployment`."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.settings = client.settings
+    def __init__(self, settings: Settings, append: AppendClient) -> None:
+        super().__init__(settings, append)
         self.failures: list[MillraceError] = []
         """Errors that stopped the thread's work, such as a parked PChannel; newest last, at most a hundred."""
         self._turn = threading.Lock()
@@ -68,12 +67,12 @@ class Deployment(Database):
         self._thread.join(timeout=60)
         try:
             with suppress(MillraceError):
-                self.client.append.service.shutdown()
+                self.append.service.shutdown()
         finally:
             super().close()
 
     def _take(self) -> None:
-        ingest_to_end(self.settings, self.client.log)
+        ingest_to_end(self.settings, self.log)
         flush_to_end(self.settings)
 
     def _keep_up(self) -> None:
@@ -89,7 +88,7 @@ class Deployment(Database):
                     self.failures = [*self.failures, error][-_MOST_FAILURES:]
 
     def _ends(self) -> dict[str, LogId]:
-        log = self.client.log
+        log = self.log
         return {name: log.open(name).end() for name in log.names()}
 
 
@@ -104,7 +103,7 @@ def deployment(folder: str | Path | None = None, **settings: Any) -> Iterator[De
     made = Path(tempfile.mkdtemp(prefix="millrace-testing-")) if folder is None else Path(folder)
     chosen = replace(Settings.load(env={}), data_dir=made / "data" if folder is None else made, **settings)
     try:
-        with Deployment(Client.connect(chosen)) as db:
+        with Deployment.in_folder(chosen) as db:
             yield db
     finally:
         if folder is None:

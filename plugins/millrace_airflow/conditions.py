@@ -104,12 +104,12 @@ def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> ConditionR
 
     Asks the log, so a PChannel on which nothing happens does not hold it back.
     """
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.tables.read.freshness import confirm_ticks
 
-    with Client.connect(settings, start=False) as client:
+    with connect(settings=settings, start=False) as client:
         confirmed = confirm_ticks(
-            settings, client.collection(collection).pchannels, client.append, at=tick, seconds=0.0
+            settings, client.definition(collection).pchannels, client.append, at=tick, seconds=0.0
         )
     lacking = f": {confirmed.missing}" if confirmed.missing else ""
     words = f"{collection} is {'not yet ' if lacking else ''}whole at tick {tick}{lacking}"

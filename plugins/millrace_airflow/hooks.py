@@ -1,4 +1,4 @@
-"""The way to Millrace for tasks of one's own: its settings, a client, the launcher of jobs."""
+"""The way to Millrace for tasks of one's own: its settings, a database, the launcher of jobs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from airflow.sdk import BaseHook
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.client.client import Client
+    from millrace.client.database import Database
     from millrace.runtime.launch.launcher import Launcher
 
 
 class MillraceHook(BaseHook):
     """Millrace by the settings of this worker (``MILLRACE_*``, ``MILLRACE_CONFIG``), or by another data folder.
 
-        with MillraceHook().client() as client:
-            rows = client.read("flights")
+        with MillraceHook().database() as db:
+            rows = db["flights"].read()
 
     `data_dir` goes over the setting; the rest stays.
     """
@@ -34,11 +35,18 @@ class MillraceHook(BaseHook):
         """The settings. Raises InvalidSettings."""
         return load_settings(self._data_dir)
 
-    def client(self, *, start: bool = True) -> Client:
-        """A client, to be used as a context manager; `start` lets it start the log's server. Raises LogUnavailable."""
-        from millrace.client.client import Client
+    def database(self, *, start: bool = True) -> Database:
+        """Connect to the deployment; close the database, or use it in a ``with`` block.
 
-        return Client.connect(self.settings, start=start)
+        With `start`, start the log server if none runs. Raises LogUnavailable.
+        """
+        from millrace.client.database import connect
+
+        return connect(settings=self.settings, start=start)
+
+    def client(self, *, start: bool = True) -> Client:
+        """Deprecated: use :meth:`database`."""
+        return self.database(start=start).client
 
     def launcher(self) -> Launcher:
         """The launcher of jobs on this data folder."""

@@ -12,7 +12,7 @@ import pytest
 from millrace.access.grants import Grant, Role
 from millrace.access.token_file import TokenFile
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.discovery import ServerRecord, read_record
 from millrace.rpc.link import Link, Watchdog
@@ -27,7 +27,7 @@ NARROW = ("users", "pchannel:elsewhere", "vchannel:elsewhere", "group:elsewhere"
 class Guarded:
     """A deployment with the collections ``users`` and ``orders``, both on all PChannels."""
 
-    client: Client
+    client: Database
     address: str
 
     @property
@@ -57,7 +57,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Guarded]:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("MILLRACE_SERVER_TOKEN", MACHINE_TOKEN)
-            client = Client.connect(settings)
+            client = connect(settings=settings)
         client.catalog.ensure_pchannels(2)
         for name in ("users", "orders"):
             client.catalog.create_collection(name, SCHEMA, vchannels=2)

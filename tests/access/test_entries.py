@@ -264,7 +264,7 @@ def test_refused_appends_leave_nothing_in_the_log_and_their_neighbours_stand(
 ) -> None:
     log = guarded.client.log.open("dml_0")
     before = log.end()
-    partition = next(iter(guarded.client.collection("users").partitions.values()))
+    partition = next(iter(guarded.client.definition("users").partitions.values()))
     key = next(key for key in range(100) if vchannel_index(pa.array([key]), 2)[0] == 0)
     good = encode_entry([replace(insert(key), partition_id=partition)])
     ddl = encode_entry([of(MessageType.DROP_COLLECTION)])
@@ -282,7 +282,7 @@ def test_refused_appends_leave_nothing_in_the_log_and_their_neighbours_stand(
     assert written.count(good) == 4
     assert ddl not in written
     assert foreign not in written
-    assert guarded.client.collection("users").state == "active"
+    assert guarded.client.definition("users").state == "active"
 
 
 def test_what_is_denied_is_counted_by_call(guarded: Guarded, tokens: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from millrace.access.grants import Grant, Role
 from millrace.base.deadline import Deadline
 from millrace.base.errors import CollectionNotFound, InvalidArgument, LogUnavailable, MillraceError, PermissionDenied
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.client.produce.written import Written
 from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
@@ -34,10 +34,9 @@ REVOKED_SECONDS = 2.0
 
 
 @contextmanager
-def connected(guarded: Guarded, token: str, *, deadline: float = 20.0) -> Iterator[Client]:
-    env = {"MILLRACE_SERVER_TOKEN": token, "HOME": str(guarded.client.settings.cache_dir)}
+def connected(guarded: Guarded, token: str, *, deadline: float = 20.0) -> Iterator[Database]:
     settings = replace(guarded.client.settings, append_retry_delay=0.05)
-    with Client.at(guarded.address, settings=settings, env=env, deadline=deadline) as client:
+    with connect(guarded.address, token=token, settings=settings, deadline=deadline) as client:
         yield client
 
 
@@ -61,7 +60,7 @@ def stored(guarded: Guarded, collection: CollectionInfo) -> list[int]:
     guarded.client.catalog.flush(collection.name)
     ingest_to_end(guarded.client.settings, guarded.client.log)
     flush_to_end(guarded.client.settings)
-    found: list[int] = guarded.client.read(collection.name, deadline=20.0)["id"].to_pylist()
+    found: list[int] = guarded.client.collection(collection.name).read(deadline=20.0)["id"].to_pylist()
     return sorted(found)
 
 
@@ -69,8 +68,8 @@ def test_a_producer_inserts_deletes_and_commits_transactions_with_a_produce_toke
     guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     with connected(guarded, producing) as client:
-        found = client.collection(own.name)
-        producer = client.producer()
+        found = client.definition(own.name)
+        producer = client.new_producer()
         assert producer.insert(found, rows(*range(2000))).rows == 2000
         producer.delete(found, [0, 1])
         with producer.transaction(found, vchannel=0) as transaction:
@@ -96,9 +95,9 @@ def _of(collection: CollectionInfo, vchannel: int, first: int) -> pa.Table:
 def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
     guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
-    orders = guarded.client.collection("orders")
+    orders = guarded.client.definition("orders")
     with connected(guarded, producing) as client:
-        producer = client.producer()
+        producer = client.new_producer()
         for place in range(3):
             with pytest.raises(PermissionDenied, match="'for-"):
                 producer.insert(orders, rows(place))
@@ -114,7 +113,7 @@ def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
             lambda: client.append.service.drop("dml_0"),
             lambda: client.append.restart("dml_0"),
             lambda: client.append.tail("dml_0", 0, timeout=0),
-            lambda: client.read(own.name),
+            lambda: client.collection(own.name).read(),
             lambda: client.append.service.open("dml_0").append([b"x"]),
         ):
             with pytest.raises(PermissionDenied):
@@ -133,8 +132,8 @@ def test_a_batch_says_of_each_row_whether_the_token_let_it_in_and_goes_on(
             return False
         return True
 
-    orders = guarded.client.collection("orders")
-    with connected(guarded, producing) as client, client.producer().batch() as batch:
+    orders = guarded.client.definition("orders")
+    with connected(guarded, producing) as client, client.new_producer().batch() as batch:
         mixed = {place: batch.insert(own if place % 3 else orders, rows(place)) for place in range(30)}
         held = [place for place, ticket in mixed.items() if let_in(ticket)]
         assert all(place % 3 for place in held), "rows that share an entry share its fate"
@@ -165,7 +164,7 @@ def test_an_operator_changes_the_catalog_and_drops_nothing(guarded: Guarded, req
         made = catalog.create_collection(name, SCHEMA)
         catalog.create_partition(name, "more")
         catalog.alter(name, [AddField(FieldSpec("more", "int64", True))])
-        client.producer().insert(
+        client.new_producer().insert(
             catalog.collection(name), pa.table({"id": [1], "body": ["x"], "more": [1]}), partition="more"
         )
         catalog.flush(name)
@@ -174,7 +173,7 @@ def test_an_operator_changes_the_catalog_and_drops_nothing(guarded: Guarded, req
                 call()
         with pytest.raises(PermissionDenied):
             catalog.create_collection("another", SCHEMA)
-    assert guarded.client.collection(name).id == made.id
+    assert guarded.client.definition(name).id == made.id
 
 
 def test_a_reader_consumes_what_others_append_and_writes_nothing(
@@ -182,44 +181,45 @@ def test_a_reader_consumes_what_others_append_and_writes_nothing(
 ) -> None:
     reading = guarded.add(f"reads-{own.id}", Grant(Role.READ, (own.name,)))
     with connected(guarded, producing) as writer, connected(guarded, reading) as client:
-        writer.producer().insert(own, rows(*range(100)))
-        guarded.client.producer().insert(guarded.client.collection("orders"), rows(*range(7)))
+        writer.new_producer().insert(own, rows(*range(100)))
+        guarded.client.new_producer().insert(guarded.client.definition("orders"), rows(*range(7)))
         ingest_to_end(guarded.client.settings, guarded.client.log)
-        writer.producer().insert(own, rows(*range(100, 200)))
+        writer.new_producer().insert(own, rows(*range(100, 200)))
         until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
-        with client.consumer(own.name, until_tick=until_tick) as consumer:
+        with client.consumer(own.name, until=until_tick) as consumer:
             seen = [
                 key for delivery in consumer for change in delivery.changes() for key in change.rows["id"].to_pylist()
             ]
         assert sorted(seen) == list(range(200))
         ingest_to_end(guarded.client.settings, guarded.client.log)
-        assert sorted(client.read(own.name, deadline=20.0)["id"].to_pylist()) == list(range(200))
+        assert sorted(client.collection(own.name).read(deadline=20.0)["id"].to_pylist()) == list(range(200))
         with pytest.raises(PermissionDenied, match="group:mailer"):
             client.consumer(own.name, group="mailer")
         with pytest.raises(PermissionDenied):
             client.consumer("orders")
     mixed = guarded.add(f"mixed-{own.id}", Grant(Role.PRODUCE, (own.name,)), Grant(Role.READ, ("orders",)))
     with connected(guarded, mixed) as client:
-        assert client.count("orders") == client.read("orders").num_rows
-        for read in (client.read, client.count, client.stream):
+        assert client.collection("orders").count() == client.collection("orders").read().num_rows
+        handle = client.collection(own)
+        for read in (handle.read, handle.count, handle.stream):
             with pytest.raises(PermissionDenied, match="a read of its rows"):
-                read(own.name)
+                read()
 
 
 def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
     guarded: Guarded, own: CollectionInfo, producing: str
 ) -> None:
     reading = guarded.add(f"mails-{own.id}", Grant(Role.READ, (own.name, f"group:mails-{own.id}")))
-    orders = guarded.client.collection("orders")
-    guarded.client.producer().insert(orders, rows(*range(50)))
+    orders = guarded.client.definition("orders")
+    guarded.client.new_producer().insert(orders, rows(*range(50)))
     with connected(guarded, producing) as writer, connected(guarded, reading) as client:
-        writer.producer().insert(own, rows(*range(20)))
+        writer.new_producer().insert(own, rows(*range(20)))
         ingest_to_end(guarded.client.settings, guarded.client.log)
         until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
         seen: list[int] = []
         for _ in range(2):
             with client.consumer(
-                [*own.vchannels, *orders.vchannels], group=f"mails-{own.id}", until_tick=until_tick
+                [*own.vchannels, *orders.vchannels], group=f"mails-{own.id}", until=until_tick
             ) as consumer:
                 for delivery in consumer:
                     seen += [key for change in delivery.changes() for key in change.rows["id"].to_pylist()]
@@ -232,7 +232,7 @@ def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
         with pytest.raises(PermissionDenied):
             client.append.read(orders, at=None, seconds=1.0, selection=Selection())
         with pytest.raises(PermissionDenied):
-            client.producer().insert(own, rows(1))
+            client.new_producer().insert(own, rows(1))
 
 
 def test_a_group_is_dropped_by_its_admin_alone(guarded: Guarded, own: CollectionInfo) -> None:
@@ -248,28 +248,31 @@ def test_a_group_is_dropped_by_its_admin_alone(guarded: Guarded, own: Collection
 def test_changes_are_for_who_may_read_the_collection(guarded: Guarded, own: CollectionInfo, producing: str) -> None:
     reading = guarded.add(f"copies-{own.id}", Grant(Role.READ, (own.name,)))
     other = guarded.add(f"copies-another-{own.id}", Grant(Role.READ, ("users",)))
-    producer = guarded.client.producer()
+    producer = guarded.client.new_producer()
     producer.insert(own, rows(*range(40)))
-    producer.insert(guarded.client.collection("orders"), rows(*range(40)))
+    producer.insert(guarded.client.definition("orders"), rows(*range(40)))
     ingest_to_end(guarded.client.settings, guarded.client.log)
     flush_to_end(guarded.client.settings)
     producer.delete(own, [3])
     until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
     with connected(guarded, reading) as client:
-        with client.changes(own.name, until_tick=until_tick) as stream:
+        with client.collection(own.name).changes(until=until_tick) as stream:
             kinds = [row["_change"] for batch in stream for row in batch.rows.to_pylist()]
             positions = stream.positions
         assert kinds == ["insert"] * 40 + ["delete"]
-        with client.changes(own, after=positions, until_tick=until_tick) as stream:
+        with client.collection(own).changes(after=positions, until=until_tick) as stream:
             assert list(stream) == []
-        with client.changes(guarded.client.collection("orders")) as stream, pytest.raises(PermissionDenied):
+        with (
+            client.collection(guarded.client.definition("orders")).changes() as stream,
+            pytest.raises(PermissionDenied),
+        ):
             stream.poll(timeout=5.0)
         with pytest.raises(PermissionDenied):
-            client.changes("orders")
+            client.collection("orders").changes()
     for token in (other, producing):
         with connected(guarded, token) as client:
             for after in (None, until_tick):
-                with client.changes(own, after=after) as stream, pytest.raises(PermissionDenied, match="'"):
+                with client.collection(own).changes(after=after) as stream, pytest.raises(PermissionDenied, match="'"):
                     stream.poll(timeout=5.0)
 
 
@@ -293,8 +296,8 @@ def test_a_readers_tail_has_the_messages_of_its_collections_alone(
 ) -> None:
     reading = guarded.add(f"tails-{own.id}", Grant(Role.READ, (own.name,)))
     with connected(guarded, producing) as writer:
-        writer.producer().insert(own, rows(*range(100)))
-    guarded.client.producer().insert(guarded.client.collection("orders"), rows(*range(100)))
+        writer.new_producer().insert(own, rows(*range(100)))
+    guarded.client.new_producer().insert(guarded.client.definition("orders"), rows(*range(100)))
     shown: dict[str, set[str]] = {}
     for name, token in (("narrow", reading), ("all", guarded.add(f"all-{own.id}", Grant(Role.READ)))):
         with connected(guarded, token) as client:
@@ -304,7 +307,7 @@ def test_a_readers_tail_has_the_messages_of_its_collections_alone(
                     shown[name] |= set(batch.column("vchannel").cast(pa.string()).to_pylist())
     assert shown["narrow"] <= {*own.vchannels, ""}
     assert set(own.vchannels) <= shown["narrow"]
-    assert set(guarded.client.collection("orders").vchannels) & shown["all"]
+    assert set(guarded.client.definition("orders").vchannels) & shown["all"]
 
 
 def test_a_spool_keeps_what_a_token_opens_no_more_and_a_new_token_sends_it(
@@ -312,21 +315,21 @@ def test_a_spool_keeps_what_a_token_opens_no_more_and_a_new_token_sends_it(
 ) -> None:
     token = guarded.add(f"first-{own.id}", Grant(Role.PRODUCE, (own.name,)))
     with connected(guarded, token, deadline=1.0) as client:
-        producer = client.producer(producer_id=4711, spool=tmp_path / "spool")
+        producer = client.new_producer(producer_id=4711, spool=tmp_path / "spool")
         assert producer.insert(own, rows(*range(10))).rows == 10
         guarded.tokens.revoke(f"first-{own.id}")
         until(lambda: not _lives(client), "the token opens nothing")
         written = producer.insert(own, rows(*range(10, 20)))
         assert written.spooled_rows == 10
     with connected(guarded, guarded.add(f"second-{own.id}", Grant(Role.PRODUCE, (own.name,)))) as client:
-        producer = client.producer(producer_id=4711, spool=tmp_path / "spool")
+        producer = client.new_producer(producer_id=4711, spool=tmp_path / "spool")
         assert producer.spool is not None
         assert producer.spool.wait_empty(timeout=30)
         producer.insert(own, rows(*range(20, 30)))
     assert stored(guarded, own) == list(range(30))
 
 
-def _lives(client: Client) -> bool:
+def _lives(client: Database) -> bool:
     try:
         client.append.service.ping()
     except MillraceError:
@@ -379,7 +382,7 @@ def test_streams_and_waiting_reads_end_with_their_token(guarded: Guarded, own: C
 def test_a_stream_that_goes_on_sending_ends_with_its_token(guarded: Guarded, own: CollectionInfo) -> None:
     token = guarded.add(f"busy-{own.id}", Grant(Role.PRODUCE))
     with connected(guarded, token, deadline=1.0) as client:
-        producer = client.producer()
+        producer = client.new_producer()
         producer.insert(own, rows(0))
         guarded.tokens.revoke(f"busy-{own.id}")
         revoked = time.monotonic()

@@ -196,13 +196,13 @@ def test_a_scan_begins_where_it_is_told_to_and_shows_what_messages_carry(users: 
 def test_a_transaction_is_one_line_with_its_messages(users: Deployment) -> None:
     import pyarrow as pa
 
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.message.keys import vchannel_index
 
-    with Client.connect(users.settings) as client:
-        collection = client.collection("users")
+    with connect(settings=users.settings) as client:
+        collection = client.definition("users")
         ids = [number for number in range(20) if vchannel_index(pa.array([number]), 2)[0] == 0]
-        with client.producer().transaction(collection, vchannel=0) as txn:
+        with client.new_producer().transaction(collection, vchannel=0) as txn:
             txn.insert(pa.table({"id": ids}), partition="eu")
             txn.delete(ids[:1])
     [unit] = [each for each in users.lines("scan", collection.vchannels[0], "--rows") if each["type"] == "TXN"]

@@ -5,23 +5,22 @@ from __future__ import annotations
 import pytest
 
 from millrace.base.errors import LogUnavailable, PermissionDenied
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.rpc.discovery import read_record
 from tests.cli.deployment import Deployment
 
 
-def connected(deployment: Deployment, token: str) -> Client:
+def connected(deployment: Deployment, token: str) -> Database:
     record = read_record(deployment.settings.log_path)
     assert record is not None
-    env = {"MILLRACE_SERVER_TOKEN": token, "HOME": str(deployment.settings.cache_dir)}
-    return Client.at(record.address, env=env, deadline=1.0)
+    return connect(record.address, token=token, settings=deployment.settings, deadline=1.0)
 
 
 def test_a_token_is_made_used_listed_and_revoked(deployment: Deployment) -> None:
     deployment.create_users()
     made = deployment.as_json("tokens", "add", "shop", "--role", "read", "--on", "users", "--expires", "30d")
     with connected(deployment, made["token"]) as client:
-        assert client.collection("users").name == "users"
+        assert client.definition("users").name == "users"
         with pytest.raises(PermissionDenied, match="'shop'"):
             client.catalog.drop_collection("users")
     [listed] = deployment.as_json("tokens", "list")

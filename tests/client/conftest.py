@@ -12,7 +12,7 @@ import pytest
 from millrace.base.errors import TickNotReached
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.discovery import read_record
@@ -37,35 +37,35 @@ def own_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="package")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     yield from opened_shop(tmp_path_factory.mktemp("clients"))
 
 
-def opened_shop(folder: Path) -> Iterator[Client]:
+def opened_shop(folder: Path) -> Iterator[Database]:
     """A deployment below `folder`, until the next step."""
     settings = Settings(
         data_dir=folder / "data", cache_dir=folder / "cache", append_retry_delay=0.05, append_deadline=10.0
     )
-    with Client.connect(settings) as made:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(2)
         yield made
         made.append.service.shutdown()
 
 
 @pytest.fixture(params=["here", "elsewhere"])
-def reader(shop: Client, request: pytest.FixtureRequest) -> Iterator[Client]:
+def reader(shop: Database, request: pytest.FixtureRequest) -> Iterator[Database]:
     """Who reads: a client of the data folder, and one that knows the server's address alone."""
     if request.param == "here":
         yield shop
         return
     record = read_record(shop.settings.log_path)
     assert record is not None
-    with Client.at(record.address, token=record.token, settings=replace(shop.settings, data_dir=NOWHERE)) as made:
+    with connect(record.address, token=record.token, settings=replace(shop.settings, data_dir=NOWHERE)) as made:
         yield made
 
 
 @pytest.fixture
-def items(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
+def items(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     """A collection of two VChannels, one on each PChannel."""
     return shop.catalog.create_collection(own_name(request), ITEMS, vchannels=2)
 
@@ -75,14 +75,14 @@ def item_rows(*keys: int, name: str = "new", price: float = 1.0) -> pa.Table:
 
 
 @pytest.fixture
-def stored(shop: Client) -> Callable[..., dict[int, str]]:
+def stored(shop: Database) -> Callable[..., dict[int, str]]:
     """Names by id that a collection has, at a tick or now."""
 
     def read(collection: CollectionInfo, *, at: int | None = None) -> dict[int, str]:
         for last in (False, False, True):
             ingest_to_end(shop.settings, shop.log)
             try:
-                table = shop.read(collection.name, at=at, deadline=1.0)
+                table = shop.collection(collection.name).read(at=at, deadline=1.0)
                 break
             except TickNotReached:  # a timer of the chain (an idle segment's) fired meanwhile
                 if last:

@@ -9,10 +9,9 @@ import pytest
 
 from millrace.base.errors import Closed, CollectionNotFound, MillraceError
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.collection import Collection as Handle
 from millrace.client.consume.async_consumer import AsyncConsumer
 from millrace.client.consume.parallel_consumer import ParallelConsumer
-from millrace.client.database import Collection as Handle
 from millrace.client.database import Database
 from millrace.client.produce.async_producer import AsyncProducer
 from tests.client.conftest import item_rows
@@ -38,27 +37,26 @@ USES: dict[str, Callable[[Handle], object]] = {
 
 
 def test_a_handle_of_a_dropped_collection_never_reaches_another_that_has_its_name(
-    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
+    shop: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
-    database = Database(shop)
-    old = database[items.name]
+    old = shop[items.name]
     old.insert(item_rows(1, name="old"))
     shop.catalog.drop_collection(items.name)
     made = shop.catalog.create_collection(items.name, items.schema, vchannels=2)
-    database[items.name].insert(item_rows(1, name="new"))
+    shop[items.name].insert(item_rows(1, name="new"))
     stored(made)  # what the handles could read is in the tables
     for name, use in USES.items():
         with pytest.raises(MillraceError) as refused:
             use(old)
         assert isinstance(refused.value, CollectionNotFound) or refused.value.code == "APPEND_REJECTED", name
-    assert shop.collection(items.name) == made
+    assert shop.definition(items.name) == made
     assert stored(made) == {1: "new"}
 
 
 def test_a_closed_producer_takes_nothing_by_any_way(
-    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
+    shop: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     batch, asynchronous = producer.batch(), AsyncProducer(producer)
     producer.insert(items, item_rows(1))
     transaction = producer.transaction(items)
@@ -81,8 +79,8 @@ def test_a_closed_producer_takes_nothing_by_any_way(
     assert stored(items) == {1: "new"}
 
 
-def test_a_closed_consumer_delivers_nothing_although_it_has_read_ahead(shop: Client, items: CollectionInfo) -> None:
-    producer = shop.producer()
+def test_a_closed_consumer_delivers_nothing_although_it_has_read_ahead(shop: Database, items: CollectionInfo) -> None:
+    producer = shop.new_producer()
     for key in range(5):
         producer.insert(items, item_rows(key))
     consumer, asynchronous = shop.consumer(items), AsyncConsumer(shop.consumer(items))

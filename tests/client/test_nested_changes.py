@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.base.errors import AppendRejected, InvalidArgument
-from millrace.client.database import Collection
+from millrace.client.collection import Collection
 from millrace.client.nested_changes import resolve_paths
 from millrace.client.schemas import alter_changes, schema
 from millrace.message.schema_changes import DropNestedField, RenameNestedField, SchemaChange, WidenField, apply_changes

@@ -12,7 +12,6 @@ import pytest
 
 from millrace.base.errors import CheckViolated, InvalidArgument
 from millrace.catalog.collection import CollectionInfo as Definition
-from millrace.client.client import Client
 from millrace.client.database import Database
 from millrace.client.dataset import polars_scan, referenced_columns
 from millrace.message.expression.rules import CheckConstraint, UntypedExpression
@@ -27,9 +26,9 @@ Stored = Callable[..., dict[int, str]]
 
 
 @pytest.fixture
-def sold(shop: Client, items: Definition) -> Definition:
+def sold(shop: Database, items: Definition) -> Definition:
     """Rows in the tables and behind them, some deleted, one replaced."""
-    producer = shop.producer()
+    producer = shop.new_producer()
     producer.insert(items, item_rows(*range(20), name="old"))
     ingest_to_end(shop.settings, shop.log)
     flush_to_end(shop.settings)
@@ -40,11 +39,11 @@ def sold(shop: Client, items: Definition) -> Definition:
 
 
 def test_a_dataset_gives_what_a_read_gives_as_often_as_it_is_asked(
-    shop: Client, reader: Client, sold: Definition
+    shop: Database, reader: Database, sold: Definition
 ) -> None:
-    found = reader.dataset(sold.name)
-    wanted = reader.read(sold.name).sort_by("id")
-    shop.producer().insert(sold, item_rows(77))
+    found = reader.collection(sold.name).dataset()
+    wanted = reader.collection(sold.name).read().sort_by("id")
+    shop.new_producer().insert(sold, item_rows(77))
     ingest_to_end(shop.settings, shop.log)
     for _ in range(2):
         assert repr(found.to_table().sort_by("id").to_pylist()) == repr(wanted.to_pylist())  # NaN equals nothing
@@ -56,9 +55,9 @@ def test_a_dataset_gives_what_a_read_gives_as_often_as_it_is_asked(
     assert sum(map(len, found.to_batches(filter=pc.field("id").isin([0, 1, 4])))) == 2
 
 
-def test_a_dataset_refuses_what_it_cannot_do(reader: Client, items: Definition, stored: Stored) -> None:
+def test_a_dataset_refuses_what_it_cannot_do(reader: Database, items: Definition, stored: Stored) -> None:
     stored(items)
-    found = reader.dataset(items.name)
+    found = reader.collection(items.name).dataset()
     for call in (found.get_fragments, lambda: found.filter(pc.field("id") > 1), lambda: found.sort_by("id")):
         with pytest.raises(InvalidArgument, match="scanned as a whole"):
             call()
@@ -75,21 +74,20 @@ def test_what_an_expression_looks_at_is_known() -> None:
     assert referenced_columns(pc.field("b", "a") == 1, schema) == ["b"]
 
 
-def test_duckdb_has_views_of_all_collections_at_one_tick(reader: Client, shop: Client, sold: Definition) -> None:
-    database = Database(reader)
+def test_duckdb_has_views_of_all_collections_at_one_tick(reader: Database, shop: Database, sold: Definition) -> None:
     with duckdb.connect() as connection:
-        tick = database.attach(connection, [sold.name])
-        shop.producer().insert(sold, item_rows(78))
+        tick = reader.attach(connection, [sold.name])
+        shop.new_producer().insert(sold, item_rows(78))
         ingest_to_end(shop.settings, shop.log)
         query = f"select id, name from {sold.name} where name = 'new' or id < 5 order by id"
         assert connection.sql(query).fetchall() == [(0, "old"), (4, "new"), (30, "new")]
         assert connection.sql(f"select count(*) from {sold.name} a join {sold.name} b using (id)").fetchall() == [(18,)]
-        assert database.attach(connection, [sold.name], at=tick) == tick
+        assert reader.attach(connection, [sold.name], at=tick) == tick
         assert connection.sql(f"select count(*) from {sold.name} where id = 78").fetchall() == [(0,)]
 
 
-def test_polars_pushes_its_columns_and_filters_down(shop: Client, reader: Client, sold: Definition) -> None:
-    found = Database(reader).collection(sold.name).scan_polars()
+def test_polars_pushes_its_columns_and_filters_down(shop: Database, reader: Database, sold: Definition) -> None:
+    found = reader.collection(sold.name).scan_polars()
     rows = found.filter((pl.col("id") > 3) & pl.col("name").is_in(["new", "x"])).select("id").sort("id").collect()
     assert rows.to_dict(as_series=False) == {"id": [4, 30]}
 
@@ -102,15 +100,15 @@ NAN_FILTERS = [
 
 
 def test_a_lazy_frame_of_polars_has_the_rows_that_polars_finds_in_all_of_them(
-    shop: Client, reader: Client, items: Definition
+    shop: Database, reader: Database, items: Definition
 ) -> None:
     """Of NaN too, which Polars takes for the greatest number and Arrow for none."""
     prices = [1.0, 5.0, float("nan"), None, float("inf"), -1.0, float("nan")]
     rows = {"id": list(range(7)), "name": ["old", "new"] * 3 + ["new"], "price": prices}
-    shop.producer().insert(items, rows)
+    shop.new_producer().insert(items, rows)
     ingest_to_end(shop.settings, shop.log)
     flush_to_end(shop.settings)
-    collection = Database(reader).collection(items.name)
+    collection = reader.collection(items.name)
     lazy, whole = collection.scan_polars(), collection.to_polars()
     for each in NAN_FILTERS:
         found = lazy.filter(each).select("name", "id").sort("id").collect()
@@ -118,13 +116,13 @@ def test_a_lazy_frame_of_polars_has_the_rows_that_polars_finds_in_all_of_them(
     assert len(lazy.head(3).collect()) == 3
     assert lazy.filter(pl.col("price") > 3).head(2).collect()["id"].len() == 2
     with duckdb.connect() as connection:
-        Database(reader).attach(connection, [items.name])
+        reader.attach(connection, [items.name])
         query = f"select id from {items.name} where price > 3 order by id"
         assert connection.sql(query).fetchall() == [(1,), (2,), (4,), (6,)]
 
 
-def test_polars_asks_a_collection_for_the_rows_that_it_can_tell_apart(sold: Definition, shop: Client) -> None:
-    dataset = shop.dataset(sold.name)
+def test_polars_asks_a_collection_for_the_rows_that_it_can_tell_apart(sold: Definition, shop: Database) -> None:
+    dataset = shop.collection(sold.name).dataset()
     asked: list[object] = []
     scanner = dataset.scanner
 
@@ -139,9 +137,9 @@ def test_polars_asks_a_collection_for_the_rows_that_it_can_tell_apart(sold: Defi
 
 
 def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(
-    shop: Client, reader: Client, items: Definition
+    shop: Database, reader: Database, items: Definition
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     first = producer.insert(items, item_rows(1, 2)).last_tick
     producer.delete(items, [1])
     producer.upsert(items, item_rows(2))
@@ -149,11 +147,11 @@ def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(
         items.name, [RenameField("price", "cost"), AddField(type(items.schema.fields[0])("more", "int32", True))]
     )
     last = producer.insert(
-        shop.collection(items.name), {"id": [3], "name": ["x"], "cost": [2.5], "more": [1]}
+        shop.definition(items.name), {"id": [3], "name": ["x"], "cost": [2.5], "more": [1]}
     ).last_tick
     shop.catalog.alter(items.name, [WidenField("more", "int64")])
     ingest_to_end(shop.settings, shop.log)
-    collection = Database(reader).collection(items.name)
+    collection = reader.collection(items.name)
     behind = collection.changes_between(first, last).read_all().sort_by("_write_tick")
     assert behind.schema.names[:5] == ["id", "name", "cost", "sold", "more"]
     assert behind.schema.field("more").type == pa.int64()
@@ -165,27 +163,26 @@ def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(
     assert collection.changes_between(last).read_all().num_rows == 0
 
 
-def test_a_schema_without_room_for_what_was_widened_since_is_refused(shop: Client, items: Definition) -> None:
+def test_a_schema_without_room_for_what_was_widened_since_is_refused(shop: Database, items: Definition) -> None:
     shop.catalog.alter(items.name, [AddField(type(items.schema.fields[0])("more", "int32", True))])
-    narrow = shop.collection(items.name)
+    narrow = shop.definition(items.name)
     shop.catalog.alter(items.name, [WidenField("more", "int64")])
-    shop.producer().insert(shop.collection(items.name), {"id": [1], "name": ["x"], "more": [1 << 40]})
+    shop.new_producer().insert(shop.definition(items.name), {"id": [1], "name": ["x"], "more": [1 << 40]})
     ingest_to_end(shop.settings, shop.log)
     with (
-        shop.changes(items.name, schema=narrow.schema) as stream,
+        shop.collection(items.name).changes(schema=narrow.schema) as stream,
         pytest.raises(InvalidArgument, match="'more' is int64 in these rows, and was int32"),
     ):
         stream.poll(timeout=5)
 
 
-def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Client, sold: Definition) -> None:
+def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Database, sold: Definition) -> None:
     other = shop.catalog.create_collection(sold.name.upper(), sold.schema)
-    database = Database(shop)
     with duckdb.connect() as connection:
         with pytest.raises(InvalidArgument, match="the same name in SQL"):
-            database.attach(connection, [sold.name, other.name])
+            shop.attach(connection, [sold.name, other.name])
         ingest_to_end(shop.settings, shop.log)
-        database.attach(connection, [sold.name, sold.name])
+        shop.attach(connection, [sold.name, sold.name])
         assert connection.sql(f'select count(*) from "{sold.name}"').fetchall() == [(18,)]
     shop.catalog.drop_collection(other.name)
 
@@ -195,14 +192,14 @@ WHERES = [r"name like '100\%'", r"name = 'C:\temp'", r"name = 'a\b'", r"name not
           "name in ('it''s', 'ab')", r'name = "a\\b"', r"name like 'a\_b'", r"name like '%\\%'"]  # fmt: skip
 
 
-def test_a_backslash_means_one_thing_through_every_door(shop: Client, reader: Client, items: Definition) -> None:
+def test_a_backslash_means_one_thing_through_every_door(shop: Database, reader: Database, items: Definition) -> None:
     left = dict(enumerate(BACKSLASHES))
-    shop.producer().insert(items, {"id": list(left), "name": BACKSLASHES})
+    shop.new_producer().insert(items, {"id": list(left), "name": BACKSLASHES})
     ingest_to_end(shop.settings, shop.log)
-    collection, deployment = Database(reader).collection(items.name), Deployment(shop.settings)
+    collection, deployment = reader.collection(items.name), Deployment(shop.settings)
     hit: dict[str, set[int]] = {}
     with duckdb.connect() as connection:
-        Database(reader).attach(connection, [items.name])
+        reader.attach(connection, [items.name])
         for where in WHERES:
             said = where.replace(r'"a\\b"', r"'a\b'")
             theirs = said if "escape" in said or " like " not in said else rf"{said} escape '\'"
@@ -219,10 +216,10 @@ def test_a_backslash_means_one_thing_through_every_door(shop: Client, reader: Cl
         assert set(collection.read()["id"].to_pylist()) == set(left)
 
 
-def test_a_backslash_in_a_check_means_what_it_means_in_a_read(shop: Client, items: Definition) -> None:
+def test_a_backslash_in_a_check_means_what_it_means_in_a_read(shop: Database, items: Definition) -> None:
     check = CheckConstraint("whole", UntypedExpression(r"name not like '%\%%'"))
     schema = CollectionSchema(items.schema.fields, "id", checks=(check,))
     checked = shop.catalog.create_collection(f"{items.name}_checked", schema)
-    shop.producer().insert(checked, {"id": [1], "name": ["100 apples"]})
+    shop.new_producer().insert(checked, {"id": [1], "name": ["100 apples"]})
     with pytest.raises(CheckViolated):
-        shop.producer().insert(checked, {"id": [2], "name": ["100%"]})
+        shop.new_producer().insert(checked, {"id": [2], "name": ["100%"]})

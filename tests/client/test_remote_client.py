@@ -20,8 +20,8 @@ from millrace.base.errors import (
     TickNotReached,
 )
 from millrace.base.settings import Settings
-from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
+from millrace.client.database import Database, connect
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField
@@ -50,11 +50,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def local(settings: Settings) -> Iterator[Client]:
+def local(settings: Settings) -> Iterator[Database]:
     """A client on the server's own host, which starts it, with TLS and the token in its environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MILLRACE_SERVER_TOKEN", TOKEN)
-        client = Client.connect(settings)
+        client = connect(settings=settings)
     with client:
         client.catalog.ensure_pchannels(2)
         yield client
@@ -62,7 +62,7 @@ def local(settings: Settings) -> Iterator[Client]:
 
 
 @pytest.fixture
-def address(local: Client, settings: Settings) -> str:
+def address(local: Database, settings: Settings) -> str:
     record = read_record(settings.log_path)
     assert record is not None
     assert record.address.startswith("grpc+tls://127.0.0.1:")
@@ -71,32 +71,32 @@ def address(local: Client, settings: Settings) -> str:
 
 def connected(
     address: str, settings: Settings, token: str = TOKEN, *, deadline: float = 30.0, **options: object
-) -> Client:
-    env = {"MILLRACE_SERVER_TOKEN": token, "HOME": str(settings.cache_dir)}
-    return Client.at(address, roots=settings.log_tls_cert, env=env, deadline=deadline, **options)  # type: ignore[arg-type]
+) -> Database:
+    here = Settings.load(env={"HOME": str(settings.cache_dir)})
+    return connect(address, token=token, roots=settings.log_tls_cert, settings=here, deadline=deadline, **options)  # type: ignore[arg-type]
 
 
 def test_rows_that_are_appended_from_elsewhere_are_in_the_tables_once(
-    address: str, settings: Settings, local: Client
+    address: str, settings: Settings, local: Database
 ) -> None:
     with connected(address, settings) as client:
         made = client.catalog.create_collection("users", SCHEMA, vchannels=2, partitions=["eu", "us"])
-        assert made == client.collection("users") == local.collection("users")
+        assert made == client.definition("users") == local.definition("users")
         rows = pa.table({"id": list(range(1000)), "body": [f"row {key}" for key in range(1000)]})
-        written = client.producer().insert(made, rows, partition="eu")
+        written = client.new_producer().insert(made, rows, partition="eu")
         assert written.rows == 1000
         assert all(result.time_tick for result in written.results)
-        client.producer().delete(made, [1, 2, 3])
+        client.new_producer().delete(made, [1, 2, 3])
         client.catalog.flush("users")
     ingest_to_end(settings, local.log)
     flush_to_end(settings)
     assert sorted(read_arrow(settings, made.id)["id"].to_pylist()) == [0, *range(4, 1000)]
 
 
-def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settings: Settings, local: Client) -> None:
+def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settings: Settings, local: Database) -> None:
     with connected(address, settings) as client:
         made = client.catalog.create_collection("read", SCHEMA, vchannels=2)
-        producer = client.producer()
+        producer = client.new_producer()
         producer.insert(made, pa.table({"id": list(range(3000)), "body": ["x" * 5000] * 3000}))
         ingest_to_end(settings, local.log)
         flush_to_end(settings)
@@ -105,44 +105,44 @@ def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settin
         producer.insert(made, pa.table({"id": [7], "body": ["again"]}))
         ingest_to_end(settings, local.log)
         for at in (None, then):
-            here, there = (each.read("read", at=at, deadline=20.0).sort_by("id") for each in (local, client))
+            here, there = (each.collection("read").read(at=at, deadline=20.0).sort_by("id") for each in (local, client))
             assert there == here
             assert there.num_rows == (3000 if at else 2001)
         for options in (
             {"where": "id < 9 or id > 2990", "columns": ["body", "id"]},
             {"order_by": "id desc", "limit": 3},
         ):
-            here, there = (each.read("read", **options, deadline=20.0) for each in (local, client))  # type: ignore[arg-type]
+            here, there = (each.collection("read").read(**options, deadline=20.0) for each in (local, client))  # type: ignore[arg-type]
             assert there.sort_by("id") == here.sort_by("id")
             assert there.num_rows in (3, 10)
-        with client.stream("read", at=then, deadline=20.0) as rows:
+        with client.collection("read").stream(at=then, deadline=20.0) as rows:
             assert next(iter(rows)).num_rows < 3000  # the rest is not sent
-        assert client.stream("read", limit=2000, deadline=20.0).read_all().num_rows == 2000
-        assert client.count("read") == local.count("read") == 2001
-        assert client.count("read", where="id >= 2000", at=then) == 1000
+        assert client.collection("read").stream(limit=2000, deadline=20.0).read_all().num_rows == 2000
+        assert client.collection("read").count() == local.collection("read").count() == 2001
+        assert client.collection("read").count(where="id >= 2000", at=then) == 1000
         for wrong in ({"where": "size > 1"}, {"columns": "size"}, {"order_by": "size"}):
             with pytest.raises(InvalidArgument, match="no column 'size'"):
-                client.stream("read", **wrong, deadline=20.0)  # type: ignore[arg-type]
+                client.collection("read").stream(**wrong, deadline=20.0)  # type: ignore[arg-type]
         assert producer.delete_where(made, "body == 'again'").keys == 1
         client.catalog.create_collection("empty", SCHEMA)
         ingest_to_end(settings, local.log)
-        assert client.read("empty", deadline=20.0) == local.read("empty")
+        assert client.collection("empty").read(deadline=20.0) == local.collection("empty").read()
         with pytest.raises(CollectionNotFound):
-            client.read("nobody")
+            client.collection("nobody").read()
         producer.insert(made, pa.table({"id": [8], "body": ["the tables lack it"]}))
         with pytest.raises(TickNotReached):
-            client.read("read", deadline=0.1)
+            client.collection("read").read(deadline=0.1)
 
 
-def test_a_group_elsewhere_goes_on_on_the_spot(address: str, settings: Settings, local: Client) -> None:
+def test_a_group_elsewhere_goes_on_on_the_spot(address: str, settings: Settings, local: Database) -> None:
     with connected(address, settings) as client:
         made = client.catalog.create_collection("mail", SCHEMA)
-        client.producer().insert(made, pa.table({"id": list(range(50)), "body": ["x"] * 50}))
+        client.new_producer().insert(made, pa.table({"id": list(range(50)), "body": ["x"] * 50}))
         ingest_to_end(settings, local.log)
-        end = client.producer().insert(made, pa.table({"id": [50], "body": ["x"]})).last_tick
+        end = client.new_producer().insert(made, pa.table({"id": [50], "body": ["x"]})).last_tick
         found: list[int] = []
         for reader in (client, local):
-            with reader.consumer("mail", group="tls", filters=[CHANGES], until_tick=end) as consumer:
+            with reader.consumer("mail", group="tls", filters=[CHANGES], until=end) as consumer:
                 for delivery in consumer:
                     found += [key for each in delivery.changes() for key in each.rows["id"].to_pylist()]
                     consumer.acknowledge(delivery)
@@ -154,13 +154,13 @@ def test_a_group_elsewhere_goes_on_on_the_spot(address: str, settings: Settings,
 def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settings) -> None:
     with connected(address, settings) as client:
         with pytest.raises(CollectionNotFound):
-            client.collection("nobody")
+            client.definition("nobody")
         made = client.catalog.create_collection("once", SCHEMA)
         with pytest.raises(CollectionExists):
             client.catalog.create_collection("once", replace_key(SCHEMA))
         client.catalog.drop_collection("once")
         with pytest.raises(AppendRejected) as refused:
-            client.producer().insert(made, pa.table({"id": [1], "body": ["x"]}))
+            client.new_producer().insert(made, pa.table({"id": [1], "body": ["x"]}))
         assert refused.value.reason == "COLLECTION_NOT_FOUND"
         with pytest.raises(InvalidArgument, match="has no call 'rm'"):
             client.append.catalog("rm", {}, repeat=False)
@@ -198,7 +198,7 @@ def test_a_program_that_makes_its_collection_where_it_is_missing_can_run_again(
         )
 
 
-def test_a_fenced_producer_takes_no_newer_epoch_of_its_id(address: str, settings: Settings, local: Client) -> None:
+def test_a_fenced_producer_takes_no_newer_epoch_of_its_id(address: str, settings: Settings, local: Database) -> None:
     with connected(address, settings) as client:
         older = client.catalog.next_epoch(77)
         newer = local.catalog.next_epoch(77)

@@ -13,8 +13,8 @@ import pytest
 
 import millrace.testing
 from millrace.base.errors import AppendRejected, CheckViolated, InvalidArgument
-from millrace.client.client import Client
-from millrace.client.database import Collection, Database
+from millrace.client.collection import Collection
+from millrace.client.database import Database
 from millrace.client.nested_changes import resolve_paths
 from millrace.client.produce.rows import insert_message, split_rows
 from millrace.client.schemas import alter_changes, schema
@@ -89,7 +89,7 @@ def test_a_row_that_breaks_a_rule_is_refused_before_any_of_its_call_is_sent(
 
 def forged(collection: Collection, schema_of: CollectionSchema, rows: list[dict[str, Any]], version: int = 0) -> Any:
     """Send rows that no producer of ours looked at."""
-    producer = collection.database.client.producer()
+    producer = collection.database.new_producer()
     definition = collection.definition
     table = pa.Table.from_pylist(rows, schema_of.arrow())
     found = replace(definition, schema_version=version) if version else definition
@@ -114,7 +114,7 @@ def test_the_chain_judges_what_a_producer_did_not(orders: Collection) -> None:
 
 
 def test_an_older_producer_goes_on_and_is_judged_as_the_newest_schema_has_its_rows(orders: Collection) -> None:
-    older, producer = orders.definition, orders.database.client.producer()
+    older, producer = orders.definition, orders.database.new_producer()
     orders.insert([{"id": 1, "price": 1}])
     orders.alter(
         rename={"qty": "pieces"},
@@ -261,19 +261,19 @@ def test_rows_from_before_a_change_are_not_filled_by_it_wherever_changes_begin(d
     made.insert([{"id": 1}])
     older = made.definition
     made.alter(add={"level": "int32?"}, set_default={"level": 5})
-    db.client.producer().insert(older, [{"id": 2}])
+    db.new_producer().insert(older, [{"id": 2}])
     made.flush()
     db.settle()
     found = made.changes_between(begun).read_all().to_pylist()
     assert [(row["id"], row["level"]) for row in found] == [(1, None), (2, 5)]
 
 
-def test_rules_are_made_changed_and_kept_to_from_elsewhere(reader: Client) -> None:
+def test_rules_are_made_changed_and_kept_to_from_elsewhere(reader: Database) -> None:
     name = "rules_from_elsewhere"
     found = schema(FIELDS, key="id", defaults={"qty": 1}, computed={"total": "qty * price"}, checks={"some": "qty > 0"})
     reader.catalog.create_collection(name, found, vchannels=2)
     try:
-        older = reader.collection(name)
+        older = reader.definition(name)
         assert older.schema == found
         changed = alter_changes(
             add={"tax": "decimal(14,2)?"},
@@ -281,13 +281,13 @@ def test_rules_are_made_changed_and_kept_to_from_elsewhere(reader: Client) -> No
             add_check={"few": "qty < 9"},
         )
         reader.catalog.alter(name, resolve_paths(changed, lambda: older.schema))
-        producer = reader.producer()
+        producer = reader.new_producer()
         with pytest.raises(CheckViolated, match="'few'"):
             producer.insert(name, [{"id": 1, "qty": 9, "price": 1}])
         with pytest.raises(AppendRejected, match=r"CHECK_VIOLATED.*'few'"):
             producer.insert(older, [{"id": 1, "qty": 9, "price": 1}])
         producer.insert(older, [{"id": 2, "qty": 2, "price": 1}])
-        with reader.changes(reader.collection(name), until_tick=reader.current_tick(older.pchannels)) as stream:
+        with reader.collection(reader.definition(name)).changes(until=reader.current_tick(older.pchannels)) as stream:
             batches = [batch.rows for batch in stream]
         assert [row["tax"] for batch in batches for row in batch.to_pylist()] == [Decimal("0.50")]
     finally:

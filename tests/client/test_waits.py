@@ -11,7 +11,7 @@ import pytest
 from millrace.base.errors import ChannelParked, CollectionNotFound, TickNotReached
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.log.protocol import LogService
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.read.freshness import confirm_ticks
@@ -22,33 +22,33 @@ LONG = 30.0
 
 
 def test_a_read_before_the_collection_or_after_the_logs_clock_is_refused_at_once(
-    shop: Client, reader: Client, items: CollectionInfo
+    shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
-    shop.producer().insert(items, item_rows(1))
+    shop.new_producer().insert(items, item_rows(1))
     ingest_to_end(shop.settings, shop.log)
     began = time.monotonic()
     with pytest.raises(CollectionNotFound):
-        reader.read(items.name, at=0, deadline=LONG)
+        reader.collection(items.name).read(at=0, deadline=LONG)
     for ahead in (timedelta(hours=1), timedelta(days=90)):
         with pytest.raises(TickNotReached, match="ahead of the log's clock"):
-            reader.read(items.name, at=datetime.now(UTC) + ahead, deadline=LONG)
+            reader.collection(items.name).read(at=datetime.now(UTC) + ahead, deadline=LONG)
     assert time.monotonic() - began < LONG
 
 
-def test_a_read_waits_for_a_moment_that_comes_within_its_deadline(shop: Client, items: CollectionInfo) -> None:
-    shop.producer().insert(items, item_rows(1))
+def test_a_read_waits_for_a_moment_that_comes_within_its_deadline(shop: Database, items: CollectionInfo) -> None:
+    shop.new_producer().insert(items, item_rows(1))
     ingest_to_end(shop.settings, shop.log)
-    assert shop.read(items.name, at=datetime.now(UTC) + timedelta(seconds=0.7), deadline=30.0).num_rows == 1
+    assert shop.collection(items.name).read(at=datetime.now(UTC) + timedelta(seconds=0.7), deadline=30.0).num_rows == 1
 
 
 def test_a_read_that_the_streaming_node_holds_up_names_it_and_the_pchannels(
-    shop: Client, reader: Client, items: CollectionInfo
+    shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
-    shop.producer().insert(items, item_rows(*range(20)))
+    shop.new_producer().insert(items, item_rows(*range(20)))
     with pytest.raises(
         TickNotReached, match=r"rows on dml_0, dml_1 that the wal table lacks: is the streaming node run"
     ):
-        reader.read(items.name, deadline=0.2)
+        reader.collection(items.name).read(deadline=0.2)
 
 
 def test_a_read_of_a_pchannel_that_cannot_be_asked_says_why(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.discovery import read_record
 
@@ -31,10 +31,10 @@ import sys
 import pyarrow as pa
 import millrace
 assert {name for name in sys.modules if name.startswith("millrace.")} <= {"millrace.base", "millrace.base.package"}
-from millrace.client.client import Client
+from millrace.client.database import connect
 
-with Client.at(sys.argv[1], token=sys.argv[2]) as client:
-    producer, things = client.producer(), client.collection("things")
+with connect(sys.argv[1], token=sys.argv[2]) as db:
+    producer, things = db.new_producer(), db.definition("things")
     assert "pandas" not in sys.modules  # with the first rows pyarrow itself looks whether they are a DataFrame's
     assert producer.insert(things, pa.table({"id": [1, 2, 3]})).rows == 3
 print(*sorted(sys.modules))
@@ -70,8 +70,8 @@ print(*sorted(sys.modules))
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    with Client.connect(Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", pchannels=1)) as made:
+def client(tmp_path: Path) -> Iterator[Database]:
+    with connect(settings=Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", pchannels=1)) as made:
         yield made
         made.append.service.shutdown()
 
@@ -79,7 +79,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 @pytest.mark.parametrize(
     "program", [PRODUCER, CONSUMER, CHANGES], ids=["a producer", "a consumer of a group", "changes"]
 )
-def test_a_client_of_a_server_elsewhere_loads_no_table_and_no_server(client: Client, program: str) -> None:
+def test_a_client_of_a_server_elsewhere_loads_no_table_and_no_server(client: Database, program: str) -> None:
     client.catalog.create_collection("things", CollectionSchema((FieldSpec("id", "int64", False),), "id"))
     assert len(client.catalog.pchannels()) == 1, "as the client's settings say, not the server's"
     record = read_record(client.settings.log_path)

@@ -23,7 +23,7 @@ from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import LogUnavailable, MillraceError, RateLimited, TableUnavailable
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message import builders
@@ -152,7 +152,7 @@ def main(folder: Path) -> None:
         flow_memory_slow=0,
         flow_memory_reject=0,
     )
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(1)
         writer = Writer(client.catalog.create_collection("c", SCHEMA), client.catalog.term(P))
         client.append.service.shutdown()

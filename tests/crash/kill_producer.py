@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, MillraceError
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.client.produce.producer import Producer
 from millrace.message.keys import vchannel_index
 
@@ -60,9 +60,9 @@ def main() -> None:
     """Insert until killed."""
     first, step = int(sys.argv[2]), int(sys.argv[3])
     os.nice(10)  # a driver that starts beside it gets what it needs of few cores
-    with Client.connect() as client, open(sys.argv[1], "a", encoding="ascii") as journal:
-        collection = client.collection("kills")
-        producer = client.producer()
+    with connect() as client, open(sys.argv[1], "a", encoding="ascii") as journal:
+        collection = client.definition("kills")
+        producer = client.new_producer()
         for call in range(1 << 30):
             ids = list(range(first, first + step))
             first += step
@@ -80,7 +80,7 @@ def main() -> None:
                 if not error.retriable and not isinstance(error, AppendUnresolved):
                     raise
                 producer.close()
-                producer = client.producer()
+                producer = client.new_producer()
                 continue
             note(journal, result, ids)
 

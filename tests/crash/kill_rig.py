@@ -26,7 +26,7 @@ from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
 from millrace.brokers.server import LocalServer
 from millrace.client.append_client import AppendClient
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.operations.verification import verify_channel, verify_collections
@@ -175,8 +175,8 @@ def wait_flushed(deployment: Deployment, ticks: dict[str, int], *, deadline: flo
         time.sleep(0.1)  # the poll interval of a wait with a deadline
 
 
-def check(settings: Settings, client: Client, noted: list[tuple[int, str, list[int]]], seed: int) -> None:
-    files = open_table(Path(rows_uri(settings, client.collection("kills").id))).file_uris()  # type: ignore[union-attr]
+def check(settings: Settings, client: Database, noted: list[tuple[int, str, list[int]]], seed: int) -> None:
+    files = open_table(Path(rows_uri(settings, client.definition("kills").id))).file_uris()  # type: ignore[union-attr]
     with duckdb.connect() as db:
         stored = db.execute(
             "select id, _vchannel, _time_tick, _write_tick from read_parquet(?, hive_partitioning=false)", [files]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millrace.base.errors import SpoolFull
-from millrace.client.client import Client
+from millrace.client.database import connect
 
 KEYS = 5
 
@@ -24,9 +24,9 @@ def main() -> None:
     """Insert one row a call until killed."""
     journal, spool, number = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     with (
-        Client.connect(start=False, now=False) as client,
+        connect(start=False, eager=False) as client,
         open(journal, "a", encoding="ascii") as written,
-        client.producer(spool=spool) as producer,
+        client.new_producer(spool=spool) as producer,
     ):
 
         def note(what: str) -> None:
@@ -39,7 +39,7 @@ def main() -> None:
             assert producer.spool.wait_empty(timeout=60), producer.spool.error
             note("drained")
             return
-        collection = client.collection("spooled")
+        collection = client.definition("spooled")
         while True:
             note("tried")
             try:

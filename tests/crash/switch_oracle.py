@@ -12,7 +12,7 @@ import pyarrow as pa
 from millrace.base.errors import AppendRejected, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message import builders
 from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
@@ -72,7 +72,7 @@ class KeyWriter:
 
     def _run(self) -> None:
         try:
-            with Client.connect(self.settings) as client:
+            with connect(settings=self.settings) as client:
                 while not self.stopping.is_set():
                     self._write(client, self.acknowledged)
                     self.acknowledged += 1
@@ -80,7 +80,7 @@ class KeyWriter:
         except BaseException as error:
             self.error = error
 
-    def _write(self, client: Client, sequence: int) -> None:
+    def _write(self, client: Database, sequence: int) -> None:
         pchannel, until = pchannel_of(self.vchannel), time.monotonic() + PATIENCE
         batch = pa.record_batch([pa.array([self.key]), pa.array([sequence])], schema=SCHEMA.arrow())
         message = builders.insert(
@@ -124,7 +124,7 @@ def stored_sequences(settings: Settings, pchannel: str, collection: CollectionIn
     return found
 
 
-def check(settings: Settings, client: Client, writers: list[KeyWriter]) -> None:
+def check(settings: Settings, client: Database, writers: list[KeyWriter]) -> None:
     """No loss, no double, order kept; and the log over all its generations gives what the WAL holds."""
     stored: dict[int, list[int]] = {}
     for pchannel in sorted({pchannel_of(writer.vchannel) for writer in writers}):

@@ -22,7 +22,7 @@ import pytest
 
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.client.produce.batch_appender import BatchLimits
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.definition import ingest_to_end
@@ -47,7 +47,7 @@ class Rig:
         self.next_number = 0
 
     def start_server(self) -> None:
-        Client.connect(self.settings).close()
+        connect(settings=self.settings).close()
 
     def kill_server(self) -> None:
         record = read_record(self.settings.log_path)
@@ -88,12 +88,12 @@ class Rig:
             assert time.monotonic() < end, "the producer did not come by its failpoint"
             time.sleep(0.01)  # the poll interval of a wait with a deadline
 
-    def found(self, client: Client) -> dict[int, list[int]]:
+    def found(self, client: Database) -> dict[int, list[int]]:
         """By key the numbers that are in the log, in its order."""
         found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
         until = max(client.append.tick(name) for name in client.log.names())
         ingest_to_end(self.settings, client.log)  # what the host's tail has let go is read from the table
-        with client.consumer("spooled", until_tick=until) as consumer:
+        with client.consumer("spooled", until=until) as consumer:
             for delivery in consumer:
                 for change in delivery.changes():
                     for key, number in zip(
@@ -113,7 +113,7 @@ class Rig:
         taken = {number for what, number in lines if what in ("judged", "spooled")}
         tried = {number for what, number in lines if what == "tried"}
         assert any(what == "spooled" for what, _ in lines), "nothing was ever spooled"
-        with Client.connect(self.settings) as client:
+        with connect(settings=self.settings) as client:
             found = self.found(client)
         everything = [number for numbers in found.values() for number in numbers]
         assert len(everything) == len(set(everything)), "a row is there twice"
@@ -127,13 +127,13 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     try:
-        with Client.connect(made.settings) as client:
+        with connect(settings=made.settings) as client:
             client.catalog.create_collection("spooled", SCHEMA, vchannels=2)
         yield made
     finally:
         if made.producer is not None and made.producer.running():
             made.producer.kill()
-        with Client.connect(made.settings) as client:
+        with connect(settings=made.settings) as client:
             client.append.service.shutdown()
 
 
@@ -197,13 +197,13 @@ def test_appends_in_flight_when_the_server_is_killed_take_effect_once_and_in_ord
             if record is not None and record.alive():
                 os.kill(record.pid, signal.SIGKILL)
 
-    with Client.connect(settings) as client:
-        collection = client.collection("spooled")
+    with connect(settings=settings) as client:
+        collection = client.definition("spooled")
         killer = threading.Thread(target=kill)
         killer.start()
         number = 0
         try:
-            with client.producer() as producer, producer.batch(limits=BatchLimits(deadline=90.0)) as batch:
+            with client.new_producer() as producer, producer.batch(limits=BatchLimits(deadline=90.0)) as batch:
                 futures = []
                 while killer.is_alive() or number < 500:
                     count = chance.choice([1, 1, 5, 5000])

@@ -26,8 +26,8 @@ from millrace.brokers.etcd import EtcdServer
 from millrace.brokers.mariadb import MariaDbServer
 from millrace.brokers.server import LocalServer
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
+from millrace.client.database import Database, connect
 from millrace.coord import control
 from millrace.coord.channels.record import CHANNEL_PREFIX
 from millrace.coord.consumer_positions import read_group_positions
@@ -62,9 +62,9 @@ WAIT = 90.0
 class Stream(threading.Thread):
     """Inserts rows until it is stopped; `count` were acknowledged, the ids below it."""
 
-    def __init__(self, client: Client, collection: CollectionInfo) -> None:
+    def __init__(self, client: Database, collection: CollectionInfo) -> None:
         super().__init__(name="stream", daemon=True)
-        self._producer = client.producer()
+        self._producer = client.new_producer()
         self._collection = collection
         self._ended = threading.Event()
         self.count = 0
@@ -100,7 +100,7 @@ class Stream(threading.Thread):
 @contextmanager
 def streaming(
     folder: Path, pchannels: int, **more: Any
-) -> Iterator[tuple[Settings, Client, CollectionInfo, LocalCluster, Stream]]:
+) -> Iterator[tuple[Settings, Database, CollectionInfo, LocalCluster, Stream]]:
     settings = Settings(
         data_dir=folder / "data",
         session_seconds=3.0,
@@ -112,7 +112,7 @@ def streaming(
         **more,
     )
     try:
-        with Client.connect(settings) as client, LocalCluster(settings) as cluster:
+        with connect(settings=settings) as client, LocalCluster(settings) as cluster:
             client.catalog.ensure_pchannels(pchannels)
             collection = client.catalog.create_collection("rows", SCHEMA, vchannels=pchannels)
             stream = Stream(client, collection)
@@ -132,7 +132,7 @@ def until(what: Callable[[], bool], cluster: LocalCluster) -> None:
         time.sleep(0.05)  # the poll interval of a wait with a deadline
 
 
-def wait_flushed(settings: Settings, client: Client, cluster: LocalCluster) -> None:
+def wait_flushed(settings: Settings, client: Database, cluster: LocalCluster) -> None:
     """Until the collection's table has all that was acknowledged before."""
     assert all(job.running() for job in cluster.jobs.values()), cluster.log_tails()
     ticks = {pchannel_of(name): tick for name, tick in client.catalog.flush("rows").items()}
@@ -145,7 +145,7 @@ def wait_flushed(settings: Settings, client: Client, cluster: LocalCluster) -> N
     until(flushed, cluster)
 
 
-def check(settings: Settings, client: Client, collection: CollectionInfo, count: int) -> None:
+def check(settings: Settings, client: Database, collection: CollectionInfo, count: int) -> None:
     table = open_table(rows_uri(settings, collection.id))
     assert table is not None
     with duckdb.connect() as db:
@@ -220,7 +220,7 @@ def on_pulsar() -> str:
 @contextmanager
 def appending_nodes(
     folder: Path, url: str, meta: str = ""
-) -> Iterator[tuple[Settings, Client, CollectionInfo, LocalCluster, Stream]]:
+) -> Iterator[tuple[Settings, Database, CollectionInfo, LocalCluster, Stream]]:
     """A stream of rows on a broker whose PChannels two nodes, n1 and n2, have come to have, with etcd as the meta store."""
     meta = meta or f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
     with streaming(folder, 4, log=url, meta_store=meta) as (settings, client, collection, cluster, stream):
@@ -264,7 +264,7 @@ def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(
         assert stream.failures == []
         check(settings, client, collection, stream.count)
         # With no node left the log's server appends by itself again.
-        client.producer().insert(collection, pa.table({"id": [-1], "word": ["afterwards"]}))
+        client.new_producer().insert(collection, pa.table({"id": [-1], "word": ["afterwards"]}))
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_nodes_that_append_are_suspended_drained_and_added(tmp_path: Path, log: 
 class Reader(threading.Thread):
     """A consumer of a group, which acknowledges what comes: `ids` were delivered."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Database) -> None:
         super().__init__(name="reader", daemon=True)
         self._client = client
         self._ended = threading.Event()
@@ -443,9 +443,9 @@ def test_backups_and_restores_beside_moves_are_whole(tmp_path: Path) -> None:
             there = replace(settings, data_dir=tmp_path / f"restored-{before}", node="")
             restore_backup(there, folder)
             try:
-                with Client.connect(there) as other:
+                with connect(settings=there) as other:
                     ingest_to_end(there, other.log)
-                    ids = other.read("rows").column("id").to_pylist()
+                    ids = other.collection("rows").read().column("id").to_pylist()
             finally:
                 end_server(there)
             assert len(set(ids)) == len(ids), "rows are doubled in the restored deployment"

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES
+from millrace.client.database import Database, connect
 from millrace.client.produce.rows import conform, split_rows
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
@@ -40,7 +40,7 @@ def kill_and_start(settings: Settings) -> None:
     record = read_record(settings.log_path)
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.append.service.ping()
 
 
@@ -49,7 +49,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, s
     """A deployment with half of the rows, and its server's address, at which it comes back."""
     monkeypatch.setenv("MILLRACE_SERVER_TOKEN", TOKEN)
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_port=free_port())
-    with Client.connect(settings) as local:
+    with connect(settings=settings) as local:
         local.catalog.ensure_pchannels(2)
         local.catalog.create_collection("users", SCHEMA, vchannels=2)
         for first in range(0, ROWS // 2, 250):
@@ -60,8 +60,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, s
     return settings, record.address
 
 
-def insert(client: Client, begin: int, end: int) -> None:
-    users, producer = client.collection("users"), client.producer()
+def insert(client: Database, begin: int, end: int) -> None:
+    users, producer = client.definition("users"), client.new_producer()
     for first in range(begin, end, 50):
         producer.insert(users, pa.table({"id": list(range(first, first + 50)), "body": ["x" * 3000] * 50}))
 
@@ -73,7 +73,7 @@ def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(served:
 
     def consume() -> None:
         """Two consumers of the group, one after the other; each closes in the midst of things."""
-        with Client.at(address, token=TOKEN, settings=settings) as remote:
+        with connect(address, token=TOKEN, settings=settings) as remote:
             for most in (ROWS // 3, ROWS):
                 with remote.consumer("users", group="mailer", filters=[CHANGES]) as consumer:
                     while len(seen) < most:
@@ -89,7 +89,7 @@ def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(served:
     for kill in range(KILLS):
         until(lambda kill=kill: len(seen) >= ROWS // 8 * kill or not consuming.is_alive(), "rows come")  # type: ignore[misc]
         kill_and_start(settings)
-    with Client.connect(settings) as local:
+    with connect(settings=settings) as local:
         insert(local, ROWS // 2, ROWS)
         consuming.join(60)
         assert enough.is_set(), f"{len(seen)} of {ROWS} rows came"
@@ -101,8 +101,8 @@ def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(served:
 
 def test_changes_elsewhere_come_once_though_the_server_is_killed(served: tuple[Settings, str]) -> None:
     settings, address = served
-    with Client.connect(settings) as local:
-        users = local.collection("users")
+    with connect(settings=settings) as local:
+        users = local.definition("users")
         folder = StagingFolder(settings, "load", users, slice_bytes=None)
         big = pa.table({"id": list(range(ROWS, ROWS + 40)), "body": ["x" * 500_000] * 40})
         for vchannel, partition_id, batch in split_rows(conform(big, users), users, None, None):
@@ -116,9 +116,9 @@ def test_changes_elsewhere_come_once_though_the_server_is_killed(served: tuple[S
     def follow() -> None:
         """Streams one after the other, each from the positions that were kept with what came."""
         positions: dict[str, list[int]] = {}
-        with Client.at(address, token=TOKEN, settings=settings) as remote:
+        with connect(address, token=TOKEN, settings=settings) as remote:
             while len(seen) < ROWS + 40:
-                with remote.changes("users", after=positions) as stream:
+                with remote.collection("users").changes(after=positions) as stream:
                     for _ in range(3):
                         batch = stream.poll(timeout=1.0)
                         seen.extend([] if batch is None else batch.rows["id"].to_pylist())
@@ -131,5 +131,5 @@ def test_changes_elsewhere_come_once_though_the_server_is_killed(served: tuple[S
         kill_and_start(settings)
     following.join(60)
     assert sorted(seen) == list(range(ROWS + 40)), "each once"
-    with Client.connect(settings) as local:
+    with connect(settings=settings) as local:
         local.append.service.shutdown()

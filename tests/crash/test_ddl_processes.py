@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.coord.append_port import SingleEntryAppender
 from millrace.coord.broadcast.task import TaskState
 from millrace.coord.catalog_store import CatalogStore
@@ -26,8 +26,8 @@ TURNS = 3
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    with Client.connect(Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")) as made:
+def client(tmp_path: Path) -> Iterator[Database]:
+    with connect(settings=Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")) as made:
         made.catalog.ensure_pchannels(2)
         made.catalog.create_collection("c", SCHEMA, vchannels=2)
         yield made
@@ -40,7 +40,7 @@ def start(settings: Settings, number: int, failpoint: str = "") -> subprocess.Po
     return subprocess.Popen(command, env=env)
 
 
-def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_chain_alike(client: Client) -> None:
+def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_chain_alike(client: Database) -> None:
     dying = ["ddl.planned@3", "ddl.kept@2", "ddl.sent@5", "ddl.acknowledged@4"]
     processes = [start(client.settings, number, point) for number, point in enumerate(["", "", *dying])]
     ended = [process.wait(timeout=120) for process in processes]
@@ -58,11 +58,11 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
         assert store.broadcasts.open_tasks() == []
 
 
-def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(client: Client, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(client: Database, tmp_path: Path) -> None:
     process = start(client.settings, 0, "ddl.sent")
     assert process.wait(timeout=60) == -signal.SIGKILL
     client.append.service.shutdown()
-    with Client.connect(client.settings) as again:
+    with connect(settings=client.settings) as again:
         again.append.service.ping()
         with CatalogStore(client.settings.data_dir / "coord" / "coord.db") as store:
             end = time.monotonic() + 60
@@ -74,7 +74,7 @@ def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(clien
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["ddl.kept", "ddl.sent", "ddl.acknowledged"])
-def test_what_a_killed_process_left_is_completed_by_the_server_that_runs(client: Client, point: str) -> None:
+def test_what_a_killed_process_left_is_completed_by_the_server_that_runs(client: Database, point: str) -> None:
     process = start(client.settings, 0, point)
     assert process.wait(timeout=60) == -signal.SIGKILL
     with CatalogStore(client.settings.data_dir / "coord" / "coord.db") as store:

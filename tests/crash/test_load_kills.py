@@ -107,10 +107,10 @@ def test_a_load_whose_producer_the_chain_forgot_goes_on_by_the_wal(tmp_path: Pat
 
         def forget(first: int) -> None:
             """Have the chain forget every producer but the one that appends now."""
-            catalog = db.client.catalog
+            catalog = db.catalog
             for each in catalog.pchannels():
                 catalog.open_term(each.name, config={"max_producers": 1})
-            with db.client.producer() as other:
+            with db.new_producer() as other:
                 other.insert(rows.definition, pa.table({"id": list(range(first, first + 20))}))
             for each in catalog.pchannels():
                 catalog.open_term(each.name, config={"max_producers": 1024})

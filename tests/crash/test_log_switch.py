@@ -20,7 +20,7 @@ import pytest
 
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.ids import LogId
 from millrace.node.range_loop.schedule import START
 from millrace.rpc.discovery import read_record
@@ -60,7 +60,7 @@ class Deployment:
         self.node_command = [str(ROOT / "tests/crash/commit_loop.py"), str(settings.data_dir)]
 
     def start(self) -> None:
-        with Client.connect(self.settings) as client:
+        with connect(settings=self.settings) as client:
             client.catalog.ensure_pchannels(2)
             collection = client.catalog.create_collection("keys", SCHEMA, vchannels=2)
         self.writers = [KeyWriter(self.settings, collection, collection.vchannels[n % 2], n) for n in range(4)]
@@ -111,7 +111,7 @@ class Deployment:
         )
         assert done.returncode == (-signal.SIGKILL if dies_at else 0), (to, dies_at, done.stdout, done.stderr)
 
-    def drain(self, client: Client) -> None:
+    def drain(self, client: Database) -> None:
         """Stop the writers and commit all that the log holds."""
         for writer in self.writers:
             writer.stop()
@@ -161,7 +161,7 @@ def run_switches(deployment: Deployment, folder: Path, failpoints: list[str]) ->
             deployment.kill_node()
         deployment.switch(to)
         deployment.progress()
-    with Client.connect(deployment.settings) as client:
+    with connect(settings=deployment.settings) as client:
         deployment.drain(client)
         ends = [client.log.open(name).describe().end.generation for name in client.log.names()]
         assert ends == [len(failpoints)] * 2
@@ -197,8 +197,8 @@ def test_a_running_deployment_goes_to_kafka_and_back_with_kills_and_nothing_is_l
         deployment.kill_node()
         deployment.switch(to)
         deployment.progress()
-        with Client.connect(deployment.settings) as client:
+        with connect(settings=deployment.settings) as client:
             assert {client.log.open(name).describe().end.generation for name in client.log.names()} == {number}
-    with Client.connect(deployment.settings) as client:
+    with connect(settings=deployment.settings) as client:
         deployment.drain(client)
         check(deployment.settings, client, deployment.writers)

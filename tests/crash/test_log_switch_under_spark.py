@@ -21,7 +21,7 @@ import duckdb
 import pytest
 
 from millrace.base.failpoint import VARIABLE
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.storage.table import open_table
 from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.wal.table import WalTable
@@ -44,7 +44,7 @@ class Switched:
         self.chance = chance
         self.settings = deployment.settings
         self.generation = 0
-        with Client.connect(self.settings) as client:
+        with connect(settings=self.settings) as client:
             client.catalog.ensure_pchannels(2)
             client.catalog.create_collection("kills", kill_rig.SCHEMA, vchannels=2)
             self.keys = client.catalog.create_collection("keys", switch_oracle.SCHEMA, vchannels=2)
@@ -77,7 +77,7 @@ class Switched:
         assert switching.returncode == 0, said + complained
         self.generation += 1
         print(f"\nswitch {self.generation}: {[(each['pchannel'], each['seconds']) for each in json.loads(said)]} s")
-        with Client.connect(self.settings) as client:
+        with connect(settings=self.settings) as client:
             generations = {client.log.open(name).describe().end.generation for name in client.log.names()}
         assert generations == {self.generation}
 
@@ -88,7 +88,7 @@ class Switched:
             producer.kill()
         for writer in self.writers:
             writer.stop()
-        with Client.connect(self.settings) as client:
+        with connect(settings=self.settings) as client:
             for name in ("kills", "keys"):
                 wait_flushed(self.deployment, client.catalog.flush(name))
             assert self.deployment.job is not None

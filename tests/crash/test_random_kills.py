@@ -14,14 +14,14 @@ import pytest
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
 from millrace.brokers.pulsar import PulsarBroker
-from millrace.client.client import Client
+from millrace.client.database import connect
 from tests.crash.kill_rig import PRODUCERS, SCHEMA, Deployment, check, deployed, wait_flushed, wait_for_progress
 
 
 def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
     chance = random.Random(seed)
     settings = deployment.settings
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(2)
         client.catalog.create_collection("kills", SCHEMA, vchannels=2)
     deployment.start_job()
@@ -34,7 +34,7 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
     wait_for_progress(deployment, deployment.acknowledged())
     for producer in deployment.producers:
         producer.kill()
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         ticks = client.catalog.flush("kills")
         wait_flushed(deployment, ticks)
         assert deployment.job is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.wal.reader import WalSnapshot
@@ -25,7 +25,7 @@ def test_upserts_among_inserts_are_there_once_whoever_is_killed(tmp_path: Path, 
     chance = random.Random(seed)
     with deployed(tmp_path) as deployment:
         settings = deployment.settings
-        with Client.connect(settings) as client:
+        with connect(settings=settings) as client:
             client.catalog.ensure_pchannels(2)
             client.catalog.create_collection("kills", SCHEMA, vchannels=2)
         deployment.start_producer()
@@ -37,7 +37,7 @@ def test_upserts_among_inserts_are_there_once_whoever_is_killed(tmp_path: Path, 
         wait_for_progress(deployment, deployment.acknowledged())
         for producer in deployment.producers:
             producer.kill()
-        with Client.connect(settings) as client:
+        with connect(settings=settings) as client:
             client.catalog.flush("kills")
             ingest_to_end(settings, client.log)
             flush_to_end(settings)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -106,12 +106,12 @@ def _result(run: Any, ti: Any) -> Any:
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator[Client]:
+def client(settings: Settings) -> Iterator[Database]:
     """A deployment with nine flushed rows, ids 0 to 8, in collection `c` on one PChannel."""
     schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
-    with Client.connect(settings) as made:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(1)
-        made.producer().insert(made.catalog.create_collection("c", schema), pa.table({"id": list(range(9))}))
+        made.new_producer().insert(made.catalog.create_collection("c", schema), pa.table({"id": list(range(9))}))
         ingest_to_end(settings, made.log)
         flush_to_end(settings)
         yield made

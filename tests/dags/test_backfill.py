@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.demo.flights import flights
 from millrace.demo.load import ensure_collection
 from millrace.node.flush.definition import flush_to_end
@@ -37,12 +37,12 @@ def test_the_form_asks_for_what_the_run_does_not_know(airflow: object) -> None:
 def of_flights(settings: Settings) -> Iterator[Settings]:
     """A deployment with the flights of the first days of the year."""
     settings = replace(settings, spark_memory="700m")
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(2)
         collection = ensure_collection(client)
         rows = flights()
         rows = rows.filter(pc.less(rows["time_hour"], START + timedelta(days=3)))
-        client.producer().insert(collection, rows, partition_by="origin")
+        client.new_producer().insert(collection, rows, partition_by="origin")
         ingest_to_end(settings, client.log)
         flush_to_end(settings)
         yield settings
@@ -84,8 +84,8 @@ def test_files_are_loaded_once(
     monkeypatch.setenv("MILLRACE_LOAD_ROOTS", str(tmp_path))
     rows = flights().slice(10_000, 4_000)
     pq.write_table(rows, tmp_path / "rows.parquet")
-    with Client.connect(of_flights) as client:
-        before = client.read("flights").num_rows
+    with connect(settings=of_flights) as client:
+        before = client.collection("flights").read().num_rows
     conf = {"collection": "flights", "files": [str(tmp_path / "*.parquet")], "partition_by": "origin"}
     conf["slice_bytes"] = 1 << 18
     dry = run_dag("load_files", {**conf, "dry_run": True})
@@ -95,9 +95,9 @@ def test_files_are_loaded_once(
         assert ran.state == "success"
         assert len(ran.results["load"]["loaded"]) > 1
         assert sum(each["rows"] for each in ran.results["load"]["loaded"]) == 4_000
-    with Client.connect(of_flights) as client:
+    with connect(settings=of_flights) as client:
         ingest_to_end(of_flights, client.log)
-        assert client.read("flights").num_rows == before + 4_000
+        assert client.collection("flights").read().num_rows == before + 4_000
 
 
 def _hours(settings: Settings) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.operations.backup.manifest import list_backups
 from millrace.operations.backup.restore import restore_backup
 from tests.dags.conftest import RunDag, load_dag
@@ -15,7 +15,7 @@ from tests.dags.conftest import RunDag, load_dag
 
 @pytest.mark.slow
 def test_a_person_looks_first_and_then_makes_a_backup_that_can_be_restored(
-    run_dag: RunDag, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_dag: RunDag, client: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLRACE_BACKUP_ROOTS", str(tmp_path))
     root = tmp_path / "backups"
@@ -28,8 +28,8 @@ def test_a_person_looks_first_and_then_makes_a_backup_that_can_be_restored(
     assert [manifest.id for _, manifest in list_backups(root)] == [done.results["backup"]["id"]]
     settings = replace(client.settings, data_dir=tmp_path / "restored")
     restore_backup(settings, root)
-    with Client.connect(settings) as restored:
-        assert sorted(restored.read("c")["id"].to_pylist()) == list(range(9))
+    with connect(settings=settings) as restored:
+        assert sorted(restored.collection("c").read()["id"].to_pylist()) == list(range(9))
         restored.append.service.shutdown()
 
 

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.message.ids import EARLIEST
 from tests.dags.conftest import RunDag
 
 
-def test_a_checkpoint_is_written_and_the_log_truncated(run_dag: RunDag, client: Client) -> None:
+def test_a_checkpoint_is_written_and_the_log_truncated(run_dag: RunDag, client: Database) -> None:
     ran = run_dag("checkpoint")
     assert ran.state == "success"
     report = ran.results["checkpoint"]
@@ -24,7 +24,7 @@ def test_a_checkpoint_is_written_and_the_log_truncated(run_dag: RunDag, client: 
 
 
 @pytest.mark.slow
-def test_a_replay_that_differs_fails_the_task_and_removes_nothing(run_dag: RunDag, client: Client) -> None:
+def test_a_replay_that_differs_fails_the_task_and_removes_nothing(run_dag: RunDag, client: Database) -> None:
     table = DeltaTable(str(Path(client.settings.wal_uri)))
     victim = next(uri for uri in table.file_uris() if "kind=message" in uri).removeprefix("file://")
     rows = pq.ParquetFile(victim).read()

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.tables.read.arrow import read_arrow
 from tests.dags.conftest import RunDag
 
 
-def test_a_sound_system_is_looked_at_and_left_alone(run_dag: RunDag, client: Client) -> None:
+def test_a_sound_system_is_looked_at_and_left_alone(run_dag: RunDag, client: Database) -> None:
     ran = run_dag("recovery")
     assert ran.state == "success"
     assert ran.results["diagnose"]["healthy"]
@@ -20,7 +20,7 @@ def test_a_sound_system_is_looked_at_and_left_alone(run_dag: RunDag, client: Cli
 
 
 @pytest.mark.slow
-def test_a_lost_file_is_rehearsed_repaired_and_proved_without_anybody(run_dag: RunDag, client: Client) -> None:
+def test_a_lost_file_is_rehearsed_repaired_and_proved_without_anybody(run_dag: RunDag, client: Database) -> None:
     settings = client.settings
     next(Path(settings.collections_uri(1)).rglob("part-*.parquet")).unlink()
     looked = run_dag("recovery", {"mode": "diagnose"})
@@ -33,7 +33,7 @@ def test_a_lost_file_is_rehearsed_repaired_and_proved_without_anybody(run_dag: R
 
 
 @pytest.mark.slow
-def test_only_a_person_lets_rows_go(run_dag: RunDag, client: Client) -> None:
+def test_only_a_person_lets_rows_go(run_dag: RunDag, client: Database) -> None:
     settings = client.settings
     DeltaTable(str(Path(settings.collections_uri(1)))).update(updates={"id": "id + 100"}, predicate="id = 3")
     ran = run_dag("recovery", {"allow_destructive": True})

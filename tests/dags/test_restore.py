@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.node.ingest.definition import ingest_to_end
 from tests.dags.conftest import RunDag, load_dag
 
 
 @pytest.mark.slow
-def test_a_new_collection_is_made_without_asking(run_dag: RunDag, client: Client) -> None:
+def test_a_new_collection_is_made_without_asking(run_dag: RunDag, client: Database) -> None:
     conf: dict[str, Any] = {"collection": "c", "into": "then"}
     dry = run_dag("restore", {**conf, "dry_run": True})
     assert (dry.results["check"]["rows"], dry.tasks["approve"], dry.tasks["restore"]) == (9, "skipped", "skipped")
     ran = run_dag("restore", conf)
     assert (ran.state, ran.tasks["approve"], ran.tasks["restore"]) == ("success", "skipped", "success")
     ingest_to_end(client.settings, client.log)
-    assert sorted(client.read("then")["id"].to_pylist()) == list(range(9))
+    assert sorted(client.collection("then").read()["id"].to_pylist()) == list(range(9))
 
 
 def test_a_person_decides_where_rows_are_replaced(airflow: object) -> None:

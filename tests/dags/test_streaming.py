@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.runtime.heartbeat import heartbeat_path
 from millrace.runtime.launch.folder import read_json
@@ -27,16 +27,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator[Client]:
-    with Client.connect(settings) as made:
+def client(settings: Settings) -> Iterator[Database]:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", SCHEMA)
         yield made
         made.append.service.shutdown()
 
 
-def insert(client: Client, numbers: range) -> None:
-    client.producer().insert(client.collection("c"), pa.table({"id": list(numbers)}))
+def insert(client: Database, numbers: range) -> None:
+    client.new_producer().insert(client.definition("c"), pa.table({"id": list(numbers)}))
 
 
 def beats(settings: Settings, status: RunStatus) -> bool:
@@ -56,7 +56,7 @@ def pause(paused: bool) -> None:
         model.is_paused = paused
 
 
-def test_the_dag_starts_adopts_heals_and_stops_the_job(run_dag: RunDag, client: Client, settings: Settings) -> None:
+def test_the_dag_starts_adopts_heals_and_stops_the_job(run_dag: RunDag, client: Database, settings: Settings) -> None:
     launcher = Launcher(settings)
     insert(client, range(100))
 
@@ -71,7 +71,7 @@ def test_the_dag_starts_adopts_heals_and_stops_the_job(run_dag: RunDag, client: 
     first = launcher.poll(RUN)
     assert first.active
     until(lambda: beats(settings, first), seconds=120)
-    assert client.read("c", deadline=60).num_rows == 100
+    assert client.collection("c").read(deadline=60).num_rows == 100
 
     # While a second run watches, the job is killed: it starts a new one, and no row is lost or doubled.
     def kill() -> None:
@@ -87,7 +87,7 @@ def test_the_dag_starts_adopts_heals_and_stops_the_job(run_dag: RunDag, client: 
     assert (second.active, second.attempt) == (True, 2)
     insert(client, range(100, 200))
     until(lambda: beats(settings, second), seconds=120)
-    assert sorted(client.read("c", deadline=60)["id"].to_pylist()) == list(range(200))
+    assert sorted(client.collection("c").read(deadline=60)["id"].to_pylist()) == list(range(200))
 
     # A run of the paused DAG stops it between two micro-batches.
     pause(True)

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
 
 
-def commit_what_the_logs_hold(client: Client, settings: Settings) -> None:
+def commit_what_the_logs_hold(client: Database, settings: Settings) -> None:
     """Commit everything that the logs hold now to the ``wal`` table."""
     ingest_to_end(settings, client.log)
 
@@ -24,7 +24,7 @@ def streaming(settings: Settings) -> Iterator[None]:
     ended = threading.Event()
 
     def work() -> None:
-        with Client.connect(settings) as client:
+        with connect(settings=settings) as client:
             while not ended.wait(0.05):
                 commit_what_the_logs_hold(client, settings)
 

@@ -15,7 +15,7 @@ import pytest
 import millrace
 from millrace.base.data_folder import KNOWN_ENTRIES
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.operations.backup import deployment_id
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
 from millrace.operations.quality.results import quality_path
@@ -63,12 +63,12 @@ def readme(settings: Settings) -> Iterator[dict[str, Any]]:
             names["printed"] = [run(python_blocks("README.md")[0].text, names) for _ in range(2)]
         yield names
     finally:
-        with Client.connect(settings) as client:
+        with connect(settings=settings) as client:
             client.append.service.shutdown()
 
 
 def caught_up(settings: Settings, *, flushed: bool) -> None:
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         commit_what_the_logs_hold(client, settings)
     if flushed:
         flush_what_is_committed(settings)

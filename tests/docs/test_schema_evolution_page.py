@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from millrace.client.database import Collection
+from millrace.client.collection import Collection
 from tests.docs.pages import python_blocks, table
 from tests.docs.test_examples import run
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.message.types import BEHAVIOUR, MessageType
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.calls import CATALOG_PREFIX, SERVER_CALLS, server_calls
@@ -22,7 +22,7 @@ STRANGER = Path(__file__).parent / "stranger.py"
 
 def test_a_client_that_knows_the_page_alone_writes_to_the_log_and_reads_it(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         try:
             client.catalog.ensure_pchannels(2)
             record = settings.log_path / "server.json"
@@ -32,7 +32,7 @@ def test_a_client_that_knows_the_page_alone_writes_to_the_log_and_reads_it(tmp_p
             assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout)
             ingest_to_end(settings, client.log)
-            rows = client.read("strangers").to_pylist()
+            rows = client.collection("strangers").read().to_pylist()
         finally:
             client.append.service.shutdown()
     assert found["foreign"] == [], "it knows nothing of Millrace"

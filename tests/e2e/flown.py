@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, ensure_collection
 from millrace.operations.backfill.derived import derived_uri
@@ -39,16 +39,18 @@ def days(count: int, *, first: int = 0) -> pa.Table:
 
 def fly(settings: Settings, rows: pa.Table) -> int:
     """Insert the flights in a few micro-batches, delete those to LAX, and flush; how many are visible then."""
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
-        producer = client.producer()
+        producer = client.new_producer()
         for start in range(0, len(rows), BATCH_ROWS):
             producer.insert(collection, rows.slice(start, BATCH_ROWS), partition_by="origin")
-            client.read(COLLECTION, deadline=120.0)  # it is in the WAL: the next rows are another micro-batch
+            client.collection(COLLECTION).read(
+                deadline=120.0
+            )  # it is in the WAL: the next rows are another micro-batch
         producer.delete(collection, rows.filter(pc.equal(rows["dest"], "LAX"))["id"].combine_chunks())
         client.catalog.flush(COLLECTION)
-        return client.read(COLLECTION, deadline=120.0).num_rows
+        return client.collection(COLLECTION).read(deadline=120.0).num_rows
 
 
 def visible(rows: pa.Table) -> pa.Table:
@@ -58,8 +60,8 @@ def visible(rows: pa.Table) -> pa.Table:
 
 def read(settings: Settings, collection: str = COLLECTION) -> pa.Table:
     """All visible rows now."""
-    with Client.connect(settings) as client:
-        return client.read(collection, deadline=120.0)
+    with connect(settings=settings) as client:
+        return client.collection(collection).read(deadline=120.0)
 
 
 def same_rows(found: pa.Table, wanted: pa.Table) -> bool:

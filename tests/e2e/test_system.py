@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.installation.airflow_api import AirflowApi
 from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.e2e.system import System, said
@@ -43,12 +43,12 @@ def status_of(url: str) -> int:
 
 def append(settings: Settings, ids: list[int]) -> list[int]:
     """Append rows with these ids; the ids that a read gives then."""
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         if "users" not in [each.name for each in client.catalog.collections()]:
             client.catalog.create_collection("users", CollectionSchema((FieldSpec("id", "int64", False),), "id"))
-        users = client.collection("users")
-        client.producer().insert(users, pa.table({"id": ids}))
-        return sorted(client.read("users", deadline=120.0)["id"].to_pylist())
+        users = client.definition("users")
+        client.new_producer().insert(users, pa.table({"id": ids}))
+        return sorted(client.collection("users").read(deadline=120.0)["id"].to_pylist())
 
 
 def idle(system: System, api: AirflowApi) -> dict[str, Any]:

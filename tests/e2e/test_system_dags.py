@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.message.ids import pchannel_of
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -202,10 +202,10 @@ def test_a_restore_makes_what_was_there_at_that_moment(system: System, airflow: 
 def test_a_collection_is_restored_in_place_once_a_person_says_so(
     system: System, airflow: Airflow, flown: pa.Table
 ) -> None:
-    with Client.connect(system.settings, start=False) as client:
-        flights = client.collection("flights")
+    with connect(settings=system.settings, start=False) as client:
+        flights = client.definition("flights")
         moment = max(client.append.tick(name) for name in {pchannel_of(each) for each in flights.vchannels})
-        client.producer().delete(flights, flown["id"].to_pylist()[:50])
+        client.new_producer().delete(flights, flown["id"].to_pylist()[:50])
     assert read(system.settings).num_rows == flown.num_rows - 50
     run_id = airflow.start("restore", {"collection": "flights", "in_place": True, "at": str(moment)})
     airflow.approve("restore", run_id)
@@ -220,10 +220,10 @@ def test_a_backup_of_the_running_system_is_restored_elsewhere_with_every_row(
     assert airflow.result(ran, "backup")["verified"]
     system.millrace("backup", "restore", str(tmp_path / "backups"), "--data", str(tmp_path / "again"))
     again = replace(system.settings, data_dir=tmp_path / "again", log_port=0)
-    with Client.connect(again) as client:
+    with connect(settings=again) as client:
         ingest_to_end(again, client.log)
         flush_to_end(again)
-        found = client.read("flights", deadline=120.0)
+        found = client.collection("flights").read(deadline=120.0)
         client.append.service.shutdown()
     assert same_rows(found, flown)
 

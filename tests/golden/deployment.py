@@ -30,8 +30,8 @@ import pyarrow as pa
 
 from millrace.base.errors import LogUnavailable
 from millrace.base.settings import Settings
-from millrace.client.client import Client
 from millrace.client.consume.positions import FilePositions
+from millrace.client.database import Database, connect
 from millrace.log.generations.service import open_deployment_log
 from millrace.log.protocol import LogService
 from millrace.log.rocksmq.service import RocksMQ
@@ -133,17 +133,17 @@ def serving(root: Path, data: str = "data") -> Iterator[Server]:
 
 
 @contextmanager
-def served(root: Path, data: str = "data") -> Iterator[Client]:
+def served(root: Path, data: str = "data") -> Iterator[Database]:
     """A client of the deployment in `root`, whose log's server runs in that folder meanwhile."""
     with serving(root, data) as server:
         yield server.client
 
 
-def _connected(settings: Settings, server: subprocess.Popen[bytes]) -> Client:
+def _connected(settings: Settings, server: subprocess.Popen[bytes]) -> Database:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return Client.connect(settings, start=False)
+            return connect(settings=settings, start=False)
         except LogUnavailable:
             if server.poll() is not None or time.monotonic() > until:
                 raise
@@ -186,7 +186,7 @@ def of_wal(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def of_catalog(client: Client) -> dict[str, Any]:
+def of_catalog(client: Database) -> dict[str, Any]:
     """Collections, dropped ones too, and terms."""
     return {
         "collections": [

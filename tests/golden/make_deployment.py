@@ -24,7 +24,7 @@ from pyarrow import parquet as pq
 import millrace
 from millrace.base.errors import AppendRejected, ChannelParked, LogUnavailable, MillraceError, TickTooOld
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.sender import SpoolSender
 from millrace.coord.switch_log import LogSwitch
@@ -119,7 +119,7 @@ class Maker:
 
     def note(self, name: str, collection: str) -> None:
         """Note what a read of a collection finds at a tick of now."""
-        found = self.client.collection(collection)
+        found = self.client.definition(collection)
         at = max(self.client.append.tick(each) for each in {pchannel_of(vchannel) for vchannel in found.vchannels})
         for each in {pchannel_of(vchannel) for vchannel in found.vchannels}:
             self.client.append.confirm(each, at)
@@ -152,7 +152,7 @@ def made(maker: Maker) -> None:
     coordinator.ensure_pchannels(2)
     people = coordinator.create_collection("people", PEOPLE, vchannels=2, partitions=("eu", "us"))
     gone = coordinator.create_collection("gone", NOTES, vchannels=2)
-    writer = client.producer(producer_id=WRITER)
+    writer = client.new_producer(producer_id=WRITER)
     writer.insert(people, people_rows(*range(1, 11)), partition="eu")
     writer.insert(people, people_rows(*range(11, 15), city="Lima"), partition="us")
     writer.insert(gone, pa.table({"id": [1, 2, 3], "note": ["a", None, "c"]}))
@@ -172,15 +172,15 @@ def made(maker: Maker) -> None:
     maker.up_to_date()
 
     coordinator.alter("people", [AddField(FieldSpec("age", "int32", True))])
-    people = client.collection("people")
+    people = client.definition("people")
     writer.insert(people, people_rows(61, 62, 63, age=pa.array([30, None, 50], pa.int32())), partition="us")
     coordinator.create_partition("people", "asia")
-    people = client.collection("people")
+    people = client.definition("people")
     writer.insert(people, people_rows(64, 65, city="Kobe", age=pa.array([1, 2], pa.int32())), partition="asia")
     maker.note("a field and a partition more", "people")
     coordinator.drop_partition("people", "asia")
     coordinator.drop_collection("gone")
-    people = client.collection("people")
+    people = client.definition("people")
     coordinator.flush("people")
     every_type(maker)
     maker.note("a partition less", "people")
@@ -251,11 +251,11 @@ def every_type(maker: Maker) -> None:
         "bytes": pa.array([b"", b"\x00\xff", None], pa.binary()),
         "numbers": pa.array([[1, None], [], None], pa.list_(pa.int32())),
     }
-    maker.client.producer().insert(every, pa.table(values))
+    maker.client.new_producer().insert(every, pa.table(values))
     maker.note("a value of each type", "every")
 
 
-def stamps(client: Client, collection: CollectionInfo, vchannel: str) -> dict[str, Any]:
+def stamps(client: Database, collection: CollectionInfo, vchannel: str) -> dict[str, Any]:
     return {
         "vchannel": vchannel,
         "collection_id": collection.id,
@@ -310,7 +310,7 @@ def opened(maker: Maker, people: CollectionInfo, vchannel: str, txn: int) -> Non
     maker.append(pchannel_of(vchannel), body)
 
 
-def consumed(client: Client) -> None:
+def consumed(client: Database) -> None:
     """A consumer group that is done with part of a collection, and one of the log's own."""
     with client.consumer("people", group=GROUP) as consumer:
         for _ in range(6):
@@ -344,9 +344,9 @@ class Unreachable:
         raise LogUnavailable("cut")
 
 
-def spooled(client: Client, folder: Path) -> None:
+def spooled(client: Database, folder: Path) -> None:
     """Rows that a producer keeps, of which nothing reached the log."""
-    people = client.collection("people")
+    people = client.definition("people")
     sender = SpoolSender(folder, retry_delay=60.0)
     way: Any = Unreachable()
     with Producer(way, client.catalog, client.settings, producer_id=WRITER + 1, spool=sender) as producer:

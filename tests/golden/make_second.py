@@ -22,7 +22,7 @@ from pyarrow import parquet as pq
 
 import millrace
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.nested_changes import resolve_paths
 from millrace.client.produce.rows import insert_message, split_rows
 from millrace.client.schemas import alter_changes, schema
@@ -72,10 +72,10 @@ LATEST = schema({"name": "string", "level": "int64"}, key="name", on_duplicate="
 EVENTS = schema({"what": "string"}, generated_key="event")
 
 
-def alter(client: Client, name: str, **wanted: Any) -> CollectionInfo:
-    made = resolve_paths(alter_changes(**wanted), lambda: client.collection(name).schema)
+def alter(client: Database, name: str, **wanted: Any) -> CollectionInfo:
+    made = resolve_paths(alter_changes(**wanted), lambda: client.definition(name).schema)
     client.catalog.alter(name, made)
-    return client.collection(name)
+    return client.definition(name)
 
 
 def order(key: int, qty: int = 2, price: str = "1.50", **more: Any) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def made(maker: Maker) -> None:
     client, catalog = maker.client, maker.client.catalog
     catalog.ensure_pchannels(2)
     orders = catalog.create_collection("orders", ORDERS, vchannels=2)
-    first = client.collection("orders")
-    customer, writer = client.producer(producer_id=CUSTOMER), client.producer(producer_id=CUSTOMER + 1)
+    first = client.definition("orders")
+    customer, writer = client.new_producer(producer_id=CUSTOMER), client.new_producer(producer_id=CUSTOMER + 1)
     customer.insert(orders, [order(key) for key in range(1, 9)])
     customer.upsert(orders, [order(2, 5, "0.10", note="five"), order(20, 1, "99.99")])
     forged(maker, orders, order(90, 0, "1.00", total=Decimal(0), note=None))  # breaks a check

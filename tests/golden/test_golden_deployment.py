@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import ChannelParked, TickTooOld
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.commands.verify import check_channels, check_collections
 from millrace.log.generations.service import open_deployment_log
 from millrace.message import builders
@@ -87,22 +87,22 @@ def restored(untouched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-def holds(client: Client) -> None:
+def holds(client: Database) -> None:
     """`millrace verify` finds nothing wrong, and nothing behind."""
     found = [*check_channels(client.settings, log=client.log), *check_collections(client.settings)]
     assert all(each["holds"] for each in found), found
     assert {each.get("state", "whole") for each in found} == {"whole"}
 
 
-def ids(client: Client) -> set[int]:
+def ids(client: Database) -> set[int]:
     """Keys of `people`. What has run out since (transactions, idle segments) is told by a tick first, in rows of its own."""
     for number in range(2):
         client.append.tick(f"dml_{number}")
     up_to_date(client)
-    return set(client.read("people")["id"].to_pylist())
+    return set(client.collection("people").read()["id"].to_pylist())
 
 
-def repeated(client: Client) -> AppendResult:
+def repeated(client: Database) -> AppendResult:
     """The first insert of a producer that there was, sent again."""
     people = client.catalog.collection("people")
     vchannel = people.vchannels[0]
@@ -119,7 +119,7 @@ def repeated(client: Client) -> AppendResult:
     return client.append.append(pchannel_of(vchannel), [encode_entry([message])], deadline=20.0).result()
 
 
-def up_to_date(client: Client) -> None:
+def up_to_date(client: Database) -> None:
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
 
@@ -168,8 +168,8 @@ def test_its_backup_verifies_and_restores_to_a_deployment_that_goes_on(untouched
     assert rows(settings, last["collection"], at=last["at"]) == last["rows"]
     with served(restored) as client:
         assert of_catalog(client) == FACTS["backup"]["catalog"]
-        people = client.collection("people")
-        client.producer(producer_id=WRITER).insert(
+        people = client.definition("people")
+        client.new_producer(producer_id=WRITER).insert(
             people, people_rows(1001, age=pa.nulls(1, pa.int32())), partition="eu"
         )
         up_to_date(client)
@@ -183,9 +183,9 @@ def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
     settings = settings_of(restored)
     with served(restored) as client:
         client.catalog.alter("people", [AddField(FieldSpec("email", "string", True))])
-        people = client.collection("people")
+        people = client.definition("people")
         more = {"age": pa.nulls(1, pa.int32()), "email": ["a@b"]}
-        client.producer(producer_id=WRITER).insert(people, people_rows(1001, **more), partition="eu")
+        client.new_producer(producer_id=WRITER).insert(people, people_rows(1001, **more), partition="eu")
         driver = [sys.executable, str(ROOT / "jobs" / "streaming_node.py"), "--available-now", "--with-flusher"]
         environment = {**os.environ, **settings.environment(), "PYTHONPATH": str(ROOT / "include")}
         subprocess.run(driver, env=environment, check=True, timeout=300, cwd=restored)
@@ -199,7 +199,7 @@ def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
 def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
     known = {row["id"] for row in READS[-1]["rows"]}
     with served(root) as client:
-        spooled = client.producer(producer_id=WRITER + 1, spool=root / "spool")
+        spooled = client.new_producer(producer_id=WRITER + 1, spool=root / "spool")
         assert spooled.spool is not None
         assert spooled.spool.wait_empty(timeout=PATIENCE)
         assert spooled.spool.error is None
@@ -209,14 +209,14 @@ def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
         holds(client)
         assert repeated(client).duplicate, "the chain knows what it has accepted before"
 
-        people = client.collection("people")
-        writer = client.producer(producer_id=WRITER)
+        people = client.definition("people")
+        writer = client.new_producer(producer_id=WRITER)
         writer.insert(people, people_rows(1001, 1002, age=pa.array([1, 2], pa.int32())), partition="eu")
         writer.delete(people, [1, 306, 601])
         client.catalog.alter("people", [AddField(FieldSpec("email", "string", True))])
         client.catalog.create_partition("people", "africa")
         client.catalog.create_collection("later", people.schemas[0], vchannels=2)
-        people = client.collection("people")
+        people = client.definition("people")
         (key,) = keys_of(people, 0, (1100, 1200))[:1]
         with writer.transaction(people) as txn:
             txn.insert(people_rows(key, age=pa.nulls(1, pa.int32()), email=["a@b"]), partition="africa")
@@ -227,7 +227,7 @@ def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
         assert {1002, 1001, key} <= found <= (kept | {1002, 1001, key}) - {1, 306}
         assert checkpoint(client.settings, client.log, CheckpointParams(), Progress()).ok
         holds(client)
-        with client.consumer("people", group=GROUP, until_tick=txn.commit_tick) as consumer:
+        with client.consumer("people", group=GROUP, until=txn.commit_tick) as consumer:
             for delivery in consumer:
                 consumer.acknowledge(delivery)
         assert min(of_positions(client.settings)[GROUP].values()) >= (txn.commit_tick or 0)

@@ -51,9 +51,9 @@ def test_everything_goes_on_by_the_rules_that_it_had(tmp_path: Path) -> None:
         assert of_catalog(client) == KNOWN["catalog"]
         for number in range(2):
             client.append.tick(f"dml_{number}")
-        first = client.collection("orders")
+        first = client.definition("orders")
         older = replace(first, schemas=first.schemas[:1])
-        customer, writer = client.producer(producer_id=CUSTOMER), client.producer()
+        customer, writer = client.new_producer(producer_id=CUSTOMER), client.new_producer()
         customer.insert(older, [order(100, 3, "2.00")])
         alter(client, "orders", add_check={"few": "pieces < 1000"})
         with pytest.raises(AppendRejected, match=r"CHECK_VIOLATED.*'few'"):  # which the first schema's rules allow
@@ -66,7 +66,7 @@ def test_everything_goes_on_by_the_rules_that_it_had(tmp_path: Path) -> None:
         writer.upsert("trades", [trade("a", 2, "1.5")])
         ingest_to_end(client.settings, client.log)
         flush_to_end(client.settings)
-        found = {row["id"]: row for row in client.read("orders").to_pylist()}
+        found = {row["id"]: row for row in client.collection("orders").read().to_pylist()}
         assert {95, 96} <= set(found), "what was in the log alone"
         assert [found[100][name] for name in ("tax", "total", "region", "due")] == [
             Decimal("1.50"),
@@ -75,7 +75,7 @@ def test_everything_goes_on_by_the_rules_that_it_had(tmp_path: Path) -> None:
             None,
         ]
         assert (found[101]["due"], found[101]["seen"] is not None) == (Decimal("901.00"), True)
-        assert Decimal("1.5") in client.read("trades")["price"].to_pylist()
+        assert Decimal("1.5") in client.collection("trades").read()["price"].to_pylist()
         assert checkpoint(client.settings, client.log, CheckpointParams(), Progress()).ok
         assert all(each["holds"] for each in check_channels(client.settings, log=client.log))
         assert all(each["holds"] for each in check_collections(client.settings))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message.schema import CollectionSchema, FieldSpec
 
@@ -20,11 +20,11 @@ SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("body", "b
 def filled(tmp_path: Path) -> Settings:
     """A deployment with 20 rows of 200 KB in collection `c` on `dml_0`, in its log alone, whose server has ended."""
     made = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
-    with Client.connect(made) as client:
+    with connect(settings=made) as client:
         client.catalog.ensure_pchannels(1)
         client.catalog.create_collection("c", SCHEMA)
         for key in range(20):
-            client.producer().insert(client.collection("c"), pa.table({"id": [key], "body": [b"x" * 200_000]}))
+            client.new_producer().insert(client.definition("c"), pa.table({"id": [key], "body": [b"x" * 200_000]}))
         client.append.service.shutdown()
     return made
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
@@ -29,7 +29,7 @@ class World:
     """The deployment, its client, and what was written."""
 
     settings: Settings
-    client: Client
+    client: Database
     users: CollectionInfo
 
     def rows(self, start: int, stop: int, *, name: str = "n") -> Any:
@@ -58,11 +58,11 @@ class World:
 
 def make_world(settings: Settings) -> World:
     """Users with two VChannels: 200 rows, 20 of them deleted; three transactions; rejections with hostile text."""
-    client = Client.connect(settings)
+    client = connect(settings=settings)
     client.catalog.ensure_pchannels(2)
     client.catalog.create_collection("users", SCHEMA, vchannels=2, partitions=["_default"])
-    world = World(settings, client, client.collection("users"))
-    producer = client.producer()
+    world = World(settings, client, client.definition("users"))
+    producer = client.new_producer()
     producer.insert(world.users, world.rows(0, 100))
     producer.insert(world.users, pa.table({"id": [500], "name": [HOSTILE], "at": [None]}))
     world.settle()

@@ -120,7 +120,7 @@ def test_the_rate_now_is_of_the_last_seconds(settings: Settings) -> None:
 def test_both_queries_leave_samples_that_the_charts_show(settings: Settings) -> None:
     world = make_world(settings)
     try:
-        world.client.producer().insert(world.users, world.rows(7000, 7100))
+        world.client.new_producer().insert(world.users, world.rows(7000, 7100))
         for definition in (IngestLoop(settings), FlushLoop(settings)):
             with closing(Host(definition)) as host:
                 assert host.step()

@@ -110,7 +110,7 @@ def test_a_sample_is_what_a_read_gives(world: World, observer: Observer) -> None
 
 
 def test_a_sample_reads_past_the_flusher_too(world: World) -> None:
-    producer = world.client.producer()
+    producer = world.client.new_producer()
     producer.insert(world.users, world.rows(5000, 5010, name="tail"))
     producer.delete(world.users, [5000])
     for pchannel in ("dml_0", "dml_1"):
@@ -178,9 +178,9 @@ def _sample(text: bytes, name: str, **labels: str) -> float | None:
 def test_one_endpoint_has_the_log_servers_the_jobs_and_the_read_models_metrics(world: World) -> None:
     settings = world.settings
     job = Metrics()
-    read = world.client.read("users", metrics=job)
+    read = world.client.collection("users").read(metrics=job)
     assert read.num_rows
-    world.client.producer().insert(world.users, world.rows(7_000, 7_005))
+    world.client.new_producer().insert(world.users, world.rows(7_000, 7_005))
     ingest_to_end(settings, world.client.log, metrics=job)
     flusher_run.flush_to_end(settings, metrics=job)
     _reporter = ProcessRegistration(settings.run_path)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -72,7 +72,7 @@ class Rig:
     """A running deployment; the jobs' work is done in process."""
 
     settings: Settings
-    client: Client
+    client: Database
     collection: CollectionInfo
     spark: SparkSession
 
@@ -89,10 +89,10 @@ class Rig:
                 "amount": [dice.randrange(100) for _ in ids],
             }
         )
-        self.client.producer().insert(self.collection, rows)
+        self.client.new_producer().insert(self.collection, rows)
 
     def delete(self, ids: list[int]) -> None:
-        self.client.producer().delete(self.collection, ids)
+        self.client.new_producer().delete(self.collection, ids)
 
     def catch_up(self) -> None:
         """Have the streaming node, and then the flusher, come as far as the log is."""
@@ -127,7 +127,7 @@ def running(folder: Path, spark: SparkSession) -> Iterator[Rig]:
     settings = Settings(
         data_dir=folder, spark_cores=2, read_deadline=5.0, derived_modules="tests.operations.backfill_rig"
     )
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(2)
         collection = client.catalog.create_collection("trips", SCHEMA, vchannels=2)
         client.catalog.create_collection("void", SCHEMA)

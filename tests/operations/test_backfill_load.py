@@ -17,7 +17,7 @@ from millrace.base.errors import AppendRejected, CollectionNotFound, InvalidArgu
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.wire.encode import encode_entry
@@ -39,16 +39,16 @@ SMALL = 1 << 16
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     settings = Settings(data_dir=tmp_path_factory.mktemp("load") / "data", append_retry_delay=0.0, append_attempts=1)
-    with Client.connect(settings) as connected:
+    with connect(settings=settings) as connected:
         connected.catalog.ensure_pchannels(2)
         yield connected
         connected.append.service.shutdown()
 
 
 @pytest.fixture
-def things(client: Client) -> CollectionInfo:
+def things(client: Database) -> CollectionInfo:
     """A collection of the test's own."""
     name = f"things_{len(client.catalog.collections())}"
     return client.catalog.create_collection(name, SCHEMA, vchannels=2, partitions=("north", "south"))
@@ -60,20 +60,20 @@ def table(first: int, count: int) -> pa.Table:
     return pa.table({"id": ids, "place": places, "note": ["x" * 100 if number % 2 else None for number in ids]})
 
 
-def load(client: Client, things: CollectionInfo, *files: Path, **more: Any) -> LoadReport:
+def load(client: Database, things: CollectionInfo, *files: Path, **more: Any) -> LoadReport:
     given = {"collection": things.name, "files": [str(file) for file in files], "partition_by": "place", **more}
     return run(client.settings, LoadParams.parse(given), Progress())
 
 
-def ids(client: Client, things: CollectionInfo) -> list[int]:
+def ids(client: Database, things: CollectionInfo) -> list[int]:
     """What a reader sees now."""
     ingest_to_end(client.settings, client.log)
-    found: list[int] = client.read(things.name)["id"].to_pylist()
+    found: list[int] = client.collection(things.name).read()["id"].to_pylist()
     return sorted(found)
 
 
 def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
-    client: Client, things: CollectionInfo, tmp_path: Path
+    client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 50), tmp_path / "a.parquet")
     csv.write_csv(table(50, 50), tmp_path / "b.csv")
@@ -93,7 +93,7 @@ def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
 
 @pytest.mark.parametrize("when", ["before", "behind", "noted", "appended"])
 def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
-    client: Client, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    client: Database, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
     whole, left = AppendClient.append, [0]
@@ -130,7 +130,7 @@ def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
 
 
 def test_a_slice_is_visible_as_a_whole_and_its_files_are_of_one_partition_each(
-    client: Client, things: CollectionInfo, tmp_path: Path
+    client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL)
@@ -147,17 +147,17 @@ def test_a_slice_is_visible_as_a_whole_and_its_files_are_of_one_partition_each(
         assert len({file["partition_id"] for file in each.files}) == len(each.files)
 
 
-def forget(client: Client, things: CollectionInfo, *, key: int) -> None:
+def forget(client: Database, things: CollectionInfo, *, key: int) -> None:
     """Have the chain forget every producer but the one that appends now."""
     for pchannel in client.catalog.pchannels():
         client.catalog.open_term(pchannel.name, config={"max_producers": 1})
-    client.producer().insert(things, table(key, 100), partition_by="place")
+    client.new_producer().insert(things, table(key, 100), partition_by="place")
     for pchannel in client.catalog.pchannels():
         client.catalog.open_term(pchannel.name, config={"max_producers": 1024})
 
 
 def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
-    client: Client, things: CollectionInfo, tmp_path: Path
+    client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet")
@@ -171,7 +171,7 @@ def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
 
 
 def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
-    client: Client, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Database, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
     whole = AppendClient.append
@@ -193,7 +193,7 @@ def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
 
 
 def test_what_was_staged_is_checked_again_before_it_is_named(
-    client: Client, things: CollectionInfo, tmp_path: Path
+    client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     params = LoadParams.parse(
@@ -214,7 +214,7 @@ def test_what_was_staged_is_checked_again_before_it_is_named(
 
 
 def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
-    client: Client, things: CollectionInfo, tmp_path: Path
+    client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 100), tmp_path / "rows.parquet")
     channels = [each.name for each in client.catalog.pchannels()]
@@ -248,7 +248,7 @@ def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
     ],
 )
 def test_a_file_that_does_not_fit_is_a_typed_error_and_nothing_is_appended_or_kept(
-    client: Client,
+    client: Database,
     things: CollectionInfo,
     tmp_path: Path,
     text: str,
@@ -266,7 +266,7 @@ def test_a_file_that_does_not_fit_is_a_typed_error_and_nothing_is_appended_or_ke
     assert set((client.settings.data_dir / "staged").glob("*")) == before
 
 
-def test_a_dry_run_checks_every_row_and_keeps_nothing(client: Client, things: CollectionInfo, tmp_path: Path) -> None:
+def test_a_dry_run_checks_every_row_and_keeps_nothing(client: Database, things: CollectionInfo, tmp_path: Path) -> None:
     pq.write_table(table(0, 30), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet", dry_run=True)
     assert (report.rows, report.loaded) == (30, [])
@@ -275,7 +275,7 @@ def test_a_dry_run_checks_every_row_and_keeps_nothing(client: Client, things: Co
 
 
 def test_a_load_sweeps_what_killed_ones_left_and_nothing_that_is_staged(
-    client: Client, things: CollectionInfo, tmp_path: Path
+    client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
     pq.write_table(table(0, 30), tmp_path / "rows.parquet")
     before = load(client, things, tmp_path / "rows.parquet")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.demo.flights_hourly import TABLES
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -138,7 +138,7 @@ def test_the_plan_of_event_time_needs_no_session_and_its_runs_hold_its_slices(
     monkeypatch.setattr("millrace.operations.entry.spark_session", session)
     modules = "tests.operations.backfill_rig"
     settings = Settings(data_dir=tmp_path / "data", derived_modules=modules, operations_at_once=2)
-    with Client.connect(settings) as client, ExitStack() as stack:
+    with connect(settings=settings) as client, ExitStack() as stack:
         stack.callback(client.append.service.shutdown)
         client.catalog.ensure_pchannels(1)
         client.catalog.create_collection("trips", TRIPS, vchannels=1)

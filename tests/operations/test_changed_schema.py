@@ -70,7 +70,7 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     with pytest.raises(TickTooOld):
         made.read(at=first)
     assert all(each.ok for each in verify_collections(here).values())
-    proved = checkpoint(here, db.client.log, CheckpointParams(), progress)
+    proved = checkpoint(here, db.log, CheckpointParams(), progress)
     assert proved.ok, proved
     assert proved.trimmed, "each PChannel has a base"
     assert all(each.ok for each in verify_collections(here).values())

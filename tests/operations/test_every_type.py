@@ -81,7 +81,7 @@ def test_operations_keep_every_type_as_it_was_written(db: Deployment, tmp_path: 
     files = LoadParams(collection="every", files=[str(tmp_path / "more.parquet")])
     assert load_files(here, files, Progress()).rows == 6
     db.settle()
-    then = db.client.current_tick(made.definition.pchannels)
+    then = db.current_tick(made.definition.pchannels)
     assert by_lot(made.read(at=then)).equals(rows(*range(12)))
 
     made.delete(rows(4, 5, 6).select(list(KEY)))
@@ -103,8 +103,8 @@ def test_operations_keep_every_type_as_it_was_written(db: Deployment, tmp_path: 
     compact(here, CompactionParams(fold="always", min_files=2), history=MAX_TICK)
     assert by_lot(made.read()).equals(wanted)
     assert all(each.ok for each in verify_collections(here).values())
-    taken = backup(here, db.client.log, BackupParams(to=str(tmp_path / "backups")), Progress())
-    proved = checkpoint(here, db.client.log, CheckpointParams(), Progress())
+    taken = backup(here, db.log, BackupParams(to=str(tmp_path / "backups")), Progress())
+    proved = checkpoint(here, db.log, CheckpointParams(), Progress())
     assert proved.ok, proved
     assert proved.trimmed, "each PChannel has a base"
     assert by_lot(made.read()).equals(wanted)
@@ -112,7 +112,7 @@ def test_operations_keep_every_type_as_it_was_written(db: Deployment, tmp_path: 
 
     restore(
         db.settings,
-        RestoreParams(collection="again", in_place=True, at=str(db.client.current_tick(made.definition.pchannels))),
+        RestoreParams(collection="again", in_place=True, at=str(db.current_tick(made.definition.pchannels))),
         Progress(),
     )
     db.settle()

@@ -24,7 +24,7 @@ from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.sqlite_file import catalog_path, read_collections
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.commands.parts.command_line import EXIT_VERIFICATION_FAILED
 from millrace.coord.catalog_store import CatalogStore
 from millrace.message import builders
@@ -61,14 +61,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection of 60 rows in three flushes, ten of them deleted; one row more in the WAL alone."""
     folder = tmp_path_factory.mktemp("made")
     settings = settings_in(folder)
-    with Client.connect(settings) as made:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", SCHEMA)
         for first in (0, 20, 40):
             insert(made, range(first, first + 20))
             ingest_to_end(settings, made.log)
             flush_to_end(settings)
-        made.producer().delete(made.collection("c"), pa.array(range(10)))
+        made.new_producer().delete(made.definition("c"), pa.array(range(10)))
         ingest_to_end(settings, made.log)
         flush_to_end(settings)
         insert(made, [60])
@@ -78,10 +78,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def client(made: Path, tmp_path: Path) -> Iterator[Client]:
+def client(made: Path, tmp_path: Path) -> Iterator[Database]:
     """A copy of what was made, of the test's own."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    with Client.connect(settings_in(tmp_path)) as client:
+    with connect(settings=settings_in(tmp_path)) as client:
         yield client
         client.append.service.shutdown()
 
@@ -90,17 +90,17 @@ def settings_in(folder: Path) -> Settings:
     return Settings(data_dir=folder / "data", cache_dir=folder / "cache", log_file_bytes=1 << 20)
 
 
-def insert(client: Client, keys: range | list[int]) -> None:
+def insert(client: Database, keys: range | list[int]) -> None:
     names = [f"n{key}" for key in keys]
-    client.producer().insert(client.collection("c"), pa.table({"id": list(keys), "name": names}))
+    client.new_producer().insert(client.definition("c"), pa.table({"id": list(keys), "name": names}))
 
 
-def recover(client: Client, mode: str, **more: object) -> RecoveryReport:
+def recover(client: Database, mode: str, **more: object) -> RecoveryReport:
     return run(client.settings, RecoveryParams.parse({"mode": mode, **more}), Progress())
 
 
-def keys(client: Client) -> list[int]:
-    return sorted(read_arrow(client.settings, client.collection("c").id)["id"].to_pylist())
+def keys(client: Database) -> list[int]:
+    return sorted(read_arrow(client.settings, client.definition("c").id)["id"].to_pylist())
 
 
 def live(path: Path, part: str = "") -> list[Path]:
@@ -111,7 +111,7 @@ def found(report: RecoveryReport) -> list[str]:
     return [each.kind for each in report.findings]
 
 
-def test_a_sound_deployment_has_no_findings_at_any_depth(client: Client) -> None:
+def test_a_sound_deployment_has_no_findings_at_any_depth(client: Database) -> None:
     before = sorted(client.settings.data_dir.rglob("*.parquet"))
     for depth in ("quick", "full"):
         for mode in ("diagnose", "rehearse", "repair"):
@@ -148,7 +148,7 @@ def alter(path: Path) -> None:
     assert path.stat().st_size != size
 
 
-Harm = Callable[[Client], None]
+Harm = Callable[[Database], None]
 
 
 def harm_wal(part: str, act: Callable[[Path], None]) -> Harm:
@@ -180,7 +180,7 @@ QUICK = ("a WAL file is gone", "the state row is gone", "a row file is cut", "th
 @pytest.mark.parametrize(
     "fault", [fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS]
 )
-def test_a_fault_is_found_rehearsed_repaired_and_every_row_is_there_once(client: Client, fault: str) -> None:
+def test_a_fault_is_found_rehearsed_repaired_and_every_row_is_there_once(client: Database, fault: str) -> None:
     harm, kind = FAULTS[fault]
     expected = keys(client)
     assert expected == list(range(10, 61))
@@ -195,14 +195,14 @@ def test_a_fault_is_found_rehearsed_repaired_and_every_row_is_there_once(client:
     assert (found(repaired), repaired.healthy, repaired.remaining) == ([kind], True, ()), repaired.repairs
     assert keys(client) == expected
     insert(client, [100])
-    client.producer().delete(client.collection("c"), pa.array([11]))
+    client.new_producer().delete(client.definition("c"), pa.array([11]))
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
     assert keys(client) == [key for key in expected if key != 11] + [100], "the flow goes on behind the repair"
     assert recover(client, "diagnose").healthy
 
 
-def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: Client) -> None:
+def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: Database) -> None:
     path = Path(client.settings.collections_uri(1))
     DeltaTable(str(path)).delete("id = 33")
     assert found(recover(client, "diagnose")) == ["collection_differs"]
@@ -211,7 +211,7 @@ def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: 
     assert keys(client) == list(range(10, 61))
 
 
-def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Client) -> None:
+def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Database) -> None:
     path = Path(client.settings.collections_uri(1))
     table = DeltaTable(str(path))
     [first, *_] = table.to_pyarrow_table().slice(0, 1).to_pylist()
@@ -225,7 +225,7 @@ def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Client) -> 
     assert keys(client) == list(range(10, 61))
 
 
-def test_a_row_that_another_writer_changed_goes_only_with_a_persons_word(client: Client) -> None:
+def test_a_row_that_another_writer_changed_goes_only_with_a_persons_word(client: Database) -> None:
     DeltaTable(str(Path(client.settings.collections_uri(1)))).update(updates={"name": "'other'"}, predicate="id = 33")
     refused = recover(client, "repair")
     assert (found(refused), refused.needs_approval) == (["collection_differs"], True)
@@ -235,7 +235,7 @@ def test_a_row_that_another_writer_changed_goes_only_with_a_persons_word(client:
     assert rows["name"].to_pylist() == ["n33"]
 
 
-def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(client: Client) -> None:
+def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(client: Database) -> None:
     parked = Parked(P, "DISK", "no space", LogId(0, 0), "2026-01-01T00:00:00+00:00")
     park(client.settings.parked_path, parked)
     insert(client, [61])
@@ -245,7 +245,7 @@ def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(clie
     assert keys(client) == list(range(10, 62))
 
 
-def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: Client) -> None:
+def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: Database) -> None:
     silent(client)
     assert recover(client, "diagnose").healthy, "nothing waits: a job that rests is no fault"
     insert(client, [61])
@@ -258,7 +258,7 @@ def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: 
     assert keys(client) == list(range(10, 62))
 
 
-def test_a_job_that_rests_is_no_fault_where_time_ticks_alone_or_fresh_rows_wait(client: Client) -> None:
+def test_a_job_that_rests_is_no_fault_where_time_ticks_alone_or_fresh_rows_wait(client: Database) -> None:
     flush_to_end(client.settings)
     silent(client)
     for _ in range(3):
@@ -268,7 +268,7 @@ def test_a_job_that_rests_is_no_fault_where_time_ticks_alone_or_fresh_rows_wait(
     assert recover(client, "diagnose").healthy, "a row that came just now is being taken by the job that rested"
 
 
-def silent(client: Client) -> None:
+def silent(client: Database) -> None:
     """A streaming job of an earlier life that has said nothing for years."""
     path = client.settings.progress_path("streaming-node")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -276,9 +276,9 @@ def silent(client: Client) -> None:
     os.utime(path, (0, 0))
 
 
-def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.operations.recovery.diagnose._TXN_GRACE_MS", 0)
-    collection = client.collection("c")
+    collection = client.definition("c")
     state = WalTable.open(Path(client.settings.wal_uri)).position(P).state
     assert state is not None
     [vchannel] = [name for name in collection.vchannels if name in state.vchannels][:1]
@@ -292,7 +292,7 @@ def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Client, monkeyp
     assert (found(report), report.healthy) == (["txn_stuck"], True)
 
 
-def more_collections(client: Client) -> list[CollectionInfo]:
+def more_collections(client: Database) -> list[CollectionInfo]:
     """DDL of every kind on two PChannels, some of it behind the checkpoint; the catalog as it was then, dropped collections included."""
     settings, catalog = client.settings, client.catalog
     catalog.ensure_pchannels(2)
@@ -315,7 +315,7 @@ def more_collections(client: Client) -> list[CollectionInfo]:
     [pytest.param("runs", marks=pytest.mark.slow), pytest.param("stopped", marks=pytest.mark.slow), "started since"],
 )
 def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
-    client: Client, monkeypatch: pytest.MonkeyPatch, server: str
+    client: Database, monkeypatch: pytest.MonkeyPatch, server: str
 ) -> None:
     settings = client.settings
     before = more_collections(client)
@@ -328,7 +328,7 @@ def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
     cli = Deployment(settings)
     if server == "started since":
         with pytest.raises(CollectionNotFound):
-            client.collection("c")
+            client.definition("c")
     said = json.loads(cli.run("verify", "--json").stdout)
     assert not said["holds"]
     assert {each["collection"] for each in said["catalog"]} >= {"c", "d", "made-again"}
@@ -355,7 +355,7 @@ def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
 
 
 def test_a_catalog_is_not_made_from_a_chain_that_the_wal_contradicts(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in (client.settings.data_dir / "coord").glob("coord.db*"):
         path.unlink()
@@ -366,8 +366,8 @@ def test_a_catalog_is_not_made_from_a_chain_that_the_wal_contradicts(
     assert not read_collections(client.settings.data_dir)
 
 
-def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(client: Client) -> None:
-    settings, collection = client.settings, client.collection("c")
+def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(client: Database) -> None:
+    settings, collection = client.settings, client.definition("c")
     rows = pa.table({"id": [100, 101], "name": ["a", "b"]}, schema=SCHEMA.arrow())
     file = stage(settings.staged_path, "load/0.parquet", rows, partition=collection.partitions["_default"])
     loaded = builders.import_files(
@@ -391,9 +391,9 @@ def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(cli
     assert keys(client) == [*range(10, 61), 100, 101]
 
 
-def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_do(client: Client) -> None:
+def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_do(client: Database) -> None:
     for start in range(1000, 1020):  # enough for the log to give up whole files
-        client.producer().insert(client.collection("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
+        client.new_producer().insert(client.definition("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
     assert any(each.freed_bytes for each in truncate_log(client.settings, client.log))
@@ -404,10 +404,10 @@ def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_
     assert found(report) == ["wal_file_damaged"]
 
 
-def checkpointed(client: Client) -> list[Path]:
+def checkpointed(client: Database) -> list[Path]:
     """A log that reaches back to its checkpoint alone, and rows behind that; the WAL's files with those."""
     for start in range(1000, 1020):  # enough for the log to give up whole files
-        client.producer().insert(client.collection("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
+        client.new_producer().insert(client.definition("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
     done = checkpoint(client.settings, client.log, CheckpointParams(), Progress())
@@ -423,7 +423,7 @@ BEHIND = {"gone": (remove, "wal_file_damaged"), "garbled": (garble, "wal_rows_di
 
 @pytest.mark.parametrize("fault", ["gone", pytest.param("garbled", marks=pytest.mark.slow)])
 def test_what_the_wal_has_behind_a_checkpoint_is_computed_again_from_the_log_that_truncation_left(
-    client: Client, fault: str
+    client: Database, fault: str
 ) -> None:
     harm, kind = BEHIND[fault]
     [file] = checkpointed(client)
@@ -437,7 +437,7 @@ def test_what_the_wal_has_behind_a_checkpoint_is_computed_again_from_the_log_tha
     assert keys(client) == expected
 
 
-def test_a_lost_state_row_is_computed_again_from_the_checkpoint_and_the_log_behind_it(client: Client) -> None:
+def test_a_lost_state_row_is_computed_again_from_the_checkpoint_and_the_log_behind_it(client: Database) -> None:
     checkpointed(client)
     expected, position = keys(client), WalTable.open(Path(client.settings.wal_uri)).position(P)
     live(Path(client.settings.wal_uri), "kind=state")[0].unlink()
@@ -451,7 +451,9 @@ def test_a_lost_state_row_is_computed_again_from_the_checkpoint_and_the_log_behi
 
 
 @pytest.mark.parametrize("harm", [remove, pytest.param(cut, marks=pytest.mark.slow)])
-def test_a_damaged_checkpoint_is_found_given_up_and_written_anew(client: Client, harm: Callable[[Path], None]) -> None:
+def test_a_damaged_checkpoint_is_found_given_up_and_written_anew(
+    client: Database, harm: Callable[[Path], None]
+) -> None:
     checkpointed(client)
     [file] = live(Path(recovery_checkpoints_uri(client.settings)))
     harm(file)
@@ -470,7 +472,7 @@ def test_a_damaged_checkpoint_is_found_given_up_and_written_anew(client: Client,
         pytest.param("a row file is cut", marks=pytest.mark.slow),
     ],
 )
-def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: Client, fault: str) -> None:
+def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: Database, fault: str) -> None:
     harm, _ = FAULTS[fault]
     expected = keys(client)
     harm(client)
@@ -490,7 +492,7 @@ def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: C
     assert keys(client) == expected
 
 
-def test_a_collection_whose_deletes_were_folded_in_is_made_again_and_folds_again(client: Client) -> None:
+def test_a_collection_whose_deletes_were_folded_in_is_made_again_and_folds_again(client: Database) -> None:
     params = CompactionParams(min_files=2, fold="always", keep_history_hours=0, vacuum=False)
     flush_to_end(client.settings)
     compact(client.settings, params)

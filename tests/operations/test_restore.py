@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from millrace.base.errors import CollectionExists, CollectionNotFound, InvalidArgument, MillraceError
 from millrace.base.failpoint import VARIABLE
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.node.flush.definition import flush_to_end
@@ -34,31 +34,31 @@ Rows = list[tuple[int, str | None]]
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator[Client]:
-    with Client.connect(settings) as made:
+def client(settings: Settings) -> Iterator[Database]:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(2)
         made.catalog.create_collection("c", SCHEMA, vchannels=2, partitions=["even", "odd"])
         yield made
         made.append.service.shutdown()
 
 
-def write(client: Client, *keys: int) -> None:
+def write(client: Database, *keys: int) -> None:
     for name, chosen in (("even", [k for k in keys if k % 2 == 0]), ("odd", [k for k in keys if k % 2])):
         if chosen:
             names = [f"n{key}" if key % 3 else None for key in chosen]
             rows = pa.table({"id": chosen, "name": names})
-            client.producer().insert(client.collection("c"), rows, partition=name)
+            client.new_producer().insert(client.definition("c"), rows, partition=name)
 
 
-def settle(client: Client) -> int:
+def settle(client: Database) -> int:
     """Everything flushed; a tick behind all of it."""
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
     return max(client.append.tick(name) for name in client.log.names())
 
 
-def content(client: Client, name: str, at: int | None = None) -> Rows:
-    return sorted((row["id"], row["name"]) for row in client.read(name, at=at).to_pylist())
+def content(client: Database, name: str, at: int | None = None) -> Rows:
+    return sorted((row["id"], row["name"]) for row in client.collection(name).read(at=at).to_pylist())
 
 
 Engine = Callable[[Settings, RestoreParams], CollectionRestoreReport]
@@ -84,17 +84,17 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return with_arrow if request.param == "arrow" else with_spark
 
 
-def restore(client: Client, engine: Engine, **params: object) -> CollectionRestoreReport:
+def restore(client: Database, engine: Engine, **params: object) -> CollectionRestoreReport:
     return engine(client.settings, RestoreParams.parse({"collection": "c", "into": "restored", **params}))
 
 
 def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays(
-    client: Client, engine: Engine
+    client: Database, engine: Engine
 ) -> None:
     write(client, *range(40))
     tick = settle(client)
     before = content(client, "c", tick)
-    client.producer().delete(client.collection("c"), pa.array(range(20)))
+    client.new_producer().delete(client.definition("c"), pa.array(range(20)))
     write(client, *range(100, 110))
     now = content(client, "c", settle(client))
     planned = restore(client, engine, at=str(tick), dry_run=True)
@@ -104,7 +104,7 @@ def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays
     assert (report.rows, report.tick) == (len(before), tick)
     settle(client)
     assert content(client, "restored") == before
-    made = client.collection("restored")
+    made = client.definition("restored")
     assert sorted(made.partitions) == ["even", "odd"]
     rows = read_arrow(client.settings, made.id, with_ticks=True).to_pylist()
     assert {(row["id"] % 2, row["_partition"]) for row in rows} == {(0, "even"), (1, "odd")}
@@ -113,7 +113,7 @@ def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays
         restore(client, engine, at=str(tick))
 
 
-def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client) -> None:
+def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Database) -> None:
     write(client, 1)
     settle(client)
     with pytest.raises(CollectionNotFound):
@@ -139,7 +139,7 @@ def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Client) -> 
     assert [each.name for each in client.catalog.collections()] == ["c"]
 
 
-def killed(client: Client, params: str, place: str) -> None:
+def killed(client: Database, params: str, place: str) -> None:
     """Run the job in a process that dies at `place`."""
     environment = {
         **os.environ,
@@ -156,7 +156,7 @@ def killed(client: Client, params: str, place: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["restore.recorded", "restore.inserted", "restore.inserted@3"])
-def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, place: str) -> None:
+def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Database, place: str) -> None:
     write(client, *range(40))
     tick = settle(client)
     before = content(client, "c", tick)
@@ -169,12 +169,12 @@ def test_a_restore_that_is_killed_is_made_anew_by_the_next(client: Client, place
 
 
 @pytest.mark.slow
-def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, engine: Engine) -> None:
+def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Database, engine: Engine) -> None:
     write(client, *range(40))
-    client.producer().delete(client.collection("c"), pa.array(range(5)))
+    client.new_producer().delete(client.definition("c"), pa.array(range(5)))
     tick = settle(client)
     before = content(client, "c", tick)
-    client.producer().delete(client.collection("c"), pa.array(range(20)))
+    client.new_producer().delete(client.definition("c"), pa.array(range(20)))
     write(client, *range(100, 130))
     client.catalog.alter("c", [AddField(FieldSpec("later", "int64", True))])
     client.catalog.drop_partition("c", "odd")
@@ -185,12 +185,12 @@ def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, 
     assert (planned.rows, planned.ticks) == (len(before), {})
     assert content(client, "c") == spoilt
     report = restore(client, engine, **params)
-    assert (report.rows, report.tick, report.into_id) == (len(before), tick, client.collection("c").id)
-    assert set(report.ticks) == set(client.collection("c").vchannels)
+    assert (report.rows, report.tick, report.into_id) == (len(before), tick, client.definition("c").id)
+    assert set(report.ticks) == set(client.definition("c").vchannels)
     settle(client)
     assert content(client, "c") == before
     assert content(client, "c", spoilt_tick) == spoilt, "what was replaced can still be read"
-    rows = read_arrow(client.settings, client.collection("c").id, with_ticks=True).to_pylist()
+    rows = read_arrow(client.settings, client.definition("c").id, with_ticks=True).to_pylist()
     assert {(row["id"] % 2, row["_partition"]) for row in rows} == {(0, "even"), (1, "odd")}
     write(client, 200)
     assert restore(client, engine, **params).ticks == report.ticks
@@ -201,7 +201,7 @@ def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Client, 
     assert content(client, "c") == before
 
 
-def test_a_moment_without_rows_leaves_none(client: Client, engine: Engine) -> None:
+def test_a_moment_without_rows_leaves_none(client: Database, engine: Engine) -> None:
     tick = settle(client)
     write(client, *range(10))
     settle(client)
@@ -213,7 +213,7 @@ def test_a_moment_without_rows_leaves_none(client: Client, engine: Engine) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["restore.recorded", "import.appended"])
-def test_a_restore_in_place_that_is_killed_goes_on_with_the_same_messages(client: Client, place: str) -> None:
+def test_a_restore_in_place_that_is_killed_goes_on_with_the_same_messages(client: Database, place: str) -> None:
     write(client, *range(40))
     tick = settle(client)
     before = content(client, "c", tick)

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -29,43 +29,43 @@ SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "s
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with Client.connect(Settings(data_dir=tmp_path_factory.mktemp("in-place") / "data")) as made:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    with connect(settings=Settings(data_dir=tmp_path_factory.mktemp("in-place") / "data")) as made:
         made.catalog.ensure_pchannels(2)
         yield made
         made.append.service.shutdown()
 
 
 @pytest.fixture
-def things(client: Client) -> CollectionInfo:
+def things(client: Database) -> CollectionInfo:
     """Three VChannels; the keys 1 to 3 leave one of them without rows, or not, as it falls out."""
     name = f"things_{len(client.catalog.collections())}"
     return client.catalog.create_collection(name, SCHEMA, vchannels=3, partitions=["even", "odd"])
 
 
-def write(client: Client, things: CollectionInfo, *keys: int) -> None:
+def write(client: Database, things: CollectionInfo, *keys: int) -> None:
     for name, odd in (("even", 0), ("odd", 1)):
         chosen = [key for key in keys if key % 2 == odd]
         if chosen:
-            client.producer().insert(things, pa.table({"id": chosen, "name": [name] * len(chosen)}), partition=name)
+            client.new_producer().insert(things, pa.table({"id": chosen, "name": [name] * len(chosen)}), partition=name)
 
 
-def ticks(client: Client) -> dict[str, int]:
+def ticks(client: Database) -> dict[str, int]:
     ingest_to_end(client.settings, client.log)
     return {name: client.append.tick(name) for name in client.log.names()}
 
 
-def content(client: Client, things: CollectionInfo, *, at: int | None = None) -> list[tuple[int, str]]:
+def content(client: Database, things: CollectionInfo, *, at: int | None = None) -> list[tuple[int, str]]:
     confirmed = ticks(client)
     ingest_to_end(client.settings, client.log)
     rows = read_arrow(client.settings, things.id, at=at, confirmed=confirmed, with_ticks=True).to_pylist()
     return sorted((row["id"], row["_partition"]) for row in rows)
 
 
-def once(client: Client, things: CollectionInfo, tick: int, run_id: str = "run") -> in_place.ReplaceResult:
+def once(client: Database, things: CollectionInfo, tick: int, run_id: str = "run") -> in_place.ReplaceResult:
     """What the job does, but for reading with Spark and for comparing."""
     params = RestoreParams.parse({"collection": things.name, "in_place": True, "at": str(tick), "run_id": run_id})
-    source = client.collection(things.name)
+    source = client.definition(things.name)
     done = in_place.finished_restore(client, source, params)
     if done is not None:
         return done
@@ -79,12 +79,12 @@ def once(client: Client, things: CollectionInfo, tick: int, run_id: str = "run")
 
 @pytest.mark.parametrize("place", ["restore.recorded", "import.noted", "import.appended"])
 def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
-    client: Client, things: CollectionInfo, place: str, monkeypatch: pytest.MonkeyPatch
+    client: Database, things: CollectionInfo, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(client, things, *range(1, 4))
     wanted = content(client, things)
     tick = max(ticks(client).values())
-    client.producer().delete(things, pa.array([1, 2]))
+    client.new_producer().delete(things, pa.array([1, 2]))
     write(client, things, *range(10, 30))
     flush_to_end(client.settings)
     cuts, replaced = 0, None
@@ -117,17 +117,17 @@ def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
     assert report.ok, report
 
 
-def test_what_replaces_is_restored_and_replaces_then(client: Client) -> None:
+def test_what_replaces_is_restored_and_replaces_then(client: Database) -> None:
     latest = client.catalog.create_collection("latest", replace(SCHEMA, on_duplicate="replace"), vchannels=3)
     for names in ("first", "second"):
-        client.producer().insert(latest, pa.table({"id": [1, 2, 3], "name": [names] * 3}))
+        client.new_producer().insert(latest, pa.table({"id": [1, 2, 3], "name": [names] * 3}))
     wanted = content(client, latest)
     assert len(wanted) == 3
     tick = max(ticks(client).values())
-    client.producer().delete(latest, pa.array([1, 2]))
+    client.new_producer().delete(latest, pa.array([1, 2]))
     once(client, latest, tick)
     assert content(client, latest) == wanted
-    client.producer().insert(latest, pa.table({"id": [2], "name": ["third"]}))
+    client.new_producer().insert(latest, pa.table({"id": [2], "name": ["third"]}))
     assert content(client, latest) == wanted
 
 

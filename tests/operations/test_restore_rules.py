@@ -8,7 +8,7 @@ import pytest
 
 from millrace.base.errors import CheckViolated
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.client.nested_changes import resolve_paths
 from millrace.client.schemas import alter_changes, schema
 from millrace.operations.restore.schema_rules import split_rules
@@ -24,13 +24,13 @@ RULED = schema(
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator[Client]:
-    with Client.connect(settings) as made:
+def client(settings: Settings) -> Iterator[Database]:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", RULED)
-        made.producer().insert("c", [{"id": 1, "n": 500}, {"id": 2}])
-        made.catalog.alter("c", resolve_paths(LATER, lambda: made.collection("c").schema))
-        made.producer().insert("c", [{"id": 3, "m": 7}])
+        made.new_producer().insert("c", [{"id": 1, "n": 500}, {"id": 2}])
+        made.catalog.alter("c", resolve_paths(LATER, lambda: made.definition("c").schema))
+        made.new_producer().insert("c", [{"id": 3, "m": 7}])
         yield made
         made.append.service.shutdown()
 
@@ -50,29 +50,29 @@ ROWS = [
 ]
 
 
-def rows(client: Client, name: str) -> list[dict[str, object]]:
+def rows(client: Database, name: str) -> list[dict[str, object]]:
     settle(client)
-    return sorted(client.read(name).to_pylist(), key=lambda row: row["id"])
+    return sorted(client.collection(name).read().to_pylist(), key=lambda row: row["id"])
 
 
-def test_a_new_collection_has_the_rows_and_the_rules_that_can_be(client: Client) -> None:
+def test_a_new_collection_has_the_rows_and_the_rules_that_can_be(client: Database) -> None:
     assert rows(client, "c") == ROWS
     restore(client, with_arrow)
     assert rows(client, "restored") == ROWS
-    made = client.collection("restored")
+    made = client.definition("restored")
     assert [each.name for each in made.schema.checks] == ["some", "few"]
     assert [field.name for field in made.schema.fields if field.computed is not None] == ["twice"]
     for wrong, words in (({"m": 0}, "some"), ({"m": 100}, "few"), ({"m": 1, "twice": 5}, "twice")):
         with pytest.raises(CheckViolated, match=words):
-            client.producer().insert(made, [{"id": 9, **wrong}])
-    client.producer().insert(made, [{"id": 9}])
+            client.new_producer().insert(made, [{"id": 9, **wrong}])
+    client.new_producer().insert(made, [{"id": 9}])
     assert rows(client, "restored")[-1] == {"id": 9, "m": 1, "twice": 2, "thrice": None, "mark": "x"}
 
 
-def test_in_place_rows_from_before_a_rule_are_not_looked_at(client: Client) -> None:
+def test_in_place_rows_from_before_a_rule_are_not_looked_at(client: Database) -> None:
     tick = settle(client)
-    client.producer().delete("c", [1, 2, 3])
-    client.producer().insert("c", [{"id": 4, "m": 4}])
+    client.new_producer().delete("c", [1, 2, 3])
+    client.new_producer().insert("c", [{"id": 4, "m": 4}])
     assert [row["id"] for row in rows(client, "c")] == [4]
     restore(client, with_arrow, in_place=True, into="", at=str(tick))
     assert rows(client, "c") == ROWS

@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -24,14 +24,14 @@ SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A log with a collection of nine rows that the WAL has and whose segment was flushed."""
     settings = Settings(data_dir=tmp_path_factory.mktemp("sensors"), spark_cores=2)
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         try:
             client.catalog.ensure_pchannels(1)
             collection = client.catalog.create_collection("c", SCHEMA)
-            client.producer().insert(collection, pa.table({"id": list(range(9))}))
+            client.new_producer().insert(collection, pa.table({"id": list(range(9))}))
             client.catalog.flush("c")
             ingest_to_end(settings, client.log)
             flush_to_end(settings)
@@ -41,7 +41,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def here(deployment: Client, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def here(deployment: Database, monkeypatch: pytest.MonkeyPatch) -> Settings:
     for name, value in deployment.settings.environment().items():
         monkeypatch.setenv(name, value)
     return deployment.settings
@@ -70,9 +70,9 @@ def test_a_channel_that_is_not_there_fails_at_once(here: Settings) -> None:
         run(TimeTickSensor(task_id="t", tick=1, pchannel="dml_9"))
 
 
-def test_the_lag_is_what_the_log_has_and_the_wal_lacks(here: Settings, deployment: Client) -> None:
+def test_the_lag_is_what_the_log_has_and_the_wal_lacks(here: Settings, deployment: Database) -> None:
     assert run(LagSensor(task_id="t", seconds=5.0))["lag_seconds"] == {"dml_0": 0.0}
-    deployment.producer().insert(deployment.collection("c"), pa.table({"id": [100]}))
+    deployment.new_producer().insert(deployment.definition("c"), pa.table({"id": [100]}))
     end = time.monotonic() + 10
     while time.monotonic() < end:  # the entry grows older than a hundredth of a second
         try:

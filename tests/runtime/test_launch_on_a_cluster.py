@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.runtime.java import find_java
 from millrace.runtime.launch.launcher import Launcher, RunState
@@ -84,15 +84,15 @@ def test_a_streaming_job_runs_its_tasks_on_the_master(
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     launcher = Launcher(replace(settings, spark_master=master, spark_memory="512m"))
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         try:
             client.catalog.ensure_pchannels(1)
             collection = client.catalog.create_collection("c", SCHEMA)
-            client.producer().insert(collection, pa.table({"id": list(range(1000))}))
+            client.new_producer().insert(collection, pa.table({"id": list(range(1000))}))
             launcher.start("once", "streaming_node", arguments=["--with-flusher", "--available-now"])
             status = launcher.wait("once", deadline=240)
             assert status.state is RunState.FINISHED, f"{status.error}\n{status.tail(60)}"
-            assert client.read("c").num_rows == 1000
+            assert client.collection("c").read().num_rows == 1000
         finally:
             launcher.stop("once")
             client.append.service.shutdown()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.client.database import Collection
+from millrace.client.collection import Collection
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.storage.table import open_table
@@ -228,7 +228,7 @@ def test_any_changes_and_writers_of_any_version_read_back_at_every_tick(db: Depl
 
 def _fold_scan(made: Collection) -> None:
     """A scan in the schema of now, taken one change after the other, is what is read now."""
-    end = made.database.client.current_tick(made.definition.pchannels)
+    end = made.database.current_tick(made.definition.pchannels)
     rows: dict[int, dict[str, Any]] = {}
     for change in made.scan(until=end, schema="current"):
         assert change.rows.schema == (made.schema.arrow() if change.kind == "insert" else made.schema.key_arrow())

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 import millrace
 from millrace.base.errors import InvalidArgument
-from millrace.client.database import Collection
+from millrace.client.collection import Collection
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.run import compact
 from millrace.rpc.discovery import read_record

@@ -22,7 +22,7 @@ ScanFunction = Callable[[Sequence[str], pc.Expression | None], pa.RecordBatchRea
 
 
 class CollectionDataset(ds.InMemoryDataset):  # type: ignore[misc]  # pyarrow has no types for it
-    """Dataset of a collection's rows. Made by :meth:`millrace.client.database.Collection.dataset`.
+    """Dataset of a collection's rows. Made by :meth:`millrace.client.collection.Collection.dataset`.
 
     It has no fragments.
     """

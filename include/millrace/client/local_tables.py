@@ -1,6 +1,6 @@
 """Table access for a client whose data folder is on this machine.
 
-This module imports the table libraries; a client of a remote server does not load them (millrace.client.client).
+This module imports the table libraries; a client of a remote server does not load them (millrace.client.database).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millrace.wal.visible.changes import ChangePosition, ChangeStart
 
 
 class LocalTables:
-    """Reads the files of ``settings.data_dir`` (implements Tables of millrace.client.client)."""
+    """Reads the files of ``settings.data_dir`` (implements Tables of millrace.client.database)."""
 
     def __init__(self, settings: Settings, append: AppendClient) -> None:
         self._settings = settings

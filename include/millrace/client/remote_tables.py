@@ -1,4 +1,4 @@
-"""Table access through a remote server (implements Tables of millrace.client.client)."""
+"""Table access through a remote server (implements Tables of millrace.client.database)."""
 
 from __future__ import annotations
 

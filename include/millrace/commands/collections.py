@@ -111,7 +111,7 @@ def create(
     Example: `millrace collections create flights --from flights.csv --key id --vchannels 4 --partition EWR --partition
     JFK`
     """
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.client.schemas import with_rules
     from millrace.commands.parts.collection_schema import make_schema, parse_rules
 
@@ -124,7 +124,7 @@ def create(
         generated_key=generated_key,
     )
     schema = with_rules(schema, parse_rules(default), parse_rules(computed), parse_rules(check))
-    with Client.connect(load_settings(data)) as client:
+    with connect(settings=load_settings(data)) as client:
         made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
     if as_json:
         print_facts(_summary(made) | {"schema": schema.to_json()}, as_json=True)
@@ -297,8 +297,8 @@ def alter(
     settings = load_settings(data)
     find_collection(settings, name)
     with _client(settings) as client:
-        version = client.catalog.alter(name, resolve_paths(made, lambda: client.collection(name).schema))
-        fields = client.collection(name).schema.fields
+        version = client.catalog.alter(name, resolve_paths(made, lambda: client.definition(name).schema))
+        fields = client.definition(name).schema.fields
     shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in fields)
     typer.echo(f"{name} has schema version {version}: {shown}.")
 
@@ -341,9 +341,9 @@ def drop_partition(
 
 
 def _client(settings: Settings) -> Any:
-    from millrace.client.client import Client
+    from millrace.client.database import connect
 
-    return Client.connect(settings)
+    return connect(settings=settings)
 
 
 def _summary(found: CollectionInfo) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class _Hosted:
 @contextmanager
 def _online(settings: Settings) -> Iterator[LogSwitch]:
     """The switch through the log's server, which is started where none runs."""
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.coord.switch_log import LogSwitch
 
     class Host:
@@ -82,7 +82,7 @@ def _online(settings: Settings) -> Iterator[LogSwitch]:
         def describe(self, pchannel: str) -> dict[str, Any]:
             return client.append.describe(pchannel)
 
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         yield LogSwitch(settings.log_path, settings.log, client.log, Host(), client.catalog)
 
 

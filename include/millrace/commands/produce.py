@@ -183,7 +183,7 @@ def produce(
 
     Example: `millrace produce users gone.csv --delete`
     """
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.client.produce.files.formats import STDIN, CsvOptions, InputFormat, expand_paths, format_of
     from millrace.client.produce.files.reader import read_batches
 
@@ -230,8 +230,8 @@ def produce(
                 if bad_rows is None
                 else opened.enter_context(BadRowsFile.open(bad_rows, max_bad, tally.skipped, place))
             )
-            client = opened.enter_context(Client.connect(settings))
-            producer = client.producer(resumed=None if journal is None else journal.producer_id)
+            client = opened.enter_context(connect(settings=settings))
+            producer = client.new_producer(resumed=None if journal is None else journal.producer_id)
             if journal is not None:
                 place = journal.position
                 if not place.ticks:  # before anything is sent
@@ -307,10 +307,10 @@ def _create(
     upsert: bool,
 ) -> None:
     """Make the collection where there is none; what was inferred is told."""
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.commands.parts.collection_schema import make_schema
 
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         if name in {each.name for each in client.catalog.collections()}:
             return
         if str(source) == "-":
@@ -342,20 +342,20 @@ def _evolve(
     settings: Settings, collection: CollectionInfo, files: list[Path], kind: InputFormat | None, form: CsvOptions
 ) -> CollectionInfo:
     """The collection with a schema that the files' columns fit; what was changed is told."""
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.commands.parts.collection_schema import file_changes
     from millrace.message.schema_changes import AddField, WidenField
 
     made = file_changes(files, collection.schema, kind=kind, form=form)
     if not made:
         return collection
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         version = client.catalog.alter(collection.name, made)
         added = [f"added {each.field.name}:{each.field.type}" for each in made if isinstance(each, AddField)]
         widened = [f"widened {each.name} to {each.type}" for each in made if isinstance(each, WidenField)]
         shown = ", ".join([*added, *widened])
         typer.echo(f"{collection.name} has schema version {version}: {shown}.", err=True)
-        return client.collection(collection.name)
+        return client.definition(collection.name)
 
 
 def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractContextManager[LoadJournal]:

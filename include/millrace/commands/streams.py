@@ -346,10 +346,10 @@ def letters(
 
     Example: `millrace streams letters dead_letters`
     """
-    from millrace.client.client import Client
+    from millrace.client.database import connect
     from millrace.streams.sinks.collection.poison import LETTERS
 
-    with Client.connect(load_settings(data)) as client:
+    with connect(settings=load_settings(data)) as client:
         client.catalog.create_collection(name, LETTERS)
     typer.echo(f"{name} takes dead letters.")
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from millrace.base.errors import CollectionNotFound
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import conform
 from millrace.client.produce.written import Written
@@ -73,10 +73,10 @@ class ProducerCounts:
             self.last_tick = max(self.last_tick, written.last_tick)
 
 
-def ensure_collection(client: Client, *, vchannels: int = VCHANNELS) -> CollectionInfo:
+def ensure_collection(client: Database, *, vchannels: int = VCHANNELS) -> CollectionInfo:
     """The collection of flights, created over `vchannels` where it is not there yet."""
     try:
-        return client.collection(COLLECTION)
+        return client.definition(COLLECTION)
     except CollectionNotFound:
         schema = CollectionSchema(tuple(FieldSpec(*column) for column in flights_schema()), "id")
         return client.catalog.create_collection(COLLECTION, schema, vchannels=vchannels, partitions=PARTITIONS)
@@ -85,7 +85,7 @@ def ensure_collection(client: Client, *, vchannels: int = VCHANNELS) -> Collecti
 class LoadGenerator:
     """Drives producers over `flights` (rows of the year in order of time); `prefix` makes this run's keys its own."""
 
-    def __init__(self, client: Client, collection: CollectionInfo, flights: pa.Table, *, prefix: str) -> None:
+    def __init__(self, client: Database, collection: CollectionInfo, flights: pa.Table, *, prefix: str) -> None:
         self._client = client
         self._collection = collection
         self._flights = flights.sort_by("time_hour")
@@ -123,7 +123,7 @@ class LoadGenerator:
 
     def special_cases(self) -> None:
         """A committed and a rolled-back transaction, a repeated and a wrong message, then a flush."""
-        producer = self._client.producer()
+        producer = self._client.new_producer()
         keys = pa.array(
             [f"{self._prefix}txn/{number}" for number in range(2 * len(self._collection.vchannels) * TRANSACTION_ROWS)]
         )
@@ -170,7 +170,7 @@ class LoadGenerator:
         pchannel = pchannel_of(vchannel)
         message = self._insert(_keyed(rows, pa.array([key])), vchannel, self._collection.partitions["EWR"])
         message = replace(
-            message, term=self._client.catalog.term(pchannel), producer_id=self._client.producer().id, epoch=1
+            message, term=self._client.catalog.term(pchannel), producer_id=self._client.new_producer().id, epoch=1
         )
         for _ in range(2):
             result = self._client.append.append(pchannel, [encode_entry([message])]).result()
@@ -200,7 +200,7 @@ class LoadGenerator:
 
     def _each_producer(self, work: Callable[[Producer, int], None]) -> None:
         with ThreadPoolExecutor(PRODUCERS, thread_name_prefix="demo-producer") as pool:
-            futures = [pool.submit(work, self._client.producer(), number) for number in range(PRODUCERS)]
+            futures = [pool.submit(work, self._client.new_producer(), number) for number in range(PRODUCERS)]
             try:
                 for future in futures:
                     future.result()

@@ -18,13 +18,13 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.demo.load import LoadGenerator
 from millrace.demo.summary import LoadMonitor, StreamingJobHandle
 
 
 def run_load_phases(
-    client: Client,
+    client: Database,
     collection: CollectionInfo,
     flights: pa.Table,
     watch: LoadMonitor,
@@ -51,9 +51,9 @@ def run_load_phases(
 
 
 @contextmanager
-def demo_client(settings: Settings) -> Iterator[Client]:
+def demo_client(settings: Settings) -> Iterator[Database]:
     """A client; the log's server ends with the demo, however that ends: what was acknowledged is on the disk."""
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         try:
             yield client
         finally:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.demo.flights import flights
 from millrace.demo.load import COLLECTION, ensure_collection
 from millrace.demo.load_phases import add_load_options, check_load_options, run_load_phases, stopping_on_signals
@@ -77,7 +77,7 @@ def _run(
         done = subprocess.run([sys.executable, "-m", "millrace", "system", "up", "--detach"], check=False)
         if done.returncode:
             raise JobFailed("the system could not be started; what it said stands above")
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         watch = LoadMonitor(settings, client, stop)

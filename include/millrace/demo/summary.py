@@ -17,7 +17,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.demo.load import LoadGenerator, ProducerCounts
 from millrace.message.ids import pchannel_of, tick_physical_ms
 from millrace.node.ingest.definition import IngestLoop
@@ -59,7 +59,7 @@ class DemoInterrupted(Exception):
 class LoadMonitor:
     """Follows the load and the streaming job."""
 
-    def __init__(self, settings: Settings, client: Client, stop: threading.Event) -> None:
+    def __init__(self, settings: Settings, client: Database, stop: threading.Event) -> None:
         self._settings = settings
         self._client = client
         self._stop = stop
@@ -155,7 +155,7 @@ class LoadMonitor:
 
 def summarise(
     settings: Settings,
-    client: Client,
+    client: Database,
     collection: CollectionInfo,
     counts: ProducerCounts,
     watch: LoadMonitor,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.message.ids import Moment, resolve_tick
 from millrace.streams.reader import FORMAT, RowsSource
 from millrace.streams.rows import Kinds, Place, RowsOf
@@ -82,7 +82,7 @@ def _confirmed(rows: RowsOf, at: Moment | None, deadline: float | None) -> dict[
     settings = rows.settings
     tick = None if at is None else resolve_tick(at)
     seconds = settings.read_deadline if deadline is None else deadline
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         ticks = require_confirmed_ticks(settings, rows.name, rows.pchannels, client.append, tick, seconds)
     return dict.fromkeys(rows.pchannels, tick) if tick is not None else {name: ticks[name] for name in rows.pchannels}
 

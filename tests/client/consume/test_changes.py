@@ -16,9 +16,9 @@ import pytest
 
 from millrace.base.errors import InvalidArgument, StagedFileDamaged
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
 from millrace.client.consume.delivery import CHANGES, Change
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
+from millrace.client.database import Database
 from millrace.client.produce.rows import conform, split_rows
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.backfill.importer import append_imports
@@ -31,7 +31,7 @@ from tests.tables.collections.test_changes import fold
 
 
 @pytest.fixture
-def items(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
+def items(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     """A collection of three VChannels on two PChannels, and of two partitions."""
     return shop.catalog.create_collection(
         f"changes_{own_name(request)}", ITEMS, vchannels=3, partitions=["_default", "other"]
@@ -39,7 +39,7 @@ def items(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
 
 
 def load(
-    shop: Client, items: CollectionInfo, rows: pa.Table, *, partition: str = "_default", replace: bool = False
+    shop: Database, items: CollectionInfo, rows: pa.Table, *, partition: str = "_default", replace: bool = False
 ) -> StagingManifest:
     """What a file load and a restore in place do: stage, and one Import a VChannel."""
     folder = StagingFolder(shop.settings, f"load-{items.id}-{rows.num_rows}-{replace}", items, slice_bytes=None)
@@ -52,13 +52,13 @@ def load(
     return manifest
 
 
-def now(shop: Client) -> int:
+def now(shop: Database) -> int:
     return max(shop.append.tick(name) for name in ("dml_0", "dml_1"))
 
 
-def lived(shop: Client, items: CollectionInfo) -> int:
+def lived(shop: Database, items: CollectionInfo) -> int:
     """A collection's life, half of it in the table and half in the tail; the tick at its end."""
-    producer = shop.producer()
+    producer = shop.new_producer()
     producer.insert(items, item_rows(*range(20)), partition="_default")
     producer.insert(items, item_rows(*range(20, 30)), partition="other")
     load(shop, items, item_rows(*range(100, 140), name="loaded"))
@@ -67,7 +67,7 @@ def lived(shop: Client, items: CollectionInfo) -> int:
     load(shop, items, item_rows(*range(200, 260), name="restored"), partition="other", replace=True)
     producer.upsert(items, item_rows(200, 300, name="upserted"), partition="_default")
     shop.catalog.create_partition(items.name, "short")
-    items = shop.collection(items.name)
+    items = shop.definition(items.name)
     producer.insert(items, item_rows(400), partition="short")
     shop.catalog.drop_partition(items.name, "short")
     return now(shop)
@@ -81,10 +81,10 @@ def kept(batches: Iterable[ChangeBatch], tick: int) -> dict[int, str]:
 
 
 def test_a_stream_folds_to_what_a_read_gives(
-    shop: Client, reader: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
+    shop: Database, reader: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     end = lived(shop, items)
-    with reader.changes(items.name, until_tick=end) as stream:
+    with reader.collection(items.name).changes(until=end) as stream:
         batches = list(stream)
     assert stream.ended
     found = kept(batches, end)
@@ -95,17 +95,17 @@ def test_a_stream_folds_to_what_a_read_gives(
 
 
 def test_a_stream_goes_on_from_positions_that_were_kept_amid_an_imports_rows(
-    shop: Client, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
+    shop: Database, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = lived(shop, items)
     monkeypatch.setattr(staged_files, "BATCH_BYTES", 1)
-    with shop.changes(items, until_tick=end) as stream:
+    with shop.collection(items).changes(until=end) as stream:
         whole = [row for batch in stream for row in batch.rows.to_pylist()]
     found: list[dict[str, Any]] = []
     positions: dict[str, list[int]] = {}
     rounds = amid = 0
     while True:
-        with shop.changes(items, after=positions, until_tick=end) as stream:
+        with shop.collection(items).changes(after=positions, until=end) as stream:
             for batch, _ in zip(stream, range(9), strict=False):
                 found += batch.rows.to_pylist()
                 kept_at = stream.positions
@@ -121,11 +121,15 @@ def test_a_stream_goes_on_from_positions_that_were_kept_amid_an_imports_rows(
 
 
 def test_a_client_holds_what_its_user_has_closed_no_longer_than_until_the_next(
-    shop: Client, items: CollectionInfo
+    shop: Database, items: CollectionInfo
 ) -> None:
     made: list[weakref.ref[Any]] = []
     for _ in range(3):
-        with shop.changes(items) as changes, shop.consumer(items) as consumer, shop.producer() as producer:
+        with (
+            shop.collection(items).changes() as changes,
+            shop.consumer(items) as consumer,
+            shop.new_producer() as producer,
+        ):
             for _ in range(2):
                 with producer.batch() as batch:
                     made.append(weakref.ref(batch))
@@ -135,7 +139,9 @@ def test_a_client_holds_what_its_user_has_closed_no_longer_than_until_the_next(
     assert [each() is not None for each in made] == [False] * 11 + [True] * 4
 
 
-def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader: Client, items: CollectionInfo) -> None:
+def test_positions_amid_an_import_count_here_and_elsewhere(
+    shop: Database, reader: Database, items: CollectionInfo
+) -> None:
     load(shop, items, item_rows(*range(30), name="x" * 1_000_000))
     end = now(shop)
     for first, then in ((reader, shop), (shop, reader)):
@@ -144,7 +150,7 @@ def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader:
         positions: dict[str, list[int]] = {}
         ended = False
         while not ended:  # each takes one batch, then the other goes on behind it
-            with first.changes(items, after=positions, until_tick=end) as stream:
+            with first.collection(items).changes(after=positions, until=end) as stream:
                 batch = stream.poll(timeout=10.0)
                 found += [] if batch is None else batch.rows["id"].to_pylist()
                 positions, ended = json.loads(json.dumps(stream.positions)), stream.ended
@@ -155,10 +161,10 @@ def test_positions_amid_an_import_count_here_and_elsewhere(shop: Client, reader:
 
 
 def test_a_stream_begins_behind_a_snapshot_and_follows_what_comes(
-    shop: Client, reader: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
+    shop: Database, reader: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     begin = lived(shop, items)
-    with reader.changes(items.name, after=begin) as stream:
+    with reader.collection(items.name).changes(after=begin) as stream:
         load(shop, items, item_rows(900, 901, name="late"))
         found: list[int] = []
         while len(found) < 2:
@@ -169,10 +175,10 @@ def test_a_stream_begins_behind_a_snapshot_and_follows_what_comes(
         assert stream.poll(timeout=0.1) is None
 
 
-def test_what_is_no_position_is_refused(shop: Client, reader: Client, items: CollectionInfo) -> None:
+def test_what_is_no_position_is_refused(shop: Database, reader: Database, items: CollectionInfo) -> None:
     for wrong in ({"dml_9": [1]}, {"dml_0": [-1]}, {"dml_0": ["x"]}, {"dml_0": []}):
         with pytest.raises(InvalidArgument, match="position"):
-            reader.changes(items, after=wrong)  # type: ignore[arg-type]
+            reader.collection(items).changes(after=wrong)  # type: ignore[arg-type]
 
 
 def applied(changes: Iterable[Change], copy: dict[int, tuple[str, int, str]]) -> None:
@@ -189,11 +195,11 @@ def applied(changes: Iterable[Change], copy: dict[int, tuple[str, int, str]]) ->
 
 
 def test_a_consumers_changes_make_a_copy_of_the_collection(
-    shop: Client, reader: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
+    shop: Database, reader: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
     end = lived(shop, items)
     copy: dict[int, tuple[str, int, str]] = {}
-    with reader.consumer(items.name, filters=[CHANGES], until_tick=end) as consumer:
+    with reader.consumer(items.name, filters=[CHANGES], until=end) as consumer:
         for delivery in consumer:
             applied(delivery.changes(), copy)
     assert {key: name for key, (_, _, name) in copy.items()} == stored(items, at=end)
@@ -201,7 +207,11 @@ def test_a_consumers_changes_make_a_copy_of_the_collection(
 
 @pytest.mark.parametrize("by", ["vchannel", "key"])
 def test_a_pool_of_workers_applies_imports_piece_by_piece_and_retractions_to_every_key(
-    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]], by: str, monkeypatch: pytest.MonkeyPatch
+    shop: Database,
+    items: CollectionInfo,
+    stored: Callable[..., dict[int, str]],
+    by: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end = lived(shop, items)
     monkeypatch.setattr(staged_files, "BATCH_BYTES", 200)
@@ -214,7 +224,7 @@ def test_a_pool_of_workers_applies_imports_piece_by_piece_and_retractions_to_eve
         applied(work.changes, own)
 
     copies: dict[str, dict[int, tuple[str, int, str]]] = {}
-    with shop.consumer(items.name, group=f"pool {by}", filters=[CHANGES], until_tick=end) as consumer:
+    with shop.consumer(items.name, group=f"pool {by}", filters=[CHANGES], until=end) as consumer:
         ParallelConsumer(consumer, handle, workers=3, by=by, max_in_flight=4).run()  # type: ignore[arg-type]
         assert min(consumer.positions.values()) >= end, "everything is done"
     for own in copies.values():
@@ -225,18 +235,18 @@ def test_a_pool_of_workers_applies_imports_piece_by_piece_and_retractions_to_eve
 
 
 def test_a_missing_staged_file_stops_a_stream_and_a_consumer_until_it_is_back(
-    shop: Client, reader: Client, items: CollectionInfo
+    shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
     manifest = load(shop, items, item_rows(*range(5)))
     path: Path = shop.settings.staged_path / manifest.slices[0].files[0]["path"]
     data = path.read_bytes()
     path.unlink()
     end = now(shop)
-    with reader.changes(items, until_tick=end) as stream:
+    with reader.collection(items).changes(until=end) as stream:
         found: list[ChangeBatch] = []
         with pytest.raises(StagedFileDamaged, match="put the file back"):
             found.extend(stream)
-        with reader.consumer(items, filters=[CHANGES], until_tick=end) as consumer:
+        with reader.consumer(items, filters=[CHANGES], until=end) as consumer:
             deliveries = [delivery for delivery in consumer if delivery.vchannel == manifest.slices[0].vchannel]
         with pytest.raises(StagedFileDamaged):
             list(deliveries[0].changes())

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from millrace.base.errors import GroupBusy, MillraceError, PositionsBusy
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
 from millrace.client.consume.async_consumer import AsyncConsumer
 from millrace.client.consume.consumer import Consumer, _Place
 from millrace.client.consume.delivery import Delivery
 from millrace.client.consume.parallel_consumer import ParallelConsumer, Work
 from millrace.client.consume.positions import FilePositions
+from millrace.client.database import Database
 from millrace.message.ids import MessageId
 from millrace.message.model import ImmutableMessage
 from millrace.message.types import MessageType
@@ -41,7 +41,7 @@ def keys_of(delivery: Delivery) -> list[int]:
     return [key for change in delivery.changes() for key in change.rows.column("id").to_pylist()]
 
 
-def now(shop: Client, items: CollectionInfo) -> int:
+def now(shop: Database, items: CollectionInfo) -> int:
     return max(shop.append.tick(name) for name in ("dml_0", "dml_1"))
 
 
@@ -57,25 +57,25 @@ def taken(consumer: Consumer, count: int, *, acknowledge: bool = True) -> list[i
 
 
 def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(
-    shop: Client, reader: Client, items: CollectionInfo
+    shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     producer.insert(items, item_rows(*range(50)))
     ingest_to_end(shop.settings, shop.log)
     producer.insert(items, item_rows(*range(50, 100)))
     with producer.transaction(items, vchannel=0) as txn:
         txn.keep_alive()
     producer.delete(items, [3, 4])
-    with reader.consumer(items.name, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with reader.consumer(items.name, filters=[INSERTS], until=now(shop, items)) as consumer:
         found = [key for delivery in consumer for key in keys_of(delivery)]
     assert sorted(found) == sorted([*range(100), 3, 4])
     assert consumer.ended
 
 
 def test_a_group_goes_on_exactly_behind_what_it_acknowledged(
-    shop: Client, reader: Client, items: CollectionInfo
+    shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     for key in range(30):
         producer.insert(items, item_rows(key))
     with reader.consumer(items.name, group=f"mail {items.id}", filters=[INSERTS]) as first:
@@ -85,31 +85,31 @@ def test_a_group_goes_on_exactly_behind_what_it_acknowledged(
         rest = taken(second, 30 - len(done))
         assert second.poll(timeout=0.2) is None
     assert sorted(done + rest) == list(range(30)), "nothing is left out and nothing done comes again"
-    with reader.consumer(items.name, group=f"mail {items.id}", filters=[INSERTS], until_tick=now(shop, items)) as third:
+    with reader.consumer(items.name, group=f"mail {items.id}", filters=[INSERTS], until=now(shop, items)) as third:
         assert [keys_of(each) for each in third] == []
 
 
 def test_a_group_that_reads_for_the_first_time_follows_its_policy(
-    shop: Client, reader: Client, items: CollectionInfo
+    shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     producer.insert(items, item_rows(1))
-    with reader.consumer(items.name, group=f"new {items.id}", policy=Latest(), filters=[INSERTS]) as consumer:
+    with reader.consumer(items.name, group=f"new {items.id}", start=Latest(), filters=[INSERTS]) as consumer:
         producer.insert(items, item_rows(2))
         assert taken(consumer, 1) == [2]
 
 
-def test_a_group_has_one_consumer_a_channel(shop: Client, reader: Client, items: CollectionInfo) -> None:
+def test_a_group_has_one_consumer_a_channel(shop: Database, reader: Database, items: CollectionInfo) -> None:
     with reader.consumer(items.name, group=f"busy {items.id}"), pytest.raises(GroupBusy, match="group of its own"):
         reader.consumer(items.name, group=f"busy {items.id}")
     reader.consumer(items.name, group=f"busy {items.id}").close()
 
 
 def test_a_position_that_cannot_be_written_now_is_written_later(
-    shop: Client, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
+    shop: Database, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = f"later {items.id}"
-    shop.producer().insert(items, item_rows(*range(5)))
+    shop.new_producer().insert(items, item_rows(*range(5)))
     faults: list[MillraceError] = [PositionsBusy("held by another")]
     real = FilePositions.move
 
@@ -125,19 +125,19 @@ def test_a_position_that_cannot_be_written_now_is_written_later(
             consumer.commit()
         faults.clear()
     with shop.consumer(items.name, group=group, filters=[INSERTS], commit_interval=0.0) as consumer:
-        shop.producer().insert(items, item_rows(5))
+        shop.new_producer().insert(items, item_rows(5))
         faults.append(GroupBusy("another has it"))
         with pytest.raises(GroupBusy):  # that does not pass
             taken(consumer, 1)
         faults.clear()
         consumer.commit()
-    with shop.consumer(items.name, group=group, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with shop.consumer(items.name, group=group, filters=[INSERTS], until=now(shop, items)) as consumer:
         assert [keys_of(each) for each in consumer] == []
 
 
-def test_a_dropped_group_begins_anew(shop: Client, reader: Client, items: CollectionInfo) -> None:
+def test_a_dropped_group_begins_anew(shop: Database, reader: Database, items: CollectionInfo) -> None:
     group = f"dropped {items.id}"
-    shop.producer().insert(items, item_rows(1, 2))
+    shop.new_producer().insert(items, item_rows(1, 2))
     with reader.consumer(items.name, group=group, filters=[INSERTS]) as consumer:
         assert sorted(taken(consumer, 2)) == [1, 2]
         for other in (shop, reader):
@@ -150,10 +150,12 @@ def test_a_dropped_group_begins_anew(shop: Client, reader: Client, items: Collec
     shop.drop_group(group)
 
 
-def test_the_lag_is_measured_from_the_log_to_the_consumer(shop: Client, reader: Client, items: CollectionInfo) -> None:
+def test_the_lag_is_measured_from_the_log_to_the_consumer(
+    shop: Database, reader: Database, items: CollectionInfo
+) -> None:
     metrics = Metrics()
     with reader.consumer(items.name, group="lag", filters=[INSERTS], metrics=metrics) as consumer:
-        shop.producer().insert(items, item_rows(1))
+        shop.new_producer().insert(items, item_rows(1))
         delivery = consumer.poll(timeout=10.0)
         assert delivery is not None
         assert 0 <= delivery.lag < 10
@@ -193,9 +195,9 @@ def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance:
 
 @pytest.mark.parametrize("by", ["vchannel", "key"])
 def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(
-    shop: Client, reader: Client, items: CollectionInfo, by: str
+    shop: Database, reader: Database, items: CollectionInfo, by: str
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     for turn in range(20):
         producer.insert(items, item_rows(*range(10), price=float(turn)))
     seen: dict[int, list[float]] = {key: [] for key in range(10)}
@@ -207,18 +209,18 @@ def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(
                 with guard:
                     seen[row["id"]].append(row["price"])
 
-    with reader.consumer(items.name, group=by, filters=[INSERTS], until_tick=now(shop, items)) as consumer:
+    with reader.consumer(items.name, group=by, filters=[INSERTS], until=now(shop, items)) as consumer:
         ParallelConsumer(consumer, handle, workers=3, by=by, max_in_flight=5).run()  # type: ignore[arg-type]
         end = consumer.positions
     assert seen == {key: [float(turn) for turn in range(20)] for key in range(10)}
-    with reader.consumer(items.name, group=by, filters=[INSERTS], until_tick=max(end.values())) as again:
+    with reader.consumer(items.name, group=by, filters=[INSERTS], until=max(end.values())) as again:
         assert list(again) == []
 
 
 def test_work_that_fails_stops_the_pool_and_is_delivered_again(
-    shop: Client, reader: Client, items: CollectionInfo
+    shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     for key in range(20):
         producer.insert(items, item_rows(key))
     done: set[int] = set()
@@ -232,25 +234,23 @@ def test_work_that_fails_stops_the_pool_and_is_delivered_again(
                     raise ZeroDivisionError(key)
                 done.add(key)
 
-    with reader.consumer(
-        items.name, group=f"fails {items.id}", filters=[INSERTS], until_tick=now(shop, items)
-    ) as consumer:
+    with reader.consumer(items.name, group=f"fails {items.id}", filters=[INSERTS], until=now(shop, items)) as consumer:
         pool = ParallelConsumer(consumer, handle, workers=2, attempts=3, retry_delay=0.001)
         with pytest.raises(ZeroDivisionError):
             pool.run()
     assert len(tries) == 3
     again: set[int] = set()
-    with reader.consumer(
-        items.name, group=f"fails {items.id}", filters=[INSERTS], until_tick=now(shop, items)
-    ) as consumer:
+    with reader.consumer(items.name, group=f"fails {items.id}", filters=[INSERTS], until=now(shop, items)) as consumer:
         again = {key for delivery in consumer for key in keys_of(delivery)}
     assert 7 in again
     assert done | again == set(range(20)), "what was not done comes again"
 
 
-def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, reader: Client, items: CollectionInfo) -> None:
+def test_work_that_fails_for_good_goes_to_the_dead_letters(
+    shop: Database, reader: Database, items: CollectionInfo
+) -> None:
     for key in range(6):
-        shop.producer().insert(items, item_rows(key))
+        shop.new_producer().insert(items, item_rows(key))
     dead: list[tuple[list[int], str]] = []
     done: list[int] = []
 
@@ -263,21 +263,19 @@ def test_work_that_fails_for_good_goes_to_the_dead_letters(shop: Client, reader:
     def on_dead(work: Work, error: Exception) -> None:
         dead.append((keys_of(work.delivery), str(error)))
 
-    with reader.consumer(
-        items.name, group=f"dead {items.id}", filters=[INSERTS], until_tick=now(shop, items)
-    ) as consumer:
+    with reader.consumer(items.name, group=f"dead {items.id}", filters=[INSERTS], until=now(shop, items)) as consumer:
         ParallelConsumer(consumer, handle, retry_delay=0.001, on_dead=on_dead).run()
     assert dead == [([3], "bad row")]
     assert sorted(done) == [0, 1, 2, 4, 5]
 
 
-def test_deliveries_can_be_awaited(shop: Client, reader: Client, items: CollectionInfo) -> None:
+def test_deliveries_can_be_awaited(shop: Database, reader: Database, items: CollectionInfo) -> None:
     found: list[int] = []
 
     async def run() -> None:
         consumer = reader.consumer(items.name, group=f"async {items.id}", filters=[INSERTS])
         async with AsyncConsumer(consumer) as awaited:
-            write: Callable[[], object] = lambda: shop.producer().insert(items, item_rows(*range(5)))  # noqa: E731
+            write: Callable[[], object] = lambda: shop.new_producer().insert(items, item_rows(*range(5)))  # noqa: E731
             writing = asyncio.create_task(asyncio.to_thread(write))
             async for delivery in awaited:
                 found.extend(keys_of(delivery))
@@ -290,13 +288,13 @@ def test_deliveries_can_be_awaited(shop: Client, reader: Client, items: Collecti
     assert sorted(found) == [0, 1, 2, 3, 4]
 
 
-def test_what_nobody_acknowledges_holds_no_rows(shop: Client, items: CollectionInfo) -> None:
-    producer = shop.producer()
+def test_what_nobody_acknowledges_holds_no_rows(shop: Database, items: CollectionInfo) -> None:
+    producer = shop.new_producer()
     for start in range(0, 2_000, 100):
         producer.insert(items, item_rows(*range(start, start + 100)))
     ingest_to_end(shop.settings, shop.log)
     until = now(shop, items)
-    with shop.consumer(items.name, filters=[INSERTS], until_tick=until) as consumer:
+    with shop.consumer(items.name, filters=[INSERTS], until=until) as consumer:
         found = [keys_of(delivery) for delivery in consumer]
         gc.collect()
         known = [

@@ -15,7 +15,7 @@ import pytest
 from millrace.base.errors import BufferFull, Closed, DeadlineExceeded, InvalidArgument, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
 from millrace.client.produce.sequencer import OutboundEntry
@@ -27,8 +27,8 @@ from tests.client.conftest import item_rows
 Stored = Callable[..., dict[int, str]]
 
 
-def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Client, items: CollectionInfo) -> None:
-    with shop.producer().batch() as batch:
+def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Database, items: CollectionInfo) -> None:
+    with shop.new_producer().batch() as batch:
         futures = [batch.insert(items, item_rows(key)) for key in range(300)]
     found = [future.result(timeout=0) for future in futures]
     assert all(each.rows == 1 and len(each.results) == 1 for each in found)
@@ -36,8 +36,10 @@ def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Cli
     assert len(messages) < 150, "small calls share messages"
 
 
-def test_the_calls_for_one_key_take_effect_in_their_order(shop: Client, items: CollectionInfo, stored: Stored) -> None:
-    with shop.producer().batch(limits=BatchLimits(delay=0.0)) as batch:
+def test_the_calls_for_one_key_take_effect_in_their_order(
+    shop: Database, items: CollectionInfo, stored: Stored
+) -> None:
+    with shop.new_producer().batch(limits=BatchLimits(delay=0.0)) as batch:
         for turn in range(40):
             for key in range(5):
                 batch.delete(items, [key])
@@ -46,9 +48,9 @@ def test_the_calls_for_one_key_take_effect_in_their_order(shop: Client, items: C
 
 
 def test_upserts_of_many_calls_share_messages_and_the_last_row_of_a_key_counts(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     with producer.batch(limits=BatchLimits(delay=0.2)) as batch:
         batch.insert(items, item_rows(1, 2, 3, 4, name="old"))
         upserts = [batch.upsert(items, item_rows(key, name=f"{turn}")) for turn in range(5) for key in (1, 2, 3, 5)]
@@ -61,8 +63,8 @@ def test_upserts_of_many_calls_share_messages_and_the_last_row_of_a_key_counts(
     assert stored(items) == {1: "4", 3: "4", 4: "old", 5: "again"}
 
 
-def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Client, items: CollectionInfo) -> None:
-    batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, buffer_bytes=4096, deadline=0.05))
+def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Database, items: CollectionInfo) -> None:
+    batch = shop.new_producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, buffer_bytes=4096, deadline=0.05))
     taken = batch.insert(items, item_rows(*range(100)))
     with pytest.raises(BufferFull, match="append them again later"):
         batch.insert(items, item_rows(*range(100, 200)))
@@ -73,9 +75,9 @@ def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Cl
     batch.close(deadline=10.0)
 
 
-def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: CollectionInfo) -> None:
+def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Database, items: CollectionInfo) -> None:
     key = next(each for each in range(100) if vchannel_index(pa.array([each]), 2)[0] == 0)
-    batch = shop.producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, count=3))
+    batch = shop.new_producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, count=3))
     first = [batch.insert(items, item_rows(key)) for _ in range(2)]
     with pytest.raises(TimeoutError):
         first[0].result(timeout=0.3)
@@ -87,15 +89,15 @@ def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Client, items: Co
     assert late.result(timeout=0).rows == 1
 
 
-def test_a_closed_appender_takes_nothing(shop: Client, items: CollectionInfo) -> None:
-    batch = shop.producer().batch()
+def test_a_closed_appender_takes_nothing(shop: Database, items: CollectionInfo) -> None:
+    batch = shop.new_producer().batch()
     batch.close()
     with pytest.raises(Closed, match="closed"):
         batch.insert(items, item_rows(1))
 
 
-def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Client, items: CollectionInfo) -> None:
-    producer = shop.producer()
+def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Database, items: CollectionInfo) -> None:
+    producer = shop.new_producer()
     batch = producer.batch(limits=BatchLimits(delay=60.0))
     lanes = [producer.lane(name.rpartition("_")[0]) for name in items.vchannels]
     with lanes[0].lock.held(), lanes[1].lock.held():  # nothing can be sent
@@ -106,11 +108,11 @@ def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Client, i
         future.result(timeout=5)
 
 
-def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Client, items: CollectionInfo) -> None:
+def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Database, items: CollectionInfo) -> None:
     shop.catalog.create_partition(items.name, "gone")
-    there = shop.collection(items.name)
+    there = shop.definition(items.name)
     shop.catalog.drop_partition(items.name, "gone")
-    with shop.producer().batch() as batch:
+    with shop.new_producer().batch() as batch:
         bad = batch.insert(there, item_rows(1, 2), partition="gone")
         good = batch.insert(there, item_rows(3, 4), partition="_default")
     assert set(bad.result().rejected_by_reason) == {"PARTITION_NOT_FOUND"}
@@ -118,10 +120,10 @@ def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Client, items: Col
     assert good.result().rejections == []
 
 
-def test_frames_of_every_kind_go_in_with_one_call(shop: Client, items: CollectionInfo, stored: Stored) -> None:
+def test_frames_of_every_kind_go_in_with_one_call(shop: Database, items: CollectionInfo, stored: Stored) -> None:
     import pandas as pd
 
-    producer = shop.producer()
+    producer = shop.new_producer()
     arrow = item_rows(*range(20))
 
     class Stream:
@@ -147,11 +149,11 @@ def test_frames_of_every_kind_go_in_with_one_call(shop: Client, items: Collectio
 
 
 def test_awaited_appends_keep_their_order_and_wait_for_room_without_a_thread(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
     async def run() -> list[Written]:
         limits = BatchLimits(delay=0.001, buffer_bytes=2048)
-        async with AsyncProducer(shop.producer(), limits=limits) as producer:
+        async with AsyncProducer(shop.new_producer(), limits=limits) as producer:
             writes = [
                 asyncio.create_task(producer.insert(items, item_rows(*range(key, key + 10))))
                 for key in range(0, 500, 10)
@@ -164,19 +166,19 @@ def test_awaited_appends_keep_their_order_and_wait_for_room_without_a_thread(
     assert stored(items).keys() == set(range(2, 500))
 
 
-def test_a_future_is_of_the_standard_library(shop: Client, items: CollectionInfo) -> None:
-    with shop.producer().batch() as batch:
+def test_a_future_is_of_the_standard_library(shop: Database, items: CollectionInfo) -> None:
+    with shop.new_producer().batch() as batch:
         assert isinstance(batch.insert(items, item_rows(1)), Future)
         empty = batch.insert(items, item_rows())
     assert empty.result(timeout=0).rows == 0
 
 
-def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Client, items: CollectionInfo) -> None:
+def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Database, items: CollectionInfo) -> None:
     from millrace.client.consume.scan import scan
     from millrace.message.payload.rows import decode_rows
 
     keys = [key for key in range(2000) if item_home(key, items) == 0][:200]
-    with shop.producer().batch(limits=BatchLimits(delay=0.0)) as batch:
+    with shop.new_producer().batch(limits=BatchLimits(delay=0.0)) as batch:
         ticks = [batch.insert(items, item_rows(key)) for key in keys]
     until = max(each.result().last_tick for each in ticks)
     name = items.vchannels[0]

@@ -12,8 +12,8 @@ import pytest
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
 from millrace.client.consume.delivery import Change
+from millrace.client.database import Database
 from millrace.client.schemas import schema
 from millrace.message.schema_changes import RenameField, ReorderFields
 from millrace.node.flush.definition import flush_to_end
@@ -30,18 +30,18 @@ Found = dict[tuple[Any, ...], str]
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A deployment of its own: a flush takes the few collections of these tests, not those of all clients' tests."""
     yield from opened_shop(tmp_path_factory.mktemp("keyed"))
 
 
 @pytest.fixture
-def quotes(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
+def quotes(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     return shop.catalog.create_collection(own_name(request), QUOTES, vchannels=3, partitions=["a", "b"])
 
 
 @pytest.fixture
-def stored(shop: Client) -> Callable[..., list[Found]]:
+def stored(shop: Database) -> Callable[..., list[Found]]:
     """Of each collection, notes by key; read once from the WAL alone and once from the flushed tables."""
 
     def read(*collections: CollectionInfo) -> list[Found]:
@@ -51,7 +51,7 @@ def stored(shop: Client) -> Callable[..., list[Found]]:
             if flushed:
                 flush_to_end(shop.settings)
             for collection in collections:
-                rows = shop.read(collection.name, deadline=10.0).to_pylist()
+                rows = shop.collection(collection.name).read(deadline=10.0).to_pylist()
                 by_key = {tuple(row[name] for name in collection.schema.key_names): row["note"] for row in rows}
                 found[flushed].append(by_key)
                 assert len(by_key) == len(rows)
@@ -66,9 +66,9 @@ def rows(note: str, *keys: tuple[str, date]) -> list[dict[str, Any]]:
 
 
 def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
-    shop: Client, quotes: CollectionInfo, stored: Callable[..., list[Found]]
+    shop: Database, quotes: CollectionInfo, stored: Callable[..., list[Found]]
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     every = [(symbol, day) for symbol in ("A", "B", "C", "A\0") for day in (MONDAY, TUESDAY)]
     producer.insert(quotes, rows("first", *every), partition="a")
     producer.upsert(quotes, rows("again", ("A", MONDAY), ("B", TUESDAY), ("A", MONDAY)), partition="b")
@@ -95,30 +95,30 @@ def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
 
 
 def test_a_field_of_the_key_is_renamed_and_goes_on_being_one(
-    shop: Client, quotes: CollectionInfo, stored: Callable[..., list[Found]]
+    shop: Database, quotes: CollectionInfo, stored: Callable[..., list[Found]]
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     producer.insert(quotes, rows("first", ("A", MONDAY), ("A", TUESDAY)), partition="a")
     assert len(stored(quotes)[0]) == 2
     shop.catalog.alter(quotes.name, [RenameField("day", "date"), ReorderFields(("date",))])
-    renamed = shop.collection(quotes.name)
+    renamed = shop.definition(quotes.name)
     assert renamed.schema.primary_key == ("symbol", "date")
     producer.upsert(renamed, [{"symbol": "A", "date": MONDAY, "note": "again"}], partition="b")
     producer.delete(renamed, [("A", TUESDAY)])
     assert stored(renamed) == [{("A", MONDAY): "again"}]
 
 
-def test_a_scan_tells_the_names_of_the_key(shop: Client, quotes: CollectionInfo) -> None:
-    producer = shop.producer()
+def test_a_scan_tells_the_names_of_the_key(shop: Database, quotes: CollectionInfo) -> None:
+    producer = shop.new_producer()
     producer.insert(quotes, rows("one", ("A", MONDAY)), partition="a")
     last = producer.delete(quotes, [("A", MONDAY)]).last_tick
-    with shop.consumer(quotes, policy=All(), until_tick=last) as consumer:
+    with shop.consumer(quotes, start=All(), until=last) as consumer:
         found: list[Change] = [change for unit in consumer for change in unit.changes()]
     assert [(each.kind, each.key) for each in found] == [(kind, ("symbol", "day")) for kind in ("insert", "delete")]
     assert found[1].rows.to_pylist() == [{"symbol": "A", "day": MONDAY}]
 
 
-def test_a_key_of_one_field_is_of_any_of_the_types(shop: Client, stored: Callable[..., list[Found]]) -> None:
+def test_a_key_of_one_field_is_of_any_of_the_types(shop: Database, stored: Callable[..., list[Found]]) -> None:
     made: list[tuple[CollectionInfo, list[Any]]] = []
     for number, (kind, keys) in enumerate(
         {
@@ -131,7 +131,7 @@ def test_a_key_of_one_field_is_of_any_of_the_types(shop: Client, stored: Callabl
     ):
         plan = schema({"id": kind, "note": "string?"}, key="id", on_duplicate="replace")
         made.append((shop.catalog.create_collection(f"keyed_{number}", plan, vchannels=4), keys))
-    producer = shop.producer()
+    producer = shop.new_producer()
     for note in ("old", "new"):
         for collection, keys in made:
             producer.insert(collection, [{"id": key, "note": note} for key in keys])
@@ -156,10 +156,10 @@ def test_a_key_of_one_field_is_of_any_of_the_types(shop: Client, stored: Callabl
     ],
 )
 def test_what_is_no_key_of_the_collection_is_refused_with_what_one_is(
-    shop: Client, quotes: CollectionInfo, keys: Any
+    shop: Database, quotes: CollectionInfo, keys: Any
 ) -> None:
     with pytest.raises(InvalidArgument, match=r"symbol|keys are a list"):
-        shop.producer().delete(quotes, keys)
+        shop.new_producer().delete(quotes, keys)
 
 
 @pytest.mark.parametrize("key", [(), ("id", "id"), ("id", "none"), ("id", "price"), ("id", "maybe"), "price"])

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.client.produce.rows import table_of
 from millrace.client.schemas import schema
@@ -37,7 +37,7 @@ class Order(BaseModel):
     note: str | None = None
 
 
-def test_models_of_pydantic_are_rows_and_say_a_schema(shop: Client, request: pytest.FixtureRequest) -> None:
+def test_models_of_pydantic_are_rows_and_say_a_schema(shop: Database, request: pytest.FixtureRequest) -> None:
     made = schema(Order, key="id")
     assert [(each.name, each.type, each.nullable) for each in made.fields] == [
         ("id", "int64", False),
@@ -51,7 +51,7 @@ def test_models_of_pydantic_are_rows_and_say_a_schema(shop: Client, request: pyt
         Order(id=1, day=date(2026, 1, 2), place=Place(zip=7), past=[Place(zip=8, city="Oslo")]),
         Order(id=2, day=date(2026, 1, 3), place=Place(zip=9), note="x"),
     ]
-    producer = shop.producer()
+    producer = shop.new_producer()
     assert producer.insert(orders, rows).rows == producer.upsert(orders, rows[:1]).rows + 1 == 2
     with producer.batch() as batch:
         future = batch.insert(orders, [rows[0].model_copy(update={"id": 3})])
@@ -94,9 +94,9 @@ def test_frames_that_are_no_table_are_refused_in_words(frame: Any, why: str) -> 
 
 
 def test_relations_and_streams_are_upserted_batch_by_batch(
-    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
+    shop: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     with duckdb.connect() as connection:
         relation = connection.sql("select i as id, 'a' as name, 1.5::double as price from range(5) t(i)")
         assert producer.insert(items, relation).rows == 5
@@ -112,9 +112,9 @@ def test_relations_and_streams_are_upserted_batch_by_batch(
 
 
 def test_upserts_batches_and_awaited_writes_evolve_the_schema(
-    shop: Client, items: CollectionInfo, stored: Callable[..., dict[int, str]]
+    shop: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     row = {"id": 1, "name": "a"}
     producer.upsert(items, [row | {"one": 1}], evolve=True)
     with producer.batch() as batch:
@@ -132,15 +132,15 @@ def test_upserts_batches_and_awaited_writes_evolve_the_schema(
             await awaited.upsert(items.name, [row | {"id": 2, "five": True}], evolve=True)
 
     asyncio.run(write())
-    assert shop.collection(items.name).schema.arrow().names[-5:] == ["one", "two", "three", "four", "five"]
-    assert shop.collection(items.name).schema_version == 6
+    assert shop.definition(items.name).schema.arrow().names[-5:] == ["one", "two", "three", "four", "five"]
+    assert shop.definition(items.name).schema_version == 6
     assert set(stored(items)) == {1, 2, 3, 4, 5}
 
 
 def test_the_catalog_is_asked_only_where_what_is_known_does_not_take_the_rows(
-    shop: Client, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
+    shop: Database, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     asked: list[str] = []
     known = producer._catalog.collection
     monkeypatch.setattr(producer._catalog, "collection", lambda name: asked.append(name) or known(name))
@@ -150,11 +150,11 @@ def test_the_catalog_is_asked_only_where_what_is_known_does_not_take_the_rows(
     assert len(asked) == 2  # before the change, and behind it
 
 
-def test_a_transaction_takes_no_rows_that_need_another_schema(shop: Client, items: CollectionInfo) -> None:
+def test_a_transaction_takes_no_rows_that_need_another_schema(shop: Database, items: CollectionInfo) -> None:
     lone = shop.catalog.create_collection(items.name + "_one", items.schema)
-    with shop.producer().transaction(lone) as txn:
+    with shop.new_producer().transaction(lone) as txn:
         txn.insert([{"id": 1, "name": "a"}], evolve=True)
         with pytest.raises(InvalidArgument, match=r"need other fields or types \(more\).*rolls open transactions back"):
             txn.insert([{"id": 2, "name": "a", "more": 1}], evolve=True)
     assert txn.commit_tick is not None
-    assert FieldSpec("more", "int64", True) not in shop.collection(lone.name).schema.fields
+    assert FieldSpec("more", "int64", True) not in shop.definition(lone.name).schema.fields

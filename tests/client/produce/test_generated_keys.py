@@ -11,7 +11,7 @@ import pytest
 
 from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.files.formats import InputFormat
 from millrace.client.produce.files.reader import read_batches
 from millrace.client.produce.rows import conform
@@ -25,7 +25,7 @@ GIVEN = "01939a3c-5a04-7f4f-9e0e-0a1b2c3d4e5f"
 
 
 @pytest.fixture
-def events(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
+def events(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     return shop.catalog.create_collection(own_name(request), EVENTS, vchannels=2)
 
 
@@ -37,21 +37,21 @@ def keys_of(rows: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def test_equal_rows_stay_several_and_can_be_deleted_one_by_one(shop: Client, events: CollectionInfo) -> None:
-    assert shop.collection(events.name).schema.generated_key
-    producer = shop.producer()
+def test_equal_rows_stay_several_and_can_be_deleted_one_by_one(shop: Database, events: CollectionInfo) -> None:
+    assert shop.definition(events.name).schema.generated_key
+    producer = shop.new_producer()
     producer.insert(events, [{"what": "click"}] * 50)
     producer.insert(events, pa.table({"row_id": [None, GIVEN], "what": ["click", "own"]}))
     with producer.batch() as batch:
         batch.insert(events, {"what": ["click"] * 2})
     ingest_to_end(shop.settings, shop.log)
-    rows = shop.read(events.name, deadline=10.0).to_pylist()
+    rows = shop.collection(events.name).read(deadline=10.0).to_pylist()
     keys = keys_of(rows)
     assert len(keys) == 54
     assert [row["what"] for row in rows if row["row_id"] == GIVEN] == ["own"]
     producer.delete(events, keys[:53])
     ingest_to_end(shop.settings, shop.log)
-    assert [row["row_id"] for row in shop.read(events.name, deadline=10.0).to_pylist()] == keys[53:]
+    assert [row["row_id"] for row in shop.collection(events.name).read(deadline=10.0).to_pylist()] == keys[53:]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_rows_of_files_get_theirs(kind: InputFormat, text: bytes, given: list[st
     assert set(given) <= set(keys_of(batch.rows.to_pylist()))
 
 
-def test_keys_to_delete_are_never_made(shop: Client, events: CollectionInfo) -> None:
+def test_keys_to_delete_are_never_made(shop: Database, events: CollectionInfo) -> None:
     (batch,) = read_batches(io.BytesIO(b'{"what": "a"}\n'), InputFormat.JSONL, EVENTS, batch_rows=10, keys_only=True)
     assert (batch.rows.num_rows, len(batch.bad)) == (0, 1)
     with pytest.raises(InvalidArgument, match="row_id"):
-        shop.producer().delete(events, [{"what": "a"}])
+        shop.new_producer().delete(events, [{"what": "a"}])
 
 
 def test_what_is_no_uuid_is_refused_as_ever(events: CollectionInfo) -> None:

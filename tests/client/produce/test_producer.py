@@ -12,7 +12,7 @@ import pytest
 from millrace.base.errors import AppendRejected, InvalidArgument, LogUnavailable, TickNotReached
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.log.protocol import Log
 from millrace.message.ids import pchannel_of
 from millrace.message.keys import vchannel_index
@@ -31,17 +31,17 @@ SCHEMA = CollectionSchema(
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     folder: Path = tmp_path_factory.mktemp("producer")
     settings = Settings(data_dir=folder, cache_dir=folder / "cache", append_retry_delay=0.05)
-    with Client.connect(settings) as made:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(2)
         yield made
         made.append.service.shutdown()
 
 
 @pytest.fixture
-def collection(client: Client, request: pytest.FixtureRequest) -> CollectionInfo:
+def collection(client: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     name = own_name(request)
     return client.catalog.create_collection(name, SCHEMA, vchannels=3, partitions=["rome", "oslo"])
 
@@ -50,15 +50,15 @@ def rows(*keys: int, city: str = "rome") -> pa.Table:
     return pa.table({"id": list(keys), "city": [city] * len(keys)})
 
 
-def stored(client: Client, collection: CollectionInfo) -> dict[int, str]:
+def stored(client: Database, collection: CollectionInfo) -> dict[int, str]:
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
-    table = client.read(collection.name, deadline=10.0)
+    table = client.collection(collection.name).read(deadline=10.0)
     return dict(zip(table["id"].to_pylist(), table["city"].to_pylist(), strict=True))
 
 
 def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
-    client: Client, collection: CollectionInfo
+    client: Database, collection: CollectionInfo
 ) -> None:
     both = pa.concat_tables([rows(*range(100)), rows(*range(100, 200), city="oslo")])
     for given, why in (
@@ -66,15 +66,15 @@ def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
         ({"partition_by": "city", "partition": "Rome"}, "give one of them"),
     ):
         with pytest.raises(InvalidArgument, match=why):
-            client.producer().insert(collection, both, **given)
-    written = client.producer().insert(collection, both, partition_by="city")
+            client.new_producer().insert(collection, both, **given)
+    written = client.new_producer().insert(collection, both, partition_by="city")
     assert (written.rows, written.rejections) == (200, [])
     found = stored(client, collection)
     assert {key: found[key] for key in range(200)} == {key: "rome" if key < 100 else "oslo" for key in range(200)}
 
 
-def test_deletes_hit_earlier_rows_alone(client: Client, collection: CollectionInfo) -> None:
-    producer = client.producer()
+def test_deletes_hit_earlier_rows_alone(client: Database, collection: CollectionInfo) -> None:
+    producer = client.new_producer()
     producer.insert(collection, rows(1, 2, 3), partition="rome")
     producer.delete(collection, [2, 3, 99])
     producer.insert(collection, rows(3, city="oslo"), partition="oslo")
@@ -86,8 +86,8 @@ def _fail_after(written: object) -> None:
     raise ZeroDivisionError(written)
 
 
-def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Client, collection: CollectionInfo) -> None:
-    producer = client.producer()
+def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Database, collection: CollectionInfo) -> None:
+    producer = client.new_producer()
     mine = [key for key in range(100) if vchannel_index(pa.array([key]), 3)[0] == 1][:4]
     with producer.transaction(collection, vchannel=1) as txn:
         txn.insert(rows(*mine[:2]), partition="rome")
@@ -100,16 +100,16 @@ def test_a_transaction_is_visible_as_a_whole_or_not_at_all(client: Client, colle
     assert [key for key in mine if key in found] == [mine[1]]
 
 
-def test_a_transaction_refuses_keys_of_another_vchannel(client: Client, collection: CollectionInfo) -> None:
-    producer = client.producer()
+def test_a_transaction_refuses_keys_of_another_vchannel(client: Database, collection: CollectionInfo) -> None:
+    producer = client.new_producer()
     with pytest.raises(InvalidArgument, match="one VChannel"), producer.transaction(collection) as txn:
         txn.insert(rows(*range(50)), partition="rome")
 
 
-def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Client, collection: CollectionInfo) -> None:
-    older = client.producer(producer_id=77)
+def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Database, collection: CollectionInfo) -> None:
+    older = client.new_producer(producer_id=77)
     older.insert(collection, rows(*range(30)), partition="rome")
-    newer = client.producer(producer_id=77)
+    newer = client.new_producer(producer_id=77)
     written = newer.insert(collection, rows(*range(30, 60)), partition="rome")
     assert not any(result.duplicate for result in written.results)
     with pytest.raises(AppendRejected) as caught:
@@ -118,8 +118,8 @@ def test_a_producer_that_takes_over_an_id_fences_the_older_one(client: Client, c
     assert set(range(60)) <= set(stored(client, collection))
 
 
-def test_a_new_term_is_asked_for_and_nothing_is_lost(client: Client, collection: CollectionInfo) -> None:
-    producer = client.producer()
+def test_a_new_term_is_asked_for_and_nothing_is_lost(client: Database, collection: CollectionInfo) -> None:
+    producer = client.new_producer()
     producer.insert(collection, rows(1, 2, 3), partition="rome")
     for name in {pchannel_of(vchannel) for vchannel in collection.vchannels}:
         client.catalog.open_term(name)
@@ -130,7 +130,7 @@ def test_a_new_term_is_asked_for_and_nothing_is_lost(client: Client, collection:
 class LosesAnswers:
     """An append host whose every second answer is lost after the append took effect."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Database) -> None:
         self._client = client
         self.calls = 0
 
@@ -146,7 +146,7 @@ class LosesAnswers:
 
 
 def test_an_append_whose_answer_was_lost_is_repeated_without_a_second_effect(
-    client: Client, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
+    client: Database, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from millrace.client.produce.producer import Producer
 
@@ -156,31 +156,33 @@ def test_an_append_whose_answer_was_lost_is_repeated_without_a_second_effect(
         assert written.rejections == []
     producer.close()
     ingest_to_end(client.settings, client.log)
-    assert sorted(client.read(collection.name)["id"].to_pylist()) == list(range(50))
+    assert sorted(client.collection(collection.name).read()["id"].to_pylist()) == list(range(50))
 
 
 def test_a_channel_on_which_nothing_happens_does_not_hold_a_read_back(
-    client: Client, collection: CollectionInfo
+    client: Database, collection: CollectionInfo
 ) -> None:
     for key in range(3):
-        written = client.producer().insert(collection, rows(key), partition="rome")
+        written = client.new_producer().insert(collection, rows(key), partition="rome")
         ingest_to_end(client.settings, client.log)
-        assert client.read(collection.name)["id"].to_pylist() == list(range(key + 1))
-        assert len(client.read(collection.name, at=written.last_tick)) == key + 1
+        assert client.collection(collection.name).read()["id"].to_pylist() == list(range(key + 1))
+        assert len(client.collection(collection.name).read(at=written.last_tick)) == key + 1
 
 
-def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(client: Client, collection: CollectionInfo) -> None:
+def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(
+    client: Database, collection: CollectionInfo
+) -> None:
     ingest_to_end(client.settings, client.log)
-    client.producer().insert(collection, rows(1), partition="rome")
+    client.new_producer().insert(collection, rows(1), partition="rome")
     with pytest.raises(TickNotReached, match="streaming node"):
-        client.read(collection.name, deadline=0.2)
+        client.collection(collection.name).read(deadline=0.2)
 
 
 def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
-    client: Client, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
+    client: Database, collection: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest_to_end(client.settings, client.log)
-    client.producer().insert(collection, rows(1), partition="rome")
+    client.new_producer().insert(collection, rows(1), partition="rome")
     looked: list[tuple[str, int, int]] = []
 
     def counted(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int) -> bool:
@@ -189,7 +191,7 @@ def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
 
     monkeypatch.setattr(freshness, "lacks_rows", counted)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(client.read, collection.name, deadline=20.0)
+        reading = pool.submit(client.collection(collection).read, deadline=20.0)
         until(lambda: len(looked) >= len(collection.pchannels))
         ingest_to_end(client.settings, client.log)
         assert reading.result()["id"].to_pylist() == [1]
@@ -206,22 +208,22 @@ def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(
-    client: Client, table: pa.Table, words: str, request: pytest.FixtureRequest
+    client: Database, table: pa.Table, words: str, request: pytest.FixtureRequest
 ) -> None:
     name = "refused"
     known = {each.name for each in client.catalog.collections()}
-    made = client.collection(name) if name in known else client.catalog.create_collection(name, SCHEMA)
+    made = client.definition(name) if name in known else client.catalog.create_collection(name, SCHEMA)
     with pytest.raises(InvalidArgument, match=words):
-        client.producer().insert(made, table)
+        client.new_producer().insert(made, table)
 
 
 def test_a_new_partition_changes_nothing_for_writers_that_name_none(
-    client: Client, request: pytest.FixtureRequest
+    client: Database, request: pytest.FixtureRequest
 ) -> None:
     before = client.catalog.create_collection(own_name(request), SCHEMA)
     client.catalog.create_partition(before.name, "oslo")
-    after = client.collection(before.name)
-    producer = client.producer()
+    after = client.definition(before.name)
+    producer = client.new_producer()
     for key, each in enumerate((before, after)):
         producer.insert(each, rows(key))
         producer.upsert(each, rows(10 + key))
@@ -234,13 +236,13 @@ def test_a_new_partition_changes_nothing_for_writers_that_name_none(
     assert set(stored(client, after)) == {50}
     client.catalog.create_partition(after.name, "rome")
     with pytest.raises(InvalidArgument, match="name the partition"):
-        producer.insert(client.collection(after.name), rows(1))
+        producer.insert(client.definition(after.name), rows(1))
 
 
 def test_a_partition_must_be_named_where_there_are_several_without_a_default(
-    client: Client, collection: CollectionInfo
+    client: Database, collection: CollectionInfo
 ) -> None:
     with pytest.raises(InvalidArgument, match="name the partition"):
-        client.producer().insert(collection, rows(1))
+        client.new_producer().insert(collection, rows(1))
     with pytest.raises(InvalidArgument, match="no partition 'paris'"):
-        client.producer().insert(collection, rows(1), partition="paris")
+        client.new_producer().insert(collection, rows(1), partition="paris")

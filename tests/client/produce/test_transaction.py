@@ -10,7 +10,7 @@ import pytest
 
 from millrace.base.errors import InvalidArgument, TransactionLost
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.transaction import DEFAULT_LEASE_MS, Transaction
 from millrace.client.produce.written import Written
 from millrace.message.ids import LOGICAL_BITS, pchannel_of
@@ -26,7 +26,7 @@ def mine(items: CollectionInfo, count: int = 3) -> list[int]:
     return [key for key in range(100) if item_home(key, items) == 0][:count]
 
 
-def let_log_time_pass(shop: Client, items: CollectionInfo, milliseconds: int) -> None:
+def let_log_time_pass(shop: Database, items: CollectionInfo, milliseconds: int) -> None:
     """Until the log's own clock has gone on that far."""
     name = pchannel_of(items.vchannels[0])
     end = (shop.append.tick(name) >> LOGICAL_BITS) + milliseconds
@@ -37,14 +37,14 @@ def let_log_time_pass(shop: Client, items: CollectionInfo, milliseconds: int) ->
     raise AssertionError("the log's clock stands still")
 
 
-def end_by_a_flush(shop: Client, items: CollectionInfo, txn: Transaction) -> None:
+def end_by_a_flush(shop: Database, items: CollectionInfo, txn: Transaction) -> None:
     txn.insert(item_rows(*mine(items)))
     shop.catalog.flush(items.name)
 
 
-def test_a_block_may_last_longer_than_its_lease(shop: Client, items: CollectionInfo, stored: Stored) -> None:
+def test_a_block_may_last_longer_than_its_lease(shop: Database, items: CollectionInfo, stored: Stored) -> None:
     # Three seconds may a renewal come late on a machine that has much to do.
-    with shop.producer().transaction(items, keepalive_ms=4500) as txn:
+    with shop.new_producer().transaction(items, keepalive_ms=4500) as txn:
         txn.insert(item_rows(*mine(items), name="kept"))
         let_log_time_pass(shop, items, 5000)
         assert not txn.lost
@@ -94,9 +94,9 @@ def test_the_lease_that_none_names_is_the_chains() -> None:
 
 
 def test_a_lease_is_renewed_for_the_longest_lifetime_and_no_longer(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
-    begun = shop.producer().transaction(items, keepalive_ms=200, max_lifetime=0.0)
+    begun = shop.new_producer().transaction(items, keepalive_ms=200, max_lifetime=0.0)
 
     def work() -> None:
         begun.insert(item_rows(*mine(items)))
@@ -110,29 +110,29 @@ def test_a_lease_is_renewed_for_the_longest_lifetime_and_no_longer(
 
 
 def test_a_flush_that_ends_a_transaction_is_said_at_its_commit(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
-    with pytest.raises(TransactionLost) as caught, shop.producer().transaction(items) as txn:
+    with pytest.raises(TransactionLost) as caught, shop.new_producer().transaction(items) as txn:
         end_by_a_flush(shop, items, txn)
     assert caught.value.reason == "TXN_NOT_ACTIVE"
     assert stored(items) == {}
 
 
 def test_an_error_in_the_block_is_the_callers_own_even_where_the_transaction_is_lost(
-    shop: Client, items: CollectionInfo
+    shop: Database, items: CollectionInfo
 ) -> None:
     def work(txn: Transaction) -> None:
         end_by_a_flush(shop, items, txn)
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), shop.producer().transaction(items) as txn:
+    with pytest.raises(ZeroDivisionError), shop.new_producer().transaction(items) as txn:
         work(txn)
 
 
 def test_keys_are_deleted_and_inserted_in_the_order_of_the_block(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     keys = mine(items)
     producer.insert(items, item_rows(*keys, name="old"))
     with producer.transaction(items) as txn:
@@ -142,10 +142,10 @@ def test_keys_are_deleted_and_inserted_in_the_order_of_the_block(
 
 
 def test_a_transaction_upserts_and_deletes_by_predicate_with_its_inserts_at_one_tick(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
     first, second, third, fourth = mine(items, 4)
-    producer = shop.producer()
+    producer = shop.new_producer()
     producer.insert(items, item_rows(first, second, name="old"))
     assert stored(items) == {first: "old", second: "old"}
     before = shop.current_tick(items.pchannels)
@@ -161,10 +161,10 @@ def test_a_transaction_upserts_and_deletes_by_predicate_with_its_inserts_at_one_
 
 
 def test_keys_of_another_vchannel_are_refused_with_what_to_do_instead(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
     [ours], theirs = mine(items, 1), next(key for key in range(100) if item_home(key, items) == 1)
-    producer = shop.producer()
+    producer = shop.new_producer()
     producer.insert(items, item_rows(ours, theirs))
     stored(items)
     before = shop.current_tick(items.pchannels)

@@ -12,8 +12,8 @@ import pytest
 from millrace.base.errors import AppendRejected, InvalidArgument, TickNotReached
 from millrace.base.predicate.arrow import filter_table, parse_predicate
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
 from millrace.client.consume.scan import scan
+from millrace.client.database import Database
 from millrace.message.keys import vchannel_index
 from millrace.node.ingest.definition import ingest_to_end
 from tests.client.conftest import ITEMS, item_rows
@@ -23,9 +23,9 @@ Stored = Callable[..., dict[int, str]]
 
 @pytest.mark.slow
 def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     first = producer.insert(items, item_rows(1, 2, 3, name="v0")).last_tick
     last = [producer.upsert(items, item_rows(1, 2, 3, 4, name=f"v{turn}")) for turn in (1, 2, 3)][-1].last_tick
     stored(items, at=last)
@@ -37,7 +37,7 @@ def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
                 ticks |= {body.time_tick for body in getattr(unit, "bodies", ())}
     seen = []
     for tick in sorted(tick for tick in ticks if first <= tick <= last):
-        table = shop.read(items.name, at=tick, deadline=10.0)
+        table = shop.collection(items.name).read(at=tick, deadline=10.0)
         found = dict(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True))
         assert len(found) == table.num_rows, f"a row is there twice at {tick}"
         assert {1, 2, 3} <= found.keys(), f"a row is missing at {tick}"
@@ -46,18 +46,18 @@ def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
     assert {each[1] for each in seen} == {"v0", "v1", "v2", "v3"}
 
 
-def test_of_several_rows_of_one_key_the_last_counts(shop: Client, items: CollectionInfo, stored: Stored) -> None:
+def test_of_several_rows_of_one_key_the_last_counts(shop: Database, items: CollectionInfo, stored: Stored) -> None:
     rows = pa.concat_tables([item_rows(7, name="one"), item_rows(8, name="eight"), item_rows(7, name="two")])
-    assert shop.producer().upsert(items, rows).rows == 2
+    assert shop.new_producer().upsert(items, rows).rows == 2
     assert stored(items) == {7: "two", 8: "eight"}
 
 
 def test_an_upsert_is_one_message_a_vchannel_and_a_transaction_where_it_needs_several(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
     shop.catalog.create_partition(items.name, "other")
-    both = shop.collection(items.name)
-    producer = shop.producer()
+    both = shop.definition(items.name)
+    producer = shop.new_producer()
     homes = vchannel_index(pa.array(range(40)), 2).tolist()
     here, there = ([key for key, home in enumerate(homes) if home == place][:2] for place in (0, 1))
     assert producer.upsert(both, item_rows(*here, *there, name="old"), partition="_default").messages == 2
@@ -67,9 +67,9 @@ def test_an_upsert_is_one_message_a_vchannel_and_a_transaction_where_it_needs_se
     assert stored(items) == dict(zip([*here, *there], names, strict=True))
 
 
-def test_upserts_of_one_key_at_once_leave_one_row(shop: Client, items: CollectionInfo, stored: Stored) -> None:
+def test_upserts_of_one_key_at_once_leave_one_row(shop: Database, items: CollectionInfo, stored: Stored) -> None:
     def write(number: int) -> None:
-        producer = shop.producer()
+        producer = shop.new_producer()
         for turn in range(4):
             producer.upsert(items, item_rows(1, 2, name=f"{number}/{turn}"))
 
@@ -78,11 +78,13 @@ def test_upserts_of_one_key_at_once_leave_one_row(shop: Client, items: Collectio
     assert stored(items).keys() == {1, 2}
 
 
-def test_an_upsert_whose_insert_is_refused_deletes_nothing(shop: Client, items: CollectionInfo, stored: Stored) -> None:
-    producer = shop.producer()
+def test_an_upsert_whose_insert_is_refused_deletes_nothing(
+    shop: Database, items: CollectionInfo, stored: Stored
+) -> None:
+    producer = shop.new_producer()
     producer.insert(items, item_rows(1, 2, name="old"))
     shop.catalog.create_partition(items.name, "gone")
-    there = shop.collection(items.name)
+    there = shop.definition(items.name)
     shop.catalog.drop_partition(items.name, "gone")
     with pytest.raises(AppendRejected) as caught:
         producer.upsert(there, item_rows(1, 2, name="new"), partition="gone")
@@ -91,9 +93,9 @@ def test_an_upsert_whose_insert_is_refused_deletes_nothing(shop: Client, items: 
 
 
 def test_a_delete_by_predicate_hits_what_matched_at_its_tick(
-    shop: Client, items: CollectionInfo, stored: Stored
+    shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
-    producer = shop.producer()
+    producer = shop.new_producer()
     cheap = producer.insert(items, item_rows(1, 2, 3, price=1.0))
     producer.insert(items, item_rows(4, 5, price=9.0))
     stored(items)
@@ -166,11 +168,11 @@ def test_what_is_wrong_is_told_with_its_place(predicate: str, words: str) -> Non
     assert words in str(caught.value)
 
 
-def test_a_read_at_a_tick_does_not_wait_for_what_comes_behind_it(shop: Client, items: CollectionInfo) -> None:
-    producer = shop.producer()
+def test_a_read_at_a_tick_does_not_wait_for_what_comes_behind_it(shop: Database, items: CollectionInfo) -> None:
+    producer = shop.new_producer()
     at = producer.insert(items, item_rows(*range(20), name="old")).last_tick
     ingest_to_end(shop.settings, shop.log)
     producer.insert(items, item_rows(*range(20, 40), name="new"))  # on both PChannels, and in no table
-    assert sorted(shop.read(items.name, at=at, deadline=0.0)["id"].to_pylist()) == list(range(20))
+    assert sorted(shop.collection(items.name).read(at=at, deadline=0.0)["id"].to_pylist()) == list(range(20))
     with pytest.raises(TickNotReached):
-        shop.read(items.name, deadline=0.0)
+        shop.collection(items.name).read(deadline=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.producer_remap import ProducerRemap
 from millrace.client.spool.queue import Spool, SpoolChannel
@@ -20,7 +20,7 @@ from tests.client.spool.test_sender import Breakable, Stored, producer_with
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A deployment whose chain remembers two producers of a VChannel, and has small messages."""
     for client in opened_shop(tmp_path_factory.mktemp("renamed")):
         client.catalog.open_term("dml_0", config={"max_producers": 2, "max_message_bytes": 10_000})
@@ -28,20 +28,20 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.fixture
-def way(shop: Client) -> Breakable:
+def way(shop: Database) -> Breakable:
     return Breakable(shop)
 
 
 @pytest.fixture
-def items(shop: Client, request: pytest.FixtureRequest) -> CollectionInfo:
+def items(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     """A collection of one VChannel, on dml_0."""
     return shop.catalog.create_collection(own_name(request), ITEMS, vchannels=1)
 
 
-def others_write(shop: Client, items: CollectionInfo, first: int) -> None:
+def others_write(shop: Database, items: CollectionInfo, first: int) -> None:
     """So many that the chain forgets whoever wrote before."""
     for key in range(first, first + 3):
-        with shop.producer() as other:
+        with shop.new_producer() as other:
             other.insert(items, item_rows(key, name="another's"))
 
 
@@ -71,7 +71,7 @@ def rejected(folder: Path) -> list[str]:
 
 
 def test_what_was_never_sent_arrives_and_what_perhaps_was_is_recorded(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     assert list(items.pchannels) == ["dml_0"]
     with producer_with(shop, way, tmp_path) as producer:
@@ -88,7 +88,7 @@ def test_what_was_never_sent_arrives_and_what_perhaps_was_is_recorded(
 
 @pytest.mark.parametrize("forgotten_again", [False, True])
 def test_a_process_that_dies_behind_the_append_doubles_nothing(
-    shop: Client,
+    shop: Database,
     way: Breakable,
     items: CollectionInfo,
     tmp_path: Path,
@@ -126,7 +126,7 @@ def test_a_process_that_dies_behind_the_append_doubles_nothing(
 
 
 def test_a_message_that_uses_no_number_holds_up_nothing_behind_it(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     with producer_with(shop, way, tmp_path) as producer:
         way.down = True
@@ -140,7 +140,7 @@ def test_a_message_that_uses_no_number_holds_up_nothing_behind_it(
 
 
 def test_what_was_on_its_way_when_the_log_was_lost_was_perhaps_sent(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SpoolSender, "_begin", lambda self, pchannel: None)  # nobody sends it
     way.down = True

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
@@ -37,20 +37,20 @@ def test_a_remote_producer_spools_while_its_server_is_gone_and_sends_each_row_on
 ) -> None:
     monkeypatch.setenv("MILLRACE_SERVER_TOKEN", TOKEN)
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_port=free_port())
-    with Client.connect(settings) as local:
+    with connect(settings=settings) as local:
         local.catalog.ensure_pchannels(2)
         local.catalog.create_collection("users", SCHEMA, vchannels=2)
     record = read_record(settings.log_path)
     assert record is not None
-    with Client.at(record.address, settings=settings, deadline=2.0) as remote:
-        users = remote.collection("users")
-        producer = remote.producer(spool=tmp_path / "spool")
+    with connect(record.address, settings=settings, deadline=2.0) as remote:
+        users = remote.definition("users")
+        producer = remote.new_producer(spool=tmp_path / "spool")
         assert producer.insert(users, rows(*range(20), body="first")).rows == 20
         os.kill(record.pid, signal.SIGKILL)
         written = producer.insert(users, rows(*range(20, 40), body="second"))
         assert written.spooled_rows == 20
         producer.delete(users, list(range(10)))
-        with Client.connect(settings) as local:
+        with connect(settings=settings) as local:
             assert producer.spool is not None
             assert producer.spool.wait_empty(timeout=30)
             assert producer.spool.error is None

@@ -11,7 +11,7 @@ import pytest
 from millrace.base.errors import AppendUnresolved, LogUnavailable, SpoolBusy, SpoolFull
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce import rows as producer_rows
 from millrace.client.produce.producer import Producer
 from millrace.client.spool.queue import SpoolChannel
@@ -28,7 +28,7 @@ Stored = Callable[..., dict[int, str]]
 class Breakable:
     """The way to the append host, which can be cut: before an append, or behind it, so that its answer gets lost."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Database) -> None:
         self._append = client.append
         self.down = False
         self.loses_answers = 0
@@ -62,17 +62,17 @@ class BreakableStream:
 
 
 @pytest.fixture
-def way(shop: Client) -> Breakable:
+def way(shop: Database) -> Breakable:
     return Breakable(shop)
 
 
-def producer_with(shop: Client, way: Breakable, folder: Path, **options: object) -> Producer:
+def producer_with(shop: Database, way: Breakable, folder: Path, **options: object) -> Producer:
     spool = SpoolSender(folder, retry_delay=0.02, **options)  # type: ignore[arg-type]
     return Producer(way, shop.catalog, shop.settings, spool=spool)
 
 
 def test_rows_go_straight_to_the_log_while_it_is_there(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path
 ) -> None:
     with producer_with(shop, way, tmp_path) as producer:
         written = producer.insert(items, item_rows(1, 2, 3))
@@ -82,7 +82,7 @@ def test_rows_go_straight_to_the_log_while_it_is_there(
 
 
 def test_what_is_spooled_is_sent_in_order_once_the_log_is_back(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     metrics = Metrics()
     with producer_with(shop, way, tmp_path, metrics=metrics) as producer:
@@ -105,7 +105,7 @@ def test_what_is_spooled_is_sent_in_order_once_the_log_is_back(
 
 
 def test_a_batch_appender_spools_too_and_its_futures_say_so(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
@@ -120,7 +120,7 @@ def test_a_batch_appender_spools_too_and_its_futures_say_so(
 
 
 def test_what_a_process_left_in_the_spool_the_next_one_sends(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as first:
@@ -137,7 +137,7 @@ def test_what_a_process_left_in_the_spool_the_next_one_sends(
 
 
 def test_what_processes_left_goes_out_in_their_order_though_one_knew_no_term(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     """Of one entry the chain fences what has no term and takes what stands behind it, if another producer wrote it."""
     way.down = True
@@ -167,7 +167,7 @@ def accepted(producer: Producer, items: CollectionInfo) -> list[int]:
 
 
 def test_a_full_spool_refuses_and_loses_nothing(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     metrics = Metrics()
     way.down = True
@@ -183,10 +183,10 @@ def test_a_full_spool_refuses_and_loses_nothing(
 
 
 def test_what_the_chain_rejects_of_the_spool_is_written_down_and_told(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     shop.catalog.create_partition(items.name, "gone")
-    there = shop.collection(items.name)
+    there = shop.definition(items.name)
     told: list[str] = []
     way.down = True
     with producer_with(shop, way, tmp_path, on_rejected=lambda message, error: told.append(error.reason)) as producer:
@@ -204,7 +204,7 @@ def test_what_the_chain_rejects_of_the_spool_is_written_down_and_told(
 
 
 def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_settled(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     medium = Medium(monkeypatch)
     durable: list[bool] = []
@@ -218,7 +218,7 @@ def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_set
 
     monkeypatch.setattr(SpoolChannel, "settle", settled)
     shop.catalog.create_partition(items.name, "gone")
-    there = shop.collection(items.name)
+    there = shop.definition(items.name)
     way.down = True
     with producer_with(shop, way, tmp_path / "spool") as producer:
         producer.insert(there, item_rows(2), partition="gone")
@@ -230,7 +230,12 @@ def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_set
 
 
 def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored, monkeypatch: pytest.MonkeyPatch
+    shop: Database,
+    way: Breakable,
+    items: CollectionInfo,
+    tmp_path: Path,
+    stored: Stored,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(producer_rows, "ENTRY_BYTES", 1)
     way.down = True
@@ -247,7 +252,7 @@ def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
 
 
 def test_a_new_term_while_rows_are_spooled_changes_nothing(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
@@ -260,7 +265,7 @@ def test_a_new_term_while_rows_are_spooled_changes_nothing(
     assert stored(items).keys() == {1, 2, 3}
 
 
-def test_a_transaction_is_not_spooled(shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path) -> None:
+def test_a_transaction_is_not_spooled(shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path) -> None:
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
         producer.insert(items, item_rows(*range(10)))  # on both PChannels
@@ -269,7 +274,7 @@ def test_a_transaction_is_not_spooled(shop: Client, way: Breakable, items: Colle
 
 
 def test_a_transaction_whose_answer_is_lost_is_told_so_although_there_is_a_spool(
-    shop: Client, way: Breakable, items: CollectionInfo, tmp_path: Path
+    shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path
 ) -> None:
     with producer_with(shop, way, tmp_path) as producer:
         begun = producer.transaction(items)
@@ -286,7 +291,7 @@ def test_a_transaction_whose_answer_is_lost_is_told_so_although_there_is_a_spool
 
 
 def test_without_a_spool_an_unknown_append_is_held_and_settled_before_the_next(
-    shop: Client, way: Breakable, items: CollectionInfo, stored: Stored
+    shop: Database, way: Breakable, items: CollectionInfo, stored: Stored
 ) -> None:
     with Producer(way, shop.catalog, shop.settings) as producer:
         way.loses_answers = 1

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, InvalidSettings
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.log.kafka.service import Kafka, open_location
 from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -131,14 +131,14 @@ def test_a_partition_is_not_destroyed(location: str) -> None:
 def test_a_deployment_lies_on_one_topic(location: str, tmp_path: Path) -> None:
     url = f"kafka://{location}?partitions=2"
     settings = Settings(data_dir=tmp_path / "data", log=url, append_deadline=DEADLINE)
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(2)
         schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
         collection = client.catalog.create_collection("numbers", schema, vchannels=4)
-        client.producer().insert(collection, pa.table({"id": range(1000)}))
+        client.new_producer().insert(collection, pa.table({"id": range(1000)}))
         with LogConnection(settings).service() as direct:
             ingest_to_end(settings, direct)
-        assert sorted(client.read("numbers", deadline=DEADLINE)["id"].to_pylist()) == list(range(1000))
+        assert sorted(client.collection("numbers").read(deadline=DEADLINE)["id"].to_pylist()) == list(range(1000))
         client.append.service.shutdown()
     topics = AdminClient({"bootstrap.servers": running_brokers.kafka().address}).list_topics(timeout=DEADLINE).topics
     prefix = location.rpartition("/")[2]

@@ -28,7 +28,7 @@ from millrace.base.errors import (
 )
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.commands.main import app
 from millrace.log.kafka.service import Kafka, open_location
 from millrace.log.kafka.settings import KafkaPartition, KafkaSettings
@@ -420,17 +420,17 @@ def test_a_deployment_works_through_the_logs_server_and_only_hosts_of_ours_log_i
     logged_in: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(data_dir=tmp_path, log=logged_in.url, append_deadline=DEADLINE)
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(1)
         collection = client.catalog.create_collection("words", WORDS)
-        producer = client.producer()
+        producer = client.new_producer()
         producer.insert(collection, pa.table({"id": [1, 2, 3], "word": ["a", "b", "c"]}))
         producer.delete(collection, [2])
         # The streaming node reads the brokers directly.
         with LogConnection(settings).service() as direct:
             assert not isinstance(direct, RemoteLogService)
             ingest_to_end(settings, direct)
-        table = client.read("words", deadline=DEADLINE)
+        table = client.collection("words").read(deadline=DEADLINE)
         assert dict(zip(table["id"].to_pylist(), table["word"].to_pylist(), strict=True)) == {1: "a", 3: "c"}
         monkeypatch.setenv("MILLRACE_LOG", settings.log)
         for name in ("USERNAME", "PASSWORD"):

@@ -13,7 +13,7 @@ import pytest
 from millrace.base.errors import InvalidSettings, LogUnavailable, PositionTruncated
 from millrace.base.settings import Settings
 from millrace.brokers.kafka import KafkaBroker
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.log.registry import open_service
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -132,14 +132,14 @@ def test_a_deployment_works_with_tls_and_a_login(logged_in: Tls, tmp_path: Path)
     url = logged_in.url("sasl.mechanism=PLAIN", f"ssl.ca.location={logged_in.server.certificate}", protocol="SASL_SSL")
     works(url, "p")
     settings = Settings(data_dir=tmp_path, log=url, append_deadline=DEADLINE)
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(1)
         collection = client.catalog.create_collection("words", WORDS)
-        client.producer().insert(collection, pa.table({"id": [1, 2], "word": ["a", "b"]}))
+        client.new_producer().insert(collection, pa.table({"id": [1, 2], "word": ["a", "b"]}))
         # The streaming node reads the brokers directly.
         with LogConnection(settings).service() as direct:
             ingest_to_end(settings, direct)
-        assert client.read("words", deadline=DEADLINE).num_rows == 2
+        assert client.collection("words").read(deadline=DEADLINE).num_rows == 2
         client.append.service.shutdown()
 
 

@@ -16,7 +16,7 @@ from millrace.access.grants import LOCAL_ADMIN
 from millrace.base.errors import RateLimited
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.wire.encode import encode_entry
@@ -218,7 +218,7 @@ def test_a_watermark_of_zero_is_not_looked_at() -> None:
 
 
 def test_the_host_of_a_deployment_tells_its_flow_state(settings: Settings) -> None:
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         found = client.append.flow()
         client.append.service.shutdown()
     assert found["mode"] == "normal"

@@ -29,8 +29,8 @@ from millrace.base.errors import (
 )
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
-from millrace.client.client import Client
 from millrace.client.consume.scan import scan
+from millrace.client.database import connect
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.types import MessageType
@@ -186,7 +186,7 @@ def test_no_way_into_a_log_that_the_chain_reads_takes_bytes_that_are_no_entry(cl
 
 
 def test_a_pchannel_that_nobody_asked_the_host_to_follow_yet_takes_entries_alone(tmp_path: Path) -> None:
-    with Client.connect(Settings(data_dir=tmp_path)) as made:
+    with connect(settings=Settings(data_dir=tmp_path)) as made:
         made.catalog.ensure_pchannels(1)
         made.append.service.create("own_form")
         made.append.service.shutdown()

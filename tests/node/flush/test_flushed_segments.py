@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.committer import FlushCommitter
 from millrace.node.flush.flushed_segments import FlushedSegments, flushed_segments_path
@@ -21,8 +21,8 @@ SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator[Client]:
-    with Client.connect(settings) as made:
+def client(settings: Settings) -> Iterator[Database]:
+    with connect(settings=settings) as made:
         try:
             made.catalog.ensure_pchannels(1)
             made.catalog.create_collection("c", SCHEMA)
@@ -37,15 +37,15 @@ def named(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
-def flush_once(client: Client, settings: Settings, flushed: FlushedSegments, rows: int) -> None:
-    client.producer().insert(client.collection("c"), pa.table({"id": list(range(rows))}))
+def flush_once(client: Database, settings: Settings, flushed: FlushedSegments, rows: int) -> None:
+    client.new_producer().insert(client.definition("c"), pa.table({"id": list(range(rows))}))
     client.catalog.flush("c")
     ingest_to_end(settings, client.log)
     reports = [run_flush(settings, plan) for plan in plans_of(settings)]
     flushed.record(FlushCommitter(settings).commit(reports).committed)
 
 
-def test_the_file_names_what_was_flushed_also_after_a_restart(client: Client, settings: Settings) -> None:
+def test_the_file_names_what_was_flushed_also_after_a_restart(client: Database, settings: Settings) -> None:
     flushed = FlushedSegments(settings)
     assert named(settings) == []
     flush_once(client, settings, flushed, 5)

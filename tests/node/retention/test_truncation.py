@@ -11,7 +11,7 @@ import pytest
 from millrace.base.errors import PositionTruncated
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.ids import EARLIEST
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
@@ -32,34 +32,34 @@ class Died(BaseException):
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
+def client(tmp_path: Path) -> Iterator[Database]:
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", log_file_bytes=1 << 20)
-    with Client.connect(settings) as made:
+    with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", SCHEMA)
         yield made
         made.append.service.shutdown()
 
 
-def fill(client: Client, first: int, count: int = 20) -> CollectionInfo:
-    collection = client.collection("c")
+def fill(client: Database, first: int, count: int = 20) -> CollectionInfo:
+    collection = client.definition("c")
     for key in range(first, first + count):
-        client.producer().insert(collection, pa.table({"id": [key], "body": [b"x" * 200_000]}))
+        client.new_producer().insert(collection, pa.table({"id": [key], "body": [b"x" * 200_000]}))
     return collection
 
 
-def keys(client: Client, collection: CollectionInfo) -> list[int]:
+def keys(client: Database, collection: CollectionInfo) -> list[int]:
     return sorted(read_arrow(client.settings, collection.id)["id"].to_pylist())
 
 
-def test_nothing_goes_before_the_flusher_has_it(client: Client) -> None:
+def test_nothing_goes_before_the_flusher_has_it(client: Database) -> None:
     fill(client, 0)
     ingest_to_end(client.settings, client.log)
     assert truncate_log(client.settings, client.log) == []
     assert client.log.open(P).describe().begin == EARLIEST
 
 
-def test_what_both_checkpoints_have_passed_goes_and_everything_works_on(client: Client) -> None:
+def test_what_both_checkpoints_have_passed_goes_and_everything_works_on(client: Database) -> None:
     collection = fill(client, 0)
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
@@ -85,9 +85,9 @@ def test_what_both_checkpoints_have_passed_goes_and_everything_works_on(client: 
     assert report.replayed is None, "the log's beginning is gone, and the report says so"
 
 
-def test_an_open_transaction_keeps_its_begin_in_the_log(client: Client) -> None:
-    collection = client.collection("c")
-    producer = client.producer()
+def test_an_open_transaction_keeps_its_begin_in_the_log(client: Database) -> None:
+    collection = client.definition("c")
+    producer = client.new_producer()
     with producer.transaction(collection) as txn:
         txn.insert(pa.table({"id": [1], "body": [b"y"]}))
         fill(client, 100)
@@ -104,7 +104,9 @@ def test_an_open_transaction_keeps_its_begin_in_the_log(client: Client) -> None:
 
 
 @pytest.mark.parametrize("moment", ["truncation.before", "truncation.after"])
-def test_a_death_around_truncation_loses_nothing(client: Client, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_around_truncation_loses_nothing(
+    client: Database, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collection = fill(client, 0)
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)

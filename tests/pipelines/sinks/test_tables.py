@@ -40,7 +40,7 @@ def test_documents_become_rows_and_what_does_not_fit_is_its_own_failure(
 ) -> None:
     schema = {"id": "int64", "name": "string?", "at": "timestamp?", "day": "date?"}
     collection = deployment.create_collection("people", schema, key="id")
-    sink = _sink(deployment.client.settings, {"kind": "collection", "collection": "people"})
+    sink = _sink(deployment.settings, {"kind": "collection", "collection": "people"})
     sink.open()
     told = [
         _action(0, "1", {"id": 1, "name": "a", "at": "2013-01-01T05:00:00Z", "day": "2013-01-01"}),
@@ -65,7 +65,7 @@ def test_documents_become_rows_and_what_does_not_fit_is_its_own_failure(
     assert {row["id"]: row["name"] for row in collection.read().to_pylist()} == rows
     sink.close()
     sink.close()
-    missing = _sink(deployment.client.settings, {"kind": "collection", "collection": "nobody"})
+    missing = _sink(deployment.settings, {"kind": "collection", "collection": "nobody"})
     with pytest.raises(SinkRefused, match="nobody"):
         missing.open()
     missing.close()
@@ -110,7 +110,7 @@ def test_every_kind_that_can_be_declared_has_a_sink_and_no_other() -> None:
 
 def test_a_document_stays_where_a_later_one_of_its_key_is_refused(deployment: millrace.testing.Deployment) -> None:
     collection = deployment.create_collection("visitors", {"id": "int64", "name": "string?"}, key="id")
-    sink = _sink(deployment.client.settings, {"kind": "collection", "collection": "visitors"})
+    sink = _sink(deployment.settings, {"kind": "collection", "collection": "visitors"})
     sink.open()
     told = [
         _action(0, "1", {"id": 1, "name": "first"}),
@@ -130,7 +130,7 @@ def test_a_collection_that_takes_no_document_stops_the_sink_and_says_why(
     deployment: millrace.testing.Deployment,
 ) -> None:
     collection = deployment.create_collection("strict", {"id": "int64", "name": "string"}, key="id")
-    sink = _sink(deployment.client.settings, {"kind": "collection", "collection": "strict"})
+    sink = _sink(deployment.settings, {"kind": "collection", "collection": "strict"})
     sink.open()
     wrong = [_action(number, str(number), {"id": number, "other": 1}) for number in range(30)]
     with pytest.raises(SinkRefused, match=r"strict took none of 30 documents, the last of them in-0-"):

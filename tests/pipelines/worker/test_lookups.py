@@ -40,7 +40,7 @@ def _step(**more: Any) -> dict[str, Any]:
 
 def _run(deployment: millrace.testing.Deployment, document: bytes, *steps: dict[str, Any]) -> Any:
     pipeline = Pipeline.parse({"id": "x", "source": SOURCE, "steps": steps, "sink": SINK})
-    definition = PipelineRun(deployment.client.settings, pipeline)
+    definition = PipelineRun(deployment.settings, pipeline)
     done = Transform(pipeline, open_rows=definition.rows_of).run([Record("flights", 0, 0, b"k", document, 0)])
     return done.failures[0].kind if done.failures else done.actions[0].body
 
@@ -71,7 +71,7 @@ def test_what_is_no_lookup_s_collection_stops_the_task_and_no_document(deploymen
 def test_rows_are_read_again_when_they_are_old_and_kept_while_the_collection_is_away(
     deployment: millrace.testing.Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = CollectionRows(deployment.client.settings, Lookup.model_validate(_step(refresh_seconds=3600)))
+    rows = CollectionRows(deployment.settings, Lookup.model_validate(_step(refresh_seconds=3600)))
     assert rows.get("B6") is None
     deployment["airlines"].insert([{"carrier": "B6", "name": "JetBlue"}])
     assert rows.get("B6") is None, "they are young"
@@ -86,7 +86,7 @@ def test_rows_are_read_again_when_they_are_old_and_kept_while_the_collection_is_
     monkeypatch.setattr(rows, "_read", away)
     rows._read_at -= 3600
     assert rows.get("B6") == found
-    other = CollectionRows(deployment.client.settings, Lookup.model_validate(_step()))
+    other = CollectionRows(deployment.settings, Lookup.model_validate(_step()))
     monkeypatch.setattr(other, "_read", away)
     with pytest.raises(LogUnavailable):
         other.get("B6")
@@ -97,12 +97,12 @@ def test_what_is_too_large_for_memory_is_said(
 ) -> None:
     monkeypatch.setattr(lookups, "MAX_ROWS", 1)
     with pytest.raises(InvalidSettings, match="more than 1 rows"):
-        CollectionRows(deployment.client.settings, Lookup.model_validate(_step())).get("UA")
+        CollectionRows(deployment.settings, Lookup.model_validate(_step())).get("UA")
 
 
 def test_the_tasks_of_a_process_share_the_rows(deployment: millrace.testing.Deployment) -> None:
     pipeline = Pipeline.parse({"id": "x", "source": SOURCE, "steps": [_step()], "sink": SINK})
-    definition = PipelineRun(deployment.client.settings, pipeline)
+    definition = PipelineRun(deployment.settings, pipeline)
     (step,) = pipeline.steps
     assert isinstance(step, Lookup)
     assert definition.rows_of(step) is definition.rows_of(step)

@@ -42,7 +42,7 @@ def _final(chunks: Iterator[list[Record]]) -> dict[str, object]:
 
 def test_rows_come_once_in_order_with_an_upsert_as_one_record(deployment: millrace.testing.Deployment) -> None:
     people = deployment.create_collection("people", SCHEMA, key="id")
-    source, settings = CollectionSource(collection="people"), deployment.client.settings
+    source, settings = CollectionSource(collection="people"), deployment.settings
     rows, reader = Rows(settings, source), RowsReader(settings, source)
     assert rows.ends()["people-0"].high == 0
     people.insert([{"id": number, "name": f"n{number}"} for number in range(50)])
@@ -75,7 +75,7 @@ def test_rows_come_once_in_order_with_an_upsert_as_one_record(deployment: millra
 def test_of_named_channels_only_their_rows_come(deployment: millrace.testing.Deployment) -> None:
     parts = deployment.create_collection("parts", SCHEMA, key="id", vchannels=2)
     parts.insert([{"id": number, "name": f"n{number}"} for number in range(40)])
-    settings = deployment.client.settings
+    settings = deployment.settings
     found = []
     for channel in parts.definition.vchannels:
         source = CollectionSource(collection="parts", channels=(channel,))
@@ -111,7 +111,7 @@ def test_a_pipeline_keeps_an_index_as_a_mirror_of_a_collection(deployment: millr
             "errors": {"cluster": {"bootstrap": [running_brokers.kafka().address]}},
         }
     )
-    settings, client = deployment.client.settings, OpenSearch(server.url)
+    settings, client = deployment.settings, OpenSearch(server.url)
 
     def mirrored() -> dict[str, object]:
         run(PipelineRun(settings, pipeline), stop=threading.Event(), until_end=True)

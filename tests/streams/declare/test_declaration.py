@@ -139,7 +139,7 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
     with millrace.testing.deployment(tmp_path / "data") as db:
         db.create_collection("flights", {"id": "int64", "at": "timestamp", "delay": "float64?"}, key="id")
         db.create_collection("into", {"id": "int64"}, key="id")
-        db.client.catalog.create_collection("letters", LETTERS)
+        db.catalog.create_collection("letters", LETTERS)
 
         def found(**changes: Any) -> list[str]:
             return [f"{each.level} {each}" for each in check(db.settings, stream(**changes))]

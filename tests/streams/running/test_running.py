@@ -193,7 +193,7 @@ def test_a_corrected_declaration_runs_and_makes_its_sink_s_collection(spark: Spa
     with pytest.raises(InvalidStream, match="no_such_column"):
         run(spark, db, declared("no_such_column"))
     assert not Kept(db.settings, "corrected").state.handed
-    assert "made" not in [each.name for each in db.client.catalog.collections()]
+    assert "made" not in [each.name for each in db.catalog.collections()]
     run(spark, db, declared("id"))
     db.settle()
     made = db.collection("made")
@@ -250,7 +250,7 @@ def halves(frame: DataFrame) -> DataFrame:
 def test_poison_rows_wait_as_letters_and_go_in_once_the_sink_takes_them(spark: SparkSession, db: Deployment) -> None:
     source = db.create_collection("numbers", {"id": "int64"}, key="id")
     db.create_collection("strict", {"id": "int64", "small": "int8?"}, key="id")
-    db.client.catalog.create_collection("letters", LETTERS)
+    db.catalog.create_collection("letters", LETTERS)
     stream = Stream(
         name="poison",
         source="numbers",

@@ -18,8 +18,8 @@ import millrace.tables.read.spark as reader
 from millrace.base.errors import InvalidArgument
 from millrace.base.predicate.language import parse_condition
 from millrace.base.settings import Settings
-from millrace.client.client import Client
-from millrace.client.database import Collection as OfUsers
+from millrace.client.collection import Collection as OfUsers
+from millrace.client.database import connect
 from millrace.message import builders
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.flush.definition import flush_to_end
@@ -153,9 +153,9 @@ def test_times_and_dates_come_through_tasks_as_they_were_written(
         {"id": [1, 2], "at": [moment, None], "day": [moment.date(), None], "stops": [[moment, moment], None]},
         schema=schema.arrow(),
     )
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         made = client.catalog.create_collection("c", schema)
-        client.producer().insert(made, rows)
+        client.new_producer().insert(made, rows)
         ingest_to_end(settings, client.log)
         client.append.service.shutdown()
     found = reader.read_spark(spark, settings, made.id).toArrow().sort_by("id")
@@ -174,7 +174,7 @@ def test_spark_reads_every_type_as_it_was_written(spark: SparkSession, db: Deplo
     every.insert(every_rows().slice(0, 2))
     db.settle()
     every.insert(every_rows().slice(2))
-    ingest_to_end(db.settings, db.client.log)
+    ingest_to_end(db.settings, db.log)
     found = [row.asDict(recursive=True) for row in face.read(spark, "every", settings=db.settings).collect()]
     by_key = [sorted(rows, key=lambda row: row["id"]) for rows in (found, every.read().to_pylist())]
     assert len(found) == 3
@@ -250,7 +250,7 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deplo
     older.insert([{"id": 5, **row}])
     made.delete([2])
     for _ in range(2):  # from the tail, and from the tables
-        ingest_to_end(db.settings, db.client.log)
+        ingest_to_end(db.settings, db.log)
         found = face.read(spark, "changed", settings=db.settings)
         wanted = made.read().sort_by("key")
         assert found.columns == wanted.column_names
@@ -279,7 +279,7 @@ def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: Spa
     quotes.delete([("B", days[1]), ("C", days[0])])
     wanted = {("A", days[0], 2), ("A", days[1], 1), ("B", days[0], 1), ("C", days[1], 1)}
     for _ in range(2):  # from the tail, and from the tables
-        ingest_to_end(db.settings, db.client.log)
+        ingest_to_end(db.settings, db.log)
         frame = face.read(spark, "quotes", settings=db.settings)
         assert {(row.ticker, row.day, row.close) for row in frame.collect()} == wanted
         db.settle()
@@ -326,11 +326,11 @@ def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: Spark
     copy = db.create_collection("copy", made.schema, vchannels=1)
     assert copy.insert(face.read(spark, "mixed", settings=db.settings).repartition(2)).rows == 5
     copy.upsert(face.read(spark, "mixed", where="id = 10", settings=db.settings), evolve=True)
-    ingest_to_end(db.settings, db.client.log)
+    ingest_to_end(db.settings, db.log)
     assert repr(copy.read(order_by="id").to_pylist()) == repr(made.read(order_by="id").to_pylist())
     tick = face.register(spark, ["mixed"], settings=db.settings)
     made.insert([{"id": 11}])
-    ingest_to_end(db.settings, db.client.log)
+    ingest_to_end(db.settings, db.log)
     assert spark.sql("select count(*) from mixed").collect()[0][0] == made.count(at=tick) == 5
     wanted = made.changes_between(first).read_all()
     found = face.changes_between(spark, "mixed", first, settings=db.settings).toArrow()

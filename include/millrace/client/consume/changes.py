@@ -46,7 +46,7 @@ _TURN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ChangeSources:
-    """Where changes are read from: the files of a data folder or a remote server (millrace.client.client.Tables)."""
+    """Where changes are read from: the files of a data folder or a remote server (millrace.client.database.Tables)."""
 
     wal: WalOpener
     tail: TailSource
@@ -61,7 +61,7 @@ class ChangeSources:
 class ChangeStream(Closeable):
     """Changes of one collection. One thread polls; any thread may close.
 
-    Made by :meth:`millrace.client.client.Client.changes`.
+    Made by :meth:`millrace.client.collection.Collection.changes`.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class _Place:
 class Consumer(Closeable):
     """Reads `channels` (PChannels or VChannels). One thread polls; any may acknowledge.
 
-    Made by :meth:`Client.consumer`.
+    Made by :meth:`Database.consumer`.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Consumer(Closeable):
         if schema not in get_args(SchemaMode):
             raise InvalidArgument(f"schema is 'written' or 'current', not {schema!r}")
         if group is not None and positions is None:
-            raise InvalidArgument("a group needs a store for its positions: make the consumer with Client.consumer()")
+            raise InvalidArgument("a group needs a store for its positions: make the consumer with Database.consumer()")
         self.group = group
         self._positions = positions
         self._definitions = definitions

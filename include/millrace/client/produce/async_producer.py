@@ -1,6 +1,6 @@
 """A producer for asyncio: awaited appends without a thread per call.
 
-    async with AsyncProducer(client.producer()) as producer:
+    async with AsyncProducer(db.new_producer()) as producer:
         written = await producer.insert(users, rows)
 
 Appends are batched as in :class:`~millrace.client.produce.batch_appender.BatchAppender`, so many tasks share messages.

@@ -390,7 +390,7 @@ class BatchAppender(Closeable):
 
 
 class CollectionBatch(Closeable):
-    """A batch appender of one collection. Thread-safe; made by :meth:`millrace.client.database.Collection.batch`."""
+    """A batch appender of one collection. Thread-safe; made by :meth:`millrace.client.collection.Collection.batch`."""
 
     def __init__(self, definition: CollectionInfo, appender: BatchAppender) -> None:
         self._definition = definition

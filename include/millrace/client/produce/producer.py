@@ -292,7 +292,7 @@ class Producer(Closeable):
         from millrace.base.predicate.arrow import filter_table
 
         if self._reader is None:
-            raise InvalidArgument("this producer has nothing to read with: take it from Client.producer()")
+            raise InvalidArgument("this producer has nothing to read with: take it from Database.new_producer()")
         tick, table = self._reader(collection, None if at is None else resolve_tick(at))
         names = collection.schema.key_names
         read = filter_table(table, predicate).select(list(self._key_of(collection, table.schema)))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.client.database import Collection
+from millrace.client.collection import Collection
 from millrace.demo.streaming.queries import DemoQuery
 from millrace.message.ids import pchannel_of
 from millrace.storage.table import table_at

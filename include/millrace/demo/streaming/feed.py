@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from millrace.client.database import Collection, Database
+from millrace.client.collection import Collection
+from millrace.client.database import Database
 from millrace.demo.flights import data_file, flights, flights_schema
 
 LATE_EVERY: Final = 500

@@ -22,7 +22,6 @@ from rich.table import Table
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.settings import Settings
-from millrace.client.database import Database
 from millrace.demo.load_phases import demo_client
 from millrace.demo.streaming.duckdb_check import CheckpointBatches, CheckResult, check
 from millrace.demo.streaming.feed import FlightFeed
@@ -108,14 +107,13 @@ def run_streams(
     shutil.rmtree(folder, ignore_errors=True)
     settings = replace(settings, data_dir=folder)
     console.print(f"Data folder: [bold]{folder}[/]")
-    with demo_client(settings) as client:
-        db = Database(client)
-        client.catalog.ensure_pchannels(settings.pchannels)
+    with demo_client(settings) as db:
+        db.catalog.ensure_pchannels(settings.pchannels)
         feed = FlightFeed(db, rows)
         console.print(
             f"Log is up; starting a streaming node and a driver for three streams (logs: {settings.run_path}) …"
         )
-        watch = LoadMonitor(settings, client, stop)
+        watch = LoadMonitor(settings, db, stop)
         job = ChildProcess(
             [sys.executable, str(root / "jobs" / "streaming_node.py")],
             log_file=settings.run_path / "streaming-node.log",

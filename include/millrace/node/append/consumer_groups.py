@@ -140,7 +140,7 @@ class ConsumerGroups:
             if positions.get(group, pchannel) is None and len(positions.groups()) >= MAX_GROUPS:
                 raise InvalidArgument(
                     f"there are {MAX_GROUPS} consumer groups, the limit: use one of them, or drop some "
-                    "(Client.drop_group)"
+                    "(Database.drop_group)"
                 )
             with self._guard:
                 if len(self._places) >= MAX_LEASES:

@@ -27,7 +27,7 @@ from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgume
 from millrace.base.failpoint import hit
 from millrace.base.files import replace_json, sha256_file
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.rows import ENTRY_BYTES
 from millrace.message import builders
 from millrace.message.bodies import parse_body
@@ -61,7 +61,7 @@ class AppendedSlice:
 
 
 def append_imports(
-    client: Client,
+    client: Database,
     manifest: StagingManifest,
     *,
     replace: bool = False,
@@ -140,7 +140,7 @@ class _Sender:
 
     def __init__(
         self,
-        client: Client,
+        client: Database,
         manifest: StagingManifest,
         vchannel: str,
         numbers: Sequence[int],

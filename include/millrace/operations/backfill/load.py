@@ -8,7 +8,7 @@ load is idempotent.
 from __future__ import annotations
 
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.file_staging import stage_files
 from millrace.operations.backfill.importer import append_imports
@@ -45,8 +45,8 @@ def run(settings: Settings, params: LoadParams, progress: Progress) -> LoadRepor
     Raises InvalidArgument if a row, a file or a partition does not fit (nothing is appended then), CollectionNotFound,
     AppendRejected if the chain rejects a message, LogUnavailable.
     """
-    with Client.connect(settings) as client:
-        manifest = stage_files(settings, params, client.collection(params.collection), progress)
+    with connect(settings=settings) as client:
+        manifest = stage_files(settings, params, client.definition(params.collection), progress)
         loaded = [] if params.dry_run else append_imports(client, manifest, progress=progress)
     return LoadReport(
         import_id=manifest.import_id,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import CollectionNotFound
 from millrace.base.failpoint import hit
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.rows import conform, split_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import convert_schema
@@ -47,7 +47,7 @@ def record_name(collection: CollectionInfo) -> str:
     return f"in-place-{collection.id}"
 
 
-def finished_restore(client: Client, collection: CollectionInfo, params: RestoreParams) -> ReplaceResult | None:
+def finished_restore(client: Database, collection: CollectionInfo, params: RestoreParams) -> ReplaceResult | None:
     """Return what a run with the same id has already done, or None."""
     record = read_record(client.settings, record_name(collection))
     if params.run_id and (record.get("run_id"), record.get("state")) == (params.run_id, DONE):
@@ -56,7 +56,7 @@ def finished_restore(client: Client, collection: CollectionInfo, params: Restore
 
 
 def replace_rows(
-    client: Client,
+    client: Database,
     collection: CollectionInfo,
     params: RestoreParams,
     plan: ReadPlan,
@@ -99,7 +99,7 @@ def shared_fields(then: CollectionSchema, now: CollectionSchema) -> list[tuple[s
     return [(old.name, new.name) for old, new in pairs if new is not None and new.type == old.type]
 
 
-def record_done(client: Client, collection: CollectionInfo, replaced: ReplaceResult) -> None:
+def record_done(client: Database, collection: CollectionInfo, replaced: ReplaceResult) -> None:
     """Record that the result was compared and is correct."""
     name = record_name(collection)
     record = read_record(client.settings, name)
@@ -107,7 +107,7 @@ def record_done(client: Client, collection: CollectionInfo, replaced: ReplaceRes
 
 
 def _stage(
-    client: Client, collection: CollectionInfo, import_id: str, then: CollectionSchema, parts: Iterable[pa.Table]
+    client: Database, collection: CollectionInfo, import_id: str, then: CollectionSchema, parts: Iterable[pa.Table]
 ) -> StagingManifest:
     """Stage rows of an earlier schema in the collection's current one: fields renamed, dropped or widened."""
     target = StagingFolder(client.settings, import_id, collection, slice_bytes=None)
@@ -116,7 +116,7 @@ def _stage(
             for name in part["_partition"].unique().to_pylist():
                 if name not in collection.partitions:  # dropped since: create it again, under a new id
                     client.catalog.create_partition(collection.name, name, restored=True)
-                    collection = client.collection(collection.name)
+                    collection = client.definition(collection.name)
                 chosen = part.filter(pc.equal(part["_partition"], name))
                 now = convert_schema(chosen.select(then.arrow().names), then, collection.schema)
                 rows = conform(now, collection, ruled=False)

@@ -20,7 +20,7 @@ from millrace.base.errors import CollectionExists, CollectionNotFound, Malformed
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.entry import SessionFactory
@@ -79,7 +79,7 @@ def run(
     Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached, and Malformed if the copy differs.
     """
     started = time.monotonic()
-    with Client.connect(settings) as client, ExitStack() as stack:
+    with connect(settings=settings) as client, ExitStack() as stack:
         source = _source(client, params.collection)
         _clear(settings, client, params)
         at = resolve_tick(params.at) if params.at else None
@@ -135,7 +135,7 @@ def _same(found: ContentDigest, wanted: ContentDigest, name: str, plan: ReadPlan
 
 def _compare_in_place(
     read: RowReader,
-    client: Client,
+    client: Database,
     collection: CollectionInfo,
     plan: ReadPlan,
     replaced: in_place.ReplaceResult,
@@ -159,26 +159,26 @@ def _compare_in_place(
         )
 
 
-def _source(client: Client, name: str) -> CollectionInfo:
+def _source(client: Database, name: str) -> CollectionInfo:
     for each in client.catalog.collections(dropped=True):
         if str(each.id) == name:
             return each
     try:
-        return client.collection(name)
+        return client.definition(name)
     except CollectionNotFound:
         dropped = [str(each.id) for each in client.catalog.collections(dropped=True) if each.name == name]
         hint = f"; dropped collections of that name have the ids {', '.join(dropped)}" if dropped else ""
         raise CollectionNotFound(f"no collection {name!r}{hint}") from None
 
 
-def _confirmed(settings: Settings, client: Client, collection: CollectionInfo, at: int | None) -> dict[str, int]:
+def _confirmed(settings: Settings, client: Database, collection: CollectionInfo, at: int | None) -> dict[str, int]:
     """Return the tick up to which the WAL is complete, by PChannel: everything appended before this call, or `at`."""
     # Works without a running node. If one runs and commits first, this process is fenced.
     ingest_to_end(settings, client.log)
     return confirm_ticks(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline).ticks
 
 
-def _clear(settings: Settings, client: Client, params: RestoreParams) -> None:
+def _clear(settings: Settings, client: Database, params: RestoreParams) -> None:
     """Drop what a killed run of this restore left. Any other collection of that name belongs to the user and stays."""
     standing = {each.name: each for each in client.catalog.collections()}.get(params.into)
     if standing is None or params.dry_run:
@@ -201,7 +201,7 @@ def _parts(
 
 
 def _load(
-    settings: Settings, client: Client, params: RestoreParams, plan: ReadPlan, parts: Iterator[pa.Table]
+    settings: Settings, client: Database, params: RestoreParams, plan: ReadPlan, parts: Iterator[pa.Table]
 ) -> CollectionInfo:
     # Write the record before creating the collection. After a kill in between, the record names nothing, which is
     # harmless.
@@ -217,7 +217,7 @@ def _load(
         vchannels=len(next(iter(channels)).vchannels),
         restored=True,
     )
-    producer = client.producer()
+    producer = client.new_producer()
     for part in parts:
         for name in part["_partition"].unique().to_pylist():
             chosen = part.filter(pc.equal(part["_partition"], name))
@@ -225,7 +225,7 @@ def _load(
             hit("restore.inserted")
     if later:
         client.catalog.alter(made.name, later)
-    return client.collection(made.name)
+    return client.definition(made.name)
 
 
 def _stands(plan: ReadPlan, number: int) -> bool:

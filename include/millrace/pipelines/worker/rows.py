@@ -14,7 +14,8 @@ import msgspec
 
 from millrace.base.errors import ChangesRefused
 from millrace.base.settings import Settings
-from millrace.client.database import Collection, Database, connect
+from millrace.client.collection import Collection
+from millrace.client.database import Database, connect
 from millrace.message.ids import compose_tick, tick_physical_ms
 from millrace.pipelines.model.sources import CollectionSource
 from millrace.pipelines.records import Record
@@ -63,11 +64,11 @@ class Rows:
         """The end moves when there is a row behind it: a tick that nothing came to is no work."""
         if not self._looked or time.monotonic() - self._looked >= _LOOK_SECONDS:
             collection = self._connected.collection()
-            client, definition = collection.database.client, collection.definition.restricted_to(self._channels)
-            now = client.current_tick(definition.pchannels)
+            definition = collection.definition.restricted_to(self._channels)
+            now = collection.database.current_tick(definition.pchannels)
             if self._at_the_end:
                 self._at_the_end, self._scanned, self._high = False, now, now
-            stream = client.changes(definition, after=self._scanned, until_tick=now)
+            stream = collection.changes(after=self._scanned, until=now, channels=self._channels)
             try:
                 if next(iter(stream.reader(definition.schema)), None) is not None:
                     self._high = now
@@ -109,7 +110,7 @@ class RowsReader:
         definition = collection.definition.restricted_to(self._channels)
         keys = definition.schema.key_names
         names = [field.name for field in definition.schema.fields]
-        stream = collection.database.client.changes(definition, after=start, until_tick=end, schema=definition.schema)
+        stream = collection.changes(after=start, until=end, channels=self._channels, schema=definition.schema)
         held: dict[str, tuple[int, dict[str, Record]]] = {}
         ready: list[Record] = []
         try:

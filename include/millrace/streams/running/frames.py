@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from millrace.base.errors import InvalidArgument, InvalidStream
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.client.schemas import schema
 from millrace.message.ids import Moment, resolve_tick
 from millrace.rpc.selection import Selection
@@ -134,8 +134,8 @@ def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: D
 def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFrame:
     """A table's rows at its moment; versions are pinned here, so that every micro-batch of the query joins with the same ones."""
     tick = None if table.at in (None, "now") else resolve_tick(table.at)
-    with Client.connect(settings) as client:
-        found = client.collection(table.collection)
+    with connect(settings=settings) as client:
+        found = client.definition(table.collection)
         confirmed = require_confirmed_ticks(
             settings, found.name, found.pchannels, client.append, tick, settings.read_deadline
         )
@@ -151,7 +151,7 @@ def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: 
         return
     plain = pa.schema([each for each in columns if each.name not in CHANGE_COLUMNS.names])
     made = schema(plain, key=into.keys or None, generated_key=None if into.keys else "row_key")
-    with Client.connect(settings) as client:
+    with connect(settings=settings) as client:
         known = [each.name for each in client.catalog.collections()]
         if into.collection not in known:
             vchannels = len(find_collection(settings, stream.source.collection).vchannels)

@@ -6,7 +6,7 @@ from typing import Any
 
 from millrace.base.errors import InvalidStream
 from millrace.base.settings import Settings
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.streams.declare.declaration import Stream
 from millrace.streams.declare.kept import Kept
 from millrace.streams.sinks.collection.sink import CollectionSink
@@ -21,7 +21,7 @@ def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
     if name is None:
         raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
     kept = Kept(settings, stream.name)
-    with kept.locked(), Client.connect(settings) as client:
+    with kept.locked(), connect(settings=settings) as client:
         sink = CollectionSink(
             settings,
             kept.folder / "redrive",
@@ -33,6 +33,6 @@ def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
             stream=stream.name,
         )
         with sink:
-            found = client.read(name, where=f"stream = '{stream.name}'")
+            found = client.collection(name).read(where=f"stream = '{stream.name}'")
             sent = sink.redrive(found)
         return {"sent": sent, "left": len(found) - sent}

@@ -23,7 +23,7 @@ from millrace.base.errors import (
     StreamBusy,
 )
 from millrace.client.append_client import AppendClient
-from millrace.client.client import Client
+from millrace.client.database import Database, connect
 from millrace.client.produce.rows import key_rows, split_keys
 from millrace.message import builders
 from millrace.message.ids import pchannel_of
@@ -145,10 +145,10 @@ def test_a_chain_that_forgot_the_producer_takes_nothing_twice(tmp_path: Path, ta
         lossy = patch.object(AppendClient, "append", lost)
         with sink(db, tmp_path, "forgets") as to, lossy, pytest.raises(AppendUnresolved):
             to.write(0, batches((1, "a"), (2, "b")))
-        with Client.connect(db.settings) as client:
+        with connect(settings=db.settings) as client:
             client.catalog.open_term(pchannel, config={"max_producers": 1})
             for number in range(2):
-                client.producer().insert("forgets", {"id": [1000 + number], "name": ["other"]})
+                client.new_producer().insert("forgets", {"id": [1000 + number], "name": ["other"]})
         with sink(db, tmp_path, "forgets") as to:
             assert to.write(0, []).again
         found = rows_of(db, "forgets")
@@ -195,7 +195,7 @@ def test_rows_with_other_changes_are_not_appended(db: Deployment, tmp_path: Path
 
 def test_poison_rows_are_dead_letters_once_and_come_back_from_them(db: Deployment, tmp_path: Path) -> None:
     db.create_collection("strict", {"id": "int64", "small": "int8"}, key="id", vchannels=2)
-    db.client.catalog.create_collection("letters", LETTERS)
+    db.catalog.create_collection("letters", LETTERS)
     names = ("id", "small")
     rows = [(each, each % 100) for each in range(200)]
     rows[17], rows[150] = (17, 1000), (150, None)
@@ -217,7 +217,7 @@ def test_poison_rows_are_dead_letters_once_and_come_back_from_them(db: Deploymen
 
 def test_the_last_of_a_key_s_rows_wins_though_poison_lies_between(db: Deployment, tmp_path: Path) -> None:
     db.create_collection("last_wins", {"id": "int64", "small": "int8"}, key="id")
-    db.client.catalog.create_collection("last_letters", LETTERS)
+    db.catalog.create_collection("last_letters", LETTERS)
     rows = [(1, each) for each in range(16)]
     rows[5], rows[11] = (1, 1000), (1, None)
     with sink(db, tmp_path, "last_wins", mode="upsert", dead_letters="last_letters", stream="s") as to:
@@ -227,7 +227,7 @@ def test_the_last_of_a_key_s_rows_wins_though_poison_lies_between(db: Deployment
 
 def test_letters_go_in_again_in_the_order_of_their_batches_and_rows(db: Deployment, tmp_path: Path) -> None:
     made = db.create_collection("redriven", {"id": "int64", "small": "int8", "more": "int64?"}, key="id")
-    db.client.catalog.create_collection("many_letters", LETTERS, vchannels=3)
+    db.catalog.create_collection("many_letters", LETTERS, vchannels=3)
     names = ("id", "small", "other")
     with sink(db, tmp_path, "redriven", mode="upsert", dead_letters="many_letters", stream="s") as to:
         for number in range(12):
@@ -245,7 +245,7 @@ def test_letters_go_in_again_in_the_order_of_their_batches_and_rows(db: Deployme
 
 def test_letters_whose_redrive_was_interrupted_go_in_once(db: Deployment, tmp_path: Path) -> None:
     made = db.create_collection("once_more", {"id": "int64", "name": "string?"}, key="id")
-    db.client.catalog.create_collection("once_letters", LETTERS, vchannels=2)
+    db.catalog.create_collection("once_letters", LETTERS, vchannels=2)
     home, elsewhere = made.definition.pchannels[0], db.collection("once_letters").definition
     told = AppendClient.append
 
@@ -278,7 +278,7 @@ def test_letters_whose_redrive_was_interrupted_go_in_once(db: Deployment, tmp_pa
 
 def test_a_batch_of_nothing_but_poison_stops_the_stream(db: Deployment, tmp_path: Path) -> None:
     db.create_collection("shape", FIELDS, key="id")
-    db.client.catalog.create_collection("more_letters", LETTERS)
+    db.catalog.create_collection("more_letters", LETTERS)
     with (
         sink(db, tmp_path, "shape", dead_letters="more_letters") as to,
         pytest.raises(InvalidArgument, match="no column"),
@@ -294,7 +294,7 @@ def test_what_was_rejected_is_sent_again_under_new_numbers_once_its_cause_is_gon
     made.create_partition("p")
     with sink(db, tmp_path, "refused", partition="p") as to:
         to.write(0, batches((1, "a")))
-        with patch.object(Client, "collection", return_value=db.client.collection("refused")):
+        with patch.object(Database, "definition", return_value=db.definition("refused")):
             made.drop_partition("p")
             for _ in range(2):
                 with pytest.raises(AppendRejected) as refused:
@@ -320,7 +320,7 @@ def test_a_mirror_follows_a_retraction_of_a_channel_of_its_source(db: Deployment
     source.insert({"id": list(range(20)), "name": ["old"] * 20})
     first = source.changes_between().read_all()
     definition = source.definition
-    with Client.connect(db.settings) as client:
+    with connect(settings=db.settings) as client:
         replaces = builders.import_files(
             "replaces",
             [],

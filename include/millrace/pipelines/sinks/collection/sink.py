@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from millrace.base.errors import MillraceError, PermissionDenied, SinkBusy, SinkRefused
 from millrace.base.settings import Settings
-from millrace.client.database import Collection, Database, connect
+from millrace.client.collection import Collection
+from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.model.sinks import CollectionSink as Declared

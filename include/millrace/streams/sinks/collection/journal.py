@@ -34,7 +34,7 @@ import pyarrow as pa
 from millrace.base.errors import AppendRejected, AppendUnresolved, DeadlineExceeded, ProducerFenced, StreamBusy
 from millrace.base.failpoint import hit
 from millrace.base.files import make_folder, replace_json, sync
-from millrace.client.client import Client
+from millrace.client.database import Database
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import group_messages
 from millrace.client.produce.sequencer import OutboundEntry
@@ -81,7 +81,7 @@ class Batch:
 class Journal:
     """The exactly-once way of one sink's messages to the log. One thread uses it."""
 
-    def __init__(self, client: Client, folder: Path, name: str) -> None:
+    def __init__(self, client: Database, folder: Path, name: str) -> None:
         """`name` is said where something fails. Raises StreamBusy while another process holds `folder`."""
         make_folder(folder)
         self._client = client
@@ -138,12 +138,12 @@ class Journal:
     def _owned(self) -> Producer:
         """The producer of this process's epoch, which fences older ones."""
         if self._producer is None:
-            self._producer = self._client.producer(producer_id=self.producer_id)
+            self._producer = self._client.new_producer(producer_id=self.producer_id)
         return self._producer
 
     def _lanes(self, *, resumed: bool = False) -> Producer:
         """Who sends: with `resumed` one that begins no epoch, for what an older one has numbered."""
-        return self._client.producer(resumed=self.producer_id) if resumed else self._owned()
+        return self._client.new_producer(resumed=self.producer_id) if resumed else self._owned()
 
     def _stamped(self, batch_id: int, taken: Taken, messages: Sequence[MutableMessage]) -> Batch:
         batch = Batch(batch_id, taken, {})

@@ -26,7 +26,7 @@ from millrace.base.failpoint import hit
 from millrace.base.files import make_folder
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.client import Client
+from millrace.client.database import connect
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import (
     conform,
@@ -84,18 +84,18 @@ class CollectionSink(Closeable):
         self._name = collection
         self._letters = dead_letters
         self._stream = stream or collection
-        self._client = Client.connect(settings)
+        self._client = connect(settings=settings)
         self._journal: Journal | None = None
         self._noted = Noted()
         try:
             for name in filter(None, (collection, dead_letters)):
-                self._newest_chain(self._client.collection(name))
+                self._newest_chain(self._client.definition(name))
             if guarantee == "exactly once":
                 self._journal = Journal(self._client, folder, collection)
                 self._journal.resume()
             elif guarantee == "at most once":
                 self._noted = Noted.load(folder)
-            self._plain: Producer | None = None if self._journal else self._client.producer()
+            self._plain: Producer | None = None if self._journal else self._client.new_producer()
         except BaseException:
             self.close()
             raise
@@ -108,7 +108,7 @@ class CollectionSink(Closeable):
 
     def check(self, schema: pa.Schema) -> None:
         """Raises InvalidArgument where rows of these columns do not fit the collection: an unknown column, one that is missing."""
-        require_fit(schema, self._client.collection(self._name), changes=self._mode == "changes")
+        require_fit(schema, self._client.definition(self._name), changes=self._mode == "changes")
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> Taken:
         """Take a micro-batch. Raises InvalidArgument for rows that do not fit (without `dead_letters`), ChangesRefused for a
@@ -141,7 +141,7 @@ class CollectionSink(Closeable):
         """
         assert self._journal is not None
         assert self._letters is not None
-        collection, home = self._client.collection(self._name), self._client.collection(self._letters)
+        collection, home = self._client.definition(self._name), self._client.definition(self._letters)
         batch_id = self._journal.noted.batch_id + 1
         taken: list[str] = []
         messages: list[MutableMessage] = []
@@ -164,14 +164,14 @@ class CollectionSink(Closeable):
     def _messages(self, batch_id: int, table: pa.Table) -> tuple[list[MutableMessage], Taken]:
         if not len(table):
             return [], Taken()
-        collection = self._client.collection(self._name)
+        collection = self._client.definition(self._name)
         bad: list[tuple[pa.Table, str]] = []
         if self._letters is not None:
             table, bad = sift(table, lambda part: self._fit(part, collection))
         taken = Taken(len(table), len(bad))
         messages = self._of(table, collection, batch_id) if len(table) else []
         if bad and self._letters is not None:
-            home = self._client.collection(self._letters)
+            home = self._client.definition(self._letters)
             rows = conform(letters(self._stream, batch_id, bad), home)
             messages += _inserts(rows, home, (None, None), upsert=True)
         return messages, taken

@@ -1,0 +1,409 @@
+"""A collection of a database: writes, reads and schema changes. Made by :class:`millrace.client.database.Database`."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.base.errors import InvalidSettings
+from millrace.base.metrics import Metrics
+from millrace.catalog.collection import CollectionInfo
+from millrace.client.consume.consumer import Consumer
+from millrace.client.consume.delivery import Change, SchemaMode
+from millrace.client.produce.rows import Keys, Rows
+from millrace.client.produce.transaction import Transaction
+from millrace.client.produce.written import Deleted, Written
+from millrace.client.schemas import SchemaSource, alter_changes
+from millrace.message.datetime_range import check_datetime_columns
+from millrace.message.ids import Moment, resolve_tick
+from millrace.message.schema import CollectionSchema
+from millrace.rpc.selection import ColumnNames, ReadOptions, Selection, SelectionOptions
+from millrace.wal.scanner import DeliverPolicy
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+    import polars as pl
+
+    from millrace.client.consume.changes import ChangeStream
+    from millrace.client.database import Database
+    from millrace.client.dataset import CollectionDataset
+    from millrace.client.produce.batch_appender import BatchLimits, CollectionBatch
+
+
+class Collection:
+    """A collection of a :class:`Database`: writes, reads and schema changes. Thread-safe."""
+
+    def __init__(self, database: Database, definition: CollectionInfo) -> None:
+        self.database = database
+        self.definition = definition
+        """Schema versions, partitions and VChannels as of the last refresh, or the last change through this object."""
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{each.name}: {each.type}{'?' * each.nullable}" for each in self.schema.fields)
+        return f"<Collection {self.name!r} ({columns}), key {self.schema.primary_key!r}>"
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def id(self) -> int:
+        """The collection's number, which names its table folders."""
+        return self.definition.id
+
+    @property
+    def schema(self) -> CollectionSchema:
+        """The newest schema that this object knows."""
+        return self.definition.schema
+
+    @property
+    def partitions(self) -> list[str]:
+        return list(self.definition.partitions)
+
+    def refresh(self) -> Collection:
+        """Fetch the current definition, which others may have changed.
+
+        Raises CollectionNotFound, also if the collection was dropped and another has its name.
+        """
+        self.definition = self._current()
+        return self
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        rows: Rows,
+        *,
+        partition: str | None = None,
+        partition_by: str | None = None,
+        raise_rejected: bool = True,
+        evolve: bool = False,
+    ) -> Written:
+        """Append rows; they are durable and decided when the call returns.
+
+        `rows` are a DataFrame or relation of any library, Arrow data, a dict of columns, or a list of dicts, dataclass
+        instances or pydantic models. `insert` never replaces a row; use :meth:`upsert` for that. With `evolve`, the
+        schema is changed first, for all users: missing columns are added and types that are too narrow are widened.
+
+        Raises the errors of :meth:`millrace.client.produce.producer.Producer.insert`.
+        """
+        written = self.database.producer.insert(
+            self.definition,
+            rows,
+            partition=partition,
+            partition_by=partition_by,
+            raise_rejected=raise_rejected,
+            evolve=evolve,
+        )
+        if evolve:
+            self.refresh()
+        return written
+
+    def upsert(
+        self, rows: Rows, *, partition: str | None = None, partition_by: str | None = None, evolve: bool = False
+    ) -> Written:
+        """Replace the rows of these keys and insert new ones; a reader sees the old or the new row at any time.
+
+        `evolve` is that of :meth:`insert`.
+        """
+        written = self.database.producer.upsert(
+            self.definition, rows, partition=partition, partition_by=partition_by, evolve=evolve
+        )
+        if evolve:
+            self.refresh()
+        return written
+
+    def delete(self, keys: Keys, *, partition: str | None = None) -> Written:
+        """Delete rows by key; a key without a row is not an error."""
+        return self.database.producer.delete(self.definition, keys, partition=partition)
+
+    def delete_where(self, predicate: str | pc.Expression, *, at: Moment | None = None) -> Deleted:
+        """Delete the rows that match `predicate` at `at` (default: now), such as ``"age > 30 and city == 'Oslo'"``."""
+        return self.database.producer.delete_where(self.definition, predicate, at=at)
+
+    def transaction(self, *, vchannel: int = 0, keepalive_ms: int | None = None) -> Transaction:
+        """Open a transaction block on one VChannel: its writes become visible at once or never."""
+        return self.database.producer.transaction(self.definition, vchannel=vchannel, keepalive_ms=keepalive_ms)
+
+    def batch(self, *, limits: BatchLimits | None = None) -> CollectionBatch:
+        """Create an appender that batches small appends by size and time and returns a future for each."""
+        from millrace.client.produce.batch_appender import CollectionBatch
+
+        return CollectionBatch(self.definition, self.database.producer.batch(limits=limits))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        *,
+        at: Moment | None = None,
+        columns: ColumnNames | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+        order_by: ColumnNames | None = None,
+        deadline: float | None = None,
+        metrics: Metrics | None = None,
+    ) -> pa.Table:
+        """Read the rows at `at`, or, without it, everything decided before the call.
+
+        `at` is a time tick, a datetime or ISO 8601 text. `columns` selects columns, in that order. `where` is a
+        predicate (``"city = 'Oslo' AND age >= 18"``), which also skips files and row groups. `order_by` sorts (``["age
+        desc", "id"]``, nulls last); otherwise rows have no order. `limit` bounds the number of rows. Waits up to
+        `deadline` seconds (default: ``read_deadline``) for the streaming node. `metrics` record the duration.
+
+        Appends a tick to each PChannel of the collection, so that an idle one does not delay the read. Needs no JVM;
+        :func:`millrace.spark.read` does the same for Spark.
+
+        Raises TickNotReached, TickTooOld, CollectionNotFound. Raises InvalidArgument if an option does not fit the
+        columns.
+        """
+        began = time.perf_counter()
+        tick, seconds, selection = self._asked(
+            at=at, columns=columns, where=where, limit=limit, order_by=order_by, deadline=deadline
+        )
+        rows = self.database.tables.read(self._current(), at=tick, seconds=seconds, selection=selection)
+        if metrics is not None:
+            metrics.read_duration_seconds.observe(time.perf_counter() - began)
+        return rows
+
+    def stream(self, **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
+        """Read like :meth:`read`, batch by batch, in bounded memory: for collections larger than memory.
+
+        DuckDB, Polars and pandas accept the reader. Close it, or read it to the end. Its batches raise TableDamaged,
+        and LogUnavailable if the answer breaks off.
+        """
+        tick, seconds, selection = self._asked(**options)
+        return self.database.tables.stream(self._current(), at=tick, seconds=seconds, selection=selection)
+
+    def count(self, *, at: Moment | None = None, where: str | None = None, deadline: float | None = None) -> int:
+        """Count the rows. Reads none if the tables' logs have the number and no delete hides a row."""
+        tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
+        return self.database.tables.count(self._current(), at=tick, seconds=seconds, where=selection.where)
+
+    def _current(self) -> CollectionInfo:
+        """Return the current definition. Raises CollectionNotFound, also if the name is another collection's now."""
+        return self.database.definition(self.definition)
+
+    def _asked(
+        self, *, at: Moment | None = None, deadline: float | None = None, **selected: Unpack[SelectionOptions]
+    ) -> tuple[int | None, float, Selection]:
+        """Return the tick, the seconds to wait and the selection. Raises InvalidArgument."""
+        seconds = self.database.settings.read_deadline if deadline is None else deadline
+        return None if at is None else resolve_tick(at), seconds, Selection.of(**selected)
+
+    def to_pandas(self, **options: Unpack[ReadOptions]) -> pd.DataFrame:
+        """Read into a pandas DataFrame without changing values (docs/types.md).
+
+        Integers stay integers, and null is not NaN.
+
+        Raises InvalidArgument for dates and timestamps beyond the years 1 to 9999.
+        """
+        from millrace.client.pandas_frame import pandas_frame
+
+        return pandas_frame(self.read(**options))
+
+    def to_polars(self, **options: Unpack[ReadOptions]) -> pl.DataFrame:
+        """Read into a Polars DataFrame.
+
+        Raises InvalidSettings if Polars is not installed, InvalidArgument for dates and timestamps beyond the years 1
+        to 9999.
+        """
+        rows = self.read(**options)
+        check_datetime_columns(rows, "Polars")
+        return _library("polars", "to_pandas()").DataFrame(rows)
+
+    def to_duckdb(
+        self, connection: duckdb.DuckDBPyConnection | None = None, **options: Unpack[ReadOptions]
+    ) -> duckdb.DuckDBPyRelation:
+        """Read into a DuckDB relation of `connection`, or of DuckDB's default connection.
+
+        Repeated queries see the same rows.
+
+        Raises InvalidSettings if DuckDB is not installed.
+        """
+        found = _library("duckdb", "read()")
+        return (found.default_connection() if connection is None else connection).from_arrow(self.read(**options))
+
+    def dataset(self, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
+        """Return the rows as a pyarrow dataset, pinned to its tick.
+
+        DuckDB and Polars ask it for the columns and rows of each query; repeated queries see the same rows. A query
+        raises TableDamaged if VACUUM has removed a file since.
+        """
+        tick, seconds, _ = self._asked(at=at, deadline=deadline)
+        return self.database.tables.dataset(self._current(), at=tick, seconds=seconds)
+
+    def scan_polars(self, *, at: Moment | None = None, deadline: float | None = None) -> pl.LazyFrame:
+        """Return :meth:`dataset` as a Polars LazyFrame.
+
+        Columns and filters are pushed down, except filters on floats and nested columns.
+
+        Raises InvalidSettings if Polars is not installed.
+        """
+        from millrace.client.dataset import polars_scan
+
+        lazy: pl.LazyFrame = polars_scan(_library("polars", "stream()"), self.dataset(at=at, deadline=deadline))
+        return lazy
+
+    def scan(
+        self, *, start: DeliverPolicy | None = None, until: Moment | None = None, schema: SchemaMode = "written"
+    ) -> Iterator[Change]:
+        """Iterate over the inserts and deletes in the order in which they took effect on each VChannel.
+
+        Starts at the beginning, or at `start` (:class:`All`, :class:`Latest`, :class:`StartAfterTick`), and continues
+        with new changes until the iterator is closed or `until` is reached. Rows have the schema that they were written
+        with; with `schema` "current" they have the collection's current fields and types. If the schema changes
+        meanwhile, rows have the newer one from the first row that was written with it.
+        """
+        with self.consume(start=start, until=until, schema=schema) as consumer:
+            for delivery in consumer:
+                yield from delivery.changes()
+                consumer.acknowledge(delivery)
+
+    def consume(
+        self,
+        *,
+        group: str | None = None,
+        start: DeliverPolicy | None = None,
+        until: Moment | None = None,
+        schema: SchemaMode = "written",
+    ) -> Consumer:
+        """Create a consumer of this collection's units.
+
+        A `group` continues after what it has acknowledged; `start` applies only to its first start. `schema` is that of
+        :meth:`scan`.
+
+        Raises GroupBusy.
+        """
+        return self.database.consumer(self.definition, group=group, start=start, until=until, schema=schema)
+
+    def changes(
+        self,
+        *,
+        after: Moment | Mapping[str, Sequence[int]] | None = None,
+        until: Moment | None = None,
+        channels: Iterable[str] = (),
+        schema: CollectionSchema | None = None,
+        metrics: Metrics | None = None,
+    ) -> ChangeStream:
+        """Stream the changes as Arrow batches, each change exactly once; the stream is closed with the database.
+
+        The stream starts at the collection's beginning, after a tick or moment, or at an earlier stream's `positions`
+        (as they were, or parsed from JSON): store them with the results to continue after a crash. It runs until it is
+        closed or has returned everything up to `until`. `channels` restricts the stream to these VChannels or
+        PChannels. With a `schema`, a version of the collection's, all batches have it; otherwise a batch has the schema
+        at the tick of its last row.
+
+        Raises InvalidArgument. A poll raises PositionTruncated if the WAL was trimmed after `after`.
+        """
+        from millrace.client.consume.changes import ChangeSources, ChangeStream
+
+        definition = self.definition.restricted_to(channels)
+        tables = self.database.tables
+        sources = ChangeSources(
+            tables.wal_opener(definition.vchannels),
+            self.database.append,
+            tables.imports(),
+            tables.changes_start,
+            tables.uncommitted(),
+            self.database.settings.read_deadline,
+        )
+        tick = None if until is None else resolve_tick(until)
+        made = ChangeStream(definition, sources, after=after, until_tick=tick, schema=schema, metrics=metrics)
+        self.database._opened(made)
+        return made
+
+    def changes_between(
+        self, after: Moment | None = None, until: Moment | None = None, *, channels: Sequence[str] = ()
+    ) -> pa.RecordBatchReader:
+        """Read the changes after `after` (default: the beginning) up to `until` (default: now) as one finite stream.
+
+        All batches have the collection's newest schema: use ``read_all()``, ``read_pandas()``, or pass the reader to
+        DuckDB or Polars. Changes keep the order of each VChannel. `channels` is that of :meth:`changes`.
+
+        The batches raise PositionTruncated if the WAL was trimmed after `after`.
+        """
+        definition = self.refresh().definition.restricted_to(channels)
+        tick = self.database.current_tick(definition.pchannels) if until is None else resolve_tick(until)
+        stream = self.changes(after=after, until=tick, channels=channels, schema=definition.schema)
+        return stream.reader(definition.schema)
+
+    # --- schema changes -----------------------------------------------------------------------------------------------
+
+    def add_field(self, name: str, kind: str) -> None:
+        """Add a nullable column, such as ``"int64?"``; existing rows have null in it.
+
+        Raises InvalidArgument for other types.
+        """
+        self.alter(add={name: kind})
+
+    def alter(
+        self,
+        *,
+        drop_check: ColumnNames = (),
+        drop_default: ColumnNames = (),
+        drop: ColumnNames = (),
+        rename: Mapping[str, str] | None = None,
+        widen: Mapping[str, str] | None = None,
+        relax: ColumnNames = (),
+        add: SchemaSource | None = None,
+        computed: Mapping[str, str] | None = None,
+        order: ColumnNames = (),
+        set_default: Mapping[str, Any] | None = None,
+        add_check: Mapping[str, str] | None = None,
+    ) -> int:
+        """Change the schema at one tick and return its new version.
+
+        The changes apply in the order of the parameters. `rename` and `widen` map a column to its new name and type,
+        `relax` makes columns nullable, `add` takes what :func:`schema` takes, `computed` gives the expression of an
+        added field, `order` names the first columns. A field inside a struct has a path: ``add={"address.zip":
+        "string"}``, ``rename={"address.zip": "code"}``.
+
+        Raises InvalidArgument if a change is not possible.
+        """
+        from millrace.client.nested_changes import resolve_paths
+
+        made = alter_changes(
+            drop_check=drop_check,
+            drop_default=drop_default,
+            drop=drop,
+            rename=rename,
+            widen=widen,
+            relax=relax,
+            add=add,
+            computed=computed,
+            order=order,
+            set_default=set_default,
+            add_check=add_check,
+        )
+        made = resolve_paths(made, lambda: self.refresh().schema)
+        version = self.database.catalog.alter(self.refresh().name, made)
+        self.refresh()
+        return version
+
+    def create_partition(self, name: str) -> None:
+        """Add a partition. Raises AppendRejected (PARTITION_EXISTS)."""
+        self.database.catalog.create_partition(self.refresh().name, name)
+        self.refresh()
+
+    def drop_partition(self, name: str) -> None:
+        """Drop a partition with its rows. This cannot be undone."""
+        self.database.catalog.drop_partition(self.refresh().name, name)
+        self.refresh()
+
+    def flush(self) -> dict[str, int]:
+        """Seal and flush the growing segments. Returns by VChannel the tick of the flush, 0 if nothing grew."""
+        return self.database.catalog.flush(self.refresh().name)
+
+
+def _library(name: str, instead: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InvalidSettings(f"{name} is not installed: pip install {name}, or use {instead}") from None
