@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
 from millrace.client.produce.column_conversion import CONVERSION_ERRORS
+from millrace.client.produce.files.csv_format import csv_reader, from_cells
 from millrace.client.produce.files.formats import CsvOptions, InputFormat, decompressed, format_of
 from millrace.client.produce.files.json_parser import JsonObjectParser, begins_array
-from millrace.client.produce.files.text_formats import csv_reader, from_cells
 from millrace.message.field_types import parse_type
 from millrace.message.schema import FieldSpec
 
@@ -104,19 +104,19 @@ def _csv(file: BinaryIO, form: CsvOptions) -> pa.Schema:
     if not form.header:
         raise InvalidArgument("without a header it does not say their names: make the collection first, with --field")
     rows: list[list[str]] = []
-    with csv_reader(file, form) as reader:
-        header = next(reader, None)
-        if header is None:
-            raise InvalidArgument("it is empty")
-        while len(rows) < SAMPLE_ROWS:
-            try:
-                row = next(reader)
-            except StopIteration:
-                break
-            except csv.Error:  # a row that the load tells of
-                continue
-            if len(row) == len(header):
-                rows.append(row)
+    reader = csv_reader(file, form)
+    header = next(reader, None)
+    if header is None:
+        raise InvalidArgument("it is empty")
+    while len(rows) < SAMPLE_ROWS:
+        try:
+            row = next(reader)
+        except StopIteration:
+            break
+        except csv.Error:  # a row that the load tells of
+            continue
+        if len(row) == len(header):
+            rows.append(row)
     cells = zip(*rows, strict=True) if rows else [()] * len(header)
     return pa.schema([(name, _of_cells(column, form)) for name, column in zip(header, cells, strict=True)])
 

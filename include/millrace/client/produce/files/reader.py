@@ -24,6 +24,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument
 from millrace.base.extras import missing_extra_error
 from millrace.client.produce.column_conversion import from_arrow, from_python
+from millrace.client.produce.files.csv_format import csv_rows, from_cells
 from millrace.client.produce.files.formats import CsvOptions, InputFormat, decompressed
 from millrace.client.produce.files.json_parser import begins_array
 from millrace.client.produce.files.row_conversion import (
@@ -33,13 +34,12 @@ from millrace.client.produce.files.row_conversion import (
     RowRules,
     convert_rows,
     from_json,
+    join_batches,
     json_value,
 )
 from millrace.client.produce.files.text_formats import (
     READ_ERRORS,
     check_header,
-    csv_rows,
-    from_cells,
     json_array,
     json_lines,
     read_error,
@@ -84,6 +84,7 @@ def read_batches(
     wanted = pa.schema([field.arrow() for field in fields])
     chosen = form or CsvOptions()
     convert: Converter = from_arrow
+    raws: Iterable[RawRows | list[RawRows]]
     try:
         with decompressed(source) as plain:
             match kind:
@@ -102,7 +103,12 @@ def read_batches(
                 case InputFormat.AVRO:
                     raws, convert = _avro(plain, wanted, batch_rows, keys_only, quote, absent), from_python
             for raw in raws:
-                found = convert_rows(raw, fields, convert, allowed, quote, _rules(raw, schema) if ruled else None)
+                found = join_batches(
+                    [
+                        convert_rows(part, fields, convert, allowed, quote, _rules(part, schema) if ruled else None)
+                        for part in (raw if isinstance(raw, list) else [raw])
+                    ]
+                )
                 if generated and not ruled:
                     found = replace(found, rows=with_generated_keys(found.rows, schema))
                 yield found if not (generated or ruled) else replace(found, rows=found.rows.cast(schema.arrow()))

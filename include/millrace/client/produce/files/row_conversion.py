@@ -27,6 +27,7 @@ _WORDS: Final = {
 }
 _ZONE: Final = r"(Z|z|[+-]\d{2}:?\d{2}|[+-]\d{2})$"
 _SECONDS_ZONE: Final = r":.*[+-]\d{2}:\d{2}:\d{2}$"
+_PLAIN_NUMBER: Final = r"^-?[0-9]+(\.[0-9]+)?$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,14 @@ def convert_rows(
     return RowBatch(table.cast(wanted), bad, last)
 
 
+def join_batches(parts: Sequence[RowBatch]) -> RowBatch:
+    """Return the rows of consecutive parts of a file as one batch."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = pa.concat_tables([each.rows for each in parts]).combine_chunks()
+    return RowBatch(rows, [bad for each in parts for bad in each.bad], max(each.last_line for each in parts))
+
+
 def _column(values: Any, target: FieldType, convert: Converter) -> tuple[pa.Array, dict[int, Any]]:
     """Convert `values` (a list or an array) to `target`.
 
@@ -190,17 +199,35 @@ def from_text(texts: pa.Array, target: FieldType) -> pa.Array:
     if target.kind == "binary":
         decoded = [None if each is None else base64.b64decode(each, validate=True) for each in texts.to_pylist()]
         return pa.array(decoded, target.arrow)
-    if target.kind in ("decimal", "uuid", "json"):
-        return from_python(texts.to_pylist(), target)
+    if target.kind == "decimal":
+        return _decimals(texts, target)
     if target.kind == "timestamp":
-        day = pc.equal(pc.utf8_length(texts), len("2026-11-21"))
-        texts = pc.if_else(day, pc.binary_join_element_wise(texts, "T00:00:00Z", ""), texts)
-        if pc.any(
-            pc.match_substring_regex(texts, _SECONDS_ZONE)
-        ).as_py():  # an offset with seconds, which Arrow cannot parse
-            moments = [None if each is None else datetime.fromisoformat(each) for each in texts.to_pylist()]
-            return from_python(moments, target)
-        zoned = pc.match_substring_regex(texts, _ZONE)
-        texts = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
-        return from_arrow(texts.cast(target.arrow), target)
+        return _timestamps(texts, target)
     return from_arrow(texts, target)
+
+
+def _decimals(texts: pa.Array, target: FieldType) -> pa.Array:
+    """Convert text to decimals: by Arrow if it has nothing but digits, which all are kept."""
+    try:
+        if pc.all(pc.match_substring_regex(texts, _PLAIN_NUMBER)).as_py() is not False:
+            return texts.cast(target.arrow)
+    except pa.ArrowInvalid:
+        pass
+    return from_python(texts.to_pylist(), target)
+
+
+def _timestamps(texts: pa.Array, target: FieldType) -> pa.Array:
+    """Convert ISO 8601 text to timestamps, those without a zone as UTC."""
+    for written in (target.arrow, pa.timestamp("us")):  # all with a zone, or all without one: no text is rewritten
+        try:
+            return from_arrow(texts.cast(written).cast(target.arrow), target)
+        except pa.ArrowInvalid:
+            continue
+    day = pc.equal(pc.utf8_length(texts), len("2026-11-21"))
+    texts = pc.if_else(day, pc.binary_join_element_wise(texts, "T00:00:00Z", ""), texts)
+    if pc.any(pc.match_substring_regex(texts, _SECONDS_ZONE)).as_py():  # which Arrow cannot parse
+        moments = [None if each is None else datetime.fromisoformat(each) for each in texts.to_pylist()]
+        return from_python(moments, target)
+    zoned = pc.match_substring_regex(texts, _ZONE)
+    texts = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
+    return from_arrow(texts.cast(target.arrow), target)

@@ -1,30 +1,18 @@
-"""Rows of text formats: JSON lines, a JSON array, CSV."""
+"""Rows of JSON lines and of a JSON array; the checks of headers and the errors of files that text formats share."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
-import re
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import datetime
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument
-from millrace.client.produce.column_conversion import from_python
-from millrace.client.produce.files.formats import CsvOptions
 from millrace.client.produce.files.json_parser import JsonObjectParser
-from millrace.client.produce.files.row_conversion import BadRow, RawRows, display_value, from_text
-from millrace.message.field_types import FieldType
-
-MAX_CELL_CHARACTERS: Final = 64 << 20
-_GROUPED: Final = re.compile(r"\s*[+-]?\d{1,3}(\.\d{3})+(,\d*)?([eE][+-]?\d+)?\s*", re.ASCII)
-"""A number with points between thousands and a decimal comma."""
+from millrace.client.produce.files.row_conversion import BadRow, RawRows, display_value
 
 
 def _text(line: bytes, *, first: bool) -> str:
@@ -109,92 +97,6 @@ def _objects(
     return RawRows(
         np.array(lines, np.int64), {n: [row.get(n, absent.get(n)) for row in rows] for n in wanted.names}, bad
     )
-
-
-def csv_rows(
-    source: BinaryIO, wanted: pa.Schema, batch_rows: int, keys_only: bool, quote: bool, form: CsvOptions
-) -> Iterator[RawRows]:
-    """Yield the rows of a CSV file, with the columns of its header, or those of the schema if it has none."""
-    nested = [field.name for field in wanted if pa.types.is_nested(field.type)]
-    if nested:
-        raise InvalidArgument(
-            f"CSV cannot hold lists, maps or structs (field {nested[0]!r}): write JSON lines or Parquet"
-        )
-    with csv_reader(source, form) as reader:
-        header = next(reader, None) if form.header else list(wanted.names)
-        check_header(header or [], wanted, keys_only, quote)
-        nulls, ended = frozenset(form.nulls), header is None
-        while not ended:
-            lines: list[int] = []
-            rows: list[list[str]] = []
-            bad: list[BadRow] = []
-            while len(rows) + len(bad) < batch_rows:
-                line = reader.line_num + 1  # the row's first line: a quoted cell may span lines
-                try:
-                    row = next(reader)
-                except StopIteration:
-                    ended = True
-                    break
-                except csv.Error as error:
-                    bad.append(BadRow(line, str(error)))
-                    continue
-                except READ_ERRORS as error:
-                    raise read_error(line, error) from None
-                if row and len(row) != len(header or []):
-                    bad.append(BadRow(line, f"it has {len(row)} cells, the header has {len(header or [])}"))
-                elif row:
-                    lines.append(line)
-                    rows.append(row)
-            cells = dict(zip(header or [], zip(*rows, strict=True), strict=True)) if rows else {}
-            columns: dict[str, Any] = {}
-            for field in wanted:
-                if field.name not in cells:
-                    columns[field.name] = pa.nulls(len(rows))
-                elif field.nullable:
-                    columns[field.name] = [None if cell in nulls else cell for cell in cells[field.name]]
-                else:
-                    columns[field.name] = list(cells[field.name])
-            yield RawRows(np.array(lines, np.int64), columns, bad)
-
-
-@contextmanager
-def csv_reader(source: BinaryIO, form: CsvOptions) -> Iterator[Any]:
-    """Return a csv reader over `source`, which stays open; it yields lists of cells, including the header's."""
-    csv.field_size_limit(MAX_CELL_CHARACTERS)
-    # Invalid bytes become lone surrogates, which Arrow strings refuse: that row is bad, and the others are read.
-    encoding = "utf-8-sig" if form.encoding.lower() in ("utf-8", "utf8") else form.encoding
-    text = io.TextIOWrapper(source, encoding=encoding, errors="surrogateescape", newline="")
-    quoting: Literal[0, 3] = 0 if form.quote else 3  # csv.QUOTE_MINIMAL, csv.QUOTE_NONE
-    try:
-        yield csv.reader(text, strict=True, delimiter=form.delimiter, quotechar=form.quote or None, quoting=quoting)
-    finally:
-        if not source.closed:
-            text.detach()
-
-
-def from_cells(values: Any, target: FieldType, form: CsvOptions) -> pa.Array:
-    """Convert CSV cells to `target`."""
-    if isinstance(values, pa.Array):  # the file has no such column
-        return pa.nulls(len(values), target.arrow)
-    if form.decimal == "," and target.kind in ("float32", "float64", "decimal"):
-        values = [None if each is None else _with_point(each) for each in values]
-    pattern = {"date": form.dates, "timestamp": form.timestamps, "timestamp_ntz": form.timestamps}.get(target.kind)
-    if pattern is not None:
-        moments = [None if each is None else datetime.strptime(each, pattern) for each in values]  # noqa: DTZ007
-        if target.kind == "date":
-            return from_python([None if each is None else each.date() for each in moments], target)
-        return from_python(moments, target)  # without a zone: UTC
-    return from_text(pa.array(values, pa.utf8()), target)
-
-
-def _with_point(cell: str) -> str:
-    """Replace a decimal comma by a point.
-
-    A point that is not between thousands is refused: without this, 1.5 would become 15.
-    """
-    if "." in cell and _GROUPED.fullmatch(cell) is None:
-        raise ValueError(f"{cell!r:.60} has a point that is not between thousands")
-    return cell.replace(".", "").replace(",", ".")
 
 
 def check_header(names: list[str], wanted: pa.Schema, keys_only: bool, quote: bool) -> None:
