@@ -189,6 +189,7 @@ def _clients(folder: Path, quick: bool) -> Any:
             for size, pchannels in ((1000, 2), (1000, 1), (64_000, 2))
         ],
         "small": client_bench.small_appends(folder, calls=2_000 if quick else 20_000),
+        "csv": client_bench.csv_files(count=3 if quick else 5),
     }
 
 

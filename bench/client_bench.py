@@ -7,16 +7,27 @@ every row before the producer's call returns.
 
 from __future__ import annotations
 
+import io
 import time
+import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pyarrow as pa
+from pyarrow.csv import write_csv
 
 from bench.deployment import deployment, rows
 from bench.log_bench import Ratio, pairs, plain_append
 from millrace.client.produce.batch_appender import BatchLimits
+from millrace.client.produce.files import csv_format
+from millrace.client.produce.files.formats import CsvOptions, InputFormat
+from millrace.client.produce.files.reader import read_batches
 from millrace.client.produce.rows import ENTRY_BYTES
+from millrace.demo.flights import data_file, flights_schema
+from millrace.message.schema import CollectionSchema, FieldSpec
 
 MIB = 1 << 20
 FRAME_ROWS = 65_536
@@ -58,6 +69,56 @@ def arrow_batches(
         return pairs(
             f"DataFrame of {row_bytes} B rows to the log, {pchannels} PChannels", "MB/s", subject, baseline, count
         )
+
+
+def csv_files(*, count: int = 5, narrow_rows: int = 1_000_000) -> list[Ratio]:
+    """Rows per second of CPU of reading CSV as a collection's columns, against the csv module row by row, in pairs.
+
+    CPU time, because Arrow uses two threads: on an idle machine the rows take less time than that.
+    """
+    with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
+        wide = file.read()
+    fields = tuple(FieldSpec(name, kind, nullable) for name, kind, nullable in flights_schema() if name != "id")
+    start = np.datetime64("2026-01-01T00:00:00", "us")
+    made = pa.table(
+        {
+            "id": np.arange(narrow_rows),
+            "at": pa.array(start + np.arange(narrow_rows) * np.timedelta64(1, "s")),
+            "price": np.arange(narrow_rows) / 8,
+        }
+    )
+    sink = io.BytesIO()
+    write_csv(made, sink)
+    narrow = CollectionSchema(
+        (FieldSpec("id", "int64", False), FieldSpec("at", "timestamp", True), FieldSpec("price", "float64", True)), "id"
+    )
+    files = [
+        ("flights, 19 columns", wide, CollectionSchema(fields, "time_hour")),
+        ("3 columns", sink.getvalue(), narrow),
+    ]
+    return [
+        pairs(
+            f"CSV: {name}",
+            "rows/s of CPU",
+            partial(_csv_rate, data, schema),
+            partial(_csv_rate, data, schema, True),
+            count,
+        )
+        for name, data, schema in files
+    ]
+
+
+def _csv_rate(data: bytes, schema: CollectionSchema, row_by_row: bool = False) -> float:
+    """Rows per second of CPU of one reading; `row_by_row`: of the first tenth, without Arrow."""
+    if row_by_row:
+        data = data[: data.rfind(b"\n", 0, len(data) // 10) + 1]
+    form = CsvOptions(nulls=("", "NA"))
+    by_arrow = csv_format.fits_arrow
+    with mock.patch.object(csv_format, "fits_arrow", lambda form: by_arrow(form) and not row_by_row):
+        start = time.process_time()
+        read = read_batches(io.BufferedReader(io.BytesIO(data)), InputFormat.CSV, schema, batch_rows=50_000, form=form)
+        rows = sum(batch.rows.num_rows for batch in read)
+        return rows / (time.process_time() - start)
 
 
 def small_appends(folder: Path, *, calls: int = 20_000) -> SmallAppends:

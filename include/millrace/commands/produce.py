@@ -238,7 +238,7 @@ def produce(
                     place.ticks = {each: client.append.tick(each, persist=False) for each in collection.pchannels}
                     journal.save()
                 producer.resume(place.numbers, place.ticks)
-            show = opened.enter_context(_progress())
+            show, reading = opened.enter_context(_progress()), BytesRead(files)
             read = partial(
                 read_batches,
                 schema=collection.schema,
@@ -247,7 +247,7 @@ def produce(
                 allowed=allowed,
                 form=form,
             )
-            for number, done, batch in _batches(files, kinds, place, read):
+            for number, done, batch in _batches(files, kinds, place, read, reading):
                 if batch is None:
                     tally.files, tally.last_line = tally.files + 1, 0 if number < len(files) else tally.last_line
                 elif batch.bad:
@@ -259,7 +259,7 @@ def produce(
                     hit("produce.sent")
                     _keep(journal, number, done, producer, tally, bad)
                     hit("produce.kept")
-                show(tally, time.monotonic() - started)
+                show(tally, time.monotonic() - started, reading)
                 if tally.rejected and on_error == OnError.STOP:
                     break
     except MillraceError:
@@ -276,11 +276,36 @@ def produce(
         raise typer.Exit(EXIT_ERROR)
 
 
+class BytesRead:
+    """How much of the files was read, of how much."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._sizes = [each.stat().st_size if each.is_file() else 0 for each in files]
+        self._before = 0
+        self._file: BinaryIO | None = None
+        self.total = sum(self._sizes)
+        """Bytes of all files. 0: not known, as for stdin."""
+
+    @property
+    def done(self) -> int:
+        """Bytes that were read."""
+        return self._before if self._file is None else self._before + self._file.tell()
+
+    def begin(self, number: int, file: BinaryIO) -> None:
+        """Note that `file` is read, the file of that number."""
+        self._before, self._file = sum(self._sizes[:number]), file if self._sizes[number] else None
+
+    def end(self, number: int) -> None:
+        """Note that the file of that number was read to its end."""
+        self._before, self._file = sum(self._sizes[: number + 1]), None
+
+
 def _batches(
     files: list[Path],
     kinds: list[InputFormat],
     place: LoadPosition | None,
     read: Callable[[BinaryIO, InputFormat], Iterator[RowBatch]],
+    reading: BytesRead,
 ) -> Iterator[tuple[int, int, RowBatch | None]]:
     """(file's number, batches of it with this one, batch) behind `place`;
 
@@ -289,9 +314,11 @@ def _batches(
     begin, passed = (0, 0) if place is None else (place.file, place.batches)
     for number in range(begin, len(files)):
         with _opened(files[number]) as rows:
+            reading.begin(number, rows)
             for done, batch in enumerate(read(rows, kinds[number]), 1):
                 if done > passed or number > begin:
                     yield number, done, batch
+            reading.end(number)
         yield number + 1, 0, None
 
 
@@ -502,13 +529,16 @@ def _send(
 def _progress() -> Iterator[Any]:
     """A line on stderr that is rewritten, on a terminal alone."""
     if not sys.stderr.isatty():
-        yield lambda tally, seconds: None
+        yield lambda tally, seconds, reading: None
         return
+    from millrace.client.progress import progress_words
+
     with console(err=True).status("connecting …") as line:
 
-        def show(tally: Tally, seconds: float) -> None:
+        def show(tally: Tally, seconds: float, reading: BytesRead) -> None:
             rate = tally.accepted / max(seconds, 1e-3)
-            line.update(f"{tally.accepted:,} rows, {rate:,.0f} rows/s, {tally.bytes / 1e6:,.1f} MB")
+            sent = f"{tally.accepted:,} rows, {rate:,.0f} rows/s, {tally.bytes / 1e6:,.1f} MB"
+            line.update(", ".join(filter(None, (progress_words(reading.done, reading.total, seconds), sent))))
 
         yield show
 
