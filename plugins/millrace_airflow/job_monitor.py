@@ -1,15 +1,19 @@
-"""What the watcher of a streaming job knows: how it is from its heartbeat, when that is a fault, how long to pause
-after one."""
+"""The monitor of a streaming job: how it is by its heartbeat, and when that is a fault.
+
+:class:`WatchedJob` is the job as a supervisor sees it (millrace.runtime.supervisor).
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
-    from millrace.runtime.launch.launcher import RunError, RunStatus
+    from millrace.runtime.launch.launcher import Launcher, RunError, RunStatus
+    from millrace.runtime.supervisor import Fault, RestartBackoff
 
 LONGEST_PAUSE: Final = 300.0
 FIRST_PAUSE: Final = 2.0
@@ -17,38 +21,12 @@ STABLE_SECONDS: Final = 300.0
 """A job that has run this long without a fault has its failures forgiven."""
 
 
-class RestartBackoff:
-    """The pauses before restarts of one run id: doubling, and kept in a file, so that a new task goes on with them."""
+def restart_backoff(settings: Settings, run_id: str) -> RestartBackoff:
+    """Return the pauses before restarts of one run id, kept in a file, so that a new task continues them."""
+    from millrace.runtime.supervisor import RestartBackoff
 
-    def __init__(self, settings: Settings, run_id: str) -> None:
-        self._path = settings.run_path / "history" / f"{run_id}.restarts.json"
-
-    def remaining_pause(self) -> float:
-        """Seconds that are left of the pause after the last failure."""
-        kept = self._kept()
-        if not kept["failures"]:
-            return 0.0
-        whole = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (kept["failures"] - 1))
-        return float(max(0.0, min(whole, kept["at"] + whole - time.time())))
-
-    def record_failure(self, why: str) -> None:
-        """The job failed now; one failure more, unless the last one is long ago."""
-        from millrace.base.files import replace_json
-
-        kept = self._kept()
-        forgiven = time.time() - kept["at"] > STABLE_SECONDS + LONGEST_PAUSE
-        failures = 1 if forgiven else kept["failures"] + 1
-        replace_json(self._path, {"failures": failures, "at": time.time(), "why": why[:500]})
-
-    def reset(self) -> None:
-        """The job has run long enough: the next failure is a first one."""
-        self._path.unlink(missing_ok=True)
-
-    def _kept(self) -> dict[str, Any]:
-        from millrace.runtime.launch.folder import read_json
-
-        kept = read_json(self._path) or {}
-        return {"failures": int(kept.get("failures", 0)), "at": float(kept.get("at", 0.0))}
+    path = settings.run_path / "history" / f"{run_id}.restarts.json"
+    return RestartBackoff(FIRST_PAUSE, LONGEST_PAUSE, steady=STABLE_SECONDS, path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +58,13 @@ class StreamingJobMonitor:
         self._run = settings.run_path
         self._heartbeat = settings.run_path / f"{app_name}.heartbeat.json"
         self._start_seconds = settings.start_deadline
+        self.stop_seconds = settings.stop_deadline
         self._stale_after = stale_after
         self._stuck_after = stuck_after
         self._say_every = say_every
         self._said = 0.0
-        self._restarts = 0
+        self.restarts = 0
+        """How often the job was started again after a fault."""
         self._last: dict[str, Any] = {}
 
     def find_fault(self, status: RunStatus) -> JobFault | None:
@@ -110,10 +90,6 @@ class StreamingJobMonitor:
             if time.time() - status.started_at > STABLE_SECONDS:
                 self.backoff.reset()
         return None
-
-    def record_restart(self) -> None:
-        """It runs again, after a fault: one that was stopped, and stays so, was not restarted."""
-        self._restarts += 1
 
     def foreign_process(self) -> int | None:
         """The process id of a job that beats now and that the launcher did not start (`millrace jobs run`, say)."""
@@ -142,7 +118,7 @@ class StreamingJobMonitor:
 
     def summary(self) -> dict[str, Any]:
         """What the task returns."""
-        return {"restarts": self._restarts, "queries": self._last}
+        return {"restarts": self.restarts, "queries": self._last}
 
     def _beat(self, status: RunStatus) -> dict[str, Any] | None:
         """The heartbeat of this very process."""
@@ -150,6 +126,36 @@ class StreamingJobMonitor:
 
         beat = read_json(self._heartbeat)
         return beat if beat is not None and beat.get("pid") == status.pid and beat["at"] >= status.started_at else None
+
+
+class WatchedJob:
+    """The job of one run id: its monitor says how it is, the launcher stops it."""
+
+    def __init__(
+        self, launcher: Launcher, run_id: str, monitor: StreamingJobMonitor, log: logging.Logger | Any
+    ) -> None:
+        self._launcher, self._run_id, self._monitor, self._log = launcher, run_id, monitor, log
+        self.last: JobFault | None = None
+        """The fault that ended the watch."""
+
+    def fault(self) -> Fault | None:
+        """Return the job's fault, if any, and log how it is."""
+        from millrace.runtime.supervisor import Fault
+
+        status = self._launcher.poll(self._run_id)
+        self.last = self._monitor.find_fault(status)
+        if self.last is not None:
+            self._log.error("%s\nthe job's last lines:\n%s", self.last, status.tail())
+            return Fault(str(self.last), restart=self.last.retriable)
+        words = self._monitor.progress_line(status)
+        if words is not None:
+            self._log.info("%s", words)
+        return None
+
+    def stop(self, *, deadline: float) -> None:
+        """Stop the job if it still runs: one that hangs does."""
+        if self._launcher.poll(self._run_id).active:
+            self._launcher.stop(self._run_id, deadline=deadline)
 
 
 def _ended(error: RunError) -> JobFault:

@@ -1,17 +1,17 @@
-"""`airflow standalone` in order: what works through the web server is started once that listens, and with the auth
-manager of the configuration.
+"""`airflow standalone` in order: components that call the web server start once it listens.
 
-python -m millrace_airflow.standalone
+    python -m millrace_airflow.standalone
 
-Airflow's own command starts all components at once, so that on a busy machine the scheduler runs overdue tasks that
-cannot reach the web server yet and use their tries up; it goes on where a component has ended; and it replaces the auth
-manager by the simple one.
+Airflow's own command starts all components at once: on a busy machine the scheduler then runs overdue tasks, which
+cannot reach the web server yet and use up their tries. It also goes on when a component has ended, and it replaces the
+auth manager of the configuration by the simple one. This command does neither.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import time
 from typing import Final
@@ -20,6 +20,11 @@ from airflow.cli.commands.standalone_command import StandaloneCommand, SubComman
 from airflow.configuration import conf
 from airflow.utils.providers_configuration_loader import providers_configuration_loaded
 
+from millrace.base.deadline import Deadline
+from millrace.base.process import all_processes
+from millrace.base.settings import Settings
+from millrace.runtime.processes import send_signal, with_descendants
+from millrace.runtime.supervisor import Fault, RestartBackoff, Supervisor
 from millrace_airflow.sqlite import enable_wal_mode
 
 _VARIABLE = "AIRFLOW__CORE__AUTH_MANAGER"
@@ -32,6 +37,9 @@ POLL_SECONDS: Final = 0.1
 
 class Standalone(StandaloneCommand):
     """All of Airflow's components under one process."""
+
+    stop_deadline = 30.0
+    """How long the components may take to end after SIGINT, in seconds."""
 
     def calculate_env(self) -> dict[str, str]:
         """What the components are started with."""
@@ -47,29 +55,58 @@ class Standalone(StandaloneCommand):
 
     @providers_configuration_loaded
     def run(self) -> int:
-        """Start the components in order and stay until SIGINT, or until one of them ends; the exit code."""
+        """Start the components in order and stay until SIGINT, or until one of them ends; return the exit code."""
         logging.getLogger("").setLevel(logging.WARNING)
-        env = self.calculate_env()
+        self._env = self.calculate_env()
         self.find_user_info()  # type: ignore[no-untyped-call]
         self.initialize_database()
+        supervisor = Supervisor(
+            self._start_first,
+            backoff=RestartBackoff(0.0, 0.0),  # no restarts here: the keeper of the installation restarts all of them
+            stop_deadline=self.stop_deadline,
+            poll=POLL_SECONDS,
+            on_fault=lambda fault: self.print_output("standalone", str(fault)),
+        )
         try:
-            self._start(FIRST_COMPONENTS, env)
-            while not self._listens():
-                if ended := self._ended():
-                    return self._stop(f"{ended} ended before the web server listened")
-                self._pause()
-            self._start(LATER_COMPONENTS, env)
-            while not (ended := self._ended()):
-                self._pause()
-            return self._stop(f"{ended} ended")
+            supervisor.run(self._pause)
         except KeyboardInterrupt:
-            self._stop("stopped")
+            self.stop(deadline=self.stop_deadline)  # it may have come while the components were started
+            self.print_output("standalone", "stopped")
             return 0
+        return 1
 
-    def _start(self, names: tuple[str, ...], env: dict[str, str]) -> None:
+    def _start_first(self) -> Standalone:
+        self._start(FIRST_COMPONENTS)
+        return self
+
+    def fault(self) -> Fault | None:
+        """Return which component ended, if one did. Starts the others once the web server listens."""
+        ended = next((name for name, each in self.subcommands.items() if _has_ended(each)), "")
+        complete = LATER_COMPONENTS[0] in self.subcommands
+        if ended:
+            return Fault(f"{ended} ended" + ("" if complete else " before the web server listened"), restart=False)
+        if not complete and self._listens():
+            self._start(LATER_COMPONENTS)
+        return None
+
+    def stop(self, *, deadline: float) -> None:
+        """End all components: SIGTERM, and SIGKILL to their trees after `deadline` seconds."""
+        components = list(self.subcommands.values())
+        for each in components:
+            each.stop()
+        end = Deadline.after(deadline)
+        for each in components:
+            each.join(end.remaining())
+        left = {each.process.pid for each in components if each.process is not None and each.process.poll() is None}
+        everything = all_processes()
+        for pid in with_descendants(left, everything):
+            send_signal(everything[pid], signal.SIGKILL)
+        self.update_output()  # type: ignore[no-untyped-call]
+
+    def _start(self, names: tuple[str, ...]) -> None:
         for name in names:
             self.print_output("standalone", f"starting {name}")
-            self.subcommands[name] = SubCommand(self, name=name, command=[name], env=env)
+            self.subcommands[name] = SubCommand(self, name=name, command=[name], env=self._env)
             self.subcommands[name].start()
 
     def _listens(self) -> bool:
@@ -81,27 +118,18 @@ class Standalone(StandaloneCommand):
         except OSError:
             return False
 
-    def _ended(self) -> str:
-        """The first component that has ended; empty: all run."""
-        for name, each in self.subcommands.items():
-            if each.process is not None and each.process.poll() is not None:
-                return str(name)
-        return ""
-
-    def _pause(self) -> None:
+    def _pause(self, seconds: float) -> bool:
+        """Show what the components print, and wait; never ends the supervision: SIGINT does."""
         self.update_output()  # type: ignore[no-untyped-call]
-        time.sleep(POLL_SECONDS)
+        time.sleep(seconds)
+        return False
 
-    def _stop(self, why: str) -> int:
-        """End the components; the exit code where one of them had ended by itself."""
-        self.print_output("standalone", why)
-        for each in self.subcommands.values():
-            each.stop()
-        for each in self.subcommands.values():
-            each.join()
-        self.update_output()  # type: ignore[no-untyped-call]
-        return 1
+
+def _has_ended(component: SubCommand) -> bool:
+    return component.process is not None and component.process.poll() is not None
 
 
 if __name__ == "__main__":
-    raise SystemExit(Standalone().run())  # type: ignore[no-untyped-call]
+    command = Standalone()  # type: ignore[no-untyped-call]
+    command.stop_deadline = Settings.load().stop_deadline
+    raise SystemExit(command.run())

@@ -19,13 +19,14 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from millrace.base.deadline import Deadline
 from millrace_airflow.errors import raise_for
 from millrace_airflow.hooks import MillraceHook
-from millrace_airflow.job_monitor import RestartBackoff, StreamingJobMonitor
+from millrace_airflow.job_monitor import StreamingJobMonitor, WatchedJob, restart_backoff
 from millrace_airflow.links import JobLogLink, SparkUiLink
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from millrace.runtime.launch.launcher import Launcher, RunStatus
+    from millrace.runtime.supervisor import Supervisor
 
 
 class StreamingJobOperator(ResumableJobMixin, BaseOperator):
@@ -88,8 +89,10 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
 
     def submit_job(self, context: Context) -> str:
         """Start the job, or adopt the one that runs, once the pause after a failure is over."""
-        launcher = MillraceHook(data_dir=self.data_dir).launcher()
-        self._start(self._watch(), launcher, paused=_asks_whether_paused(context))
+        watch, launcher = self._watch(), MillraceHook(data_dir=self.data_dir).launcher()
+        supervisor, ends = self._supervisor(watch, launcher, paused=_asks_whether_paused(context))
+        self._say_pause(watch)
+        supervisor.start(ends)
         return self.job_run_id
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
@@ -112,31 +115,19 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
 
     def poll_until_complete(self, external_id: Any, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Watch until `watch_for` is over or the DAG is paused; start the job again where it ends or hangs."""
-        launcher = MillraceHook(data_dir=self.data_dir).launcher()
-        watch = self._watch()
+        watch, launcher = self._watch(), MillraceHook(data_dir=self.data_dir).launcher()
         paused = _asks_whether_paused(context)
+        job = WatchedJob(launcher, self.job_run_id, watch, self.log)
         end = Deadline.after(float(self.watch_for))
-        while not end.expired():
-            if paused():
-                self.log.info("the DAG is paused: stopping the job between two micro-batches")
-                self._stop(launcher)
-                break
-            status = launcher.poll(self.job_run_id)
-            fault = watch.find_fault(status)
-            if fault is None:
-                words = watch.progress_line(status)
-                if words is not None:
-                    self.log.info("%s", words)
-                watch.sleep(end.remaining(maximum=self.poll_seconds))
-                continue
-            self.log.error("%s\nthe job's last lines:\n%s", fault, status.tail())
-            if status.active:
-                launcher.stop(self.job_run_id)
-            watch.backoff.record_failure(str(fault))
-            if not fault.retriable:
-                raise_for(fault.code, fault.message, retriable=False)
-            if self._start(watch, launcher, until=end, paused=paused):
-                watch.record_restart()
+        supervisor, ends = self._supervisor(watch, launcher, job, until=end, paused=paused)
+        if not ends(0):  # paused before it was started: there may be no run to look at
+            supervisor.run(ends, job)
+        watch.restarts = supervisor.restarts
+        if job.last is not None and not job.last.retriable:
+            raise_for(job.last.code, job.last.message, retriable=False)
+        if paused():
+            self.log.info("the DAG is paused: stopping the job between two micro-batches")
+            self._stop(launcher)
         return watch.summary()
 
     def on_kill(self) -> None:
@@ -150,12 +141,45 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
             self._watching = StreamingJobMonitor(
                 settings,
                 app_name=self.app_name,
-                backoff=RestartBackoff(settings, self.job_run_id),
+                backoff=restart_backoff(settings, self.job_run_id),
                 stale_after=self.stale_after.total_seconds(),
                 stuck_after=self.stuck_after.total_seconds(),
                 say_every=self.say_every.total_seconds(),
             )
         return self._watching
+
+    def _supervisor(
+        self,
+        watch: StreamingJobMonitor,
+        launcher: Launcher,
+        job: WatchedJob | None = None,
+        *,
+        until: Deadline | None = None,
+        paused: Callable[[], bool],
+    ) -> tuple[Supervisor[WatchedJob], Callable[[float], bool]]:
+        """Return the job's supervisor, and what waits between its looks: until `until`, or the DAG is paused."""
+        from millrace.runtime.supervisor import Supervisor
+
+        watched = job or WatchedJob(launcher, self.job_run_id, watch, self.log)
+        end = until or Deadline.never()
+
+        def start() -> WatchedJob | None:
+            return watched if self._start(watch, launcher, until=until, paused=paused) else None
+
+        def ends(seconds: float) -> bool:
+            if seconds and not (end.expired() or paused()):
+                watch.sleep(end.remaining(maximum=min(seconds, self.poll_seconds)))
+            return end.expired() or paused()
+
+        supervisor = Supervisor(
+            start,
+            backoff=watch.backoff,
+            stop_deadline=watch.stop_seconds,
+            poll=self.poll_seconds,
+            detached=True,  # the job outlives its task
+            on_fault=lambda fault: self._say_pause(watch),
+        )
+        return supervisor, ends
 
     def _start(
         self,
@@ -165,16 +189,8 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
         until: Deadline | None = None,
         paused: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Start the job, or adopt it, once the pause after a failure is over; whether that came before `until` and a
-        pause of the DAG."""
-        until = until or Deadline.never()
-        pause = watch.backoff.remaining_pause()
-        if pause:
-            self.log.info("waiting %.0f s before the job is started again", pause)
-        resume = Deadline.after(pause)
-        while not (resume.expired() or until.expired() or paused()):
-            watch.sleep(resume.remaining(maximum=self.poll_seconds))
-        if until.expired() or paused():
+        """Start the job, or adopt the one that runs; return False if `until` or a pause of the DAG came first."""
+        if paused() or (until is not None and until.expired()):
             return False
         foreign = None if self._launched(launcher) else watch.foreign_process()
         if foreign is not None:
@@ -197,6 +213,10 @@ class StreamingJobOperator(ResumableJobMixin, BaseOperator):
             return launcher.poll(self.job_run_id).active
         except RunNotFound:
             return False
+
+    def _say_pause(self, watch: StreamingJobMonitor) -> None:
+        if pause := watch.backoff.remaining_pause():
+            self.log.info("waiting %.0f s before the job is started again", pause)
 
     def _say(self, status: RunStatus) -> None:
         self.log.info(

@@ -15,8 +15,7 @@ from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.runtime.heartbeat import heartbeat_path
 from millrace.runtime.launch.folder import read_json
-from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus
-from millrace.runtime.launch.process import processes_of
+from millrace.runtime.launch.launcher import Launcher, RunState, RunStatus, processes_of
 from tests.dags.conftest import RunDag
 from tests.waiting import until
 

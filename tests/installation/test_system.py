@@ -270,3 +270,14 @@ def test_a_log_that_has_grown_is_put_aside_and_goes_on(tmp_path: Path) -> None:
 
 def test_settings_take_an_environment_with_the_mark(tmp_path: Path) -> None:
     assert Settings.load(env={MARK_VARIABLE: str(tmp_path), "HOME": str(tmp_path)}).pchannels == 2
+
+
+def test_a_second_keeper_of_an_installation_ends_and_changes_nothing(make: Make) -> None:
+    installation = make()
+    running = installation.start(port=0)
+    second = [sys.executable, "-m", "millrace.installation.keeper", f"--state={installation.state}", "--", *SLEEP]
+    ended = subprocess.run(second, capture_output=True, text=True, timeout=60, start_new_session=True)
+    assert ended.returncode == 1
+    assert "another keeper runs for this installation" in ended.stdout
+    assert read_record(installation.state) == running.record
+    until(lambda: whole(installation))

@@ -27,7 +27,7 @@ class Component:
     def stop(self) -> None:
         self.ended = True
 
-    def join(self) -> None:
+    def join(self, timeout: float) -> None:
         assert self.ended
 
 
@@ -55,8 +55,10 @@ class Started(standalone.Standalone):
     def _listens(self) -> bool:
         return self.listening
 
-    def _pause(self) -> None:
-        next(self._turns)(self)
+    def _pause(self, seconds: float) -> bool:
+        if seconds:
+            next(self._turns)(self)
+        return False
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.runtime.launch.launcher import RunError, RunState, RunStatus
-from millrace_airflow.job_monitor import RestartBackoff, StreamingJobMonitor
+from millrace_airflow.job_monitor import StreamingJobMonitor, restart_backoff
 
 APP = "millrace-streaming-node"
 PID = 4711
@@ -23,7 +23,7 @@ def watch_of(settings: Settings) -> StreamingJobMonitor:
     return StreamingJobMonitor(
         settings,
         app_name=APP,
-        backoff=RestartBackoff(settings, "streaming-node"),
+        backoff=restart_backoff(settings, "streaming-node"),
         stale_after=60.0,
         stuck_after=900.0,
         say_every=0.0,
@@ -118,15 +118,15 @@ def test_a_job_that_ended_is_a_fault_of_its_own_kind(settings: Settings, retriab
 
 
 def test_the_pause_doubles_outlives_the_task_and_is_forgiven(settings: Settings) -> None:
-    assert RestartBackoff(settings, "a").remaining_pause() == 0
-    RestartBackoff(settings, "a").record_failure("first")
-    assert 1.5 < RestartBackoff(settings, "a").remaining_pause() <= 2
+    assert restart_backoff(settings, "a").remaining_pause() == 0
+    restart_backoff(settings, "a").record_failure("first")
+    assert 1.5 < restart_backoff(settings, "a").remaining_pause() <= 2
     for _ in range(2):
-        RestartBackoff(settings, "a").record_failure("again")
-    assert 7.5 < RestartBackoff(settings, "a").remaining_pause() <= 8
+        restart_backoff(settings, "a").record_failure("again")
+    assert 7.5 < restart_backoff(settings, "a").remaining_pause() <= 8
     for _ in range(20):
-        RestartBackoff(settings, "a").record_failure("again")
-    assert 299 < RestartBackoff(settings, "a").remaining_pause() <= 300
+        restart_backoff(settings, "a").record_failure("again")
+    assert 299 < restart_backoff(settings, "a").remaining_pause() <= 300
     beat(settings)
     watch = watch_of(settings)
     watch.backoff.record_failure("once")

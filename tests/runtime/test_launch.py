@@ -21,8 +21,7 @@ from millrace.base.settings import Settings
 from millrace.runtime.launch.command import environment_of
 from millrace.runtime.launch.folder import RunFolder, read_json
 from millrace.runtime.launch.history import OPERATIONS, append_history, history_path, read_history
-from millrace.runtime.launch.launcher import Launcher, RunState
-from millrace.runtime.launch.process import processes_of
+from millrace.runtime.launch.launcher import Launcher, RunState, processes_of
 from millrace.runtime.spark.slots import JOBS_AHEAD
 from tests.waiting import until
 
@@ -58,7 +57,7 @@ def started(pid: int) -> ProcessInfo:
 def processes(folder: RunFolder) -> list[int]:
     """What runs of the job, itself included."""
     identity = read_json(folder.identity)
-    return [] if identity is None else processes_of(folder.path, session=identity["pid"])
+    return [] if identity is None else [each.pid for each in processes_of(folder.path, session=identity["pid"])]
 
 
 def at_work(launcher: Launcher, run_id: str) -> bool:

@@ -19,16 +19,18 @@ def jittered(seconds: float) -> float:
 class Backoff:
     """Delays that double with each failure in a row: from `first` seconds up to `longest`, before jitter."""
 
-    __slots__ = ("_delay", "_first", "_longest")
+    __slots__ = ("_delay", "_first", "_jitter", "_longest")
 
-    def __init__(self, first: float, longest: float) -> None:
+    def __init__(self, first: float, longest: float, *, jitter: bool = True) -> None:
+        """`jitter=False` is for retries that no other process makes at the same time."""
         self._first = self._delay = first
         self._longest = max(first, longest)
+        self._jitter = jitter
 
     def next_delay(self) -> float:
-        """Return the jittered delay before the next retry, in seconds, and double the delay after it."""
+        """Return the delay before the next retry, in seconds and with jitter, and double the delay after it."""
         delay, self._delay = self._delay, min(2 * self._delay, self._longest)
-        return jittered(delay)
+        return jittered(delay) if self._jitter else delay
 
     def reset(self) -> None:
         """Start again at the first delay, after a success."""

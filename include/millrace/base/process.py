@@ -1,6 +1,7 @@
 """Identify a process by its id and start time; the kernel reuses ids alone.
 
-Reads /proc (Linux) and imports only the standard library, so that the supervisor of an installation stays small.
+Reads /proc/<pid>/stat, where everything else asks psutil: psutil gives a start as wall-clock time, which moves when the
+clock is set, and records that outlive a process compare its start in clock ticks since boot.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-PROC: Final = Path("/proc")
+import psutil
+
+_PROC: Final = Path("/proc")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -32,7 +35,7 @@ class ProcessInfo(NamedTuple):
     @property
     def start(self) -> str:
         """The start time with the boot's id, as text, for records that outlive the process."""
-        return f"{(PROC / 'sys/kernel/random/boot_id').read_text().strip()}:{self.start_ticks}"
+        return f"{boot_id()}:{self.start_ticks}"
 
     def alive(self) -> bool:
         """Return whether this very process still runs; a zombie does not."""
@@ -47,6 +50,14 @@ class ProcessInfo(NamedTuple):
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.seconds_since_boot) <= at
 
 
+def boot_id() -> str:
+    """Return the id of the machine's current boot; "" if unknown."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 def find_process(pid: int) -> ProcessInfo | None:
     """Return the process with this id; None if there is none or it is a zombie.
 
@@ -54,7 +65,7 @@ def find_process(pid: int) -> ProcessInfo | None:
     holds its locks and connections until they end.
     """
     try:
-        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # The command is in parentheses and may itself contain parentheses.
@@ -73,7 +84,7 @@ def current_process() -> ProcessInfo:
 
 def all_processes() -> dict[int, ProcessInfo]:
     """Return every running process of this machine, by id."""
-    found = (find_process(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
+    found = map(find_process, psutil.pids())
     return {each.pid: each for each in found if each is not None}
 
 
@@ -83,10 +94,10 @@ def has_open_files(pid: int) -> bool:
     The kernel closes the files of a process before it frees its id.
     """
     try:
-        return any(True for _ in (PROC / str(pid) / "fd").iterdir())
-    except PermissionError:
+        return bool(psutil.Process(pid).num_fds())
+    except psutil.AccessDenied:
         return True
-    except OSError:
+    except psutil.Error:
         return False
 
 

@@ -2,17 +2,16 @@
 
     python -m millrace.installation.keeper --state FOLDER --address URL -- COMMAND...
 
-`airflow standalone` starts Airflow's components once and does not look after them. The keeper starts it in a process
-group of its own and starts it anew, with growing pauses, where it ended or one of its components did. SIGTERM ends it:
-SIGINT to `airflow standalone` (SIGTERM would leave orphans), then SIGTERM, then SIGKILL for whatever is left of the
-session. The keeper leads that session, so Airflow's processes are known even when the keeper was killed. A lock file
-that it holds for its lifetime keeps a second one away. Standard library only.
+`airflow standalone` starts Airflow's components once and does not restart them. The keeper starts it in a process group
+of its own and restarts it, after growing pauses, when it or one of its components has ended. SIGTERM ends the keeper,
+and before that its session: SIGINT to `airflow standalone` (SIGTERM would leave orphans), then SIGTERM, then SIGKILL.
+The keeper leads that session, so Airflow's processes are known even if the keeper was killed. It holds a lock file
+for its lifetime, so that there is one keeper for an installation.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
@@ -23,13 +22,15 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import IO, Final
+from typing import Final
 
 from millrace.base.deadline import Deadline
-from millrace.base.file_lock import LockedFile, read_locked_file
+from millrace.base.errors import LogBusy
+from millrace.base.file_lock import LockedFile, exclusive_lock, read_locked_file
 from millrace.base.files import rotate_log
 from millrace.base.process import ProcessInfo, all_processes, current_process, find_process
-from millrace.installation.processes import POLL_SECONDS, kill_all, send_signal, terminate, wait_for_exit
+from millrace.runtime.processes import kill_all, send_signal, terminate, wait_for_exit
+from millrace.runtime.supervisor import Fault, RestartBackoff, Supervisor
 
 RECORD_FILE: Final = "installation.json"
 LOCK_FILE: Final = "keeper.lock"
@@ -83,35 +84,37 @@ def write_record(state: Path, record: KeeperRecord) -> LockedFile:
     return LockedFile(state / RECORD_FILE, asdict(record))
 
 
-class ProcessGroup:
+class AirflowGroup:
     """One run of the command in its own process group, within the keeper's session."""
 
-    def __init__(self, command: list[str], log: Path, *, components: int, settle: float) -> None:
+    def __init__(self, command: list[str], log: Path, *, components: int, settle: float, log_bytes: int) -> None:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
             )
+        self._log, self._log_bytes = log, log_bytes
         self._components = components
         self._settled_at = Deadline.after(settle)
         self.complete = not components
         """Whether all components have started."""
 
-    def failure(self) -> str:
-        """Return a description of the failure, or "" while the group is healthy."""
+    def fault(self) -> Fault | None:
+        """Return what ended: the command, or one of its components. Rotates the log."""
+        rotate_log(self._log, self._log_bytes)
         code = self._process.poll()
         if code is not None:
-            return f"Airflow ended with {code}"
+            return Fault(f"Airflow ended with {code}")
         if not self._components:
-            return ""
+            return None
         children = sum(each.parent == self._process.pid for each in all_processes().values())
         self.complete = self.complete or children >= self._components
         if children < self._components and (self.complete or self._settled_at.expired()):
-            return f"{self._components - children} of Airflow's {self._components} components ended"
-        return ""
+            return Fault(f"{self._components - children} of Airflow's {self._components} components ended")
+        return None
 
-    def terminate(self, *, deadline: float) -> None:
+    def stop(self, *, deadline: float) -> None:
         """End the command and the rest of the session, whatever their state."""
-        # Orphans of a killed component hold its output open, and `airflow standalone` would wait for them: end them first.
+        # Orphans of a killed component hold its output open, and the command would wait for them: end them first.
         terminate(session_orphans(), deadline=TERM_SECONDS)
         leader = find_process(self._process.pid)
         if leader is not None:
@@ -137,27 +140,40 @@ def session_orphans() -> list[ProcessInfo]:
     return [each for each in found if each.parent not in inside]
 
 
-def supervise(
+def keep(
     command: list[str], state: Path, record: KeeperRecord, stop: threading.Event, options: argparse.Namespace
 ) -> None:
-    """Run `command` and restart it until `stop` is set."""
-    pause = FIRST_PAUSE
+    """Run `command` and restart it until `stop` is set. The record in `state` says how often, and why."""
     published = write_record(state, record)
-    while not stop.is_set():
-        began = time.monotonic()
-        group = ProcessGroup(command, state / LOG_FILE, components=options.components, settle=options.settle)
-        while not (reason := group.failure()) and not stop.wait(options.poll if group.complete else FIRST_POLL):
-            rotate_log(state / LOG_FILE, options.log_bytes)
-        group.terminate(deadline=options.deadline)
-        if stop.is_set():
-            return
-        pause = FIRST_PAUSE if time.monotonic() - began > STEADY_SECONDS else min(pause * 2, LONGEST_PAUSE)
-        _say(f"{reason}; restarting it in {pause:.0f} s")
-        if stop.wait(pause):
-            return
-        record = replace(record, at=time.time(), restarts=record.restarts + 1, reason=reason)
-        published, former = write_record(state, record), published
-        former.close()
+    group: AirflowGroup | None = None
+
+    def start() -> AirflowGroup:
+        nonlocal record, published, group
+        if group is not None:
+            record = replace(record, at=time.time(), restarts=record.restarts + 1)
+            published, former = write_record(state, record), published
+            former.close()
+        group = AirflowGroup(
+            command,
+            state / LOG_FILE,
+            components=options.components,
+            settle=options.settle,
+            log_bytes=options.log_bytes,
+        )
+        return group
+
+    def on_fault(fault: Fault) -> None:
+        nonlocal record
+        record = replace(record, reason=fault.cause)
+        _say(f"{fault}; restarting it in {backoff.remaining_pause():.0f} s")
+
+    def wait(seconds: float) -> bool:
+        # Poll often until all components have started: a wait for Airflow asks what it does.
+        starting = group is not None and not group.complete
+        return stop.wait(min(seconds, FIRST_POLL) if starting else seconds)
+
+    backoff = RestartBackoff(FIRST_PAUSE, LONGEST_PAUSE, steady=STEADY_SECONDS)
+    Supervisor(start, backoff=backoff, stop_deadline=options.deadline, poll=options.poll, on_fault=on_fault).run(wait)
 
 
 def main() -> int:
@@ -171,32 +187,19 @@ def main() -> int:
         signal.signal(number, stop_it)
     if os.getsid(0) != os.getpid():
         os.setsid()  # started by hand
-    with (options.state / LOCK_FILE).open("a") as lock:
-        if not _lock(lock, deadline=LOCK_SECONDS):
-            _say("another keeper runs for this installation")
-            return 1
-        me = current_process()
-        record = KeeperRecord(pid=me.pid, start=me.start, address=options.address, at=time.time())
-        try:
-            supervise(options.command, options.state, record, stop, options)
-        finally:
-            (options.state / RECORD_FILE).unlink(missing_ok=True)
+    busy = LogBusy("another keeper runs for this installation")
+    try:
+        with exclusive_lock(options.state / LOCK_FILE, deadline=Deadline.after(LOCK_SECONDS), busy=busy):
+            me = current_process()
+            record = KeeperRecord(pid=me.pid, start=me.start, address=options.address, at=time.time())
+            try:
+                keep(options.command, options.state, record, stop, options)
+            finally:
+                (options.state / RECORD_FILE).unlink(missing_ok=True)
+    except LogBusy as error:
+        _say(str(error))
+        return 1
     return 0
-
-
-def _lock(file: IO[str], *, deadline: float) -> bool:
-    """Hold the lock until the file is closed;
-
-    False where another process has it. The kernel releases it with the process.
-    """
-    end_of_wait = Deadline.after(deadline)
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if not end_of_wait.pause(POLL_SECONDS):
-                return False
 
 
 def _say(words: str) -> None:

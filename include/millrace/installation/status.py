@@ -8,10 +8,10 @@ from typing import Any
 
 from millrace.base.errors import AirflowUnavailable
 from millrace.base.process import all_processes
-from millrace.installation.processes import pss_bytes, with_descendants
 from millrace.installation.system import Installation
 from millrace.observe.models import HealthFinding
 from millrace.observe.observer import Observer
+from millrace.runtime.processes import pss_bytes, with_descendants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,20 +40,20 @@ from millrace.installation.config import (
     choose_bind_address,
 )
 from millrace.installation.keeper import LOG_FILE, KeeperRecord, read_record
-from millrace.installation.processes import (
+from millrace.installation.processes import installation_processes
+from millrace.installation.secrets import USER, Secrets, load_secrets
+from millrace.rpc.discovery import running_server as running_log_server
+from millrace.runtime.child_processes import JobFailed
+from millrace.runtime.launch.folder import read_json
+from millrace.runtime.launch.launcher import Launcher, RunStatus, log_tail
+from millrace.runtime.processes import (
     POLL_SECONDS,
-    installation_processes,
     kill_all,
     send_signal,
     terminate,
     wait_for_exit,
     with_descendants,
 )
-from millrace.installation.secrets import USER, Secrets, load_secrets
-from millrace.rpc.discovery import running_server as running_log_server
-from millrace.runtime.child_processes import JobFailed
-from millrace.runtime.launch.folder import read_json
-from millrace.runtime.launch.launcher import Launcher, RunStatus, log_tail
 
 START_LOCK: Final = "start.lock"
 KEEPER_LOG: Final = "keeper.log"

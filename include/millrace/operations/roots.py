@@ -15,7 +15,7 @@ from typing import Final
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
-from millrace.runtime.launch.process import RUN_FOLDER_VARIABLE
+from millrace.runtime.launch.folder import RUN_FOLDER_VARIABLE
 
 INBOX: Final = "inbox"
 """Folder in the data folder that loads may read from if the setting names none."""

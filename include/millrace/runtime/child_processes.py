@@ -1,7 +1,7 @@
-"""Child processes: each runs in its own session, is awaited with deadlines, and is stopped as a group.
+"""Child processes: each runs in its own session, is awaited with deadlines, and is stopped with its whole tree.
 
 A streaming job is a Python driver with a JVM and Python workers as descendants. To stop it, send SIGTERM to the driver,
-which finishes its micro-batch, and SIGKILL to the whole session after the deadline.
+which finishes its micro-batch, and SIGKILL to what is left of the tree once it has ended or the deadline has passed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, MillraceError
+from millrace.base.process import ProcessInfo
+from millrace.runtime.processes import KILL_SECONDS, kill_all, process_tree
 
 POLL_SECONDS = 0.05
 
@@ -70,26 +72,28 @@ class ChildProcess:
             ) from None
 
     def stop(self, *, deadline: float) -> int:
-        """Stop the process with SIGTERM, kill its session after `deadline` seconds, and return the exit code."""
+        """Stop the process with SIGTERM and return its exit code.
+
+        SIGKILL ends it after `deadline` seconds, and its tree once it has ended.
+        """
+        tree = process_tree(self.pid)  # while it runs: a child with a session of its own is known by its parent alone
         if self.running():
             self._process.send_signal(signal.SIGTERM)
         try:
-            code = self._process.wait(timeout=deadline)
+            self._process.wait(timeout=deadline)
         except subprocess.TimeoutExpired:
-            code = None
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # workers that outlived the driver
-        except ProcessLookupError:
-            pass
-        return self._process.wait(timeout=deadline) if code is None else code
+            tree = process_tree(self.pid)
+        return self._kill(tree)
 
-    def kill(self) -> None:
-        """Kill the whole session at once."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait(timeout=30)
+    def kill(self) -> int:
+        """Kill the process and its tree at once, and return its exit code."""
+        return self._kill(process_tree(self.pid))
+
+    def _kill(self, tree: list[ProcessInfo]) -> int:
+        if self.running():
+            self._process.kill()
+        kill_all(lambda: [each for each in (*tree, *process_tree(self.pid)) if each.alive()], deadline=KILL_SECONDS)
+        return self._process.wait(timeout=KILL_SECONDS)
 
     def tail(self, lines: int = 30) -> str:
         """Return the last lines of the log."""

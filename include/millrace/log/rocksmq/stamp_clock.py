@@ -27,6 +27,7 @@ from typing import Final
 
 from millrace.base.errors import LogCorrupted
 from millrace.base.failpoint import hit
+from millrace.base.process import boot_id
 from millrace.log.rocksmq.disk import OsDisk
 from millrace.log.rocksmq.manifest import read_checksummed, write_checksummed
 from millrace.rpc.wire import ClockView
@@ -35,7 +36,6 @@ MAX_LEAP_SECONDS: Final = 300.0
 PERSIST_SECONDS: Final = 5.0
 """Longest time between two writes of the state; the begin and the end of a held leap are written at once."""
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _VERSION: Final = 1
 _MS: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
@@ -47,14 +47,6 @@ _log = logging.getLogger(__name__)
 def boottime_ns() -> int:
     """Return nanoseconds since the machine's boot, including suspended time."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def boot_id() -> str:
-    """Return the id of the current boot; "" if unknown."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from millrace.base.backoff import jittered
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.pipelines.model.configuration import Configuration
@@ -25,6 +24,7 @@ from millrace.pipelines.worker.in_hand import late
 from millrace.runtime.child_processes import ChildProcess
 from millrace.runtime.periodic import PeriodicTask
 from millrace.runtime.process_setup import stop_on_signals
+from millrace.runtime.supervisor import Fault, RestartBackoff, Supervisor
 
 FIRST_PAUSE: Final = 1.0
 SILENT_SECONDS: Final = 30.0
@@ -33,7 +33,7 @@ START_SECONDS: Final = 120.0
 """That it may take until it speaks first."""
 _STEADY_SECONDS: Final = 60.0
 """One that ran so long had not failed at its start: its pauses begin anew."""
-_POLL: Final = 0.2
+_WATCH_SECONDS: Final = 0.2
 _PULSE_SECONDS: Final = 1.0
 _WORDS: Final = 2000
 
@@ -69,7 +69,7 @@ class SupervisorWatch(PeriodicTask):
     """
 
     def __init__(self, supervisor: int, stop: threading.Event, *, patience: float, pulse: Path | None = None) -> None:
-        super().__init__(name="supervisor-watch", interval=_POLL, run_at_start=True)
+        super().__init__(name="supervisor-watch", interval=_WATCH_SECONDS, run_at_start=True)
         self._supervisor = supervisor
         self._stop = stop
         self._patience = patience
@@ -88,6 +88,48 @@ class SupervisorWatch(PeriodicTask):
             self._gone_since = time.monotonic()
         elif time.monotonic() - self._gone_since > self._patience:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Worker:
+    """A run of the worker's process, and the pulse that says that it is alive."""
+
+    def __init__(
+        self,
+        command: list[str],
+        settings: Settings,
+        pipeline: str,
+        *,
+        silent_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings, self._pipeline, self._silent_seconds = settings, pipeline, silent_seconds
+        self._pulse = Pulse(pulse_path(settings, pipeline), clock)
+        log_file = pipeline_folder(settings, pipeline) / "worker.log"
+        self._job = ChildProcess(command, log_file=log_file, env=settings.environment())
+        self.code: int | None = None
+        """Its exit code, once it was stopped."""
+
+    def fault(self) -> Fault | None:
+        """How it ended, or why it is ended here: it does not speak, or one document holds it."""
+        if not self._job.running():
+            code = self._job.stop(deadline=0.0)
+            return Fault("", restart=False) if code == 0 else Fault(f"it ended with {code}: {self._last_line()}")
+        quiet = self._pulse.silent()
+        silent = quiet > (self._silent_seconds if self._pulse.spoke else max(self._silent_seconds, START_SECONDS))
+        held = late(self._settings, self._pipeline, (self._job.pid,))
+        if not silent and held is None:
+            return None
+        self._job.kill()  # a stopped process, or one that lets no thread run, handles no SIGTERM
+        if held is not None:
+            # What one document did is no failure at the start: the next one does without it.
+            return Fault(str(held), first=True)
+        return Fault(f"it did not speak for {quiet:.0f} s (process {self._job.pid}) and was ended")
+
+    def stop(self, *, deadline: float) -> None:
+        self.code = self._job.stop(deadline=deadline)
+
+    def _last_line(self) -> str:
+        return self._job.tail(1).strip() or f"its log is {self._job.log_file}"
 
 
 def supervise(
@@ -116,37 +158,27 @@ def supervise(
     ]
     command += [] if config is None else ["--config", str(config.absolute())]
     command += ["--until-end"] if until_end else []
-    log_file = pipeline_folder(settings, pipeline.id) / "worker.log"
     longest = 60 * pipeline.recovery.interval_minutes
-    deaths, pause, ends = 0, min(FIRST_PAUSE, longest), 0
-    while True:
-        begun, silent, held = clock(), "", None
-        pulse = Pulse(pulse_path(settings, pipeline.id), clock)
-        job = ChildProcess(command, log_file=log_file, env=settings.environment())
-        try:
-            while not silent and held is None and job.running() and not stop.wait(_POLL):
-                quiet = pulse.silent()
-                if quiet > (silent_seconds if pulse.spoke else max(silent_seconds, START_SECONDS)):
-                    silent = f"it did not speak for {quiet:.0f} s (process {job.pid}) and was ended"
-                held = late(settings, pipeline.id, (job.pid,))
-                if silent or held is not None:
-                    job.kill()  # whoever is stopped, or lets no thread run, hears no SIGTERM
-        finally:
-            code = job.stop(deadline=settings.stop_deadline)
-        if stop.is_set() or code == 0:
-            return 0 if stop.is_set() else code
-        # What one document did is no failure at the start: the next one does without it.
-        if held is not None or clock() - begun >= _STEADY_SECONDS:
-            deaths, pause = 0, min(FIRST_PAUSE, longest)
-        deaths, ends = deaths + 1, ends + 1
-        cause = str(held or silent) if held or silent else f"it ended with {code}: {_last(job)}"
-        sys.stderr.write(f"the worker of {pipeline.id}: {cause}\n")
-        replace_json(ends_path(settings, pipeline.id), {"at": time.time(), "ends": ends, "cause": cause[:_WORDS]})
-        if deaths > pipeline.recovery.attempts or stop.wait(jittered(pause)):
-            return 0 if stop.is_set() else code
-        pause = min(pause * 2, longest)
+    workers: list[_Worker] = []
+    ends = 0
 
+    def start() -> _Worker:
+        workers[:] = [_Worker(command, settings, pipeline.id, silent_seconds=silent_seconds, clock=clock)]
+        return workers[0]
 
-def _last(job: ChildProcess) -> str:
-    lines = job.tail(1).strip()
-    return lines or f"its log is {job.log_file}"
+    def on_fault(fault: Fault) -> None:
+        nonlocal ends
+        if not fault.cause:
+            return  # it has done its work
+        ends += 1
+        sys.stderr.write(f"the worker of {pipeline.id}: {fault}\n")
+        replace_json(ends_path(settings, pipeline.id), {"at": time.time(), "ends": ends, "cause": fault.cause[:_WORDS]})
+
+    fault = Supervisor(
+        start,
+        backoff=RestartBackoff(min(FIRST_PAUSE, longest), longest, steady=_STEADY_SECONDS, jitter=True),
+        stop_deadline=settings.stop_deadline,
+        attempts=pipeline.recovery.attempts,
+        on_fault=on_fault,
+    ).run(stop.wait)
+    return 0 if fault is None or stop.is_set() else workers[0].code or 0

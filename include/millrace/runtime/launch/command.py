@@ -19,8 +19,7 @@ from typing import Any, Final
 from millrace.base.errors import InvalidArgument, InvalidSettings
 from millrace.base.package import ROOT
 from millrace.base.settings import Settings
-from millrace.runtime.launch.folder import RunFolder
-from millrace.runtime.launch.process import RUN_FOLDER_VARIABLE
+from millrace.runtime.launch.folder import RUN_FOLDER_VARIABLE, RunFolder
 
 _OF_AIRFLOW: Final = ("AIRFLOW__", "_AIRFLOW")
 """Airflow's settings and secrets. No job needs them, and they should not stay in a long-lived process."""

@@ -25,6 +25,8 @@ from typing import Any, Final
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 
+RUN_FOLDER_VARIABLE: Final = "MILLRACE_RUN_FOLDER"
+"""Environment variable that every process of a launched job inherits: the folder of its run."""
 RUN_ID_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@=-]{0,199}")
 RETAINED_ATTEMPTS: Final = 3
 

@@ -28,12 +28,12 @@ from millrace.base.data_folder import prepare_data_folder
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import DeadlineExceeded, RunNotFound
 from millrace.base.files import replace_json
-from millrace.base.process import is_alive
+from millrace.base.process import ProcessInfo, all_processes, find_process
 from millrace.base.settings import Settings
 from millrace.runtime.launch.command import JobSpec, command_of, environment_of, script_job
-from millrace.runtime.launch.folder import RUN_ID_PATTERN, RunFolder, operations_path, read_json
+from millrace.runtime.launch.folder import RUN_FOLDER_VARIABLE, RUN_ID_PATTERN, RunFolder, operations_path, read_json
 from millrace.runtime.launch.history import OPERATIONS, append_history, history_path
-from millrace.runtime.launch.process import processes_of, signal_processes
+from millrace.runtime.processes import read_environment, send_signal
 from millrace.runtime.spark.slots import JOBS_AHEAD
 
 POLL_SECONDS: Final = 0.05
@@ -199,8 +199,9 @@ class Launcher:
             return status
         self.announce_stop(run_id)
         identity = read_json(folder.identity) or {}
-        if is_alive(identity.get("pid", 0), identity.get("start")):
-            signal_processes([identity["pid"]], signal.SIGTERM)
+        job = find_process(identity.get("pid", 0))
+        if job is not None and job.start == identity.get("start"):
+            send_signal(job, signal.SIGTERM)
         end = Deadline.after(self._settings.stop_deadline if deadline is None else deadline)
         poll_until(lambda: not folder.is_locked(), end, interval=POLL_SECONDS)
         _kill_session(folder)
@@ -292,6 +293,15 @@ class Launcher:
         append_history(history_path(self._settings, OPERATIONS), line)
 
 
+def processes_of(folder: Path, *, session: int) -> list[ProcessInfo]:
+    """Return the processes of a job: those in its session whose environment names the folder of its run.
+
+    A server that the job started for others (the log server) has its own session and is not included.
+    """
+    found = [each for each in all_processes().values() if each.session == session and each.pid != os.getpid()]
+    return [each for each in found if (read_environment(each.pid) or {}).get(RUN_FOLDER_VARIABLE) == str(folder)]
+
+
 def log_tail(path: Path, *, lines: int = 30, most_bytes: int = 64 << 10) -> str:
     """Return the last lines of a log of any size."""
     try:
@@ -340,7 +350,8 @@ def _kill_session(folder: RunFolder) -> None:
     """Kill what a job left: a JVM whose driver was killed, Python workers."""
     identity = read_json(folder.identity)
     if identity is not None:
-        signal_processes(processes_of(folder.path, session=identity["pid"]), signal.SIGKILL)
+        for each in processes_of(folder.path, session=identity["pid"]):
+            send_signal(each, signal.SIGKILL)
 
 
 def _written_at(path: Path) -> float | None:
