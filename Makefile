@@ -81,7 +81,7 @@ format: $(STAMP) ## Format, and fix what the linter can
 	@$(BIN)/ruff format
 
 test: lint jars broker-jars servers ## The test suite: lint, types, tests that are not slow (ARGS="-k name" chooses; WORKERS=0: one process)
-	@$(PYTEST) -m "not slow and not soak" $(ARGS)
+	@TEST_PROFILE=quick $(PYTEST) -m "not slow and not soak" $(ARGS)
 
 test-all: test-slow test-system ## The slow tests too
 

@@ -37,7 +37,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile("soak", print_blob=True, deadline=None, max_examples=5_000)
-hypothesis.settings.load_profile(os.environ.get("TEST_PROFILE", "ci"))
+PROFILE = os.environ.get("TEST_PROFILE", "ci")
+"""`quick` (make test) draws a third of the examples of `ci`, for each test; @example cases always run."""
+QUICK = PROFILE == "quick"
+hypothesis.settings.load_profile("ci" if QUICK else PROFILE)
 hypothesis_engine.MAX_SHRINKING_SECONDS = 20
 """A failing example is made smaller for so long at most: it has to be shown before the test's time is over (120 s)."""
 
@@ -81,8 +84,49 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return _Groups(config, log)
 
 
+def _mark_cases(items: list[pytest.Item]) -> None:
+    """Leave `quick_cases(n)` of a test's cases quick, spread over all of them; the others are slow."""
+    cases: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick_cases") and not item.get_closest_marker("slow"):
+            cases.setdefault(getattr(item, "function", None), []).append(item)
+    for found in cases.values():
+        marker = found[0].get_closest_marker("quick_cases")
+        assert marker is not None
+        quick = {at * len(found) // marker.args[0] for at in range(marker.args[0])}
+        for at, item in enumerate(found):
+            if at not in quick:
+                item.add_marker(pytest.mark.slow)
+
+
+def _draw_fewer(item: pytest.Item) -> None:
+    """Draw a third of the examples, four at least."""
+    for owner, name in (
+        (getattr(item, "function", None), "_hypothesis_internal_use_settings"),
+        (getattr(item, "cls", None), "settings"),  # of a stateful test
+    ):
+        found = getattr(owner, name, None)
+        if isinstance(found, hypothesis.settings) and id(found) not in _FEWER:
+            most = found.max_examples
+            fewer = hypothesis.settings(found, max_examples=min(most, max(4, most // 3)))
+            _FEWER[id(fewer)] = fewer
+            setattr(owner, name, fewer)
+
+
+_FEWER: dict[int, hypothesis.settings] = {}
+"""Settings made by `_draw_fewer`, by identity: a test with several cases has them once."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The groups come first, so that none is left for the end, when there is nothing to do beside it."""
+    """Mark the cases beyond `quick_cases` slow, draw fewer examples where the profile says so, and sort by groups.
+
+    The groups come first, so that none is left for the end, when there is nothing to do beside it.
+    """
+    _mark_cases(items)
+    if QUICK:
+        for item in items:
+            _draw_fewer(item)
     here = Path(__file__).parent
     order = {name: place for place, name in enumerate(TOGETHER)}
     groups = {path: _group(path.relative_to(here).as_posix()) for path in {item.path for item in items}}

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 WORKER = "pyspark.sql.streaming.python_streaming_source_runner"
 PROGRAMS = (
     "millrace.log.server.main",
@@ -67,9 +69,11 @@ def printed(program: str, *arguments: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_programs_and_workers_of_ours_import_no_pandas_and_other_programs_do() -> None:
     assert printed(FORKS, json.dumps(CASES)) == []
 
 
+@pytest.mark.slow
 def test_frames_come_and_go_where_pandas_was_left_out() -> None:
     assert printed(FRAMES) == ["[1.0, None, 3.0]", "[1.5, None]"]

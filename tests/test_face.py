@@ -61,6 +61,7 @@ def test_every_name_is_there_and_no_other() -> None:
         _ = millrace.Collektion  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_users_program_is_typed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(USER)
@@ -163,6 +164,7 @@ class User:
     name: str | None = None
 
 
+@pytest.mark.slow
 def test_what_may_be_null_is_said_and_what_cannot_be_is_refused(users: millrace.Collection) -> None:
     with pytest.raises(InvalidArgument, match="the key 'a' may not be null: its type is int64"):
         millrace.schema({"a": "int64?"}, key="a")
@@ -191,6 +193,7 @@ def test_rows_go_in_however_people_have_them(users: millrace.Collection) -> None
     assert users.to_pandas(columns=["id"]).id.sum() == 55
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

@@ -33,6 +33,7 @@ def document(made: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_package_of_the_lock_is_there_with_its_digests_and_its_licence(document: dict[str, Any]) -> None:
     found = {each["purl"]: each for each in document["components"]}
     lock = (ROOT / "requirements.txt").read_text()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_a_delta_table_is_written_changed_and_read_back_by_another_reader(
     spark: SparkSession, settings: Settings
 ) -> None:

@@ -11,6 +11,8 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 from millrace.base.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,12 +111,14 @@ def test_the_lock_holds_every_requirement_at_its_pin_and_everything_exactly() ->
     assert not {name: version for name, version in asked.items() if version not in (None, locked[name])}
 
 
+@pytest.mark.slow
 def test_every_library_that_the_package_imports_is_asked_for_by_name() -> None:
     asked = _names(ROOT / "requirements.in")
     libraries = _libraries("include") | _libraries("jobs")
     assert not {top for top, names in libraries.items() if not names & asked.keys()}
 
 
+@pytest.mark.slow
 def test_every_library_comes_with_the_package_or_by_the_extra_that_is_named_where_it_is_missing() -> None:
     brought = _brought()
     extra_of = {module: extra for extra, modules in EXTRAS.items() for module in modules}

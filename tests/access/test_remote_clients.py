@@ -310,6 +310,7 @@ def test_a_readers_tail_has_the_messages_of_its_collections_alone(
     assert set(guarded.client.definition("orders").vchannels) & shown["all"]
 
 
+@pytest.mark.slow
 def test_a_spool_keeps_what_a_token_opens_no_more_and_a_new_token_sends_it(
     guarded: Guarded, own: CollectionInfo, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_broker_that_was_killed_starts_again_at_the_same_address_over_its_data
     assert not is_listening(broker.port["client"])
 
 
+@pytest.mark.slow
 def test_in_the_foreground_it_says_its_url_and_dies_even_when_its_starter_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "millrace.brokers", "kafka", "--data", str(tmp_path), "--sasl"]
     starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -19,6 +19,7 @@ from millrace.brokers.mariadb import DATABASE, MariaDbServer
 from millrace.brokers.programs import PROGRAMS, find_program, install, main
 
 
+@pytest.mark.slow
 def test_an_etcd_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> None:
     with EtcdServer(tmp_path / "etcd", settings=Settings()).start() as server:
         client = Etcd3Client(host="127.0.0.1", port=server.port["client"], api_path="/v3/")
@@ -42,6 +43,7 @@ def connection(server: MariaDbServer, password: str) -> pymysql.Connection[pymys
     )
 
 
+@pytest.mark.slow
 def test_a_mariadb_that_was_killed_has_what_it_committed_and_its_password(tmp_path: Path) -> None:
     with MariaDbServer(tmp_path / "mariadb", settings=Settings()).start() as server:
         secret = server.credentials.password
@@ -64,6 +66,7 @@ def test_a_mariadb_that_was_killed_has_what_it_committed_and_its_password(tmp_pa
             assert cursor.fetchall() == ((7,),)
 
 
+@pytest.mark.slow
 def test_a_mariadb_that_is_made_and_starts_leaves_the_temporary_tables_of_another_one_alone(tmp_path: Path) -> None:
     """At its start it removes what it finds of such tables in its temporary folder, as left by one that was killed."""
     with (

@@ -159,6 +159,7 @@ def test_a_field_that_no_row_has_yet_is_no_difference(users: Deployment) -> None
     assert {each["collection"]: each["state"] for each in users.as_json("verify")["collections"]}["plain"] == "whole"
 
 
+@pytest.mark.slow
 def test_rows_that_are_gone_from_a_table_or_the_wal_end_a_check_with_3(deployment: Deployment) -> None:
     deployment.create_users()
     deployment.produce({"id": 1})
@@ -198,6 +199,7 @@ def _segment_files(settings: Settings) -> list[Path]:
     return [each for each in settings.log_path.rglob("*") if each.is_file() and "dml_0" in str(each)]
 
 
+@pytest.mark.slow
 def test_the_log_server_stops_and_starts_again_when_it_is_needed(deployment: Deployment) -> None:
     deployment.create_users()
     pid = deployment.as_json("status")["log_server"]["pid"]
@@ -254,6 +256,7 @@ def test_commands_that_look_start_no_server_and_say_what_they_cannot_show(deploy
     assert not record.exists(), "nobody started it"
 
 
+@pytest.mark.slow
 def test_the_log_is_checked_and_read_without_a_server_and_left_as_it_is(deployment: Deployment) -> None:
     assert deployment.as_json("log", "describe") == deployment.as_json("log", "verify") == []
     assert not deployment.settings.log_path.exists(), "a look makes nothing"
@@ -300,6 +303,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_looking_commands_show_what_they_can_of_a_parked_pchannel_and_say_what_they_cannot(
     deployment: Deployment,
 ) -> None:

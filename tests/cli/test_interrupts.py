@@ -135,6 +135,7 @@ def test_a_signal_ends_produce_that_waits_for_stdin_and_what_became_of_the_rows_
     assert ended(process, number).startswith(b"Accepted 0 rows")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 @pytest.mark.parametrize("program", [LOST, MADE_ANOTHER, IN_FINALISER], ids=["lost", "another", "finaliser"])
 def test_a_signal_ends_a_command_in_which_it_gets_lost(program: str, number: signal.Signals) -> None:

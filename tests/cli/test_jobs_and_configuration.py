@@ -43,6 +43,7 @@ def test_the_job_runs_in_place_of_the_command_with_the_settings_it_was_given(
     assert Settings.load(env=handed).data_dir == settings.data_dir
 
 
+@pytest.mark.slow
 def test_the_job_understands_what_it_is_called_with() -> None:
     command = [sys.executable, str(jobs.jobs_folder() / "streaming_node.py"), "--help"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -37,6 +37,7 @@ def leapt(deployment: Deployment) -> Deployment:
     return deployment
 
 
+@pytest.mark.slow
 def test_a_leap_that_is_held_is_seen_everywhere_outlives_the_server_and_ends_when_it_is_accepted(
     leapt: Deployment,
 ) -> None:

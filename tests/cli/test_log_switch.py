@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.deployment import Deployment
 
 
+@pytest.mark.slow
 def test_rows_from_before_and_after_a_switch_are_one_collection_and_verify(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -27,6 +30,7 @@ def test_rows_from_before_and_after_a_switch_are_one_collection_and_verify(
     assert [row["type"] for row in deployment.lines("log", "read", "dml_0")].count("ALTER_WAL") == 1
 
 
+@pytest.mark.slow
 def test_offline_needs_that_nothing_runs_and_starts_nothing(deployment: Deployment, tmp_path: Path) -> None:
     to = f"rocksmq://{tmp_path}/second"
     deployment.create_users()

@@ -78,6 +78,7 @@ AppendClient.connect(settings.data_dir, launch=launch_of(settings)).close()
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", ["tombstone.proposed", "tombstone.fenced", "tombstone.placed"])
 def test_a_server_that_dies_in_between_leaves_it_to_the_next(deployment: Deployment, place: str) -> None:
     home, entry = poisoned(deployment)

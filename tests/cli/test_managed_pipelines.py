@@ -48,6 +48,7 @@ def declared(folder: Path, **changes: Any) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_a_pipeline_lives_from_create_to_delete(cli: Deployment, service: Service, tmp_path: Path) -> None:
     file = declared(tmp_path)
     assert "no pipelines" in cli.ok("pipelines", "list")

@@ -58,6 +58,7 @@ def modes(folder: Path) -> dict[str, str]:
     return {name: oct(mode) for name, mode in found.items() if stat.S_IMODE(mode) & 0o077}
 
 
+@pytest.mark.slow
 def test_nobody_else_can_read_what_processes_make(data: Path, tmp_path: Path) -> None:
     root, restored = tmp_path / "backups", tmp_path / "restored"
     millrace(data, "collections", "create", "users", "--field", "id:int64", "--key", "id")
@@ -71,6 +72,7 @@ def test_nobody_else_can_read_what_processes_make(data: Path, tmp_path: Path) ->
         assert modes(folder) == {}
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_can_read_is_closed_and_a_line_says_so(data: Path) -> None:
     data.mkdir(parents=True)
     data.chmod(0o755)
@@ -80,6 +82,7 @@ def test_a_folder_that_others_can_read_is_closed_and_a_line_says_so(data: Path) 
     assert "was readable" not in millrace(data, "produce", "users", "-", stdin='{"id": 1}\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o770, *(pytest.param(mode, marks=pytest.mark.slow) for mode in (0o702, 0o1777))])
 def test_nothing_starts_on_a_folder_that_others_can_write_to(mode: int, data: Path) -> None:
     data.mkdir(parents=True)

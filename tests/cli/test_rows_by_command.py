@@ -35,6 +35,7 @@ def _put(deployment: Deployment, *rows: dict[str, Any], partition: str = "eu") -
     return deployment.as_json("produce", "users", "-", "--partition", partition, stdin=text)
 
 
+@pytest.mark.slow
 def test_rows_come_out_as_of_any_moment_with_deletes_applied(users: Deployment) -> None:
     first = _put(users, ADA, BOB)
     gone = users.as_json("produce", "users", str(users.file("gone.csv", "id\n2\n7\n")), "--delete")

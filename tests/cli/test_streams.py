@@ -93,6 +93,7 @@ def test_where_nothing_is_declared_the_demos_is_looked_at(deployment: Deployment
     assert (result.exit_code, "flights_hourly" in result.stdout) == (1, True)
 
 
+@pytest.mark.slow
 def test_paused_changed_and_replayed_it_says_what_is_to_be_done(declared: Deployment) -> None:
     declared.ok("streams", "pause", "plain")
     for command in ("run", "start"):

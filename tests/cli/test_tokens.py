@@ -16,6 +16,7 @@ def connected(deployment: Deployment, token: str) -> Database:
     return connect(record.address, token=token, settings=deployment.settings, deadline=1.0)
 
 
+@pytest.mark.slow
 def test_a_token_is_made_used_listed_and_revoked(deployment: Deployment) -> None:
     deployment.create_users()
     made = deployment.as_json("tokens", "add", "shop", "--role", "read", "--on", "users", "--expires", "30d")

@@ -19,6 +19,7 @@ PROGRAMS = (
 )
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_is_one_line_with_the_name_that_was_meant(program: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("data")

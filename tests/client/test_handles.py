@@ -36,6 +36,7 @@ USES: dict[str, Callable[[Handle], object]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_handle_of_a_dropped_collection_never_reaches_another_that_has_its_name(
     shop: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_handle_of_a_dropped_collection_never_reaches_another_that_has_its_nam
     assert stored(made) == {1: "new"}
 
 
+@pytest.mark.slow
 def test_a_closed_producer_takes_nothing_by_any_way(
     shop: Database, items: CollectionInfo, stored: Callable[..., dict[int, str]]
 ) -> None:

@@ -14,6 +14,7 @@ from millrace.log.generations.generation_file import FILE
 from millrace.node.ingest.log_connection import LogConnection
 
 
+@pytest.mark.slow
 def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     elsewhere = replace(settings, log="kafka://127.0.0.1:1/millrace")
@@ -33,6 +34,7 @@ def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) 
         db.append.service.shutdown()
 
 
+@pytest.mark.slow
 def test_a_log_that_an_older_version_made_is_kept_to_from_the_servers_next_start_on(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     with connect(settings.data_dir, create=True, settings=settings) as db:

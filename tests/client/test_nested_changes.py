@@ -78,6 +78,7 @@ def test_what_no_path_can_do_is_refused_in_words(what: dict[str, object], words:
         of(alter_changes(**what))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_rows_before_and_behind_a_nested_change_are_read_together() -> None:
     with deployment() as db:
         made = db.create_collection(
@@ -95,6 +96,7 @@ def test_rows_before_and_behind_a_nested_change_are_read_together() -> None:
         assert made.read(where="at.zip = 'a'", columns="id").to_pylist() == [{"id": 2}]
 
 
+@pytest.mark.slow
 def test_parts_are_renamed_and_dropped_for_every_reader_and_an_older_producer_goes_on() -> None:
     first_at: dict[str, object] = {"x": 1, "zip": "N1", "deep": [{"day": 1, "odd": 2}, None]}
     with deployment() as db:

@@ -38,6 +38,7 @@ def sold(shop: Database, items: Definition) -> Definition:
     return items
 
 
+@pytest.mark.quick_cases(1)
 def test_a_dataset_gives_what_a_read_gives_as_often_as_it_is_asked(
     shop: Database, reader: Database, sold: Definition
 ) -> None:
@@ -74,6 +75,7 @@ def test_what_an_expression_looks_at_is_known() -> None:
     assert referenced_columns(pc.field("b", "a") == 1, schema) == ["b"]
 
 
+@pytest.mark.slow
 def test_duckdb_has_views_of_all_collections_at_one_tick(reader: Database, shop: Database, sold: Definition) -> None:
     with duckdb.connect() as connection:
         tick = reader.attach(connection, [sold.name])
@@ -99,6 +101,7 @@ NAN_FILTERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases(1)
 def test_a_lazy_frame_of_polars_has_the_rows_that_polars_finds_in_all_of_them(
     shop: Database, reader: Database, items: Definition
 ) -> None:
@@ -136,6 +139,7 @@ def test_polars_asks_a_collection_for_the_rows_that_it_can_tell_apart(sold: Defi
     assert asked == [(["id", "name", "price"], "(id > 3)")]
 
 
+@pytest.mark.slow
 def test_changes_between_two_ticks_are_one_stream_in_the_newest_schema(
     shop: Database, reader: Database, items: Definition
 ) -> None:
@@ -176,6 +180,7 @@ def test_a_schema_without_room_for_what_was_widened_since_is_refused(shop: Datab
         stream.poll(timeout=5)
 
 
+@pytest.mark.slow
 def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Database, sold: Definition) -> None:
     other = shop.catalog.create_collection(sold.name.upper(), sold.schema)
     with duckdb.connect() as connection:
@@ -192,6 +197,7 @@ WHERES = [r"name like '100\%'", r"name = 'C:\temp'", r"name = 'a\b'", r"name not
           "name in ('it''s', 'ab')", r'name = "a\\b"', r"name like 'a\_b'", r"name like '%\\%'"]  # fmt: skip
 
 
+@pytest.mark.quick_cases(1)
 def test_a_backslash_means_one_thing_through_every_door(shop: Database, reader: Database, items: Definition) -> None:
     left = dict(enumerate(BACKSLASHES))
     shop.new_producer().insert(items, {"id": list(left), "name": BACKSLASHES})

@@ -213,6 +213,7 @@ def test_without_the_token_nothing_is_answered(address: str, settings: Settings,
         connected(address, settings, token, deadline=1.0)
 
 
+@pytest.mark.slow
 def test_a_server_whose_certificate_is_not_trusted_gets_no_token(
     address: str, settings: Settings, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def every_type() -> tuple[CollectionSchema, pa.Table]:
     return schema, pa.Table.from_arrays(columns, schema=schema.arrow())
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "form",
     [pandas_frame, pl.DataFrame, lambda table: table.to_batches()[0], lambda table: table.to_pylist(), lambda table: table.to_pydict()],

@@ -53,6 +53,7 @@ def rows_of(collection: Collection, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in collection.read(columns=list(columns), order_by="id").to_pylist()]
 
 
+@pytest.mark.slow
 def test_what_rows_do_not_say_is_filled_and_what_they_say_is_kept(orders: Collection) -> None:
     orders.insert([{"id": 1, "price": 2}, {"id": 2, "qty": 3, "price": 2, "note": None}])
     orders.upsert(pa.table({"id": [3], "price": [Decimal("0.50")]}))
@@ -113,6 +114,7 @@ def test_the_chain_judges_what_a_producer_did_not(orders: Collection) -> None:
     assert rows_of(orders, "id") == [(1,)]
 
 
+@pytest.mark.slow
 def test_an_older_producer_goes_on_and_is_judged_as_the_newest_schema_has_its_rows(orders: Collection) -> None:
     older, producer = orders.definition, orders.database.new_producer()
     orders.insert([{"id": 1, "price": 1}])

@@ -35,6 +35,7 @@ def test_a_read_before_the_collection_or_after_the_logs_clock_is_refused_at_once
     assert time.monotonic() - began < LONG
 
 
+@pytest.mark.slow
 def test_a_read_waits_for_a_moment_that_comes_within_its_deadline(shop: Database, items: CollectionInfo) -> None:
     shop.new_producer().insert(items, item_rows(1))
     ingest_to_end(shop.settings, shop.log)

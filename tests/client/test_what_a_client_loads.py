@@ -76,6 +76,7 @@ def client(tmp_path: Path) -> Iterator[Database]:
         made.append.service.shutdown()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "program", [PRODUCER, CONSUMER, CHANGES], ids=["a producer", "a consumer of a group", "changes"]
 )

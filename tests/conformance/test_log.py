@@ -128,6 +128,7 @@ def test_a_range_that_is_known_to_be_empty_is_answered_without_waiting(log: Log)
     assert time.monotonic() - started < DEADLINE / 2
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("max_bytes", [0, 1, 100, 5_000, 1 << 30])
 def test_runs_are_bounded_yet_always_go_on(log: Log, max_bytes: int) -> None:
     values = [bytes([index]) * (index * 37 % 900) for index in range(120)]

@@ -79,6 +79,7 @@ class LogMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("backend", PARAMETERS)
 def test_a_log_behaves_as_a_list_that_survives_restarts(backend: str) -> None:
     machine = type("Machine", (LogMachine,), {"backend": backend})

@@ -400,6 +400,7 @@ def test_reasons_of_abandoned_broadcasts_are_kept_for_the_newest_alone(
 # -- at once ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ddl_of_many_threads_at_once_is_in_catalog_and_chain_alike(settings: Settings, log: ChainLog) -> None:
     guard, append = threading.Lock(), log.append_one
 

@@ -61,6 +61,7 @@ def grown(settings: Settings, world: World | None = None) -> World:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -107,6 +108,7 @@ def test_a_backup_that_was_killed_behind_its_manifest_is_whole(place: str, tmp_p
     assert sorted(path.name for path in root.iterdir()) == [".backups.lock", last.id], "nor is half of one left"
 
 
+@pytest.mark.slow
 def test_a_killed_restore_made_nothing_and_the_next_one_does(tmp_path: Path) -> None:
     root, settings, target = tmp_path / "backups", settings_in(tmp_path / "data"), settings_in(tmp_path / "restored")
     world = grown(settings)

@@ -137,6 +137,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
             client.append.service.shutdown()
 
 
+@pytest.mark.slow
 def test_a_producer_that_dies_while_it_sends_its_spool_leaves_nothing_out_and_doubles_nothing(rig: Rig) -> None:
     rig.start_producer(failpoint="spool.sent")
     rig.wait({"judged"}, 10)

@@ -97,6 +97,7 @@ class Rig:
         return max(max(known, default=0) for known in self.acknowledged.values()) >> LOGICAL_BITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("visit", [2, 3])
 def test_a_process_that_dies_between_keeping_and_appending_is_gone_on_from(tmp_path: Path, visit: int) -> None:
     """The second time that something is kept a leap begins, the third time it ends."""
@@ -116,6 +117,7 @@ def test_a_process_that_dies_between_keeping_and_appending_is_gone_on_from(tmp_p
     rig.check()
 
 
+@pytest.mark.slow
 def test_stamps_keep_their_order_through_leaps_boots_and_kills(tmp_path: Path) -> None:
     dice, rig = random.Random(16), Rig(tmp_path)
     for turn in range(8):

@@ -162,6 +162,7 @@ def check(settings: Settings, client: Database, collection: CollectionInfo, coun
         assert each.ok, each
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_nodes_sleep_die_are_drained_and_added_and_every_row_is_there_once(tmp_path: Path) -> None:
     with streaming(tmp_path, PCHANNELS) as (settings, client, collection, cluster, stream):
@@ -239,6 +240,7 @@ def goes_on(stream: Stream, cluster: LocalCluster) -> None:
     until(lambda: stream.failed() or stream.count > before + 60, cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", [on_kafka, pytest.param(on_pulsar, marks=pytest.mark.slow)])
 @pytest.mark.timeout(400)
 def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(

@@ -49,6 +49,7 @@ def append(log: Path, *entries: bytes) -> int:
     return len(entries) * len(PCHANNELS)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "place, stands",
     [
@@ -79,6 +80,7 @@ def test_every_row_is_there_once_wherever_the_node_died(tmp_path: Path, place: s
     assert digest_rows(content) == totals[0].digest + totals[1].digest
 
 
+@pytest.mark.slow
 def test_a_node_that_never_died_made_the_same_rows(tmp_path: Path) -> None:
     log = tmp_path / "log"
     append(log, opening(), accepted(), rejected(b"x"))

@@ -150,6 +150,7 @@ def _is(content: object, pchannel: str) -> list[bool]:
     return [name == pchannel for name in content.column("pchannel").to_pylist()]  # type: ignore[attr-defined]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "ranges",
     [

@@ -95,6 +95,7 @@ WORK: dict[str, tuple[Callable[[Settings], Path], Callable[[Things], None]]] = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("work", WORK)
 def test_the_files_of_a_commit_that_may_stand_stay(work: str, things: Things) -> None:
     path_of, run = WORK[work]

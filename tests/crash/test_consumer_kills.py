@@ -99,6 +99,7 @@ def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(served:
         local.append.service.shutdown()
 
 
+@pytest.mark.slow
 def test_changes_elsewhere_come_once_though_the_server_is_killed(served: tuple[Settings, str]) -> None:
     settings, address = served
     with connect(settings=settings) as local:

@@ -158,6 +158,7 @@ MORE = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("first", "second", "allowed"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)]
 )

@@ -58,6 +58,7 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
         assert store.broadcasts.open_tasks() == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(client: Database, tmp_path: Path) -> None:
     process = start(client.settings, 0, "ddl.sent")
     assert process.wait(timeout=60) == -signal.SIGKILL

@@ -145,6 +145,7 @@ def die() -> None:
     raise _Died
 
 
+@pytest.mark.slow
 def test_a_flusher_that_dies_between_any_two_commits_is_made_good_by_the_next(
     deployment: Deployment, clean: dict[str, Counter[Any]], tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def _added(table: Path, version: int) -> list[str]:
     return [action["add"]["path"] for line in lines if "add" in (action := json.loads(line))]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "place", ["flush.written", "commit.checked@2", "flush.rows", "flush.segments", "flush.checkpoints"]
 )

@@ -70,6 +70,7 @@ def test_a_load_that_is_killed_and_begun_again_has_each_row_once(tmp_path: Path,
         assert "belongs to another load: files was" in changed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "killed_at",
     [

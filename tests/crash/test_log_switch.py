@@ -168,6 +168,7 @@ def run_switches(deployment: Deployment, folder: Path, failpoints: list[str]) ->
         check(deployment.settings, client, deployment.writers)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_switch_that_dies_behind_an_alter_wal_is_completed_and_nothing_is_lost_or_doubled(
     deployment: Deployment, tmp_path: Path

@@ -78,6 +78,7 @@ def test_a_pipeline_that_was_being_made_is_there_in_the_end(service: Service, da
     assert _things(data) == {"before"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", _points(UNMAKING))
 def test_a_pipeline_that_was_being_deleted_is_gone_in_the_end(service: Service, data: Path, point: str) -> None:
     assert service.do(data, "create") == 0

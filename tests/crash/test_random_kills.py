@@ -42,6 +42,7 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
         check(settings, client, deployment.noted(), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_each_process_is_killed_once_under_load_and_every_row_is_there_once(tmp_path: Path) -> None:

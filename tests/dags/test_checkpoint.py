@@ -14,6 +14,7 @@ from millrace.message.ids import EARLIEST
 from tests.dags.conftest import RunDag
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_and_the_log_truncated(run_dag: RunDag, client: Database) -> None:
     ran = run_dag("checkpoint")
     assert ran.state == "success"

@@ -21,6 +21,7 @@ def looked(path: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_a_dag_file_is_quick_and_loads_nothing_heavy(path: Path) -> None:
     found = looked(path)

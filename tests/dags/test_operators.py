@@ -24,6 +24,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLRACE_HOME", str(jobs.parent))
 
 
+@pytest.mark.slow
 def test_a_job_is_waited_for_and_its_report_is_the_result(run_dag: RunDag, settings: Settings) -> None:
     ran = run_dag("light", {"number": 4, "write": "hello"})
     assert ran == Ran("success", {"run": "success"}, {"run": {"said": "hello since 1970", "number": 8}})
@@ -43,6 +44,7 @@ def test_an_error_that_no_retry_cures_fails_the_task_at_once_and_is_recorded(
     assert "TICK_TOO_OLD: as asked" in failure["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_job_that_takes_too_long_is_stopped(run_dag: RunDag, settings: Settings, tmp_path: Path) -> None:
     assert run_dag("light", {"wait_for": str(tmp_path / "never")}).tasks == {"run": "failed"}
     (status,) = Launcher(settings).runs()

@@ -59,6 +59,7 @@ def once_it_beats(settings: Settings, act: Callable[[int], None]) -> threading.T
     return thread
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_job_running_and_the_next_adopts_it(run_dag: RunDag, launcher: Launcher) -> None:
     first = run_dag("supervised", {"watch_seconds": 1})
     before = launcher.poll(RUN)
@@ -101,6 +102,7 @@ def test_an_error_that_no_restart_cures_fails_the_task(run_dag: RunDag, launcher
     assert "WAL_GAP: rows are missing" in failure["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_paused_dag_stops_its_job(run_dag: RunDag, launcher: Launcher) -> None:
     from airflow.models.dag import DagModel
     from airflow.utils.session import create_session

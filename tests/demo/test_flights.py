@@ -37,6 +37,7 @@ def test_cancelled_flights_and_origins_are_what_the_published_data_says(table: p
     assert counts == {"EWR": 120_835, "JFK": 111_279, "LGA": 104_662}
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_file(table: pa.Table) -> None:
     with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
         rows = csv.DictReader(io.TextIOWrapper(file))

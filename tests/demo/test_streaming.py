@@ -102,6 +102,7 @@ def test_a_late_row_in_the_place_of_another_is_seen() -> None:
     assert not found.passed
 
 
+@pytest.mark.slow
 def test_a_rows_micro_batch_is_told_by_the_checkpoint_and_the_newest_by_the_table(tmp_path: Path) -> None:
     """Spark was stopped between the commit of a micro-batch and its note of that."""
     with deployment(tmp_path / "data") as db:

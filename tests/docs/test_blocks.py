@@ -129,6 +129,7 @@ def test_the_derived_table_of_the_backfill_page_is_one() -> None:
     assert isinstance(made, DerivedTable)
 
 
+@pytest.mark.slow
 def test_the_client_of_the_operating_page_reaches_a_server_with_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

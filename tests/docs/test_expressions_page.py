@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from millrace.message.expression.kernels import MAX_TEXT
 from millrace.message.expression.rules import MAX_CHECKS, MAX_OPERATIONS
 from millrace.message.expression.tree import FUNCTIONS, MAX_LEVELS, MAX_LITERAL, MAX_NODES
@@ -12,6 +14,7 @@ from tests.docs.pages import python_blocks, table, text
 from tests.docs.test_examples import run
 
 
+@pytest.mark.slow
 def test_the_example_fills_computes_and_refuses() -> None:
     names: dict[str, Any] = {}
     [rows, refused] = "".join(run(block.text, names) for block in python_blocks("docs/expressions.md")).splitlines()

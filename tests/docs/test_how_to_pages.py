@@ -24,6 +24,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("page", GUIDES)
 def test_the_blocks_of_a_guide_print_what_it_shows(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = blocks(page)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import pytest
+
 from millrace.client.collection import Collection
 from tests.docs.pages import python_blocks, table
 from tests.docs.test_examples import run
 
 
+@pytest.mark.slow
 def test_the_example_reads_both_schemas() -> None:
     names: dict[str, Any] = {}
     printed = "".join(run(block.text, names) for block in python_blocks("docs/schema-evolution.md"))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from millrace.base.settings import Settings
 from millrace.client.database import connect
 from millrace.message.types import BEHAVIOUR, MessageType
@@ -20,6 +22,7 @@ PAGE = (ROOT / "docs" / "wire-form.md").read_text(encoding="utf-8")
 STRANGER = Path(__file__).parent / "stranger.py"
 
 
+@pytest.mark.slow
 def test_a_client_that_knows_the_page_alone_writes_to_the_log_and_reads_it(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")
     with connect(settings=settings) as client:

@@ -89,12 +89,14 @@ def test_streams_are_held_against_duckdb_and_begin_anew(env: dict[str, str]) -> 
         assert "every row is accounted for" in done.stdout
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_refused_with_a_sentence(env: dict[str, str]) -> None:
     done = demo(env, "--seconds", "0")
     assert done.returncode == 2
     assert "must be positive" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_millraces_is_never_removed(env: dict[str, str]) -> None:
     folder = Path(env["MILLRACE_DATA"])
     folder.mkdir()

@@ -60,6 +60,7 @@ def test_each_program_says_something_that_is_known_here() -> None:
     assert {path.stem for path in PROGRAMS} == SAID.keys()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_runs_twice(program: Path, deployment: millrace.testing.Deployment) -> None:
     for _ in range(2):
@@ -129,6 +130,7 @@ def test_the_declared_stream_of_the_examples_runs_by_the_commands_of_its_first_l
         assert words in printed.getvalue()
 
 
+@pytest.mark.slow
 def test_the_example_of_a_test_passes_under_pytest() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_your_own.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

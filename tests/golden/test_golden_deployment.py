@@ -150,6 +150,7 @@ def test_the_log_run_through_the_chain_again_gives_every_row_and_state(within: P
     assert all(each["holds"] for each in collections)
 
 
+@pytest.mark.slow
 def test_what_the_coordinator_the_groups_and_the_parked_say_is_read_as_it_was(root: Path) -> None:
     settings = settings_of(root)
     assert of_positions(settings) == FACTS["positions"]
@@ -196,6 +197,7 @@ def test_the_real_jobs_go_on_with_it(restored: Path) -> None:
         assert 1001 in ids(client)
 
 
+@pytest.mark.slow
 def test_the_spool_is_sent_and_everything_goes_on(root: Path) -> None:
     known = {row["id"] for row in READS[-1]["rows"]}
     with served(root) as client:

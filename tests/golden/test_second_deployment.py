@@ -46,6 +46,7 @@ def test_the_log_run_through_the_chain_again_gives_every_row_and_state(untouched
     assert all(each["holds"] for each in check_collections(settings))
 
 
+@pytest.mark.slow
 def test_everything_goes_on_by_the_rules_that_it_had(tmp_path: Path) -> None:
     with served(unpacked(tmp_path / "second", ARCHIVE)) as client:
         assert of_catalog(client) == KNOWN["catalog"]

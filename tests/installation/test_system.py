@@ -108,6 +108,7 @@ def test_a_stop_leaves_no_process_and_the_next_start_goes_on_with_the_same_secre
     assert installation.secrets() == secrets
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_listen_is_killed(make: Make) -> None:
     installation = make(DEAF, components=0)
     installation.start(port=0)
@@ -206,6 +207,7 @@ def test_after_kill_9_of_the_keeper_orphans_are_ended_and_a_job_that_runs_is_ado
     assert stopped.ended >= 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("victim", ["program", "component"])
 def test_what_dies_is_started_anew_and_the_record_says_why(make: Make, victim: str) -> None:
     installation = make()
@@ -223,6 +225,7 @@ def test_what_dies_is_started_anew_and_the_record_says_why(make: Make, victim: s
     assert not component.alive()
 
 
+@pytest.mark.slow
 def test_a_slow_start_is_told_of_and_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "AIRFLOW_START_SECONDS", 0.0)
     installation = make()
@@ -237,6 +240,7 @@ def test_a_slow_start_is_told_of_and_goes_on(make: Make, monkeypatch: pytest.Mon
     assert installation.running() is not None
 
 
+@pytest.mark.slow
 def test_airflow_that_cannot_start_ends_the_wait(make: Make) -> None:
     installation = make("import sys; sys.exit(3)")
     running = installation.start(port=0)

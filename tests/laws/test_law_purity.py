@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_one_chain_object_serves_any_number_of_channels(log: Scribe) -> None:
     assert rows[0] == rows[1] == run(log.written).rows
 
 
+@pytest.mark.slow
 def test_the_state_stays_bounded_however_long_the_log() -> None:
     scribe = Scribe()
     create = Msg(T.CREATE_COLLECTION, "p0_1v0", collection_id=1, payload=create_body(1))

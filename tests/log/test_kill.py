@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from millrace.log.rocksmq.service import RocksMQ
 from tests.log.appender import THREADS, values
 from tests.log.crash_images import CHANNEL, SETTINGS, Entry, begin, read
@@ -62,6 +64,7 @@ def check(
     return max(by_id), by_id
 
 
+@pytest.mark.slow
 def test_every_acknowledged_batch_survives_sigkill_after_sigkill(tmp_path: Path) -> None:
     dice = random.Random(7)
     known: dict[int, bytes] = {}

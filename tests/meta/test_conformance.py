@@ -171,6 +171,7 @@ def test_a_revision_whose_deletes_were_compacted_away_is_no_gap(store: MetaStore
         store.changes("", after=before)
 
 
+@pytest.mark.quick_cases(2)
 def test_history_that_nobody_compacts_is_bounded(store: MetaStore) -> None:
     begin = store.list("").revision
     for number in range(400):
@@ -205,6 +206,7 @@ def test_a_lease_takes_its_keys_with_it_in_one_revision(rig: Rig) -> None:
     assert keys(store) == ["stays"]
 
 
+@pytest.mark.quick_cases(2)
 def test_a_lease_lives_as_long_as_it_is_renewed(rig: Rig) -> None:
     renewed, left = (rig.store.grant(rig.lease_seconds) for _ in range(2))
     put(rig.store, "renewed", lease=renewed)

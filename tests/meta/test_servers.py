@@ -46,6 +46,7 @@ def running(request: pytest.FixtureRequest) -> tuple[LocalServer, str]:
     return server, new_database(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [EtcdServer, MariaDbServer])
 def test_a_server_that_was_killed_goes_on_with_all_that_it_acknowledged(
     kind: Callable[..., LocalServer], tmp_path: Path
@@ -198,6 +199,7 @@ def test_a_follower_of_an_etcd_that_was_compacted_takes_everything_anew() -> Non
         assert [(each.pchannel, each.term) for each in follower.known()] == [("a", 4), ("b", 2)]
 
 
+@pytest.mark.slow
 def test_a_writer_that_was_suspended_in_the_midst_keeps_nobody_from_writing() -> None:
     """On MariaDB the row of turns is given back; on SQLite it is not (docs/coordinator.md)."""
     server = running_brokers.mariadb()

@@ -29,6 +29,7 @@ from tests.conformance.backends import deployment_name
 from tests.msgstream.messages import append, consumed, ids, message
 
 
+@pytest.mark.quick_cases(2)
 def test_channels_streams_groups_and_positions_are_the_same_on_every_backend(any_service: LogService) -> None:
     factory = LogMsgStreamFactory(any_service)
     factory.set_params({"timeout": 30.0, "auto_ack": False})

@@ -52,6 +52,7 @@ def test_at_most_one_sample_a_second_is_written(tmp_path: Path) -> None:
     assert 9 <= len(_lines(tmp_path / "history" / "q.jsonl")) <= 11
 
 
+@pytest.mark.slow
 def test_a_long_run_of_samples_stays_small_and_keeps_the_last_day(tmp_path: Path) -> None:
     path, clock = tmp_path / "q.jsonl", Clock(NOW)
     history = SampleFile(path, clock=clock)
@@ -117,6 +118,7 @@ def test_the_rate_now_is_of_the_last_seconds(settings: Settings) -> None:
     assert _lines(samples_file(settings, "streaming-node"))[0]["pid"] == os.getpid()
 
 
+@pytest.mark.slow
 def test_both_queries_leave_samples_that_the_charts_show(settings: Settings) -> None:
     world = make_world(settings)
     try:

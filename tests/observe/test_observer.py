@@ -54,6 +54,7 @@ def _run_jobs(settings: Settings, *, pid: int, at: float) -> None:
         replace_json(settings.progress_path(name), {"pid": pid, "at": at, "batches": 1, "rows": 1, "pchannels": {}})
 
 
+@pytest.mark.slow
 def test_the_whole_is_stopped_healthy_parked_or_lagging(world: World) -> None:
     def state() -> str:
         observer = Observer(world.settings)
@@ -91,6 +92,7 @@ def test_channels_are_told_with_what_the_wal_lacks(world: World, observer: Obser
     world.settle()
 
 
+@pytest.mark.slow
 def test_a_sample_is_what_a_read_gives(world: World, observer: Observer) -> None:
     whole = observer.sample("users", limit=200)
     expected = read_arrow(world.settings, world.users.id, at=int(whole.tick)).to_pylist()
@@ -175,6 +177,7 @@ def _sample(text: bytes, name: str, **labels: str) -> float | None:
     return None
 
 
+@pytest.mark.slow
 def test_one_endpoint_has_the_log_servers_the_jobs_and_the_read_models_metrics(world: World) -> None:
     settings = world.settings
     job = Metrics()
@@ -273,6 +276,7 @@ def test_nothing_is_made_by_looking(settings: Settings) -> None:
     assert not settings.data_dir.exists()
 
 
+@pytest.mark.slow
 def test_questions_load_neither_spark_nor_airflow() -> None:
     code = (
         "import json, sys; import millrace.observe.observer; "

@@ -40,6 +40,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterat
         yield made
 
 
+@pytest.mark.slow
 def test_a_range_is_rebuilt_in_slices_and_each_is_recorded(rig: Rig) -> None:
     report = rig.rebuild(0, 48, run_id="first")
     assert [each.outcome for each in report.slices] == ["written"] * 2
@@ -132,6 +133,7 @@ def test_a_source_without_rows_gives_empty_slices(rig: Rig) -> None:
     assert rig.rows("of_no_rows") == []
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("table", "start", "end", "more", "error"),
     [

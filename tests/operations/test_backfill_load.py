@@ -72,6 +72,7 @@ def ids(client: Database, things: CollectionInfo) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
     client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_rows_of_all_three_formats_are_there_once_however_often_they_are_loaded(
     assert len(ids(client, things)) == 200
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("when", ["before", "behind", "noted", "appended"])
 def test_a_load_that_is_cut_off_anywhere_and_run_again_has_one_effect(
     client: Database, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -156,6 +158,7 @@ def forget(client: Database, things: CollectionInfo, *, key: int) -> None:
         client.catalog.open_term(pchannel.name, config={"max_producers": 1024})
 
 
+@pytest.mark.slow
 def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
     client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_what_the_chain_has_forgotten_is_found_in_the_wal_and_not_loaded_again(
     assert len(ids(client, things)) == 200
 
 
+@pytest.mark.slow
 def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
     client: Database, things: CollectionInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +196,7 @@ def test_a_load_that_was_forgotten_half_way_goes_on_in_another_epoch(
     assert len(ids(client, things)) == 3100
 
 
+@pytest.mark.slow
 def test_what_was_staged_is_checked_again_before_it_is_named(
     client: Database, things: CollectionInfo, tmp_path: Path
 ) -> None:
@@ -231,6 +236,7 @@ def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
     assert ids(client, things) == list(range(100))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("text", "more", "error", "words"),
     [

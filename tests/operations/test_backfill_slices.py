@@ -129,6 +129,7 @@ def test_what_was_recorded_is_found_by_table_and_run(settings: Settings) -> None
     assert recorded_slices(settings).num_rows == 3
 
 
+@pytest.mark.slow
 def test_the_plan_of_event_time_needs_no_session_and_its_runs_hold_its_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

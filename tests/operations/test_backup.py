@@ -154,6 +154,7 @@ def test_whatever_goes_on_the_restored_deployment_holds_what_was_acknowledged_be
             world.close()
 
 
+@pytest.mark.slow
 def test_the_next_backup_links_what_the_one_before_has_and_old_ones_go(world: World, tmp_path: Path) -> None:
     root = tmp_path / "backups"
     planned = take(world, root, dry_run=True)
@@ -171,6 +172,7 @@ def test_the_next_backup_links_what_the_one_before_has_and_old_ones_go(world: Wo
     prove(world, tmp_path / "restored", root, world.model)
 
 
+@pytest.mark.slow
 def test_the_log_is_held_back_while_a_backup_copies_it(world: World, tmp_path: Path) -> None:
     begins: list[LogId] = []
 
@@ -191,6 +193,7 @@ def test_the_log_is_held_back_while_a_backup_copies_it(world: World, tmp_path: P
     prove(world, tmp_path / "restored", tmp_path / "backups", held[0])
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_begins_the_backup_anew(world: World, tmp_path: Path) -> None:
     times: list[str] = []
 

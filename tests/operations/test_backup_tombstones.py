@@ -37,6 +37,7 @@ def seen(world: World, pchannel: str, entry: LogId) -> bytes:
         return bytes(log.read(entry, end=entry.following()).batch["value"][0].as_py())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("switched", [False, True], ids=["where it was", "switched"])
 @pytest.mark.parametrize("committed", [False, True], ids=["not in the WAL", "in the WAL"])
 def test_what_is_restored_judges_the_entry_as_its_source_did(tmp_path: Path, switched: bool, committed: bool) -> None:

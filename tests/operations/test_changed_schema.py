@@ -32,6 +32,7 @@ def db() -> Iterator[Deployment]:
         yield made
 
 
+@pytest.mark.slow
 def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     """Compaction, a proved base, a trimmed WAL, a restore, a sample, and verification over all of it."""
     made = db.create_collection("kept_up", FIRST, key="id")
@@ -78,6 +79,7 @@ def test_operations_go_on_over_a_changed_schema(db: Deployment) -> None:
     assert by_id(made.read(where="key < 12"), "key") == wanted
 
 
+@pytest.mark.slow
 def test_a_restore_in_place_brings_rows_in_the_fields_of_today(db: Deployment) -> None:
     made = db.create_collection("in_place", FIRST, key="id")
     first = made.insert([row(number) for number in range(8)]).last_tick

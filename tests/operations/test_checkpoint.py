@@ -29,6 +29,7 @@ def begin(things: Things, pchannel: str = "p0") -> LogId:
     return things.log.open(pchannel).describe().begin
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_state_of_the_wal_and_the_log_begins_behind_it(things: Things) -> None:
     things.fill(12, size=12_000)
     planned = take(things, dry_run=True)
@@ -46,6 +47,7 @@ def test_a_checkpoint_holds_the_state_of_the_wal_and_the_log_begins_behind_it(th
         assert freed.freed_bytes > 0
 
 
+@pytest.mark.slow
 def test_the_next_checkpoint_is_replayed_from_the_one_before(things: Things) -> None:
     things.fill(3)
     first = take(things)
@@ -58,6 +60,7 @@ def test_the_next_checkpoint_is_replayed_from_the_one_before(things: Things) -> 
         assert channel.replayed_rows == later.totals.digest.rows - earlier.totals.digest.rows
 
 
+@pytest.mark.slow
 def test_what_grew_beyond_the_sample_is_replayed_at_its_end(things: Things) -> None:
     things.fill(12, rows=1, size=200_000, delete=False)
     for channel in take(things, sample_mib=1).channels:
@@ -80,6 +83,7 @@ def test_a_wal_that_holds_other_rows_than_the_log_gives_gets_no_checkpoint_and_k
     assert begin(things, "p1") > EARLIEST, "the others go on"
 
 
+@pytest.mark.slow
 def test_a_channel_that_broke_behind_its_checkpoint_keeps_its_log(things: Things) -> None:
     things.fill(4, size=12_000)
     assert take(things, truncate=False).ok
@@ -118,6 +122,7 @@ def test_a_standing_block_of_quality_keeps_the_log_as_it_is(things: Things) -> N
     assert (report.truncated, begin(things)) == ((), EARLIEST)
 
 
+@pytest.mark.slow
 def test_only_the_newest_checkpoints_stay(things: Things, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery_checkpoints, "RETAINED_CHECKPOINTS", 2)
     for _ in range(4):
@@ -129,6 +134,7 @@ def test_only_the_newest_checkpoints_stay(things: Things, monkeypatch: pytest.Mo
     assert kept[1] == recovery_checkpoints.newest(things.settings)["p0"]
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_costs_does_not_grow_with_the_wal(things: Things) -> None:
     rows = []
     for _ in range(4):

@@ -83,6 +83,7 @@ def left_to_fold(settings: Settings) -> int:
     return deletes.filter(pc.less_equal(deletes["_time_tick"], table.transaction_version(FOLDED_APP) or 0)).num_rows
 
 
+@pytest.mark.slow
 def test_what_is_compacted_is_smaller_and_reads_the_same(filled: Filled, tmp_path: Path) -> None:
     settings = filled.copy(tmp_path)
     before = rows(settings)
@@ -120,6 +121,7 @@ def tables(settings: Settings) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_a_compaction_that_dies_at_any_point_is_made_good_by_the_next(filled: Filled, tmp_path: Path) -> None:
     names = places(filled, tmp_path / "names")
     assert {"compact.base", "compact.replaced", "compact.folded", "compact.segments"} <= set(names)

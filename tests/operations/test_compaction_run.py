@@ -47,6 +47,7 @@ PARAMS = CompactionParams(min_files=2, fold="always", keep_history_hours=0, vacu
 NOW = Progress()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_tasks_compact_between_and_beside_the_flushers_batches(
     spark: SparkSession, filled: Filled, tmp_path: Path

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.node.flush.definition import flush_to_end
@@ -45,6 +47,7 @@ def flushed_and_dropped(settings: Settings) -> None:
     assert not maker.rejected
 
 
+@pytest.mark.slow
 def test_a_drop_finds_the_joined_segment_wherever_compaction_comes_between(tmp_path: Path) -> None:
     names: list[str] = []
     clean = Settings(data_dir=tmp_path / "clean")

@@ -116,6 +116,7 @@ def test_what_an_operation_declares_is_what_its_function_takes_and_gives(name: s
     assert all(field.description for field in operation.params.model_fields.values())
 
 
+@pytest.mark.slow
 def test_a_folder_and_a_dag_file_are_all_that_a_new_operation_takes_and_a_file_a_new_command(tmp_path: Path) -> None:
     """In a copy of the package: one folder and one file more, nothing else changed."""
     package = ROOT / "include" / "millrace"

@@ -72,6 +72,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
 
 
+@pytest.mark.slow
 def test_operations_keep_every_type_as_it_was_written(db: Deployment, tmp_path: Path) -> None:
     """A load of files, compaction, a restore elsewhere and in place, a proved base and a trimmed WAL, a backup, a sample, verification."""
     made = db.create_collection("every", SCHEMA, vchannels=2)

@@ -271,6 +271,7 @@ def some(places: int, count: int) -> list[int]:
     return sorted({round((places - 1) * number / (count - 1)) for number in range(count)})
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("stopped", STOPPED, ids=lambda each: each.__name__)
 def test_an_operation_runs_wherever_another_one_stops(made: Path, tmp_path: Path, stopped: Operation) -> None:
     """Each of the others once, each at another place; a short look is stopped at each of its places."""

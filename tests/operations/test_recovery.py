@@ -111,6 +111,7 @@ def found(report: RecoveryReport) -> list[str]:
     return [each.kind for each in report.findings]
 
 
+@pytest.mark.slow
 def test_a_sound_deployment_has_no_findings_at_any_depth(client: Database) -> None:
     before = sorted(client.settings.data_dir.rglob("*.parquet"))
     for depth in ("quick", "full"):
@@ -177,6 +178,7 @@ FAULTS: dict[str, tuple[Harm, str]] = {
 QUICK = ("a WAL file is gone", "the state row is gone", "a row file is cut", "the checkpoint is gone")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "fault", [fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS]
 )
@@ -202,6 +204,7 @@ def test_a_fault_is_found_rehearsed_repaired_and_every_row_is_there_once(client:
     assert recover(client, "diagnose").healthy
 
 
+@pytest.mark.slow
 def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: Database) -> None:
     path = Path(client.settings.collections_uri(1))
     DeltaTable(str(path)).delete("id = 33")
@@ -211,6 +214,7 @@ def test_a_collection_with_fewer_rows_than_became_visible_is_made_again(client: 
     assert keys(client) == list(range(10, 61))
 
 
+@pytest.mark.slow
 def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Database) -> None:
     path = Path(client.settings.collections_uri(1))
     table = DeltaTable(str(path))
@@ -225,6 +229,7 @@ def test_rows_that_nothing_backs_go_only_with_a_persons_word(client: Database) -
     assert keys(client) == list(range(10, 61))
 
 
+@pytest.mark.slow
 def test_a_row_that_another_writer_changed_goes_only_with_a_persons_word(client: Database) -> None:
     DeltaTable(str(Path(client.settings.collections_uri(1)))).update(updates={"name": "'other'"}, predicate="id = 33")
     refused = recover(client, "repair")
@@ -235,6 +240,7 @@ def test_a_row_that_another_writer_changed_goes_only_with_a_persons_word(client:
     assert rows["name"].to_pylist() == ["n33"]
 
 
+@pytest.mark.slow
 def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(client: Database) -> None:
     parked = Parked(P, "DISK", "no space", LogId(0, 0), "2026-01-01T00:00:00+00:00")
     park(client.settings.parked_path, parked)
@@ -245,6 +251,7 @@ def test_a_parked_channel_is_tried_again_and_goes_on_once_the_cause_is_gone(clie
     assert keys(client) == list(range(10, 62))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: Database) -> None:
     silent(client)
     assert recover(client, "diagnose").healthy, "nothing waits: a job that rests is no fault"
@@ -258,6 +265,7 @@ def test_a_job_that_is_gone_while_work_waits_is_found_and_its_work_done(client: 
     assert keys(client) == list(range(10, 62))
 
 
+@pytest.mark.slow
 def test_a_job_that_rests_is_no_fault_where_time_ticks_alone_or_fresh_rows_wait(client: Database) -> None:
     flush_to_end(client.settings)
     silent(client)
@@ -276,6 +284,7 @@ def silent(client: Database) -> None:
     os.utime(path, (0, 0))
 
 
+@pytest.mark.slow
 def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.operations.recovery.diagnose._TXN_GRACE_MS", 0)
     collection = client.definition("c")
@@ -354,6 +363,7 @@ def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
     assert json.loads(cli.run("verify", "--json").stdout)["holds"]
 
 
+@pytest.mark.slow
 def test_a_catalog_is_not_made_from_a_chain_that_the_wal_contradicts(
     client: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +376,7 @@ def test_a_catalog_is_not_made_from_a_chain_that_the_wal_contradicts(
     assert not read_collections(client.settings.data_dir)
 
 
+@pytest.mark.slow
 def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(client: Database) -> None:
     settings, collection = client.settings, client.definition("c")
     rows = pa.table({"id": [100, 101], "name": ["a", "b"]}, schema=SCHEMA.arrow())
@@ -391,6 +402,7 @@ def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(cli
     assert keys(client) == [*range(10, 61), 100, 101]
 
 
+@pytest.mark.slow
 def test_a_damaged_wal_whose_log_was_truncated_is_not_repaired_and_says_what_to_do(client: Database) -> None:
     for start in range(1000, 1020):  # enough for the log to give up whole files
         client.new_producer().insert(client.definition("c"), pa.table({"id": [start], "name": ["x" * 200_000]}))
@@ -464,6 +476,7 @@ def test_a_damaged_checkpoint_is_found_given_up_and_written_anew(
     assert recover(client, "diagnose").healthy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -492,6 +505,7 @@ def test_a_repair_that_is_killed_before_its_commit_is_done_by_the_next(client: D
     assert keys(client) == expected
 
 
+@pytest.mark.slow
 def test_a_collection_whose_deletes_were_folded_in_is_made_again_and_folds_again(client: Database) -> None:
     params = CompactionParams(min_files=2, fold="always", keep_history_hours=0, vacuum=False)
     flush_to_end(client.settings)

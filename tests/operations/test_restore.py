@@ -88,6 +88,7 @@ def restore(client: Database, engine: Engine, **params: object) -> CollectionRes
     return engine(client.settings, RestoreParams.parse({"collection": "c", "into": "restored", **params}))
 
 
+@pytest.mark.quick_cases(1)
 def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays(
     client: Database, engine: Engine
 ) -> None:
@@ -113,6 +114,7 @@ def test_the_rows_of_a_tick_come_back_with_their_partitions_and_the_source_stays
         restore(client, engine, at=str(tick))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_restored_is_said_and_nothing_is_made(client: Database) -> None:
     write(client, 1)
     settle(client)
@@ -201,6 +203,7 @@ def test_the_rows_of_a_tick_take_the_place_of_all_that_is_there(client: Database
     assert content(client, "c") == before
 
 
+@pytest.mark.quick_cases(1)
 def test_a_moment_without_rows_leaves_none(client: Database, engine: Engine) -> None:
     tick = settle(client)
     write(client, *range(10))

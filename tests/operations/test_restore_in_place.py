@@ -77,6 +77,7 @@ def once(client: Database, things: CollectionInfo, tick: int, run_id: str = "run
     return replaced
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", ["restore.recorded", "import.noted", "import.appended"])
 def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
     client: Database, things: CollectionInfo, place: str, monkeypatch: pytest.MonkeyPatch
@@ -117,6 +118,7 @@ def test_a_restore_in_place_that_is_cut_off_anywhere_has_one_effect(
     assert report.ok, report
 
 
+@pytest.mark.slow
 def test_what_replaces_is_restored_and_replaces_then(client: Database) -> None:
     latest = client.catalog.create_collection("latest", replace(SCHEMA, on_duplicate="replace"), vchannels=3)
     for names in ("first", "second"):

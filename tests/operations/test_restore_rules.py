@@ -55,6 +55,7 @@ def rows(client: Database, name: str) -> list[dict[str, object]]:
     return sorted(client.collection(name).read().to_pylist(), key=lambda row: row["id"])
 
 
+@pytest.mark.slow
 def test_a_new_collection_has_the_rows_and_the_rules_that_can_be(client: Database) -> None:
     assert rows(client, "c") == ROWS
     restore(client, with_arrow)
@@ -69,6 +70,7 @@ def test_a_new_collection_has_the_rows_and_the_rules_that_can_be(client: Databas
     assert rows(client, "restored")[-1] == {"id": 9, "m": 1, "twice": 2, "thrice": None, "mark": "x"}
 
 
+@pytest.mark.slow
 def test_in_place_rows_from_before_a_rule_are_not_looked_at(client: Database) -> None:
     tick = settle(client)
     client.new_producer().delete("c", [1, 2, 3])

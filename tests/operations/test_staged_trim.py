@@ -37,6 +37,7 @@ def here(paths: list[Path]) -> list[bool]:
     return [path.exists() for path in paths]
 
 
+@pytest.mark.slow
 def test_the_files_of_trimmed_imports_go_and_no_other(things: Things, short: Settings) -> None:
     things.fill(1)
     first = load(things, "first")
@@ -54,6 +55,7 @@ def test_the_files_of_trimmed_imports_go_and_no_other(things: Things, short: Set
     sound(things, short)
 
 
+@pytest.mark.slow
 def test_a_file_that_another_message_of_the_wal_names_stays(things: Things, short: Settings) -> None:
     one = things.collection.vchannels[0]
     file = stage(things, one, "shared/0.parquet")
@@ -73,6 +75,7 @@ def test_a_file_that_another_message_of_the_wal_names_stays(things: Things, shor
 PLACES = ["wal_trim.recorded", "wal_trim.checked", "wal_trim.done", "staged_trim.removed"]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_trim_that_dies_anywhere_keeps_what_is_needed_and_the_next_removes_the_rest(
     place: str, things: Things, short: Settings
@@ -100,6 +103,7 @@ def test_a_trim_that_dies_anywhere_keeps_what_is_needed_and_the_next_removes_the
     sound(things, short)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_keeps_its_pchannel_from_a_base_and_the_others_go_on(things: Things, short: Settings) -> None:
     files = load(things, "load")
     flush_to_end(short)
@@ -117,6 +121,7 @@ def test_a_damaged_file_keeps_its_pchannel_from_a_base_and_the_others_go_on(thin
     sound(things, short)
 
 
+@pytest.mark.slow
 def test_a_collection_is_made_anew_from_its_staged_files(things: Things) -> None:
     load(things, "first")
     load(things, "second", replace=True)

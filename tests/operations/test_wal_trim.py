@@ -75,6 +75,7 @@ def test_a_wall_clock_that_leaps_trims_nothing(
     assert take(things, short, dry_run=True).trimmed, "by log time this is old enough"
 
 
+@pytest.mark.slow
 def test_what_is_older_goes_with_a_base_and_everything_still_holds(things: Things, short: Settings) -> None:
     things.fill(4)
     before, rows = contents(short), WalTable.open(Path(short.wal_uri)).table.delta.count()
@@ -119,6 +120,7 @@ class Gone:
         raise AssertionError("nobody waits for a tick here")
 
 
+@pytest.mark.slow
 def test_a_scan_that_stood_while_its_place_was_trimmed_is_told_so(things: Things, short: Settings) -> None:
     things.fill(2)
     with (
@@ -137,6 +139,7 @@ def test_a_scan_that_stood_while_its_place_was_trimmed_is_told_so(things: Things
             slow.poll(timeout=0.1)
 
 
+@pytest.mark.slow
 def test_changes_of_what_was_trimmed_are_refused_and_begin_behind_a_snapshot(things: Things, short: Settings) -> None:
     things.fill(2)
     vchannel = things.collection.vchannels[0]
@@ -168,6 +171,7 @@ def confirmed_tick(settings: Settings) -> int:
     return min(WalTable.open(Path(settings.wal_uri)).last_tick(name) for name in ("p0", "p1"))
 
 
+@pytest.mark.slow
 def test_an_open_transaction_stays_whole_behind_a_base(things: Things, short: Settings) -> None:
     collection = things.collection
     vchannel = collection.vchannels[0]
@@ -185,6 +189,7 @@ def test_an_open_transaction_stays_whole_behind_a_base(things: Things, short: Se
     sound(things, short)
 
 
+@pytest.mark.slow
 def test_a_base_spans_a_schema_change(things: Things, short: Settings) -> None:
     things.fill(2)
     take(things, short)
@@ -210,6 +215,7 @@ def test_a_collection_that_lacks_a_row_gets_no_base_and_the_wal_stays(things: Th
     assert WalTable.open(Path(short.wal_uri)).table.delta.count() > rows - sum(each.rows for each in report.trimmed) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
@@ -246,6 +252,7 @@ def test_a_run_that_dies_anywhere_leaves_what_the_next_one_completes(
     assert set(read_bases(Path(short.wal_uri))) == {"p0", "p1"}
 
 
+@pytest.mark.slow
 def test_a_commit_in_between_is_seen_and_the_trim_made_anew(things: Things, short: Settings) -> None:
     things.fill(3)
     once = iter([True])
@@ -265,6 +272,7 @@ def test_a_commit_in_between_is_seen_and_the_trim_made_anew(things: Things, shor
     sound(things, short)
 
 
+@pytest.mark.slow
 def test_vacuum_forgets_no_table_of_the_installation(things: Things, short: Settings) -> None:
     things.fill(4)
     record_run(short, "a run", [TableCheckResult("wal", {}, ())])

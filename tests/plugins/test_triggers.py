@@ -72,6 +72,7 @@ def test_a_job_trigger_made_anew_tells_how_the_job_ended(launcher: Launcher, tmp
     assert asyncio.run(go()) == {"run_id": "one", "state": "finished", "late": False}
 
 
+@pytest.mark.slow
 def test_no_event_wakes_a_task_whose_deferral_the_scheduler_has_not_heard_of(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

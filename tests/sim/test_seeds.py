@@ -31,6 +31,7 @@ def play_all(first: int, count: int) -> tuple[int, Counter[str], int, int]:
     return fewest, faults, rows, broadcasts
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("part", range(8))
 def test_no_seed_breaks_what_must_hold(part: int) -> None:
     fewest, faults, rows, broadcasts = play_all(part * PART, PART)

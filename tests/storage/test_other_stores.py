@@ -84,6 +84,7 @@ def rows(settings: Settings) -> list[int]:
     return sorted(read_arrow(settings, 1)["id"].to_pylist())
 
 
+@pytest.mark.slow
 def test_a_deployment_whose_tables_lie_elsewhere_does_all_it_does(things: Things, shelf: Shelf) -> None:
     for _ in range(3):
         things.fill(2)

@@ -101,6 +101,7 @@ def test_of_a_row_group_without_a_row_that_is_kept_the_other_columns_are_not_rea
         read(1111)
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_of_a_page_gives_other_rows(tmp_path: Path) -> None:
     file = ParquetFileWriter(
         LocalStore(tmp_path), "file.parquet", SCHEMA, options={"compression": "none", "use_dictionary": False}

@@ -153,6 +153,7 @@ def test_a_writer_that_slept_while_its_version_was_trimmed_writes_no_lost_commit
     assert numbers(DeltaTable(str(path))) == list(range(21))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_a_clean_up_that_is_killed_leaves_a_log_without_gaps(path: Path, at: int) -> None:
     code = (

@@ -44,6 +44,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("zeros", [0, 512])
 def test_wherever_the_newest_commit_is_cut_the_table_has_all_before_it_and_takes_the_next(
     tmp_path: Path, zeros: int

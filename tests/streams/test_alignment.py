@@ -95,6 +95,7 @@ def operation(home: int, pause: int, disorder: int, size: int, *commits: int) ->
     return {"home": home, "pause": pause, "disorder": disorder, "bytes": size, "commits": commits}
 
 
+@pytest.mark.slow
 def test_a_replay_and_a_batch_give_what_the_stream_gave_and_make_no_row_late() -> None:
     """p0 has the bytes, and p1 comes into the ``wal`` table later: by bytes alone a replay would read p1 ahead, by commits alone the stream p0."""
     busy = [operation(0, 700, at * 500 % DELAY, 4000, 0) for at in range(8)]

@@ -170,6 +170,7 @@ def test_a_source_that_takes_inserts_alone_stops_at_any_other_change(settings: S
     assert sorted(row["id"] for row in found) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flushed", [False, True], ids=["in the tail", "in the table"])
 def test_each_vchannel_has_its_own_rows_and_all_of_them_those_of_the_collection(
     settings: Settings, flushed: bool

@@ -64,6 +64,7 @@ def run(frame: DataFrame, folder: Path) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_batch_and_a_stream_that_is_started_again_are_pythons_changes(
     spark: SparkSession, db: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_channels_are_read_alone_in_python_and_by_the_options_of_the_source(db: 
             refused()
 
 
+@pytest.mark.slow
 def test_what_a_stream_cannot_give_stops_it_with_a_typed_error(
     spark: SparkSession, db: Deployment, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def by_id(table: pa.Table) -> list[dict[str, Any]]:
     return table.sort_by("id").to_pylist()
 
 
+@pytest.mark.slow
 def test_a_file_of_orders_with_a_price_an_address_and_tags_is_a_collection(db: Deployment, tmp_path: Path) -> None:
     orders = pa.table(
         {
@@ -106,6 +107,7 @@ def test_a_file_of_orders_with_a_price_an_address_and_tags_is_a_collection(db: D
     ]
 
 
+@pytest.mark.slow
 def test_a_table_of_every_type_is_read_as_it_was_written(db: Deployment) -> None:
     made = db.create_collection("every", schema())
     made.insert(rows())
@@ -129,6 +131,7 @@ def test_a_table_of_every_type_is_read_as_it_was_written(db: Deployment) -> None
     assert by_id(made.read())[0]["more"] is None
 
 
+@pytest.mark.slow
 def test_a_key_in_any_script_is_found_by_what_it_is(db: Deployment) -> None:
     made = db.create_collection("scripts", {"name": "string"}, key="name")
     names = ["a", "é", "日本", "\uffff", "😀", "𠮷野家", "\U000e0041", "\U0010ffff"]
@@ -144,6 +147,7 @@ def test_a_key_in_any_script_is_found_by_what_it_is(db: Deployment) -> None:
     assert made.count() == made.count(where="name <= '😀'") == 5
 
 
+@pytest.mark.slow
 def test_files_are_left_out_by_a_key_that_is_a_moment_and_no_row_with_them(db: Deployment) -> None:
     made = db.create_collection("moments", {"at": "timestamp"}, key="at")
     micros = [-10_001, -1, 0, 1, 999, 1_000, 1_001, 86_400_000_000]

@@ -52,6 +52,7 @@ def row(number: int) -> dict[str, Any]:
     return {"id": number, "price": number, "weight": 0.5, "day": date(2026, 11, 24), "note": "n", "at": {"x": 1}}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("settled", [True, False])
 def test_a_read_has_the_fields_of_its_tick(db: Deployment, settled: bool) -> None:
     made = db.create_collection(f"orders{settled}", FIRST, key="id", vchannels=2)
@@ -119,6 +120,7 @@ def test_a_read_has_the_fields_of_its_tick(db: Deployment, settled: bool) -> Non
     assert made.read(order_by="cents desc", limit=1, columns="key, cents").to_pylist() == [{"key": 3, "cents": 1 << 40}]
 
 
+@pytest.mark.slow
 def test_a_filter_of_a_widened_field_reads_the_files_that_may_hold_it(
     db: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_filter_of_a_widened_field_reads_the_files_that_may_hold_it(
     )
 
 
+@pytest.mark.slow
 def test_any_reader_of_delta_reads_the_files_as_they_are(db: Deployment) -> None:
     made = db.create_collection("plain", FIRST, key="id")
     made.insert([row(1)])
@@ -262,6 +265,7 @@ def test_a_consumer_in_the_current_schema_goes_on_to_a_newer_one_with_its_first_
         made.consume(schema="newest")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_elsewhere_a_schema_changes_and_is_read_as_on_the_spot(db: Deployment) -> None:
     made = db.create_collection("far", {"id": "int64", "n": "int32", "note": "string?"}, key="id")
     first = made.insert([{"id": 1, "n": 1, "note": "x"}]).last_tick
@@ -295,6 +299,7 @@ def test_elsewhere_a_schema_changes_and_is_read_as_on_the_spot(db: Deployment) -
             there.alter(drop="key")
 
 
+@pytest.mark.slow
 def test_rows_are_deleted_by_what_they_hold_before_and_behind_a_rename(db: Deployment) -> None:
     made = db.create_collection("culled", {"id": "int64", "n": "int64?"}, key="id")
     first = made.insert([{"id": number, "n": number % 3} for number in range(9)]).last_tick

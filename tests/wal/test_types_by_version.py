@@ -55,6 +55,7 @@ def test_a_type_that_a_version_does_not_know_is_no_body_there(version: int) -> N
             assert created["detail"] == f"field 'x': unknown type {kind!r}; one of {', '.join(TYPES_BEFORE_V4)}"
 
 
+@pytest.mark.slow
 def test_the_types_of_the_first_versions_are_taken_by_all() -> None:
     for version in CHAIN_VERSIONS:
         (created,) = judged(

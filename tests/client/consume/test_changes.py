@@ -94,6 +94,7 @@ def test_a_stream_folds_to_what_a_read_gives(
     assert kinds == {"insert": 20 + 10 + 40 + 60 + 2 + 1, "delete": 2 + 2, "retract": 3 + 3}
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_from_positions_that_were_kept_amid_an_imports_rows(
     shop: Database, items: CollectionInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_consumers_changes_make_a_copy_of_the_collection(
     assert {key: name for key, (_, _, name) in copy.items()} == stored(items, at=end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["vchannel", "key"])
 def test_a_pool_of_workers_applies_imports_piece_by_piece_and_retractions_to_every_key(
     shop: Database,

@@ -72,6 +72,7 @@ def test_a_consumer_gets_every_row_of_the_table_and_the_tail_once(
     assert consumer.ended
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_exactly_behind_what_it_acknowledged(
     shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_dropped_group_begins_anew(shop: Database, reader: Database, items: Co
     shop.drop_group(group)
 
 
+@pytest.mark.slow
 def test_the_lag_is_measured_from_the_log_to_the_consumer(
     shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
@@ -193,6 +195,7 @@ def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance:
             assert place.tick == tick + 5
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("by", ["vchannel", "key"])
 def test_workers_keep_the_order_of_a_key_and_acknowledge_everything(
     shop: Database, reader: Database, items: CollectionInfo, by: str
@@ -288,6 +291,7 @@ def test_deliveries_can_be_awaited(shop: Database, reader: Database, items: Coll
     assert sorted(found) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_what_nobody_acknowledges_holds_no_rows(shop: Database, items: CollectionInfo) -> None:
     producer = shop.new_producer()
     for start in range(0, 2_000, 100):
@@ -305,6 +309,7 @@ def test_what_nobody_acknowledges_holds_no_rows(shop: Database, items: Collectio
         assert len(held) <= 1, "a unit that was handed out is kept"
 
 
+@pytest.mark.slow
 def test_many_small_messages_are_read_ahead_up_to_a_bound(tmp_path: Path) -> None:
     count, ahead = 8_000, 2 << 20
     key = keys_of_vchannel(VCHANNELS[0], 1)[0]

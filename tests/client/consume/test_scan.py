@@ -150,6 +150,7 @@ def fill(made: Deployment) -> None:
         made.append(insert(key))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("committed", [None, 3, 6, -1], ids=["no table", "part", "inside a transaction", "all"])
 def test_every_policy_delivers_its_part_of_the_models_list(deployment: Deployment, committed: int | None) -> None:
     fill(deployment)
@@ -248,6 +249,7 @@ def test_a_vchannel_and_its_types_can_be_scanned_alone(deployment: Deployment) -
     assert [unit.type for unit in units if not isinstance(unit, ImmutableTxn)] == [MessageType.INSERT] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_a_scan_under_load_switches_from_table_to_tail_without_gap_or_repetition(tmp_path: Path, where: str) -> None:
     """Appender, committer and two readers at once, with a tail so small that the slow reader falls out of it."""
@@ -443,6 +445,7 @@ def test_a_scan_that_nothing_can_go_on_with_says_what_it_waits_for_and_goes_on_o
         assert [unit.id for unit in delivered if unit.type is MessageType.INSERT] == inserts_of(made)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("committed", [None, 1, 10], ids=["no table", "a table", "half of it in the table"])
 def test_what_has_left_the_tail_and_is_in_no_table_is_read_from_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed: int | None
@@ -476,6 +479,7 @@ def test_what_has_left_the_tail_and_is_in_no_table_is_read_from_the_log(
         assert len(set(begun)) == len(begun) == 3, "each time from where it ended, not from the table's end"
 
 
+@pytest.mark.slow
 def test_the_lag_of_a_consumer_that_waits_is_no_zero(tmp_path: Path) -> None:
     with deployed(tmp_path, "here", SMALL_TAIL) as made:
         fill_beyond_the_tail(made)

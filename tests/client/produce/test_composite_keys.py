@@ -65,6 +65,7 @@ def rows(note: str, *keys: tuple[str, date]) -> list[dict[str, Any]]:
     return [{"symbol": symbol, "day": day, "note": note, "price": Decimal("1.50")} for symbol, day in keys]
 
 
+@pytest.mark.slow
 def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
     shop: Database, quotes: CollectionInfo, stored: Callable[..., list[Found]]
 ) -> None:
@@ -94,6 +95,7 @@ def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
     assert verify_collections(shop.settings)[quotes.id].ok
 
 
+@pytest.mark.slow
 def test_a_field_of_the_key_is_renamed_and_goes_on_being_one(
     shop: Database, quotes: CollectionInfo, stored: Callable[..., list[Found]]
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_scan_tells_the_names_of_the_key(shop: Database, quotes: CollectionInf
     assert found[1].rows.to_pylist() == [{"symbol": "A", "day": MONDAY}]
 
 
+@pytest.mark.slow
 def test_a_key_of_one_field_is_of_any_of_the_types(shop: Database, stored: Callable[..., list[Found]]) -> None:
     made: list[tuple[CollectionInfo, list[Any]]] = []
     for number, (kind, keys) in enumerate(

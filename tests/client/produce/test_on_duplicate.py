@@ -31,6 +31,7 @@ def latest(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     return shop.catalog.create_collection(own_name(request), schema, vchannels=2, partitions=["old", "new"])
 
 
+@pytest.mark.slow
 def test_an_insert_replaces_the_row_of_its_key_in_every_partition(
     shop: Database, latest: CollectionInfo, stored: Stored
 ) -> None:
@@ -50,6 +51,7 @@ def test_of_rows_of_one_key_in_a_call_the_last_counts(shop: Database, latest: Co
     assert stored(latest) == {7: "two", 8: "eight"}
 
 
+@pytest.mark.slow
 def test_batches_that_share_a_message_and_async_callers_replace_too(
     shop: Database, latest: CollectionInfo, stored: Stored
 ) -> None:

@@ -57,6 +57,7 @@ def stored(client: Database, collection: CollectionInfo) -> dict[int, str]:
     return dict(zip(table["id"].to_pylist(), table["city"].to_pylist(), strict=True))
 
 
+@pytest.mark.slow
 def test_rows_go_to_the_vchannel_of_their_key_and_the_partition_of_their_column(
     client: Database, collection: CollectionInfo
 ) -> None:
@@ -159,6 +160,7 @@ def test_an_append_whose_answer_was_lost_is_repeated_without_a_second_effect(
     assert sorted(client.collection(collection.name).read()["id"].to_pylist()) == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_channel_on_which_nothing_happens_does_not_hold_a_read_back(
     client: Database, collection: CollectionInfo
 ) -> None:
@@ -217,6 +219,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_sent(
         client.new_producer().insert(made, table)
 
 
+@pytest.mark.slow
 def test_a_new_partition_changes_nothing_for_writers_that_name_none(
     client: Database, request: pytest.FixtureRequest
 ) -> None:

@@ -84,6 +84,7 @@ def db() -> Iterator[Deployment]:
         yield made
 
 
+@pytest.mark.slow
 def test_an_insert_brings_what_the_collection_lacks(db: Deployment) -> None:
     made = db.create_collection("grown", {"id": "int64", "n": "int32?"}, key="id")
     first = made.insert([{"id": 1, "n": 1}], evolve=True).last_tick

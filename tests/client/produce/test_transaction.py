@@ -42,6 +42,7 @@ def end_by_a_flush(shop: Database, items: CollectionInfo, txn: Transaction) -> N
     shop.catalog.flush(items.name)
 
 
+@pytest.mark.slow
 def test_a_block_may_last_longer_than_its_lease(shop: Database, items: CollectionInfo, stored: Stored) -> None:
     # Three seconds may a renewal come late on a machine that has much to do.
     with shop.new_producer().transaction(items, keepalive_ms=4500) as txn:
@@ -93,6 +94,7 @@ def test_the_lease_that_none_names_is_the_chains() -> None:
     assert ChainConfig().default_txn_keepalive_ms == DEFAULT_LEASE_MS
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_for_the_longest_lifetime_and_no_longer(
     shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_transaction_upserts_and_deletes_by_predicate_with_its_inserts_at_one_
     assert stored(items, at=txn.commit_tick - 1) == {first: "old", second: "old"}
 
 
+@pytest.mark.slow
 def test_keys_of_another_vchannel_are_refused_with_what_to_do_instead(
     shop: Database, items: CollectionInfo, stored: Stored
 ) -> None:

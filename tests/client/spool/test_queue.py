@@ -40,6 +40,7 @@ def test_what_was_appended_is_there_in_order_and_what_was_settled_is_not(tmp_pat
         assert spool.channel("p/0").append(b"next") == len(ENTRIES), "numbers go on"
 
 
+@pytest.mark.slow
 def test_a_torn_end_is_cut_at_the_last_whole_frame_wherever_it_tore(tmp_path: Path) -> None:
     filled(tmp_path)
     last = max((tmp_path / "p%2F0").glob("*.spool"))

@@ -32,6 +32,7 @@ def rows(*keys: int, body: str) -> pa.Table:
     return pa.table({"id": list(keys), "body": [body] * len(keys)})
 
 
+@pytest.mark.slow
 def test_a_remote_producer_spools_while_its_server_is_gone_and_sends_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ def test_what_the_chain_rejects_is_written_down_for_good_before_it_counts_as_set
     assert durable == [True]
 
 
+@pytest.mark.slow
 def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
     shop: Database,
     way: Breakable,
@@ -251,6 +252,7 @@ def test_what_is_spooled_is_sent_in_order_in_many_entries_too(
     assert not (tmp_path / "rejected.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_new_term_while_rows_are_spooled_changes_nothing(
     shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
@@ -290,6 +292,7 @@ def test_a_transaction_whose_answer_is_lost_is_told_so_although_there_is_a_spool
         assert producer.spool.wait_empty(timeout=10)
 
 
+@pytest.mark.slow
 def test_without_a_spool_an_unknown_append_is_held_and_settled_before_the_next(
     shop: Database, way: Breakable, items: CollectionInfo, stored: Stored
 ) -> None:

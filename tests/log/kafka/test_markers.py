@@ -150,6 +150,7 @@ def test_a_log_is_truncated_in_front_of_a_marker_and_behind_it(service: Kafka, l
         log.read(LogId(0, 3))
 
 
+@pytest.mark.slow
 def test_the_hosts_judge_the_entries_and_wait_for_no_marker(service: Kafka, log: KafkaLog, tmp_path: Path) -> None:
     foreign = Foreign(service)
     log.append([opening()])
@@ -175,6 +176,7 @@ def test_the_hosts_judge_the_entries_and_wait_for_no_marker(service: Kafka, log:
         assert host.append("p", accepted()).results()[0].message_id.log_id == LogId(0, 8)
 
 
+@pytest.mark.slow
 def test_what_is_missing_and_was_no_marker_is_an_error_and_never_skipped(tmp_path: Path) -> None:
     with KafkaBroker(
         tmp_path / "broker", settings=Settings(), properties={"log.cleaner.backoff.ms": "100"}

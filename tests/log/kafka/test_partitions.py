@@ -128,6 +128,7 @@ def test_a_partition_is_not_destroyed(location: str) -> None:
         assert [value for _, value in read_all(service.open("dml_0"))] == [b"kept"]
 
 
+@pytest.mark.slow
 def test_a_deployment_lies_on_one_topic(location: str, tmp_path: Path) -> None:
     url = f"kafka://{location}?partitions=2"
     settings = Settings(data_dir=tmp_path / "data", log=url, append_deadline=DEADLINE)

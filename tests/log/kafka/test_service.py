@@ -190,6 +190,7 @@ def intruder(topic: str) -> Iterator[None]:
         producer.flush(DEADLINE)
 
 
+@pytest.mark.slow
 def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service: Kafka) -> None:
     log = service.open("p")
     ours = {}
@@ -202,6 +203,7 @@ def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service
     assert len(entries) > len(ours)
 
 
+@pytest.mark.slow
 def test_values_of_one_append_between_which_another_writer_wrote_are_looked_up(service: Kafka) -> None:
     """Reports are asked of some values alone (a hundred bytes each: of every 600th or so); the others are in between."""
     service.create("shared")
@@ -238,6 +240,7 @@ def test_of_equal_records_by_several_writers_the_first_ones_are_taken_and_what_i
     assert list(writer._all_places([b"a", b"b"], [0, 1], [7, 8])) == [7, 8]
 
 
+@pytest.mark.slow
 def test_large_appends_of_several_callers_at_once_all_get_their_ids(service: Kafka) -> None:
     service.create("crowd")
     log = service.open("crowd")
@@ -269,6 +272,7 @@ def test_entries_are_bounded_by_what_the_topic_takes_whatever_the_settings_say(s
         assert log.append([b"x" * (1 << 20)]) == [LogId(0, 0)]
 
 
+@pytest.mark.slow
 def test_an_entry_refused_in_the_midst_of_an_append_fails_all_of_it_and_nothing_stands_behind_it(location: str) -> None:
     with open_location(location, {"max_entry_bytes": 8 << 20}) as service:
         service.create("narrowed")
@@ -309,6 +313,7 @@ with open_location({location!r}, {{}}) as service:
     assert ended.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_gone_under_a_handle_is_no_channel_any_more(service: Kafka, location: str) -> None:
     with open_location(location, {}) as other:
         for name in ["p", "q", "r", "s", "t"]:  # brokers take a deletion in a moment after it was answered
@@ -348,6 +353,7 @@ def test_a_log_that_is_whole_verifies(service: Kafka) -> None:
 # --- brokers that refuse, are away, or come back ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_login_by_sasl_plain_serves_every_call(logged_in: KafkaBroker) -> None:
     with open_service(logged_in.url) as service:
         service.create("sasl")
@@ -416,6 +422,7 @@ def test_an_append_that_is_under_way_when_the_broker_is_killed_is_acknowledged_w
         assert read_all(log) == list(zip([*ids, *appended], [b"0", *values], strict=True))
 
 
+@pytest.mark.slow
 def test_a_deployment_works_through_the_logs_server_and_only_hosts_of_ours_log_in(
     logged_in: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def _ask(kind: str, record: ServerRecord) -> None:
         reader.read_chunk()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["action", "get", "info", "exchange"])
 def test_what_a_stranger_sends_is_not_held(kind: str, server: ServerRecord) -> None:
     process = psutil.Process(server.pid)

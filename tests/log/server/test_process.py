@@ -165,6 +165,7 @@ def test_of_several_starters_one_starts_the_one_server(folder: Path) -> None:
     assert answers == {str(server_of(folder).pid)}
 
 
+@pytest.mark.slow
 def test_several_processes_append_and_read_at_once(folder: Path) -> None:
     with RemoteLogService.connect(folder, launch=LAUNCH) as service:
         service.create("p0")
@@ -199,6 +200,7 @@ def test_a_killed_server_is_started_again_by_whoever_needs_it(folder: Path) -> N
         assert log.append([b"b"])[0] > first[0]
 
 
+@pytest.mark.slow
 def test_an_append_after_the_server_died_idle_is_not_in_doubt(folder: Path) -> None:
     with RemoteLogService.connect(folder, launch=LAUNCH) as service:
         service.create("p0")
@@ -444,6 +446,7 @@ def test_a_record_that_ends_while_it_is_looked_at_is_no_copy(folder: Path) -> No
     child.communicate(timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_costs_a_client_its_deadline_and_no_more(folder: Path) -> None:
     with RemoteLogService.connect(folder, launch=LAUNCH) as service:
         service.create("p0")

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,7 @@ def judge_both_ways(payloads: list[bytes], schema: pa.Schema) -> int:
     return len(alone)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_payload_is_judged_alike_both_ways() -> None:
     payload = bytes(encode_rows(rows(5)))
     flipped = []
@@ -111,6 +113,7 @@ def test_every_word_set_to_an_extreme_is_judged_alike_both_ways() -> None:
     judge_both_ways(changed, ALL.arrow())
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_metadata_of_empty_columns_is_judged_among_good_ones_as_alone() -> None:
     values: list[list[object]] = [[""], [None], [None], [[]], [[]], [None], [None], [[]]]
     arrays = [column(field.parsed_type, part) for field, part in zip(ALL.fields, values, strict=True)]

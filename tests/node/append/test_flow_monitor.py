@@ -108,6 +108,7 @@ def test_flush_lag_is_how_long_the_oldest_unflushed_row_waits() -> None:
     assert [seconds(10.0 + each, 100 + each, 30) for each in range(2000)][-1] == 1999.0
 
 
+@pytest.mark.slow
 def test_a_row_that_no_flusher_takes_slows_and_then_stops_its_producers_until_one_does(
     settings: Settings, engine: RocksMQ, host: AppendHost
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_row_that_no_flusher_takes_slows_and_then_stops_its_producers_until_on
     assert monitor.control.describe()["readings"][LAG] == 0.0
 
 
+@pytest.mark.slow
 def test_in_reject_mode_row_changes_are_refused_before_the_log_and_everything_else_passes(
     settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_in_reject_mode_row_changes_are_refused_before_the_log_and_everything_el
     assert "millrace_wal_rate_limit_bytes_per_second -1.0" in text
 
 
+@pytest.mark.slow
 def test_an_append_that_waits_is_counted_and_the_rate_is_shown(
     settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +167,7 @@ def test_an_append_that_waits_is_counted_and_the_rate_is_shown(
     assert rate == settings.flow_start_rate
 
 
+@pytest.mark.slow
 def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_is_slowed(
     settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +201,7 @@ def test_a_disk_that_runs_full_is_flushed_and_the_log_truncated_before_anything_
     assert read_arrow(settings, 1).num_rows == 20
 
 
+@pytest.mark.slow
 def test_a_disk_that_runs_full_keeps_the_log_while_quality_forbids_that_it_goes(
     settings: Settings, engine: RocksMQ, host: AppendHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +222,7 @@ def test_a_watermark_of_zero_is_not_looked_at() -> None:
     assert limits_of(Settings(**off)).watermarks == ()  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_host_of_a_deployment_tells_its_flow_state(settings: Settings) -> None:
     with connect(settings=settings) as client:
         found = client.append.flow()

@@ -185,6 +185,7 @@ def test_no_way_into_a_log_that_the_chain_reads_takes_bytes_that_are_no_entry(cl
     assert refused(client) - before == 4, "each once, whatever it was merged with"
 
 
+@pytest.mark.slow
 def test_a_pchannel_that_nobody_asked_the_host_to_follow_yet_takes_entries_alone(tmp_path: Path) -> None:
     with connect(settings=Settings(data_dir=tmp_path)) as made:
         made.catalog.ensure_pchannels(1)

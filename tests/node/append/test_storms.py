@@ -42,6 +42,7 @@ MOST = (20 << 20) + MESSAGES * 4096
 """What a host may grow by for a storm of MESSAGES messages: 4 KiB a message, and its first use of everything."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["server", "task"])
 def test_a_host_holds_at_most_four_kilobytes_for_each_message_of_a_storm(tmp_path: Path, host: str) -> None:
     path = os.pathsep.join([str(ROOT / "include"), str(ROOT)])
@@ -78,6 +79,7 @@ class _Looking:
         self._link.evolve_one(state, row)
 
 
+@pytest.mark.slow
 def test_what_the_chain_looks_at_grows_with_the_messages_and_not_with_their_square() -> None:
     looked: list[int] = []
     chain = Chain(wrap=lambda link: _Looking(link, looked))

@@ -224,6 +224,7 @@ def alone(settings: Settings) -> Iterator[LogServer]:
             server.wait()
 
 
+@pytest.mark.slow
 def test_without_a_coordinator_a_tick_or_a_read_is_refused_at_its_deadline_and_the_server_asks_itself_once_at_a_time(
     settings: Settings, store: MetaStore, alone: LogServer
 ) -> None:

@@ -45,6 +45,7 @@ def flush_once(client: Database, settings: Settings, flushed: FlushedSegments, r
     flushed.record(FlushCommitter(settings).commit(reports).committed)
 
 
+@pytest.mark.slow
 def test_the_file_names_what_was_flushed_also_after_a_restart(client: Database, settings: Settings) -> None:
     flushed = FlushedSegments(settings)
     assert named(settings) == []

@@ -22,6 +22,7 @@ def keys(settings: Settings) -> list[int]:
     return [] if table is None else sorted(table.dataset().to_table()["id"].to_pylist())
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("commits", range(5))
 def test_what_is_not_owned_any_more_is_not_committed(settings: Settings, commits: int) -> None:
     """The PChannel p0 goes behind so many of the commits; p1 stays."""

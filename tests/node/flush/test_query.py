@@ -93,6 +93,7 @@ def test_duckdb_reads_the_tables_as_they_lie(settings: Settings) -> None:
     assert (count, keys) == (12, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_query_fills_the_tables_and_needs_no_checkpoint_of_its_own(
     spark: SparkSession, settings: Settings, tmp_path_factory: pytest.TempPathFactory

@@ -255,6 +255,7 @@ def test_the_delta_log_is_checkpointed_now_and_then_and_commits_go_on(table: Wal
     assert entries(table) == [("message", "p0", entry) for entry in range(8)]
 
 
+@pytest.mark.slow
 def test_the_delta_log_is_cleaned_up_behind_checkpoints(table: WalTable) -> None:
     committer = WalCommitter(WalTable.open(table.uri), checkpoint_commits=3, keep_commits=4)
     for entry in range(20):

@@ -76,6 +76,7 @@ def test_a_range_takes_the_log_from_the_position_to_its_end(log: Log, table: Wal
     ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("slice_bytes", [1, 200, 1 << 20])
 def test_the_content_does_not_depend_on_slices_and_batches(log: Log, table: WalTable, slice_bytes: int) -> None:
     log.append([rejected(b"x" * 100), opening(), *([accepted(), tick(), rejected(b"y" * 50)] * 5)])

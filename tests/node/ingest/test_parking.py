@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
+
 from millrace.client.append_client import AppendClient
 from millrace.message.ids import LogId
 from millrace.node.ingest.definition import IngestLoop
@@ -14,6 +16,7 @@ from tests.node.log_samples import accepted, opening, poison
 from tests.node.range_loop.host import Host
 
 
+@pytest.mark.slow
 def test_a_parked_pchannel_goes_on_behind_a_tombstone(deployment: Deployment) -> None:
     parked = deployment.settings.parked_path
     _, _, entry, _ = deployment.append("p1", opening(), accepted(), poison(), accepted())

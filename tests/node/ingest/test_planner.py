@@ -175,6 +175,7 @@ def test_a_parked_pchannel_is_left_out_until_it_is_unparked(node: Node) -> None:
         unpark(node.parked, "p0")
 
 
+@pytest.mark.slow
 def test_a_pchannel_that_does_not_move_is_planned_later_and_later(node: Node) -> None:
     node.append("p0", opening(), accepted())
     planned = []

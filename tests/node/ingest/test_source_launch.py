@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
@@ -19,6 +20,7 @@ from tests.client.spool.test_remote import free_port
 from tests.waiting import until
 
 
+@pytest.mark.slow
 def test_a_server_that_the_planner_starts_has_the_settings_port_tls_and_sizes(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "localhost")
     settings = Settings(

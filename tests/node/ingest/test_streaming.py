@@ -51,6 +51,7 @@ def start(spark: SparkSession, deployment: Deployment, *, available_now: bool = 
     return start_query(spark, IngestLoop(deployment.settings), metrics=metrics, available_now=available_now)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_query_follows_the_logs_parks_what_is_poisoned_and_rests_when_nothing_comes(
     spark: SparkSession, deployment: Deployment
@@ -92,6 +93,7 @@ def _polls(query: StreamingQuery) -> int:
     return 0 if last is None else hash(last.timestamp)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_queries_are_said_to_run_once_spark_has_what_they_need(spark: SparkSession, deployment: Deployment) -> None:
     from millrace.runtime.queries import await_queries
@@ -109,6 +111,7 @@ def test_queries_are_said_to_run_once_spark_has_what_they_need(spark: SparkSessi
     assert not query.isActive
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_batch_reports_the_logs_ends_and_leaves_workers_with_little_to_collect(
     spark: SparkSession, deployment: Deployment

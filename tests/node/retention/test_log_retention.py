@@ -37,12 +37,14 @@ def settings(filled: Settings) -> Settings:
     return replace(filled, log_retention_bytes=2 << 20)
 
 
+@pytest.mark.slow
 def test_without_a_setting_there_is_no_retention(settings: Settings) -> None:
     assert not retention_configured(replace(settings, log_retention_bytes=0))
     assert retention_configured(settings)
     assert retention_configured(Settings(log_retention_seconds=1.0))
 
 
+@pytest.mark.slow
 def test_nothing_goes_before_both_checkpoints_have_passed_it(settings: Settings, engine: RocksMQ) -> None:
     assert enforce_log_retention(settings, engine) == {}
     ingest_to_end(settings, engine)
@@ -50,6 +52,7 @@ def test_nothing_goes_before_both_checkpoints_have_passed_it(settings: Settings,
     assert engine.open(P).describe().begin == EARLIEST
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("by", ["size", "time"])
 def test_what_is_beyond_goes_as_far_as_truncation_may_go(settings: Settings, engine: RocksMQ, by: str) -> None:
     ingest_to_end(settings, engine)
@@ -67,6 +70,7 @@ def test_what_is_beyond_goes_as_far_as_truncation_may_go(settings: Settings, eng
     assert EARLIEST < engine.open(P).describe().begin <= most.position
 
 
+@pytest.mark.slow
 def test_what_is_gone_by_stands_on_the_disk_though_who_committed_it_has_not_come_to_that(
     settings: Settings, engine: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +88,7 @@ def test_what_is_gone_by_stands_on_the_disk_though_who_committed_it_has_not_come
     assert looked[:2] == [True, True]
 
 
+@pytest.mark.slow
 def test_nothing_goes_while_quality_forbids_it(settings: Settings, engine: RocksMQ) -> None:
     ingest_to_end(settings, engine)
     flush_to_end(settings)
@@ -98,6 +103,7 @@ def test_nothing_goes_while_quality_forbids_it(settings: Settings, engine: Rocks
     assert enforce_log_retention(settings, engine)[P] > 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("moment", ["retention.before", "retention.after"])
 def test_a_death_around_it_loses_nothing(settings: Settings, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(name: str) -> None:
@@ -118,6 +124,7 @@ def test_a_death_around_it_loses_nothing(settings: Settings, moment: str, monkey
     assert sorted(read_arrow(settings, 1)["id"].to_pylist()) == list(range(20))
 
 
+@pytest.mark.slow
 def test_the_owner_of_the_log_enforces_it_again_and_again(settings: Settings, engine: RocksMQ) -> None:
     passed = threading.Semaphore(0)
     metrics = Metrics()

@@ -52,6 +52,7 @@ def keys(client: Database, collection: CollectionInfo) -> list[int]:
     return sorted(read_arrow(client.settings, collection.id)["id"].to_pylist())
 
 
+@pytest.mark.slow
 def test_nothing_goes_before_the_flusher_has_it(client: Database) -> None:
     fill(client, 0)
     ingest_to_end(client.settings, client.log)
@@ -103,6 +104,7 @@ def test_an_open_transaction_keeps_its_begin_in_the_log(client: Database) -> Non
     assert keys(client, collection) == [1, *range(100, 120)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("moment", ["truncation.before", "truncation.after"])
 def test_a_death_around_truncation_loses_nothing(
     client: Database, moment: str, monkeypatch: pytest.MonkeyPatch

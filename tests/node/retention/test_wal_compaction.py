@@ -61,6 +61,7 @@ def test_what_a_reader_has_planned_with_stays_on_disk(table: WalTable) -> None:
     assert sum(rows.num_rows for rows in pinned.messages("p0")) == 16
 
 
+@pytest.mark.slow
 def test_the_committer_keeps_the_number_of_live_files_small(table: WalTable) -> None:
     committer = WalCommitter(WalTable.open(table.uri), compact_commits=4)
     for entry in range(1, 120):
@@ -110,6 +111,7 @@ def dies_at(place: str) -> Callable[[str], None]:
     return act
 
 
+@pytest.mark.slow
 def test_a_committer_that_dies_behind_its_compaction_leaves_every_row_once_and_the_next_goes_on(
     table: WalTable,
 ) -> None:
@@ -156,6 +158,7 @@ def test_the_lowest_tier_goes_first() -> None:
     assert plan_merge([small(entry, size=64 << 20) for entry in range(32)]) == []
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("lands", [False, True])
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_commit_of_which_nobody_knows_whether_it_stands_loses_no_row(

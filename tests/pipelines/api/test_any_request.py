@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import hypothesis
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given
 
@@ -19,6 +20,7 @@ CASES = 400 if SOAK else 4
 __all__ = ["service"]
 
 
+@pytest.mark.slow
 def test_no_request_is_answered_with_500(service: Service) -> None:
     schema = schemathesis.openapi.from_dict(dict(service.app.openapi()))
     tried: list[int] = []

@@ -53,6 +53,7 @@ def _asked(address: str, head: str, parts: Iterable[bytes]) -> bytes:
     return answer
 
 
+@pytest.mark.slow
 def test_a_body_that_is_too_large_is_not_read_whoever_sends_it(service: Service, settings: Settings) -> None:
     with serving(service.app, settings) as address:
         status, body = _answer(address, f"content-length: {1 << 40}\r\n", lambda: [b"{"])
@@ -95,6 +96,7 @@ HOSTILE: dict[str, str] = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_json_is_answered(service: Service, name: str) -> None:
     text = HOSTILE[name]

@@ -135,6 +135,7 @@ LOOKS = {"validate_pipeline", "dry_run"}
 """Calls by PUT that change nothing."""
 
 
+@pytest.mark.slow
 def test_every_call_that_changes_something_is_in_the_history(service: Service) -> None:
     bodies: dict[str, Any] = {
         "create_pipeline": DECLARED,

@@ -32,6 +32,7 @@ def _ended(redrives: Redrives, state: RedriveState) -> Any:
     return redrives.status("flights")
 
 
+@pytest.mark.slow
 def test_one_whose_brokers_are_silent_goes_on_later_and_can_be_cancelled(settings: Settings) -> None:
     settings.data_dir.mkdir(mode=0o700)
     Deployment(settings).write(Pipeline.parse(SILENT))
@@ -57,6 +58,7 @@ def test_one_whose_brokers_are_silent_goes_on_later_and_can_be_cancelled(setting
     assert redrives.status("flights").state is RedriveState.CANCELLED
 
 
+@pytest.mark.slow
 def test_one_that_comes_to_nothing_again_and_again_has_failed(settings: Settings) -> None:
     settings.data_dir.mkdir(mode=0o700)
     Deployment(settings).write(Pipeline.parse(SILENT))

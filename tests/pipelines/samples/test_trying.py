@@ -93,6 +93,7 @@ def trying() -> Iterator[Trying]:
     assert not _children()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_has_no_end_ends_in_time_and_the_next_is_answered(trying: Trying, name: str) -> None:
     step, document, limits = HOSTILE[name]
@@ -113,6 +114,7 @@ def test_what_has_no_end_ends_in_time_and_the_next_is_answered(trying: Trying, n
     assert sample["document"] == {"a": 1}
 
 
+@pytest.mark.slow
 def test_the_service_answers_others_while_one_asks_for_what_has_no_end(settings: Settings, service: Service) -> None:
     service.management._trying = Trying(Sandbox("millrace.pipelines.samples", seconds=3.0))
     assert service.ask("PUT", "pipelines/flights", DECLARED)[0] == 201
@@ -140,6 +142,7 @@ def test_the_service_answers_others_while_one_asks_for_what_has_no_end(settings:
     assert not _children()
 
 
+@pytest.mark.slow
 def test_a_check_of_a_declaration_ends_too_and_tells_all_that_is_wrong(service: Service) -> None:
     service.management._trying = Trying(Sandbox("millrace.pipelines.samples", seconds=SECONDS))
     wrong = [
@@ -178,6 +181,7 @@ def test_the_service_compiles_nothing_itself(service: Service, monkeypatch: pyte
     service.management.tend()
 
 
+@pytest.mark.slow
 def test_who_comes_when_too_many_ask_is_told_so_at_once() -> None:
     apart = Sandbox("millrace.pipelines.samples", seconds=SECONDS, max_processes=1, max_queued=1)
     step, document, _ = HOSTILE["a pattern of the document's own"]
@@ -228,6 +232,7 @@ def test_a_process_that_went_while_nobody_asked_is_no_fault(trying: Trying) -> N
         child.wait(10)
 
 
+@pytest.mark.slow
 def test_it_ends_by_itself_when_who_asked_is_gone() -> None:
     step, document, _ = HOSTILE["a pattern of the document's own"]
     command = [

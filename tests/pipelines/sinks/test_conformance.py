@@ -106,6 +106,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     made.sink.close()
 
 
+@pytest.mark.quick_cases(1)
 def test_all_are_acknowledged_and_there_and_again_without_effect(place: Place) -> None:
     actions = [_action(number) for number in range(500)]
     done = place.sink.write(actions)

@@ -35,6 +35,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[millrace.te
         yield made
 
 
+@pytest.mark.slow
 def test_documents_become_rows_and_what_does_not_fit_is_its_own_failure(
     deployment: millrace.testing.Deployment,
 ) -> None:

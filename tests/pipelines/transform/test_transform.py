@@ -307,6 +307,7 @@ def test_a_document_cannot_make_a_step_work_without_end(document: Any, step: dic
     assert time.monotonic() - begun < 5, "it was refused, not tried"
 
 
+@pytest.mark.slow
 def test_documents_of_a_reasonable_size_are_worked_on() -> None:
     loops = {"kind": "compute", "fields": {"n": "doc.a.map(x, doc.b.filter(y, y == x).size()).size()"}}
     assert _one({"a": list(range(500)), "b": list(range(500))}, loops)["n"] == 500

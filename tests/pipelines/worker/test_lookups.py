@@ -45,6 +45,7 @@ def _run(deployment: millrace.testing.Deployment, document: bytes, *steps: dict[
     return done.failures[0].kind if done.failures else done.actions[0].body
 
 
+@pytest.mark.slow
 def test_the_row_of_a_document_s_key_goes_where_it_was_declared_to(deployment: millrace.testing.Deployment) -> None:
     assert _run(deployment, b'{"carrier":"UA"}', _step(take=["name", "size"])) == (
         b'{"carrier":"UA","airline":{"name":"United","size":3}}'

@@ -38,6 +38,7 @@ def _to_the_end(
     )
 
 
+@pytest.mark.slow
 def test_what_comes_in_is_in_the_index_or_in_the_error_topic(tmp_path: Path) -> None:
     flights, metrics = Flights(tmp_path), Metrics()
     flights.send((f"k{n}", {"flight": str(n)} if n % 10 else {"flight": "bad"}) for n in range(1000))

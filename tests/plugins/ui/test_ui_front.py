@@ -128,6 +128,7 @@ def test_the_applications_are_built_once_the_server_has_started() -> None:
         assert built.wait(PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_page_that_comes_while_the_application_is_built_says_so_and_an_answer_to_a_program_waits() -> None:
     goes_on = threading.Event()
 

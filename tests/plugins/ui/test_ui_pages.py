@@ -181,6 +181,7 @@ def test_what_can_not_be_right_is_a_typed_answer(
     assert found == (status, code or found[1])
 
 
+@pytest.mark.slow
 def test_a_wrong_search_is_a_page_with_the_reason(site: Site) -> None:
     answer = site.get("rejections", html=True, since="yesterday")
     assert answer.status_code == 422

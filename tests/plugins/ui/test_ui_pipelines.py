@@ -176,6 +176,7 @@ def page(shown: Site, tmp_path: Path) -> Iterator[tuple[Page, str]]:
         assert {url for url in made.fetched if not url.startswith(address)} == set()
 
 
+@pytest.mark.slow
 def test_a_person_makes_one_mends_what_is_wrong_runs_it_and_redrives(page: tuple[Page, str], shown: Site) -> None:
     made, root = page
     at = "document.querySelector('[data-path=\"{}\"]')".format

@@ -135,6 +135,7 @@ def test_declarations_are_read_without_spark(tmp_path: Path) -> None:
     assert said.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
     with millrace.testing.deployment(tmp_path / "data") as db:
         db.create_collection("flights", {"id": "int64", "at": "timestamp", "delay": "float64?"}, key="id")

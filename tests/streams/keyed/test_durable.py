@@ -27,6 +27,7 @@ def whole() -> list[tuple[str, ...]]:
     return alike(match_table(QUERY, pa.concat_tables(BATCHES)).to_pylist())
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "point", ["keyed.written@1", "keyed.written@4", "commit.checked@3", "keyed.committed@1", "keyed.committed@3"]
 )
@@ -76,6 +77,7 @@ def test_another_operator_does_not_go_on_from_this_ones_state(tmp_path: Path) ->
         DurableRun(str(tmp_path / "stream"), Windows(("k",), "t", {"n": ("count", None)}, size=5), SCHEMA, delay=3)
 
 
+@pytest.mark.slow
 def test_old_states_are_dropped(tmp_path: Path) -> None:
     durable = stream(tmp_path)
     for number in range(21):

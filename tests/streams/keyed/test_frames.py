@@ -43,6 +43,7 @@ def answers(spark: SparkSession, folder: Path) -> list[tuple[str, ...]]:
     return alike([row.asDict() for row in table.select("k", "a", "b", "m").collect()])
 
 
+@pytest.mark.slow
 def test_spark_answers_as_the_calling_process_does_and_a_repeated_batch_changes_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:

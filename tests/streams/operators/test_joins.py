@@ -98,6 +98,7 @@ def test_each_key_once_within_a_time(
     assert (late, taken) == ([], len(rows))
 
 
+@pytest.mark.slow
 def test_state_is_one_version_a_key_and_none_behind_the_tolerance() -> None:
     bounded = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),), 10), SCHEMA, 0)
     endless = Run(AsOf(("k",), "t", "right", ("k",), (("v", "value"),)), SCHEMA, 0)

@@ -182,6 +182,7 @@ def test_windows_are_the_same_as_a_stream_as_a_batch_and_by_duckdb(
     assert rows_of(db, "by_hour") == by_duckdb(source.read())
 
 
+@pytest.mark.slow
 def test_a_corrected_declaration_runs_and_makes_its_sink_s_collection(spark: SparkSession, db: Deployment) -> None:
     db.create_collection("made_from", FLIGHTS, key="id").insert(flights(0, 20))
     into = Into(collection="made", mode="upsert", create=True, key="origin")
@@ -203,6 +204,7 @@ def test_a_corrected_declaration_runs_and_makes_its_sink_s_collection(spark: Spa
         run(spark, db, declared("id", version=2))
 
 
+@pytest.mark.slow
 def test_without_a_watermark_it_is_said_that_state_grows(spark: SparkSession, db: Deployment) -> None:
     if "grows" not in db.collections():
         db.create_collection("grows", FLIGHTS, key="id")
@@ -247,6 +249,7 @@ def halves(frame: DataFrame) -> DataFrame:
     return frame.selectExpr("id", "id * 100 as small")
 
 
+@pytest.mark.slow
 def test_poison_rows_wait_as_letters_and_go_in_once_the_sink_takes_them(spark: SparkSession, db: Deployment) -> None:
     source = db.create_collection("numbers", {"id": "int64"}, key="id")
     db.create_collection("strict", {"id": "int64", "small": "int8?"}, key="id")

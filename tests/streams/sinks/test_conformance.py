@@ -160,6 +160,7 @@ def rows_of(*numbers: int, count: int = 40) -> Counter[tuple[int, str | None]]:
     )
 
 
+@pytest.mark.quick_cases(1)
 def test_each_row_arrives_and_is_counted(place: Place, tmp_path: Path) -> None:
     for guarantee in place.offered:
         sink = place.sink(tmp_path / guarantee, guarantee)
@@ -171,6 +172,7 @@ def test_each_row_arrives_and_is_counted(place: Place, tmp_path: Path) -> None:
     assert place.rows() == rows_of(*(100 * each + number for each in range(len(place.offered)) for number in range(3)))
 
 
+@pytest.mark.quick_cases(1)
 def test_a_batch_that_is_repeated_is_there_as_the_guarantee_says(place: Place, tmp_path: Path) -> None:
     for guarantee in place.offered:
         first = 100 * place.offered.index(guarantee)
@@ -185,6 +187,7 @@ def test_a_batch_that_is_repeated_is_there_as_the_guarantee_says(place: Place, t
     assert place.once() == whole
 
 
+@pytest.mark.quick_cases(1)
 def test_a_stream_that_begins_anew_is_another_stream(place: Place, tmp_path: Path) -> None:
     for guarantee in place.offered[:1]:
         for number in range(2):
@@ -202,6 +205,7 @@ def test_rows_without_the_keys_column_and_guarantees_that_are_not_offered_are_re
         KafkaSink(tmp_path, "none", "127.0.0.1:1", guarantee="exactly once")
 
 
+@pytest.mark.slow
 def test_messages_of_a_key_keep_their_order(tmp_path: Path) -> None:
     topic = Topic(running_brokers.kafka().address, "name")
     sink = topic.sink(tmp_path, "at least once")
@@ -233,6 +237,7 @@ sink.write(1, told(batch(1, 4000)))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_amid_a_batch_loses_nothing_and_its_reader_sees_each_row_once(tmp_path: Path) -> None:
     topic = Topic(running_brokers.kafka().address, None)
     command = [sys.executable, "-c", KILLED, str(tmp_path), topic.name, topic.address]

@@ -43,6 +43,7 @@ def rows_of(db: Deployment, name: str) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row.values()) for row in db.collection(name).read().to_pylist())
 
 
+@pytest.mark.slow
 def test_a_stream_of_all_changes_keeps_a_mirror_across_crashes_of_its_sink(
     spark: SparkSession, db: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_stream_of_all_changes_keeps_a_mirror_across_crashes_of_its_sink(
     assert sum(rows_of(db, "names_seen").values()) == 51
 
 
+@pytest.mark.slow
 def test_a_delta_table_has_each_batch_once_and_a_new_checkpoint_is_not_left_out(
     spark: SparkSession, tmp_path: Path
 ) -> None:

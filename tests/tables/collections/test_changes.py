@@ -172,6 +172,7 @@ def test_a_replacement_retracts_what_was_there_before_its_own_rows_come(settings
     assert retraction["_time_tick"] == found[2]["_time_tick"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_amid_an_imports_rows_goes_on_with_the_next_row(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +205,7 @@ def test_an_imports_rows_come_in_bounded_pieces(settings: Settings, monkeypatch:
     assert max(batch.rows.nbytes for batch in found) < 60_000
 
 
+@pytest.mark.slow
 def test_what_many_messages_change_comes_in_bounded_batches(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_staged_file_that_is_missing_is_a_typed_error(settings: Settings) -> N
     assert [row["body"].split()[0] for row in rows_of(found)] == ["first"], "what lies before it was given"
 
 
+@pytest.mark.slow
 def test_a_collection_under_the_id_of_a_dropped_one_has_changes_of_its_own(settings: Settings) -> None:
     maker, collection = made(settings)
     vchannel = collection.vchannels[0]

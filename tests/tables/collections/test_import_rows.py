@@ -199,6 +199,7 @@ def table(keys: list[int | None], schema: pa.Schema | None = None) -> pa.Table:
     return pa.table(columns, schema=schema or pa.schema([each.with_nullable(True) for each in SCHEMA.arrow()]))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("rows", "said", "words"),
     [

@@ -149,6 +149,7 @@ class _Died(BaseException):
     """Ends the flusher where it stands."""
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("place", ["flush.deletes", "flush.rows"])
 @pytest.mark.parametrize("last", range(4))
 def test_rows_of_a_flush_that_died_before_its_checkpoint_are_read_once_and_those_behind_it_too(

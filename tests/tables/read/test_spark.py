@@ -56,6 +56,7 @@ HISTORY = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("local", [True, False], ids=["local tail", "tail by tasks"])
 def test_spark_reads_at_every_stage_what_arrow_reads(
     spark: SparkSession, settings: Settings, local: bool, monkeypatch: pytest.MonkeyPatch
@@ -94,6 +95,7 @@ def _with_rows(settings: Settings) -> Collection:
     return collection
 
 
+@pytest.mark.slow
 def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings) -> None:
     collection = _with_rows(settings)
     maker = collection.maker
@@ -107,6 +109,7 @@ def test_what_was_read_stays_what_it_was(spark: SparkSession, settings: Settings
     assert read_arrow(settings, 1).num_rows > before
 
 
+@pytest.mark.slow
 def test_columns_that_place_a_row_are_scanned_only_where_a_row_may_be_hidden(
     spark: SparkSession, settings: Settings
 ) -> None:
@@ -135,6 +138,7 @@ def _scanned(frame: DataFrame) -> tuple[bool, bool]:
     return "_vchannel" in plan, "_time_tick" in plan
 
 
+@pytest.mark.slow
 def test_times_and_dates_come_through_tasks_as_they_were_written(
     spark: SparkSession, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +173,7 @@ def db() -> Iterator[Deployment]:
         yield made
 
 
+@pytest.mark.slow
 def test_spark_reads_every_type_as_it_was_written(spark: SparkSession, db: Deployment) -> None:
     every = db.create_collection("every", every_schema())
     every.insert(every_rows().slice(0, 2))
@@ -215,6 +220,7 @@ def test_spark_leaves_files_out_by_a_key_that_is_a_moment_and_no_row_with_them(
             assert sorted(row["n"] for row in stored.collect()) == wanted
 
 
+@pytest.mark.slow
 def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deployment) -> None:
     first = {"id": "int64", "n": "int32", "gone": "string?", "f": "float32?", "day": "date?", "wall": "date?"}
     first |= {
@@ -263,6 +269,7 @@ def test_spark_reads_a_table_whose_schema_changed(spark: SparkSession, db: Deplo
     assert [(each["id"], each["n"], each["gone"]) for each in sorted(before)] == [(1, 1, "x"), (2, 2, None)]
 
 
+@pytest.mark.slow
 def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: SparkSession, db: Deployment) -> None:
     days = [date(2026, 11, 23), date(2026, 11, 24)]
     quotes = db.create_collection(
@@ -285,6 +292,7 @@ def test_spark_leaves_out_what_was_deleted_by_a_key_of_several_fields(spark: Spa
         db.settle()
 
 
+@pytest.mark.slow
 def test_spark_selects_as_every_read_does_and_has_views_and_changes(spark: SparkSession, db: Deployment) -> None:
     fields = {"id": "int64", "x": "float64?", "day": "date?", "name": "string?", "n": "int32?", "at": "timestamp?"}
     fields |= {"wall": "timestamp_ntz?", "place": "struct<zip: int64>?", "d": "decimal(6,2)?"}

@@ -100,6 +100,7 @@ def test_a_read_opens_only_the_files_of_its_range(settings: Settings, monkeypatc
     assert len(opened) == 1
 
 
+@pytest.mark.slow
 def test_of_a_file_that_a_range_begins_in_only_what_lies_behind_is_read_and_counted(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def flipped(place: int, bit: int) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_state_decodes_to_another_state(things: Things) -> None:
     path, delta = state_file(things), WalTable.open(things.settings.wal_uri)
     sound, size = path.read_bytes(), len(delta.position(P).state_bytes or b"")
@@ -109,6 +110,7 @@ def test_no_flipped_bit_of_a_state_decodes_to_another_state(things: Things) -> N
     assert WalTable.open(things.settings.wal_uri).position(P).has_checksum
 
 
+@pytest.mark.slow
 def test_an_older_row_without_a_checksum_is_held_against_the_log(things: Things) -> None:
     path = state_file(things)
     harm(path, without_checksum)
@@ -132,6 +134,7 @@ def test_an_older_row_without_a_checksum_is_held_against_the_log(things: Things)
     assert decoded > 20, "many flips decode to another state"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("old", [False, True])
 def test_the_node_parks_the_channel_and_goes_on_with_the_others_until_recovery_has_made_it_anew(
     things: Things, old: bool
@@ -158,6 +161,7 @@ def test_the_node_parks_the_channel_and_goes_on_with_the_others_until_recovery_h
     assert all(each["holds"] for each in check_channels(things.settings, log=things.log))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True])
 def test_the_append_host_follows_from_an_older_state_and_a_resend_has_no_second_effect(
     things: Things, old: bool
@@ -172,6 +176,7 @@ def test_the_append_host_follows_from_an_older_state_and_a_resend_has_no_second_
     assert (again.duplicate, following.duplicate) == (True, False)
 
 
+@pytest.mark.slow
 def test_verify_compares_the_state_with_what_the_log_gives(things: Things) -> None:
     def change(row: dict[str, Any]) -> None:
         without_checksum(row)

@@ -164,6 +164,7 @@ def test_duckdb_reads_what_was_committed(table: WalTable) -> None:
     assert found == [(1, b"payload 1"), (2, b"payload 2")]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_reads_it_and_appends_to_it_and_delta_rs_goes_on(spark: SparkSession, table: WalTable) -> None:
     committer = WalCommitter(WalTable.open(table.uri))

@@ -220,6 +220,7 @@ class _Endless(io.RawIOBase):
         return len(data)
 
 
+@pytest.mark.slow
 def test_an_array_takes_no_more_memory_than_a_batch_of_it() -> None:
     tracemalloc.start()
     try:

@@ -56,6 +56,7 @@ def sink(db: Deployment, folder: Path, name: str, **options: Any) -> CollectionS
     return CollectionSink(db.settings, folder / "sink", name, **options)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_repeated_has_no_second_effect(db: Deployment, tmp_path: Path) -> None:
     db.create_collection("once", FIELDS, key="id", vchannels=2)
     for _ in range(2):
@@ -130,6 +131,7 @@ def test_a_note_that_a_machine_lost_when_it_stopped_is_made_up_for_by_the_journa
     assert rows_of(db, name) == Counter((each, "a") for each in range(40))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("taken", [True, False], ids=["the log had it", "the log had it not"])
 def test_a_chain_that_forgot_the_producer_takes_nothing_twice(tmp_path: Path, taken: bool) -> None:
     with millrace.testing.deployment(tmp_path / "data", append_retry_delay=0.01) as db:
@@ -155,6 +157,7 @@ def test_a_chain_that_forgot_the_producer_takes_nothing_twice(tmp_path: Path, ta
         assert {row: found[row] for row in [(1, "a"), (2, "b")]} == {(1, "a"): 1, (2, "b"): 1}
 
 
+@pytest.mark.slow
 def test_upserts_replace_and_of_a_key_the_last_row_counts(db: Deployment, tmp_path: Path) -> None:
     db.create_collection("upserts", FIELDS, key="id", vchannels=2)
     with sink(db, tmp_path, "upserts", mode="upsert") as to:
@@ -193,6 +196,7 @@ def test_rows_with_other_changes_are_not_appended(db: Deployment, tmp_path: Path
     assert rows_of(db, "inserts") == Counter([(1, "a")])
 
 
+@pytest.mark.slow
 def test_poison_rows_are_dead_letters_once_and_come_back_from_them(db: Deployment, tmp_path: Path) -> None:
     db.create_collection("strict", {"id": "int64", "small": "int8"}, key="id", vchannels=2)
     db.catalog.create_collection("letters", LETTERS)
@@ -243,6 +247,7 @@ def test_letters_go_in_again_in_the_order_of_their_batches_and_rows(db: Deployme
     assert len(db.collection("many_letters").read()) == 0
 
 
+@pytest.mark.slow
 def test_letters_whose_redrive_was_interrupted_go_in_once(db: Deployment, tmp_path: Path) -> None:
     made = db.create_collection("once_more", {"id": "int64", "name": "string?"}, key="id")
     db.catalog.create_collection("once_letters", LETTERS, vchannels=2)
@@ -314,6 +319,7 @@ def test_a_sink_is_one_processs_and_needs_a_collection(db: Deployment, tmp_path:
         sink(db, tmp_path, "busy", mode="merge")
 
 
+@pytest.mark.slow
 def test_a_mirror_follows_a_retraction_of_a_channel_of_its_source(db: Deployment, tmp_path: Path) -> None:
     source = db.create_collection("mirrored", FIELDS, key="id", vchannels=2)
     db.create_collection("mirror", FIELDS, key="id", vchannels=2)
