@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import AssignmentStale, LogUnavailable, MetaUnavailable
-from millrace.client.channel_router import ChannelRoute, ChannelRouter
+from millrace.client.channel_router import ChannelRouter
+from millrace.client.produce.lane import deliver_single
 from millrace.rpc.assignments import AssignmentUpdate
 from millrace.rpc.discovery import ServerRecord
 
@@ -75,25 +79,44 @@ def test_two_appends_whose_node_dies_drop_its_link_both(monkeypatch: pytest.Monk
     assert dropped == [link], "the second finds it gone, and the service is told as of any other link"
 
 
-def place(server: Server, seconds: float) -> ChannelRoute:
-    return ChannelRouter(server).route("dml_0", deadline=seconds)  # type: ignore[arg-type]
+def send_to(server: Server, refused: Callable[[], bool]) -> Callable[[Deadline], str]:
+    """Return a function that sends once, as a route does: a refusal marks the owner as stale."""
+    route = ChannelRouter(server).route("dml_0")  # type: ignore[arg-type]
+
+    def call(link: Any, deadline: Deadline) -> str:
+        if refused():
+            raise AssignmentStale("nodes take it: ask who")
+        return "taken"
+
+    return lambda deadline: route._once(call, deadline, "whether it was taken is unknown")
+
+
+def test_a_route_sends_once_and_looks_up_the_owner_before_the_next_attempt() -> None:
+    server = Server(away=0)
+    send = send_to(server, lambda: True)
+    for asked in range(3):
+        with pytest.raises(AssignmentStale):
+            send(Deadline.after(5.0))
+        assert server.away == -asked, "nobody is asked before the first attempt, and once before each other one"
 
 
 def test_an_append_goes_on_when_the_meta_store_is_there_again() -> None:
     server = Server(away=3)
-
-    def call(link: Any, deadline: Any) -> str:
-        if server.away >= 0:
-            raise AssignmentStale("nodes take it: ask who")
-        return "taken"
-
-    assert place(server, 30.0).call_once(call, seconds=30.0, what="an append") == "taken"
+    send = send_to(server, lambda: server.away >= 0)
+    assert deliver_single(send, deadline=Deadline.after(30.0)) == "taken"
     assert server.away == -1, "asked until somebody could tell"
 
 
 def test_an_append_gives_up_at_its_deadline() -> None:
-    def call(link: Any, deadline: Any) -> str:
-        raise AssignmentStale("nodes take it: ask who")
+    began = time.monotonic()
+    with pytest.raises(AssignmentStale):
+        deliver_single(send_to(Server(away=1_000_000), lambda: True), deadline=Deadline.after(0.2))
+    assert 0.2 <= time.monotonic() - began < 5.0
 
-    with pytest.raises(LogUnavailable, match="nobody took it"):
-        place(Server(away=1_000_000), 0.2).call_once(call, seconds=0.2, what="an append")
+
+def test_who_waits_for_anothers_look_up_waits_until_its_own_deadline() -> None:
+    server = Server(away=0)
+    router = ChannelRouter(server)  # type: ignore[arg-type]
+    router.mark_stale(router.route("dml_0"))
+    with router._asking, pytest.raises(LogUnavailable, match="in time"):
+        router.route("dml_0").link(Deadline.after(0.05))

@@ -41,7 +41,7 @@ class Server:
     def drop_link(self, link: Any) -> None:
         self._on_drop()
 
-    def rediscover(self) -> None:
+    def mark_stale(self) -> None:
         self.moves += 1
 
     def open(self, link: Any) -> Any:
@@ -85,7 +85,7 @@ def test_behind_a_stale_append_the_others_may_be_written() -> None:
 
 def test_behind_an_append_that_was_not_taken_each_other_one_has_its_own_answer() -> None:
     _, pendings = sent(Server(NotAccepted(), 7, NotAccepted()))
-    assert [outcome(each) for each in pendings] == ["LogUnavailable", 7, "LogUnavailable"]
+    assert [outcome(each) for each in pendings] == ["ServerStopping", 7, "ServerStopping"]
     with pytest.raises(LogUnavailable, match="not in the log"):
         pendings[0].result()
 

@@ -149,6 +149,10 @@ class LogUnavailable(LogError):
     retriable = True
 
 
+class ServerStopping(LogUnavailable):
+    """The log's server is stopping and accepted nothing of this append. Append again: the next server takes it."""
+
+
 class ServerFull(LogError):
     """The log's server has reached its limit of open append streams and read nothing from this one. Try again."""
 

@@ -25,21 +25,22 @@ from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.data_folder import prepare_data_folder
 from millrace.base.deadline import Deadline
-from millrace.base.errors import LogUnavailable, MillraceError, NotSupportedRemotely, ServerFull
+from millrace.base.errors import LogUnavailable, NotSupportedRemotely, ServerFull
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.channel_router import ChannelRouter
+from millrace.client.channel_router import MARGIN, ChannelRouter
+from millrace.client.produce.lane import deliver_single
 from millrace.message.ids import LogId
 from millrace.message.tombstones import Tombstone
 from millrace.rpc import calls
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Entries, as_values
 from millrace.rpc.calls import ServerCall
 from millrace.rpc.launch import DEFAULT_LAUNCH, ServerLaunch
-from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, ExchangeStream, Link, call_error
+from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, Link, call_error
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection
 from millrace.rpc.tail import Evicted, Mvcc, TailBatch, from_wire_rows
-from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE, TIMEOUT, ack_from_bytes
+from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE
 from millrace.wal.definitions import PChannelDefinitions
 
 TOMBSTONE_SECONDS: Final = 120.0
@@ -50,8 +51,6 @@ READ_SECONDS: Final = 600.0
 PIECE_SECONDS: Final = 60.0
 """Timeout for one piece of the messages in the ``wal`` table."""
 _FULL_PAUSE: Final = 0.1
-_MARGIN: Final = 2.0
-"""Seconds that a client waits longer than the server, so that the server's own, more precise error arrives first."""
 
 
 class AppendClient(Closeable):
@@ -61,8 +60,6 @@ class AppendClient(Closeable):
         self.service = service
         self.router = ChannelRouter(service)
         """Routes each PChannel's appends to the node that owns it."""
-        self._idle: dict[tuple[int, str], list[_Stream]] = {}
-        self._lock = threading.Lock()
 
     @classmethod
     def connect(
@@ -107,7 +104,7 @@ class AppendClient(Closeable):
         Raises ChannelNotFound, EntryTooLarge, or the error that parked the PChannel.
         """
         seconds = self.service.deadline if deadline is None else deadline
-        return self._append_once(pchannel, as_values(entries), seconds)
+        return self.router.route(pchannel).append(as_values(entries), Deadline.after(seconds))
 
     def append_stream(
         self,
@@ -123,12 +120,7 @@ class AppendClient(Closeable):
         (default: that of `connect`). The caller resends what failed as ambiguous, in order and with the same sequences.
         """
 
-        def stream(link: Link) -> _Stream:
-            return _Stream(link, pchannel, pipelined=True)
-
-        return AppendPipeline(
-            self.router.route(pchannel, deadline=deadline), stream, appends=appends, bytes=bytes, margin=_MARGIN
-        )
+        return self.router.route(pchannel, deadline=deadline).pipeline(appends=appends, bytes=bytes)
 
     def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
         """Append a time tick and return a tick up to which every earlier append is decided.
@@ -137,22 +129,6 @@ class AppendClient(Closeable):
         """
         request = {"pchannel": pchannel, "deadline": deadline, "persist": persist}
         return int(self._act(calls.TICK, request, deadline)["tick"])
-
-    def tick_on_owner(self, pchannel: str, *, deadline: float = DEFAULT_DEADLINE) -> None:
-        """Have the PChannel's owner append a time tick; return once it is decided there. For the log server.
-
-        The call is marked as forwarded: a node that does not own the PChannel refuses it and never forwards it again.
-
-        Raises LogUnavailable if no node owns the PChannel before the deadline.
-        """
-        request = {"pchannel": pchannel, "deadline": deadline, "forwarded": True}
-
-        def act(link: Link, deadline: Deadline) -> dict[str, Any]:
-            return link.act(calls.TICK.name, request, timeout=deadline.remaining(minimum=0.001) + _MARGIN)
-
-        self.router.route(pchannel, deadline=deadline).call_once(
-            act, seconds=deadline, what=f"whether {pchannel} was ticked is unknown"
-        )
 
     def mvcc(self, vchannel: str) -> Mvcc:
         """Return the tick up to which a VChannel is readable now.
@@ -224,12 +200,11 @@ class AppendClient(Closeable):
         """
         request, seconds = {"pchannel": pchannel}, self.service.deadline
         self._act(calls.RESTART, request, seconds)
-        self.router.refresh(anew=True)
+        self.router.refresh(Deadline.after(seconds), whole=True)
         if pchannel in self.router.known():
-            self.router.route(pchannel).call_once(
-                lambda link, deadline: link.act(calls.RESTART.name, request, timeout=seconds + _MARGIN),
-                seconds=seconds,
-                what=f"whether the node that has {pchannel} follows it anew is unknown",
+            route = self.router.route(pchannel)
+            deliver_single(
+                lambda deadline: route.act(calls.RESTART, request, deadline), deadline=Deadline.after(seconds)
             )
 
     def inspect_parked_entry(self, pchannel: str, entry: LogId) -> dict[str, Any]:
@@ -379,73 +354,11 @@ class AppendClient(Closeable):
 
     def close(self) -> None:
         """Close the connection; the server keeps running. Idempotent."""
-        with self._lock:
-            idle, self._idle = self._idle, {}
-        for streams in idle.values():
-            for stream in streams:
-                stream.close()
         self.router.close()
         self.service.close()
 
     def _act(self, call: ServerCall, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        return self.service.call(call, request, seconds=seconds, margin=_MARGIN)
-
-    def _append_once(self, pchannel: str, values: pa.LargeBinaryArray, seconds: float) -> AppendOutcome:
-        def call(link: Link, deadline: Deadline) -> AppendOutcome:
-            key = (id(link), pchannel)
-            with self._lock:
-                idle = self._idle.get(key)
-                stream = idle.pop() if idle else None
-            if stream is None:
-                self._forget_closed()
-                stream = _Stream(link, pchannel, pipelined=False)
-            keep = False
-            try:
-                stream.send(values, deadline=deadline)
-                outcome = stream.receive(deadline=deadline.extended(_MARGIN))
-                keep = True
-                return outcome
-            except MillraceError:
-                keep = not stream.ended
-                raise
-            finally:
-                if keep:
-                    with self._lock:
-                        self._idle.setdefault(key, []).append(stream)
-                else:
-                    stream.close()
-
-        return self.router.route(pchannel).call_once(
-            call, seconds=seconds, what=f"whether this append to {pchannel} is in the log is unknown"
-        )
-
-    def _forget_closed(self) -> None:
-        """Close the idle streams of dropped connections."""
-        with self._lock:
-            old = [stream for streams in self._idle.values() for stream in streams if stream.link.closed]
-            self._idle = {key: streams for key, streams in self._idle.items() if streams and not streams[0].link.closed}
-        for stream in old:
-            stream.close()
-
-
-class _Stream(ExchangeStream):
-    """A stream of appends to the append host, each answered with the chain's decision."""
-
-    def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
-        super().__init__(link, {"extension": APPEND_ROLE, "pchannel": pchannel, "pipelined": pipelined})
-
-    def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None:
-        """Send one append, which the server may take until `deadline` to decide. Raises ConnectionLost."""
-        seconds = TIMEOUT.pack(deadline.remaining(minimum=0.001))
-        self.request(values, seconds, deadline=deadline.extended(_MARGIN))
-
-    def receive(self, *, deadline: Deadline) -> AppendOutcome:
-        """Return the next answer. Raises what that append raised, NotAccepted or ConnectionLost."""
-        chunk = self.answer(deadline=deadline)
-        if chunk.data is not None:
-            return AppendOutcome(chunk.data)
-        ack_from_bytes(chunk.app_metadata.to_pybytes() if chunk.app_metadata is not None else b"")
-        raise ConnectionLost("the append host sent an empty answer")
+        return self.service.call(call, request, seconds=seconds, margin=MARGIN)
 
 
 _OLDER: Final = "the server runs an older build, which only returns whole collections: select from the result of `read`"

@@ -1,32 +1,42 @@
 """Routing of a client's appends: to the log server, or to the cluster node that owns the PChannel.
 
 The log server tells the client whether nodes of a cluster take appends; with one node there are no extra calls. A node
-that has lost a PChannel refuses its appends (AssignmentStale): the client asks the log server for the new owner and
-continues there. The caller only sees latency.
+that has lost a PChannel refuses its appends (AssignmentStale); before the next one, the client asks the log server for
+the new owner. A route finds a server and sends an append to it once. Whether and when it is sent again, the sequencer
+decides (millrace.client.produce.sequencer).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
 
 from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
 from millrace.base.errors import AssignmentStale, LogUnavailable, MetaUnavailable, MillraceError
 from millrace.rpc import calls
+from millrace.rpc.append_pipeline import AppendPipeline
 from millrace.rpc.assignments import Assignment, AssignmentCache, AssignmentUpdate
+from millrace.rpc.calls import ServerCall
 from millrace.rpc.discovery import ServerRecord
-from millrace.rpc.link import ConnectionLost, Link, Watchdog
-from millrace.rpc.remote_log import RemoteLogService, call_once
-from millrace.rpc.wire import APPEND_ROLE
+from millrace.rpc.link import ConnectionLost, ExchangeStream, Link, Watchdog
+from millrace.rpc.outcome import AppendOutcome
+from millrace.rpc.remote_log import RemoteLogService, send_once
+from millrace.rpc.wire import APPEND_ROLE, TIMEOUT, ack_from_bytes
 
 ASSIGNMENT_POLL_SECONDS: Final = 0.5
 """Seconds between two polls of the assignments, once a node owns a PChannel."""
 CONNECT_SECONDS: Final = 2.0
 """Timeout of the first call to a node."""
+MARGIN: Final = 2.0
+"""Seconds that a client waits longer than the server, so that the server's own, more precise error arrives first."""
 _PAUSE: Final = 0.05
+_LEAST: Final = 0.05
+"""Minimum timeout of a call in seconds, however little of its deadline is left."""
 
 _T = TypeVar("_T")
 
@@ -36,6 +46,8 @@ class _Source:
 
     def __init__(self, service: RemoteLogService) -> None:
         self._service = service
+        self.deadline = Deadline.never()
+        """When a call must have ended; the router sets it."""
         self.token = ""
         """Token for the nodes: the log server's, if it trusts this client with it, else the client's own."""
 
@@ -44,12 +56,14 @@ class _Source:
 
     def since(self, version: int) -> AssignmentUpdate:
         def ask(link: Link, deadline: Deadline) -> AssignmentUpdate:
-            said = link.act(calls.ASSIGNMENTS.name, {"after": version}, timeout=deadline.remaining(minimum=_PAUSE))
+            timeout = deadline.remaining(minimum=_LEAST)
+            said = link.act(calls.ASSIGNMENTS.name, {"after": version}, timeout=timeout)
             self.token = str(said.get("token") or link.record.token)
             found = (Assignment(name, APPEND_ROLE, term, *where) for name, term, *where in said["assignments"])
             return AssignmentUpdate(int(said["version"]), bool(said["whole"]), tuple(found))
 
-        return self._service.call_with_retry(ask, seconds=self._service.deadline)
+        seconds = self.deadline.remaining(minimum=_LEAST, maximum=self._service.deadline)
+        return self._service.call_with_retry(ask, seconds=seconds)
 
 
 class ChannelRouter:
@@ -61,10 +75,14 @@ class ChannelRouter:
         self._assignments = AssignmentCache(self._source)
         self._asking = threading.Lock()
         self._asked = 0
+        self._stale: set[str] = set()
+        """PChannels whose owner must be looked up before the next append."""
+        self._idle: dict[tuple[int, str], list[HostStream]] = {}
+        """Open streams that no append uses, by connection and PChannel."""
         self._watchdog = Watchdog()
         self._links: dict[str, Link] = {}
         self._guard = threading.Lock()
-        """Guards the connections: two appends whose node dies both drop its connection."""
+        """Guards connections and idle streams: two appends whose node dies both drop its connection."""
         self._closed = threading.Event()
         self._follower: threading.Thread | None = None
 
@@ -79,10 +97,13 @@ class ChannelRouter:
         """Return by PChannel the address of its owner, for the PChannels that this client has asked about."""
         return {each.pchannel: each.address for each in self._assignments.known() if each.address}
 
-    def link(self, place: ChannelRoute, deadline: Deadline) -> Link:
-        """Return a connection to the PChannel's current owner. Raises LogUnavailable."""
+    def link(self, route: ChannelRoute, deadline: Deadline) -> Link:
+        """Return a connection to the PChannel's current owner. Raises LogUnavailable by `deadline`."""
+        if route.pchannel in self._stale:
+            self.refresh(deadline)
+            self._stale.discard(route.pchannel)
         while True:
-            place.assignment = found = self._assignments.get(place.pchannel, APPEND_ROLE)
+            route.assignment = found = self._assignments.get(route.pchannel, APPEND_ROLE)
             if found is None:
                 return self._service.link(deadline)
             try:
@@ -90,7 +111,7 @@ class ChannelRouter:
             except ConnectionLost as error:
                 if not deadline.pause(jittered(_PAUSE)):
                     raise LogUnavailable(f"the node at {found.address} does not answer: {error}") from error
-                self.refresh(anew=True)
+                self.refresh(deadline, whole=True)
 
     def _node(self, address: str, deadline: Deadline) -> Link:
         link = self._links.get(address)
@@ -100,7 +121,7 @@ class ChannelRouter:
         record = ServerRecord.remote(address, self._source.token, roots=server.roots, tls_name=server.tls_name)
         link = Link(record, self._watchdog)
         try:
-            link.act(calls.PING.name, {}, timeout=deadline.remaining(minimum=_PAUSE, maximum=CONNECT_SECONDS))
+            link.act(calls.PING.name, {}, timeout=deadline.remaining(minimum=_LEAST, maximum=CONNECT_SECONDS))
         except BaseException:
             link.close()
             raise
@@ -126,32 +147,37 @@ class ChannelRouter:
         else:
             self._service.drop_link(link)
 
-    def on_stale(self, assignment: Assignment | None) -> None:
-        """Look up the owner again after a refusal under `assignment` (None: by the log server)."""
-        if assignment is not None:
-            self._assignments.mark_stale(assignment)
-        self.refresh(anew=False)
+    def mark_stale(self, route: ChannelRoute) -> None:
+        """Note that the server of the route's last connection does not own the PChannel."""
+        if route.assignment is not None:
+            self._assignments.mark_stale(route.assignment)
+        self._stale.add(route.pchannel)
 
-    def refresh(self, *, anew: bool) -> None:
-        """Update the assignments; of concurrent callers, one asks for all.
+    def refresh(self, deadline: Deadline, *, whole: bool = False) -> None:
+        """Update the assignments by `deadline`; of concurrent callers, one asks for all.
 
-        With `full`, fetch everything: the death of a node changes no assignment that anybody writes. While the meta
-        store is down, nothing changes, and appends ask again until their deadline.
+        With `whole`, fetch everything: the death of a node changes no assignment that anybody writes. While the meta
+        store is down, nothing changes, and a later append asks again.
 
         Raises LogUnavailable.
         """
         before = self._asked
-        with self._asking:
+        if not self._asking.acquire(timeout=deadline.remaining(maximum=threading.TIMEOUT_MAX)):
+            raise LogUnavailable("the owners of the PChannels could not be looked up in time: nothing was appended")
+        try:
             if self._asked != before:
                 return
-            if anew:
+            if whole:
                 self._assignments.invalidate()
+            self._source.deadline = deadline
             with suppress(MetaUnavailable):
                 self._assignments.refresh()
             self._asked += 1
             if self._follower is None and self._assignments.known() and not self._closed.is_set():
                 self._follower = threading.Thread(target=self._follow, name="assignments", daemon=True)
                 self._follower.start()
+        finally:
+            self._asking.release()
 
     def _follow(self) -> None:
         """Close connections to nodes that own nothing any more.
@@ -160,7 +186,7 @@ class ChannelRouter:
         """
         while not self._closed.wait(ASSIGNMENT_POLL_SECONDS):
             try:
-                self.refresh(anew=False)
+                self.refresh(Deadline.after(self._service.deadline))
             except MillraceError:
                 continue  # the log server is down, which appends notice themselves
             serving = {each.address for each in self._assignments.known()}
@@ -175,39 +201,122 @@ class ChannelRouter:
             self._follower.join()
         with self._guard:
             links, self._links = list(self._links.values()), {}
+            idle, self._idle = self._idle, {}
+        for stream in (each for streams in idle.values() for each in streams):
+            stream.close()
         for link in links:
             link.close()
         self._watchdog.close()
 
+    @contextmanager
+    def stream(self, link: Link, pchannel: str) -> Iterator[HostStream]:
+        """Yield a stream of single appends for exclusive use.
+
+        It is reused if the block ends normally or with an append's own error.
+        """
+        key = id(link), pchannel
+        with self._guard:
+            idle = self._idle.get(key)
+            stream = idle.pop() if idle else None
+        if stream is None:
+            self._forget_closed()
+            stream = HostStream(link, pchannel, pipelined=False)
+        keep = False
+        try:
+            yield stream
+            keep = True
+        except MillraceError:
+            keep = not stream.ended
+            raise
+        finally:
+            if keep:
+                with self._guard:
+                    self._idle.setdefault(key, []).append(stream)
+            else:
+                stream.close()
+
+    def _forget_closed(self) -> None:
+        """Close the idle streams of dropped connections."""
+        with self._guard:
+            old = [stream for streams in self._idle.values() for stream in streams if stream.link.closed]
+            self._idle = {key: streams for key, streams in self._idle.items() if streams and not streams[0].link.closed}
+        for stream in old:
+            stream.close()
+
 
 class ChannelRoute:
-    """The Connector (millrace.rpc.append_pipeline) of one caller's appends to one PChannel."""
+    """The way of one caller's appends to one PChannel's owner; a Connector (millrace.rpc.append_pipeline)."""
 
-    def __init__(self, places: ChannelRouter, pchannel: str, deadline: float) -> None:
-        self._places = places
+    def __init__(self, router: ChannelRouter, pchannel: str, deadline: float) -> None:
+        self._router = router
         self.pchannel = pchannel
         self.deadline = deadline
         self.assignment: Assignment | None = None
         """The assignment of the last connection; None if that goes to the log server."""
 
     def link(self, deadline: Deadline) -> Link:
-        return self._places.link(self, deadline)
+        return self._router.link(self, deadline)
 
     def drop_link(self, link: Link) -> None:
-        self._places.drop(link)
+        self._router.drop(link)
 
-    def rediscover(self) -> None:
-        self._places.on_stale(self.assignment)
+    def mark_stale(self) -> None:
+        self._router.mark_stale(self)
 
-    def call_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
-        """Call like :meth:`RemoteLogService.call_once`, at the PChannel's owner, even if that changes."""
-        deadline = Deadline.after(seconds)
-        while True:
-            try:
-                return call_once(self, call, seconds=deadline.remaining(minimum=_PAUSE), what=what)
-            except AssignmentStale as error:
-                self.rediscover()
-                if not deadline.pause(jittered(_PAUSE)):
-                    raise LogUnavailable(
-                        f"{what}: not done, nobody took it within {seconds:.1f} s ({error})"
-                    ) from error
+    def append(self, values: pa.LargeBinaryArray, deadline: Deadline) -> AppendOutcome:
+        """Append entries as one atomic batch: send them once, and return the chain's decisions.
+
+        Raises AssignmentStale, ServerStopping, RateLimited, ServerFull, EntryTooLarge and PermissionDenied if nothing
+        was appended, LogUnavailable and DeadlineExceeded if the batch is in the log once or not at all, and the error
+        that parked the PChannel.
+        """
+
+        def send(link: Link, deadline: Deadline) -> AppendOutcome:
+            with self._router.stream(link, self.pchannel) as stream:
+                stream.send(values, deadline=deadline)
+                return stream.receive(deadline=deadline.extended(MARGIN))
+
+        return self._once(send, deadline, f"whether this append to {self.pchannel} is in the log is unknown")
+
+    def act(self, call: ServerCall, request: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
+        """Make a call at the PChannel's owner, once. Raises as :meth:`append`, and what the call raises."""
+
+        def send(link: Link, deadline: Deadline) -> dict[str, Any]:
+            return link.act(call.name, dict(request), timeout=deadline.remaining(minimum=_LEAST) + MARGIN)
+
+        return self._once(send, deadline, f"whether {call.name} of {self.pchannel} took effect is unknown")
+
+    def pipeline(self, *, appends: int, bytes: int) -> AppendPipeline[AppendOutcome]:
+        """Open a pipeline, whose appends are sent in order before earlier ones are decided."""
+
+        def stream(link: Link) -> HostStream:
+            return HostStream(link, self.pchannel, pipelined=True)
+
+        return AppendPipeline(self, stream, appends=appends, bytes=bytes, margin=MARGIN)
+
+    def _once(self, send: Callable[[Link, Deadline], _T], deadline: Deadline, what: str) -> _T:
+        try:
+            return send_once(self, send, deadline=deadline, what=what)
+        except AssignmentStale:
+            self.mark_stale()
+            raise
+
+
+class HostStream(ExchangeStream):
+    """A stream of appends to the append host, each answered with the chain's decision."""
+
+    def __init__(self, link: Link, pchannel: str, *, pipelined: bool) -> None:
+        super().__init__(link, {"extension": APPEND_ROLE, "pchannel": pchannel, "pipelined": pipelined})
+
+    def send(self, values: pa.LargeBinaryArray, *, deadline: Deadline) -> None:
+        """Send one append, which the server may take until `deadline` to decide. Raises ConnectionLost."""
+        seconds = TIMEOUT.pack(deadline.remaining(minimum=0.001))
+        self.request(values, seconds, deadline=deadline.extended(MARGIN))
+
+    def receive(self, *, deadline: Deadline) -> AppendOutcome:
+        """Return the next answer. Raises what that append raised, NotAccepted or ConnectionLost."""
+        chunk = self.answer(deadline=deadline)
+        if chunk.data is not None:
+            return AppendOutcome(chunk.data)
+        ack_from_bytes(chunk.app_metadata.to_pybytes() if chunk.app_metadata is not None else b"")
+        raise ConnectionLost("the append host sent an empty answer")

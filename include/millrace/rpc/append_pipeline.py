@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.base.deadline import Deadline
-from millrace.base.errors import AssignmentStale, InvalidArgument, LogUnavailable, MillraceError
+from millrace.base.errors import AssignmentStale, InvalidArgument, LogUnavailable, MillraceError, ServerStopping
 from millrace.rpc.link import ConnectionLost, Link, NotAccepted
 
 PIPELINE_APPENDS: Final = 256
@@ -35,11 +35,8 @@ class Connector(Protocol):
 
     def drop_link(self, link: Link) -> None: ...
 
-    def rediscover(self) -> None:
-        """Look up the server again, after the last one refused because it no longer owns the PChannel.
-
-        Raises LogUnavailable.
-        """
+    def mark_stale(self) -> None:
+        """Note that the last server refused because it does not own the PChannel: the next `link` looks up the owner."""
         ...
 
 
@@ -120,8 +117,6 @@ class AppendPipeline(Generic[T]):
         self._stream: AnswerStream[T] | None = None
         self._answered = False
         """Whether the stream has had an answer."""
-        self._stale = False
-        """Whether the server of the last stream said that another one owns the PChannel."""
 
     def submit(self, values: bytes | Sequence[bytes] | pa.LargeBinaryArray) -> AppendFuture[T]:
         """Send one atomic batch; waits only while the pipeline is full.
@@ -184,9 +179,6 @@ class AppendPipeline(Generic[T]):
             except ConnectionLost as error:
                 self._break(error)
         while self._stream is None:
-            if self._stale:
-                self._service.rediscover()
-                self._stale = False
             link = self._service.link(deadline)
             try:
                 link.check()
@@ -205,7 +197,7 @@ class AppendPipeline(Generic[T]):
         except ConnectionLost as error:
             self._break(error)
         except NotAccepted:
-            self._oldest().fail(LogUnavailable("the log server is stopping: this batch is not in the log"))
+            self._oldest().fail(ServerStopping("the log server is stopping: this batch is not in the log"))
             if not self._pending:
                 self._break(ConnectionLost("the log server is stopping"))
         except AssignmentStale as error:
@@ -213,7 +205,7 @@ class AppendPipeline(Generic[T]):
             self._oldest().fail(error)
             self._link = None  # the connection works, and others may use it
             self._break(ConnectionLost(str(error)))
-            self._stale = True
+            self._service.mark_stale()
         except Exception as error:
             if self._stream.ended:
                 self._ended(error)

@@ -22,7 +22,7 @@ import pyarrow as pa
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidArgument, LogUnavailable
+from millrace.base.errors import InvalidArgument, LogUnavailable, ServerStopping
 from millrace.message.ids import LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries, VerifyReport
 from millrace.rpc import calls
@@ -264,29 +264,43 @@ class RemoteLogService(Closeable):
                     raise LogUnavailable(f"the log server did not answer within {seconds:.1f} s: {error}") from error
 
     def call_once(self, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
-        """Call `call(link, deadline)`, again only if the server certainly did not accept it."""
-        return call_once(self, call, seconds=seconds, what=what)
+        """Call `call(link, deadline)`; call the next server only if a stopping one certainly did not accept it.
 
-    def rediscover(self) -> None:
+        Raises LogUnavailable if the answer was lost, and after `seconds`.
+        """
+        deadline = Deadline.after(seconds)
+        while True:
+            try:
+                return send_once(self, call, deadline=deadline, what=what)
+            except ServerStopping as error:
+                if not deadline.pause(jittered(_PAUSE)):
+                    raise LogUnavailable(f"not done: no log server accepted the call within {seconds:.1f} s") from error
+
+    def mark_stale(self) -> None:
         """Do nothing: there is one server, and the next call asks it again (implements Connector)."""
 
 
-def call_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, seconds: float, what: str) -> _T:
-    """Call `call(link, deadline)`, again only if the server certainly did not accept it."""
-    deadline = Deadline.after(seconds)
+def send_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, deadline: Deadline, what: str) -> _T:
+    """Call `call(link, deadline)` once, on a connection that works: one that breaks before anything is sent is replaced.
+
+    Raises ServerStopping if the server accepted nothing, LogUnavailable if the answer was lost or no server was found.
+    """
     while True:
         link = connector.link(deadline)
         try:
             link.check()
             return call(link, deadline)
-        except (ConnectionLost, NotAccepted) as error:
+        except NotAccepted as error:
             connector.drop_link(link)
-            if isinstance(error, ConnectionLost) and error.sent:
+            raise ServerStopping("the log server is stopping: it accepted nothing of this call") from error
+        except ConnectionLost as error:
+            connector.drop_link(link)
+            if error.sent:
                 raise LogUnavailable(
                     f"{what}: the connection to the log server broke before the answer ({error})"
                 ) from error
             if deadline.expired():
-                raise LogUnavailable(f"not done: no log server accepted the call within {seconds:.1f} s") from error
+                raise LogUnavailable(f"not done: no log server could be reached in time ({error})") from error
 
 
 class RemoteLog:

@@ -12,14 +12,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     AppendDenied,
     AppendRejected,
     AppendUnresolved,
+    AssignmentStale,
+    DeadlineExceeded,
     EntryTooLarge,
     LogRegressed,
     LogUnavailable,
@@ -28,7 +31,9 @@ from millrace.base.errors import (
     ProducerFenced,
     RateLimited,
     ServerFull,
+    ServerStopping,
 )
+from millrace.client.produce.lane import deliver_single
 from millrace.client.produce.sequencer import (
     WINDOW,
     Action,
@@ -132,6 +137,8 @@ FAILURES: dict[str, Callable[[], MillraceError]] = {
     "full": lambda: ServerFull("no room"),
     "denied": lambda: PermissionDenied("not yours"),
     "too large": lambda: EntryTooLarge("too large"),
+    "stale": lambda: AssignmentStale("another node has it"),
+    "stopping": lambda: ServerStopping("it restarts"),
 }
 WAYS = (*["taken"] * 4, "lost before", "lost after", "late", "no way", *FAILURES)
 
@@ -273,12 +280,12 @@ class Deliveries(RuleBasedStateMachine):
         return self.sequencer.epoch
 
     @asks(RetryAfter)
-    @rule()
-    def repeat(self) -> None:
+    @rule(elapsed=st.sampled_from([None, 0.0, 0.5, 2.0]))
+    def repeat(self, elapsed: float | None) -> None:
         assert isinstance(self.action, RetryAfter)
-        assert self.action.pause in (0.0, 0.5, 1.0)
+        assert self.action.pause in (0.0, 0.1, 0.5, 1.0)
         assert not self.way, "nothing is on the way between two rounds"
-        self.go_on(None)
+        self.go_on(elapsed)
 
     # --- what happens elsewhere -------------------------------------------------------------------------------------------
 
@@ -358,7 +365,7 @@ class Deliveries(RuleBasedStateMachine):
             elif isinstance(self.action, FetchEpochs):
                 self.tell_epochs(known=True)
             else:
-                self.repeat()
+                self.repeat(elapsed=None)
             self.answers_are_right()
             self.each_takes_effect_once_and_in_order()
             if self.fenced and self.steps is None:
@@ -398,3 +405,109 @@ def test_a_refusal_of_a_repeat_does_not_say_that_nothing_took_effect() -> None:
     assert isinstance(answer, AppendRejected)
     assert answer.reason == Reason.TOO_LARGE
     assert UNCLEAR in str(answer)
+
+
+# --- bounds in time, and entries that no lane numbers -------------------------------------------------------------------
+
+REFUSALS: dict[str, Callable[[], MillraceError]] = FAILURES
+AMBIGUOUS: dict[str, Callable[[], MillraceError]] = {
+    "lost before": lambda: LogUnavailable("lost"),
+    "lost after": lambda: LogUnavailable("lost"),
+    "late": lambda: DeadlineExceeded("not decided in time"),
+}
+PASSING = ("limited", "stale", "stopping")
+
+
+@dataclass
+class Time:
+    """A clock that waiting and sending alone move."""
+
+    now: float = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def deadline(self, seconds: float) -> Deadline:
+        return Deadline.after(seconds, clock=lambda: self.now, sleep=self.sleep)
+
+
+outcomes = st.lists(
+    st.tuples(st.sampled_from(["written", *REFUSALS, *AMBIGUOUS]), st.floats(0.0, 3.0)), min_size=1, max_size=40
+)
+
+
+@settings(deadline=None)
+@given(outcomes, st.floats(0.0, 8.0), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.1, 1.0]))
+def test_an_entry_that_no_lane_numbers_takes_effect_once_at_most_and_ends_by_its_deadline(
+    script: list[tuple[str, float]], seconds: float, attempts: int, numbered: bool, pause: float
+) -> None:
+    time, script = Time(), [*script]
+    effects, sent = 0, []
+
+    def send(until: Deadline) -> str:
+        nonlocal effects
+        how, taking = script.pop(0) if len(script) > 1 else script[0]
+        time.sleep(until.remaining(maximum=max(taking, 0.001)))
+        sent.append(how)
+        if how in ("written", "lost after", "late"):
+            effects = 1 if numbered else effects + 1  # the chain recognizes the repeat of what a producer numbered
+        if how == "written":
+            return "done"
+        raise {**REFUSALS, **AMBIGUOUS}[how]()
+
+    deadline = time.deadline(seconds)
+    try:
+        answer = deliver_single(send, deadline=deadline, attempts=attempts, pause=pause, numbered=numbered)
+    except MillraceError as error:
+        assert sent[-1] != "written"
+        if all(how in REFUSALS for how in sent):
+            assert effects == 0
+        if isinstance(error, LogUnavailable | DeadlineExceeded) and not isinstance(error, ServerStopping):
+            assert sent[-1] in AMBIGUOUS
+    else:
+        assert (answer, sent[-1], effects) == ("done", "written", 1)
+    assert effects <= 1
+    assert time.now <= deadline.at + 1e-9, "the deadline bounds everything"
+    assert numbered or not set(sent[:-1]) & AMBIGUOUS.keys(), "what may be in the log is not sent again"
+    assert not {"denied", "too large"} & set(sent[:-1]), "no other attempt can cure that"
+    assert sum(how not in PASSING for how in sent) <= attempts
+
+
+@settings(deadline=None)
+@given(outcomes, st.integers(1, 4), st.floats(0.0, 8.0), st.floats(0.0, 3.0), st.sampled_from([0.0, 0.1, 1.0]))
+def test_a_delivery_that_makes_no_progress_ends_within_the_bounds_of_its_policy(
+    script: list[tuple[str, float]], attempts: int, throttle: float, longest: float, pause: float
+) -> None:
+    failing = [each for each in script if each[0] not in ("written", "denied", "too large")] or [("stale", 0.0)]
+    time, before, count = Time(), 0.0, 0
+    sequencer = Sequencer("p", PRODUCER, term=1, epoch=1)
+    steps = sequencer.delivery(RetryPolicy(attempts, pause, throttle_seconds=throttle), pipelined=False)
+    waiting = [OutboundEntry([message(0, VCHANNELS[0])])]
+
+    def answer(action: Action) -> Any:
+        nonlocal before, count
+        if isinstance(action, Pull):
+            return waiting.pop() if waiting else None
+        if isinstance(action, Receive):
+            how, taking = failing[count % len(failing)]
+            count += 1
+            time.sleep(max(min(taking, longest), 0.001))
+            return {**REFUSALS, **AMBIGUOUS}[how]()
+        if isinstance(action, RetryAfter):
+            time.sleep(action.pause)
+            elapsed, before = time.now - before, time.now
+            return elapsed
+        return None
+
+    action = next(steps)
+    gave_up: AppendUnresolved | None = None
+    while gave_up is None:
+        try:
+            action = steps.send(answer(action))
+        except AppendUnresolved as error:
+            gave_up = error
+    slowest = longest + max(pause, 0.5) + 0.001
+    assert time.now <= attempts * slowest + throttle + slowest
+    (held,) = sequencer.unresolved
+    assert held.unanswered == [0], "it keeps its place and its numbers"
+    assert ("nothing of" in str(gave_up)) is not held.ambiguous

@@ -17,20 +17,23 @@ calls.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from millrace.base.backoff import jittered
+from millrace.base.deadline import Deadline
 from millrace.base.errors import AppendRejected, AppendUnresolved, MillraceError
 from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.client.produce.fair_lock import FairLock
 from millrace.client.produce.sequencer import (
+    PASSING_PAUSE,
     Action,
     FetchEpochs,
     FetchTerm,
@@ -43,6 +46,7 @@ from millrace.client.produce.sequencer import (
     Sequencer,
     Settle,
     Steps,
+    single_delivery,
 )
 from millrace.client.produce.written import Written
 from millrace.message.model import MutableMessage
@@ -60,6 +64,8 @@ def _next(waiting: deque[OutboundEntry]) -> OutboundEntry | None:
 
 
 EntrySource = Callable[[], OutboundEntry | None]
+
+T = TypeVar("T")
 
 
 class TermSource(Protocol):
@@ -114,6 +120,39 @@ class _Direct:
         return self.call()
 
 
+def deliver_single(
+    send: Callable[[Deadline], T],
+    *,
+    deadline: Deadline,
+    attempts: int = 1,
+    pause: float = PASSING_PAUSE,
+    numbered: bool = False,
+) -> T:
+    """Send one entry that no lane numbers, by `deadline`, as :func:`single_delivery` decides.
+
+    `send` sends once, by the deadline that it is given. Raises what :func:`single_delivery` raises.
+    """
+    policy = RetryPolicy(attempts, pause, throttle_seconds=deadline.remaining())
+    began = deadline.clock()
+    reply: Any = None
+    with closing(single_delivery(policy, numbered=numbered)) as steps:
+        while True:
+            try:
+                action = steps.send(reply)
+            except StopIteration as end:
+                return cast(T, end.value)
+            if isinstance(action, RetryAfter):
+                assert isinstance(reply, MillraceError)
+                if not deadline.pause(jittered(action.pause)):
+                    raise reply
+                began, reply = deadline.clock(), deadline.clock() - began
+                continue
+            try:
+                reply = send(deadline)
+            except MillraceError as error:
+                reply = error
+
+
 class Lane:
     """Sends one producer's messages to one PChannel. Thread-safe: one delivery at a time, in the order of the calls."""
 
@@ -145,6 +184,8 @@ class Lane:
         self._standing: AppliedLookup | None = None
         self._pipeline: AppendPipeline[AppendOutcome] | None = None
         self._closing = threading.Event()
+        self._waited = 0.0
+        """When the last wait between two attempts ended, or the delivery began."""
         self._retries = None if metrics is None else metrics.wal_append_retry_total.labels(pchannel)
 
     @property
@@ -302,6 +343,7 @@ class Lane:
 
     def _drive(self, steps: Steps, source: EntrySource, pipelined: bool) -> None:
         flight: deque[_Answer] = deque()
+        self._waited = time.monotonic()
         reply: Any = None
         with closing(steps):
             while True:
@@ -336,6 +378,8 @@ class Lane:
             self._closing.wait(jittered(action.pause))
             if self._retries is not None:
                 self._retries.inc()
+            before, self._waited = self._waited, time.monotonic()
+            return self._waited - before
         return None
 
     def _renewed(self, asked: FetchEpochs) -> dict[str, int]:

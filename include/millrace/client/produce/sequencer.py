@@ -6,7 +6,8 @@ A delivery (:meth:`Sequencer.delivery`) is a generator. It yields one action at 
 of a remote call come back as values. The driver (`lane.py`; a property test) may close it at any action: entries that
 were drawn and have no final outcome are then `unresolved`, in order.
 
-Only this module decides what is resent, how often and after which pause.
+Only this module decides what is resent, how often and after which pause. Everything below it sends an append once.
+Appends that no lane numbers use :func:`single_delivery`, with the same rules.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from millrace.base.errors import (
     ProducerFenced,
     RateLimited,
     ServerFull,
+    ServerStopping,
 )
 from millrace.client.produce.written import MessageOutcome, Written
 from millrace.message.model import MutableMessage
@@ -44,14 +46,20 @@ _UNNUMBERED: Final = frozenset({Reason.MALFORMED, Reason.UNSUPPORTED_TYPE, Reaso
 """Final verdicts that do not use the sequence, so the following messages need new numbers."""
 
 
-_MOVING_PAUSE: Final = 0.1
-"""Seconds between two attempts while the PChannel moves between nodes."""
+_LEAST_PAUSE: Final = 0.001
+"""Minimum seconds between two attempts, even if the server asks for less: an attempt without a pause spins."""
+
+PASSING_PAUSE: Final = 0.1
+"""Seconds between two attempts while the PChannel moves between nodes, or its server restarts."""
 
 _REFUSED: Final = EntryTooLarge("an entry was refused for good, and settled as such: what follows goes on")
 """Stands for any refusal that settles an entry for good; never raised."""
 
-_NOT_TAKEN: Final = (AssignmentStale, RateLimited, EntryTooLarge, PermissionDenied, ServerFull)
+_NOT_TAKEN: Final = (AssignmentStale, ServerStopping, RateLimited, EntryTooLarge, PermissionDenied, ServerFull)
 """Refusals that prove that nothing was appended."""
+
+_PASSING: Final = (AssignmentStale, ServerStopping)
+"""Refusals that end by themselves: the PChannel moves, or the server restarts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,9 +137,18 @@ class FetchEpochs:
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Wait `pause` seconds; another round follows. Returns None."""
+    """Wait `pause` seconds; another round follows.
+
+    Returns the seconds since the last such wait ended (or since the delivery began), or None if no more than `pause`
+    seconds passed.
+    """
 
     pause: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Send the entry of a single delivery once. Returns its outcome, or the failure."""
 
 
 Action: TypeAlias = Pull | Send | Receive | Settle | FetchTerm | FetchEpochs | RetryAfter
@@ -145,12 +162,54 @@ RECEIVE: Final = Receive()
 class RetryPolicy:
     """Bounds of a delivery: `attempts` rounds without progress, `pause` seconds apart.
 
-    While the server only postpones appends (rate limit, moving PChannel), attempts continue for `throttle_seconds`.
+    While the server only postpones appends (rate limit, moving PChannel, restart), attempts continue until
+    `throttle_seconds` have passed without progress.
     """
 
     attempts: int
     pause: float
     throttle_seconds: float
+
+    def delay(self, failure: MillraceError, failures: int, postponed: float) -> float | None:
+        """Return the seconds before the next attempt, or None if there is none.
+
+        `failures` counts the rounds without progress, this one included; `postponed` is how many seconds the server has
+        only postponed them.
+        """
+        delay, patient = self.pause, False
+        if isinstance(failure, RateLimited):
+            delay, patient = max(failure.retry_after, _LEAST_PAUSE), True
+        elif isinstance(failure, _PASSING):
+            delay, patient = min(self.pause, PASSING_PAUSE), True
+        return delay if failures < self.attempts or (patient and postponed < self.throttle_seconds) else None
+
+
+def single_delivery(policy: RetryPolicy, *, numbered: bool) -> Generator[Attempt | RetryAfter, Any, Any]:
+    """Send one entry that no lane numbers, and return its outcome.
+
+    After a refusal that proves that nothing was appended, it is sent again, as `policy` says. An entry that may be in
+    the log is sent again only if its messages are `numbered` by a producer of the caller's own: the repeat has no
+    effect then. So at most one attempt takes effect.
+
+    Raises the failure of the last attempt. LogUnavailable and DeadlineExceeded mean that the entry is in the log once
+    or not at all, except ServerStopping, a refusal.
+    """
+    failures, postponed = 0, 0.0
+    while isinstance(reply := (yield Attempt()), MillraceError):
+        failures += 1
+        again = reply.retriable and (numbered or isinstance(reply, _NOT_TAKEN))
+        pause = policy.delay(reply, failures, postponed) if again else None
+        if pause is None:
+            raise reply
+        postponed = _postponed(reply, postponed, pause, (yield RetryAfter(pause)))
+    return reply
+
+
+def _postponed(failure: MillraceError | None, postponed: float, pause: float, elapsed: float | None) -> float:
+    """Return how long the server has only postponed appends, after another wait of `pause` seconds."""
+    if not isinstance(failure, (RateLimited, *_PASSING)):
+        return 0.0
+    return postponed + (pause if elapsed is None else elapsed)
 
 
 class Sequencer:
@@ -190,13 +249,13 @@ class Sequencer:
         """
         again: deque[OutboundEntry] = deque(self.unresolved)
         self.unresolved = []
-        failures = 0
+        failures, postponed = 0, 0.0
         try:
             while True:
                 failure, progress = yield from self._pass(again, pipelined, stamped)
                 if failure is None and not again:
                     return
-                failures = 0 if progress else failures + 1
+                failures, postponed = (0, 0.0) if progress else (failures + 1, postponed)
                 if failure is None:
                     try:
                         failure = yield from self._mend(again, failures, patience.attempts, stamped)
@@ -204,7 +263,8 @@ class Sequencer:
                         raise
                     except MillraceError as error:  # the source of terms or epochs is unreachable
                         failure = error
-                yield RetryAfter(0.0 if failure is None else self._pause(failure, failures, patience, again))
+                pause = 0.0 if failure is None else self._pause(failure, failures, postponed, patience, again)
+                postponed = _postponed(failure, postponed, pause, (yield RetryAfter(pause)))
         finally:
             self.unresolved = [sending for sending in again if sending.unanswered]
 
@@ -405,22 +465,21 @@ class Sequencer:
         self.begin_epochs(_given((yield FetchEpochs(self.epochs_to_renew()))), again)
 
     def _pause(
-        self, failure: MillraceError, failures: int, patience: RetryPolicy, again: Iterable[OutboundEntry]
+        self,
+        failure: MillraceError,
+        failures: int,
+        postponed: float,
+        patience: RetryPolicy,
+        again: Iterable[OutboundEntry],
     ) -> float:
         """Return the seconds before the next attempt. Raises if there is none left, or none can help."""
         if failure is _REFUSED:
             return 0.0
-        attempts, delay = patience.attempts, patience.pause
-        if isinstance(failure, RateLimited):
-            delay = failure.retry_after
-            attempts = max(attempts, int(patience.throttle_seconds / max(delay, 0.001)))
-        if isinstance(failure, AssignmentStale):  # the PChannel is moving, which ends by itself
-            delay = min(delay, _MOVING_PAUSE)
-            attempts = max(attempts, int(patience.throttle_seconds / max(delay, 0.001)))
+        delay = patience.delay(failure, failures, postponed)
         verdict = isinstance(failure, AppendRejected)
         if not failure.retriable and not verdict:
             raise failure
-        if failures >= attempts or self.closed:
+        if delay is None or self.closed:
             known = isinstance(failure, _NOT_TAKEN) and not any(sending.ambiguous for sending in again)
             words = "nothing of" if known else "it is unknown what became of"
             raise AppendUnresolved(

@@ -20,8 +20,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     AssignmentStale,
     InvalidSettings,
@@ -32,6 +33,7 @@ from millrace.base.errors import (
 from millrace.base.settings import Settings
 from millrace.catalog.sqlite_file import pchannel_names
 from millrace.client.append_client import AppendClient
+from millrace.client.produce.lane import deliver_single
 from millrace.coord.assignment_source import CoalescedAssignmentSource, MetaStoreAssignmentSource
 from millrace.coord.clock import SystemClock
 from millrace.coord.consumer_positions import open_positions
@@ -41,7 +43,8 @@ from millrace.coord.store_factory import cluster_token, open_cluster_store, requ
 from millrace.log.protocol import LogService
 from millrace.meta.factory import ClosableMetaStore
 from millrace.node.append import server
-from millrace.rpc.append_pipeline import Entries
+from millrace.rpc import calls
+from millrace.rpc.append_pipeline import Entries, as_values
 from millrace.rpc.launch import launch_of
 from millrace.rpc.outcome import AppendOutcome
 
@@ -50,6 +53,7 @@ POLL_SECONDS: Final = 0.25
 SELF_CALL_SECONDS: Final = 2.0
 """Deadline for this server's calls to itself about assignments."""
 
+_T = TypeVar("_T")
 _log: Final = logging.getLogger(__name__)
 
 
@@ -136,10 +140,17 @@ class AppendRouter:
         return True
 
     def append(self, pchannel: str, entries: Entries, *, deadline: float) -> AppendOutcome:
-        return self._through().append(pchannel, entries, deadline=deadline)
+        route, values = self._through().router.route(pchannel), as_values(entries)
+        return _delivered(lambda end: route.append(values, end), pchannel, deadline)
 
     def tick(self, pchannel: str, *, deadline: float) -> None:
-        self._through().tick_on_owner(pchannel, deadline=deadline)
+        # Marked as forwarded: a node that does not own the PChannel refuses it and never forwards it again.
+        route, request = self._through().router.route(pchannel), {"pchannel": pchannel, "forwarded": True}
+
+        def act(end: Deadline) -> dict[str, Any]:
+            return route.act(calls.TICK, request | {"deadline": end.remaining(minimum=0.001)}, end)
+
+        _delivered(act, pchannel, deadline)
 
     def suppress_ticks(self) -> bool:
         return bool(self._alive) or not self._looked
@@ -227,3 +238,13 @@ class AppendRouter:
             self._client.close()
         if self._store is not None:
             self._store.close()
+
+
+def _delivered(send: Callable[[Deadline], _T], pchannel: str, seconds: float) -> _T:
+    """Send to the PChannel's owner within `seconds`, whichever node that is; after an ambiguous failure, not again."""
+    try:
+        return deliver_single(send, deadline=Deadline.after(seconds))
+    except AssignmentStale as error:
+        raise LogUnavailable(
+            f"no node took what is to be appended to {pchannel} within {seconds:.1f} s: nothing was appended ({error})"
+        ) from error

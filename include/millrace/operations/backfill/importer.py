@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,13 +20,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.backoff import jittered
 from millrace.base.deadline import Deadline
-from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument, MillraceError
+from millrace.base.errors import AppendRejected, DeadlineExceeded, InvalidArgument
 from millrace.base.failpoint import hit
 from millrace.base.files import replace_json, sha256_file
 from millrace.base.settings import Settings
 from millrace.client.database import Database
+from millrace.client.produce.lane import deliver_single
 from millrace.client.produce.rows import ENTRY_BYTES
 from millrace.message import builders
 from millrace.message.bodies import parse_body
@@ -281,14 +280,14 @@ class _Sender:
     def _retried(self, entry: bytes) -> AppendOutcome:
         """Append the same bytes, again if the answer is lost. The sequences in them make the retry safe."""
         settings = self._client.settings
-        for left in reversed(range(settings.append_attempts)):
-            try:
-                return self._client.append.append(self._pchannel, [entry], deadline=settings.append_deadline)
-            except MillraceError as error:
-                if not error.retriable or not left:
-                    raise
-            time.sleep(jittered(settings.append_retry_delay))
-        raise AssertionError("append_attempts is at least 1")
+        attempts, pause = settings.append_attempts, settings.append_retry_delay
+        return deliver_single(
+            lambda _: self._client.append.append(self._pchannel, [entry], deadline=settings.append_deadline),
+            deadline=Deadline.after(attempts * (settings.append_deadline + pause)),
+            attempts=attempts,
+            pause=pause,
+            numbered=True,
+        )
 
 
 def _entries(messages: list[tuple[int, MutableMessage]]) -> list[list[tuple[int, MutableMessage]]]:
