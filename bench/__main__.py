@@ -2,9 +2,9 @@
 
     python -m bench [--only NAME ...] [--part TEXT] [--quick] [--folder DIR] [--output FILE]
 
-Sections are independent, and so are the parts of those that have them (``tables``): each is printed and written as soon as it is
-done. Each section works in a folder of its own below DIR (default: a temporary one on the disk to be measured) and removes it.
-The JSON holds what was measured and on what; docs/performance.md is written by hand from it.
+Sections are independent, and so are the parts of a section that has any (``tables``): each is printed and written as
+soon as it is done. A section works in its own folder below DIR (default: a temporary one on the disk to be measured)
+and removes it. The JSON holds the figures and the machine; docs/performance.md is written by hand from it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> None:
 def _found(
     name: str, folder: Path, quick: bool, chosen: str | None, console: Console
 ) -> Iterator[tuple[str | None, Any]]:
-    """What a section found; where it has parts, each as soon as it is done, with its name, its seconds and the load before it."""
+    """Yield what a section measured, part by part as each is done: name, figures, seconds and the load before it."""
     if name not in IN_PARTS:
         yield None, plain(SECTIONS[name](folder, quick))
         return
@@ -231,7 +231,7 @@ def _flat(folder: Path, quick: bool) -> Any:
 
 
 def _backlog(folder: Path, quick: bool) -> Any:
-    """Catching up on 10 GiB of 64 KiB messages: speed, and the peak memory (RSS) of driver, JVM, workers and log server."""
+    """Measure catching up on 10 GiB of 64 KiB messages: speed, and peak memory of driver, JVM, workers, server."""
     stop, peak = threading.Event(), [0]
 
     def watch() -> None:

@@ -1,6 +1,6 @@
-"""What the append host gives: latency of single appends, messages a second in batches, and append -> delivered by a scan.
+"""The append host: latency of single appends, messages per second in batches, and time from append to delivery.
 
-Each function makes its deployment below `folder`, through the log's server as any client does, measures and cleans up.
+Each function creates its deployment below `folder`, uses the log server as any client does, measures and cleans up.
 """
 
 from __future__ import annotations

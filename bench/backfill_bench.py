@@ -1,6 +1,7 @@
-"""Backfill against plain Spark, and a load of files against a producer: the same rows, in the same session or server.
+"""Backfill against plain Spark, and a load of files against a producer, with the same rows and session or server.
 
-Several slices have two baselines: one write of everything, and a write for each slice (what it takes that each can be repeated alone).
+Several slices have two baselines: one write of everything, and one write for each slice, the cost of repeating each
+slice alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The operation `checkpoint` (verify by replay, write, sync, truncate) as the WAL behind it grows; the same tail each time.
+"""The operation `checkpoint` (verify by replay, write, sync, truncate) as the WAL before it grows, with equal tails.
 
-There is no peer to hold this against: the baseline is the same operation on a small WAL in the same run, and for the replay's
-speed a plain read of the log's bytes that it replays.
+No peer does this. The baseline is the same operation on a small WAL in the same run, and for the replay's speed a plain
+read of the same log bytes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ READ_BYTES = 8 * MIB
 def checkpoints(
     folder: Path, *, marks_mib: tuple[int, ...], tail_mib: int = 64, repeats: int = 5
 ) -> list[dict[str, Any]]:
-    """At each size of the WAL: medians over `repeats` checkpoints, each of another `tail_mib` that was flushed before it.
+    """Return medians for each size of the WAL, over `repeats` checkpoints of another, flushed `tail_mib` each.
 
-    `seconds` is the whole operation, `verify_s` its replay of both PChannels, `verify_mb_per_s` the log's bytes that were
-    replayed a second, `log_read_mb_per_s` those of reading them alone, `rest_s` all but the replay: the checkpoint's rows, the
-    sync of what came, and the truncation.
+    `seconds` is the whole operation and `verify_s` its replay of both PChannels. `verify_mb_per_s` are the replayed
+    bytes of the log per second, `log_read_mb_per_s` those of only reading them. `rest_s` is everything but the replay:
+    the checkpoint's rows, the sync of new files, and the truncation.
     """
     found = []
     with deployment(folder) as (settings, client, collection):

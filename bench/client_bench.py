@@ -1,8 +1,8 @@
-"""Clients against the disk: Arrow batches of a DataFrame through a producer to the durable embedded log, and small appends gathered.
+"""Clients against the disk: Arrow batches of a DataFrame through a producer to the embedded log, and small appends.
 
-The baseline is the disk's own write limit for a naive appender, measured in the same run: write + fdatasync of a growing file,
-in entries of the producer's size. MB are 10**6 bytes of rows. The server is a process of its own, as in a deployment, and it judges
-every row before the producer's call returns.
+The baseline is the disk's own limit for a naive appender, measured in the same run: write + fdatasync of a growing
+file, in entries of the producer's size. MB are 10**6 bytes of rows. The server is a separate process, as in a
+deployment, and judges every row before the producer's call returns.
 """
 
 from __future__ import annotations

@@ -26,9 +26,10 @@ WINDOW = 200
 
 
 def commits(folder: Path, *, marks: tuple[int, ...] = (1000, 20_000)) -> dict[str, Any]:
-    """p50 and p99 of a commit in ms, over the 200 commits before each of `marks`; compaction and checkpoints run as always.
+    """Return p50 and p99 of a commit in ms, over the 200 commits before each of `marks`.
 
-    `restart_ms`: opening the table and reading position and state, at each mark.
+    Compaction and checkpoints run as always. `restart_ms` is the time, at each mark, for opening the table and reading
+    position and state.
     """
     shutil.rmtree(folder, ignore_errors=True)
     committer = WalCommitter(WalTable.create(folder / "wal"))

@@ -1,8 +1,8 @@
 """Compaction against Delta's own OPTIMIZE of the same table, and reads behind it against the same rows written once.
 
-The table is a collection of flights, cut into the files that micro-batches leave. Both sides start from a copy of it in the
-same warm Spark session, in turns. Ours sorts by key and tick, OPTIMIZE does not sort. Deletes stay out of it, so that both
-write the same rows.
+The table is a collection of flights, cut into files as micro-batches leave them. Both sides start from a copy of it in
+the same warm Spark session, alternating. Ours sorts by key and tick; OPTIMIZE does not sort. There are no deletes, so
+that both write the same rows.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
 
 
 def _cut(path: Path, *, files: int) -> int:
-    """Cut the table's rows, in tick order, into about `files` files, as micro-batches would have left them; the rows."""
+    """Cut the table's rows, in tick order, into about `files` files as micro-batches would; return the row count."""
     table = table_at(path)
     live = live_files(table)
     replacer = RewriteCommitter.of(table)

@@ -1,8 +1,8 @@
-"""The coordinator: how long a PChannel stands still when it moves on purpose and when its node is killed; a broadcast over 64 VChannels;
-how soon a change of an assignment is seen.
+"""The coordinator: how long a moving PChannel stands still, a broadcast over 64 VChannels, discovery of changes.
 
-The nodes run the range loop in their processes. Baselines of the same run: the time between two commits of a PChannel that does not
-move, the same messages appended one after the other, a look that finds nothing new.
+A PChannel moves on purpose, or because its node was killed. The nodes run the range loop in their processes. Baselines
+of the same run: the time between two commits of a PChannel that does not move, the same messages appended one after the
+other, a poll that finds nothing new.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ def meta_store(folder: Path, kind: str) -> Iterator[str]:
 
 
 def moves(folder: Path, *, rounds: int, meta: str = "") -> dict[str, Any]:
-    """Two nodes, of which one has all `PCHANNELS` while 1,000 rows/s stream: it is drained, then (in a second part) killed, and the
-    other one has them; and back, `rounds` times each. `meta`: the kind of the meta store, "" for the embedded one."""
+    """Measure moves between two nodes, one of which has all `PCHANNELS` while 1,000 rows/s stream.
+
+    The owner is drained, then (in a second part) killed; the other node takes over; and back, `rounds` times each.
+    `meta` is the kind of the meta store, "" for the embedded one.
+    """
     with (
         meta_store(folder / "meta", meta) as url,
         deployment(folder / "data", pchannels=PCHANNELS, meta_store=url) as (found, client, collection),
@@ -145,8 +148,11 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def broadcast(folder: Path, *, vchannels: int = 64, times: int) -> dict[str, Any]:
-    """A new partition on `vchannels` VChannels of 16 PChannels, as a client asks for it, until all of them and the catalog have it;
-    beside it the same messages appended one after the other, kept nowhere."""
+    """Measure the creation of a partition on `vchannels` VChannels of 16 PChannels, as a client requests it.
+
+    The time ends when all of them and the catalog have it. The baseline appends the same messages one after the other
+    and records nothing.
+    """
     with deployment(folder, pchannels=16) as (_, client, _):
         client.catalog.create_collection("wide", SCHEMA, vchannels=vchannels)
         plainly = client.catalog.create_collection("plainly", SCHEMA, vchannels=vchannels)
@@ -172,8 +178,10 @@ def broadcast(folder: Path, *, vchannels: int = 64, times: int) -> dict[str, Any
 
 
 def discovery(folder: Path, *, times: int, every: float = 0.1, meta: str = "") -> dict[str, Any]:
-    """From the commit of a change to one of 16 assignments until a follower that looks every `every` seconds has it, and what a look
-    takes that finds nothing."""
+    """Measure the time from the commit of a change to one of 16 assignments until a follower has it.
+
+    The follower polls every `every` seconds. Also measures a poll that finds nothing.
+    """
     clock = SystemClock()
     with ExitStack() as opened:
         settings = Settings(

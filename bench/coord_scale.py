@@ -1,8 +1,8 @@
 """The balancer at the size of a large cluster, in virtual time: nodes are lost, and their PChannels come to others.
 
-Leadership, channel manager, balancer and policy are the real ones, over the meta store in memory; what is modelled is how long a
-write to the meta store and an order to a node take (as measured on etcd and on a node that is at rest). The processor's time that
-the leader takes is added as it is.
+Leadership, channel manager, balancer and policy are the real ones, over the meta store in memory. The durations of a
+write to the meta store and of an order to a node are modelled, as measured on etcd and on an idle node. The leader's
+processor time is added as it is.
 """
 
 from __future__ import annotations
@@ -96,9 +96,12 @@ def batched(changes: Sequence[Mutation], size: int) -> Iterator[list[Mutation]]:
 
 
 def lose_nodes(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
-    """`share` of the nodes go at once, seen by the leader at second 0 (their sessions' length later): moves and seconds until every PChannel is assigned and
-    nothing moves any more. The lower bound: what the lost had, noted as lost and named anew in full commits one after the other, then each with one order and
-    one write, AT_ONCE at a time."""
+    """Lose `share` of the nodes at once, which the leader sees at second 0 (the length of their sessions later).
+
+    Return moves, and seconds until every PChannel is assigned and nothing moves any more. The lower bound: record what
+    the nodes owned as lost and assign it again, in full commits one after the other, then one order and one write for
+    each PChannel, AT_ONCE at a time.
+    """
     clock = VirtualClock()
     store = TimedStore(clock)
     leadership = Leadership(store, clock, "bench", seconds=86_400.0)
@@ -175,8 +178,11 @@ def lose_nodes(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, A
 
 
 def balance_rounds(*, pchannels: int, nodes: int, collections: int, rounds: int = 10) -> dict[str, Any]:
-    """What the policy alone takes for a round of moves for balance, where each PChannel has two of `collections` by chance: the worst
-    case of it, since nearly no two are alike. As many PChannels everywhere, so that affinity is all there is to gain."""
+    """Measure the policy alone in a round of moves for balance, with two random `collections` for each PChannel.
+
+    That is its worst case, since nearly no two PChannels are alike. Every node has the same number of PChannels, so
+    that only affinity can improve.
+    """
     chance = random.Random(19)
     sessions = tuple(f"n{number:04}@{number}" for number in range(nodes))
     channels = {

@@ -1,4 +1,4 @@
-"""A deployment to measure: a data folder, the log's server with the append host, and a Spark driver as its users run it."""
+"""A deployment to measure: a data folder, the log server with the append host, and a Spark driver in its usual form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flusher against plain Spark: rows a second from ``wal`` into a collection's table, and the same rows Parquet → Delta."""
+"""The flusher against plain Spark: rows per second from ``wal`` into a collection's table, against Parquet → Delta."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEADLINE = 300
 
 
 def flusher(folder: Path, *, pairs: int = 7) -> dict[str, Any]:
-    """Rows/s of both and the ratio, over interleaved pairs in one warm Spark session; 1,010,328 flights of 20 columns."""
+    """Return rows/s of both and the ratio, over interleaved pairs in a warm Spark session: 1,010,328 flights."""
     with deployment(folder) as (settings, client, _):
         collection_id, rows = _fill(client)
         spark = session("bench-flusher", settings=settings)

@@ -1,11 +1,12 @@
 """The log on Kafka against Kafka's own client on the same broker: what Millrace's log costs above confluent-kafka.
 
-The broker is one that this starts (millrace.brokers). Subject and baseline have the same durability (acks=all, idempotent), the
-same sizes and each its best arrangement: the baseline produces message by message with a delivery callback that keeps the offset
-(linger.ms as the client comes with for throughput, 0 for single appends), and consumes in batches, taking value, offset and
-timestamp of each message; the subject appends batches through Log.append, by one caller and by two, and reads runs of Arrow
-columns. The plain client always has messages queued; a caller of Log.append has none while it waits for its last answer, so that two
-are what keeps the log as busy. What is compared runs in turn, on a topic of its own each time. MB are 10**6 payload bytes.
+The bench starts its own broker (millrace.brokers). Subject and baseline have the same durability (acks=all, idempotent)
+and the same sizes, each in its best arrangement. The baseline produces message by message with a delivery callback that
+stores the offset (linger.ms at the client's default for throughput, 0 for single appends). It consumes in batches and
+reads value, offset and timestamp of each message. The subject appends batches through Log.append, by one caller and by
+two, and reads runs of Arrow columns. The plain client always has messages queued, whereas a caller of Log.append has
+none while it waits for its last answer, so that two callers keep the log as busy. Subject and baseline alternate, each
+time on a new topic. MB are 10**6 payload bytes.
 """
 
 from __future__ import annotations

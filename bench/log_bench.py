@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -82,8 +83,11 @@ def direct_append(directory: Path, *, batch_bytes: int, total: int) -> float:
 
 
 def log_append(directory: Path, *, message_bytes: int, batch_bytes: int, total: int, keep: int = 0) -> float:
-    """MB/s of synced appends of batches to the log; with `keep`, everything but about the last `keep` bytes is truncated on the
-    way, so that files are recycled: a log in its steady state (the first `total` / 4 bytes then are a warm-up)."""
+    """Return MB/s of synced appends of batches to the log.
+
+    With `keep`, everything but about the last `keep` bytes is truncated along the way, so that files are recycled as in
+    a log's steady state; the first `total` / 4 bytes then are a warm-up.
+    """
     batch = batch_of(message_bytes, batch_bytes)
     data = directory / "log"
     try:
@@ -113,7 +117,7 @@ def _trim(log: object, ends: list[LogId], keep: int) -> None:
 
 
 def log_read(directory: Path, *, message_bytes: int, batch_bytes: int, total: int, max_bytes: int = 8 * MIB) -> float:
-    """MB/s of reading the log from its beginning, checksums verified, straight after the write (from the page cache)."""
+    """Return MB/s of reading the log from its beginning with verified checksums, right after the write (page cache)."""
     batch = batch_of(message_bytes, batch_bytes)
     data = directory / "log"
     try:
@@ -192,7 +196,7 @@ def pairs(name: str, unit: str, subject: Callable[[], float], baseline: Callable
 
 
 def run(directory: Path, *, total: int = 4 << 30, count: int = 7, single: int = 2000) -> list[Ratio]:
-    """All measurements, against write + fdatasync of a growing file (reading: against nothing, its ratio is to 500 MB/s)."""
+    """Return all measurements, against write + fdatasync of a growing file; reading has the fixed baseline 500 MB/s."""
     results = []
     for message_bytes in (1 << 10, 64 << 10):
         for batch_bytes in (256 << 10, MIB):
@@ -202,11 +206,35 @@ def run(directory: Path, *, total: int = 4 << 30, count: int = 7, single: int = 
             less = {"message_bytes": message_bytes, "batch_bytes": batch_bytes, "total": total // 4}
             plain_less = {"batch_bytes": batch_bytes, "total": total // 4}
             results += [
-                pairs(f"append, {label}", "MB/s", lambda: log_append(directory, **shape), lambda: plain_append(directory, **plain), count),  # noqa: B023
-                pairs(f"append recycled, {label}", "MB/s", lambda: log_append(directory, keep=256 * MIB, **less), lambda: plain_append(directory, **plain_less), count),  # noqa: B023
-                pairs(f"append recycled vs O_DIRECT, {label}", "MB/s", lambda: log_append(directory, keep=256 * MIB, **less), lambda: direct_append(directory, **plain_less), count),  # noqa: B023
-                pairs(f"read, {label}", "MB/s", lambda: log_read(directory, **less), lambda: 500.0, max(1, count // 2)),  # noqa: B023
-            ]  # fmt: skip
+                pairs(
+                    f"append, {label}",
+                    "MB/s",
+                    partial(log_append, directory, **shape),
+                    partial(plain_append, directory, **plain),
+                    count,
+                ),
+                pairs(
+                    f"append recycled, {label}",
+                    "MB/s",
+                    partial(log_append, directory, keep=256 * MIB, **less),
+                    partial(plain_append, directory, **plain_less),
+                    count,
+                ),
+                pairs(
+                    f"append recycled vs O_DIRECT, {label}",
+                    "MB/s",
+                    partial(log_append, directory, keep=256 * MIB, **less),
+                    partial(direct_append, directory, **plain_less),
+                    count,
+                ),
+                pairs(
+                    f"read, {label}",
+                    "MB/s",
+                    partial(log_read, directory, **less),
+                    lambda: 500.0,
+                    max(1, count // 2),
+                ),
+            ]
     results.append(
         pairs(
             "one synced append of 1 KiB, p50",

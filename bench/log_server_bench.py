@@ -1,7 +1,7 @@
-"""The log through its server: what the way over the wire costs, against the same log in process.
+"""The log through its server: the cost of the wire, against the same log in process.
 
-Every function takes a directory on the disk to be measured, leaves it empty, and returns plain data. MB are 10**6 payload
-bytes. The server is a process of its own, as in a deployment; what is compared runs interleaved.
+Every function takes a directory on the disk to be measured, leaves it empty, and returns plain data. MB are 10**6
+payload bytes. The server is a separate process, as in a deployment; subject and baseline are interleaved.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def appends_and_reads(
 
 
 def small_appends(directory: Path, *, producers: int = 4, appends: int = 3000, entry_bytes: int = 1024) -> float:
-    """Appends a second of one entry each, every producer with its own pipeline, merged by the server and group commit."""
+    """Return appends per second of one entry each: every producer pipelines its own, the server groups commits."""
     value = [os.urandom(entry_bytes)]
 
     def produce(log: RemoteLog) -> None:

@@ -1,9 +1,9 @@
 """Message streams against the plain log: the same bytes in the same batches, interleaved in the same run.
 
-The baseline of produce is Log.append of messages that are marshalled already, that of consume Log.read of the same entries, each
-taken out as bytes with its id (what anybody does who handles messages one by one). What a stream adds is Python for each
-message. Messages are GenericMsg of a payload each; time-tick
-streams have a tick behind each batch. Every function takes a directory on the disk to be measured and leaves it empty.
+The baseline of produce is Log.append of marshalled messages. The baseline of consume is Log.read of the same entries,
+each taken out as bytes with its id, as anybody does who handles single messages. A stream adds Python work for each
+message. Messages are GenericMsg with one payload; time-tick streams have a tick after each batch. Every function takes
+a directory on the disk to be measured and leaves it empty.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,28 @@ def run(directory: Path, *, total: int = 256 << 20, count: int = 7) -> list[Rati
         packs = packs_of(payload_bytes, total // payload_bytes)
         label = f"{payload_bytes >> 10} KiB messages"
         results += [
-            pairs(f"produce, {label}", "messages/s", lambda: stream_produce(directory, packs), lambda: plain_append(directory, packs), count),  # noqa: B023
-            pairs(f"consume, {label}", "messages/s", lambda: stream_consume(directory, packs, LogMsgStream), lambda: plain_read(directory, packs), count),  # noqa: B023
-            pairs(f"consume by ticks, {label}", "messages/s", lambda: stream_consume(directory, packs, LogTtMsgStream), lambda: plain_read(directory, packs), count),  # noqa: B023
-        ]  # fmt: skip
+            pairs(
+                f"produce, {label}",
+                "messages/s",
+                partial(stream_produce, directory, packs),
+                partial(plain_append, directory, packs),
+                count,
+            ),
+            pairs(
+                f"consume, {label}",
+                "messages/s",
+                partial(stream_consume, directory, packs, LogMsgStream),
+                partial(plain_read, directory, packs),
+                count,
+            ),
+            pairs(
+                f"consume by ticks, {label}",
+                "messages/s",
+                partial(stream_consume, directory, packs, LogTtMsgStream),
+                partial(plain_read, directory, packs),
+                count,
+            ),
+        ]
     return results
 
 

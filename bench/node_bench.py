@@ -42,9 +42,12 @@ ENTRY_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class NodeThroughput:
-    """One pass over a backlog. Shares are parts of the task's time (reads and writes go on beside the chain: theirs is what it
-    waits for); `cpu_us` is the task's CPU time a message, which other work beside it changes least; `commit_ms` is the
-    driver's Delta commit."""
+    """One pass over a backlog.
+
+    Shares are parts of the task's time; reads and writes run in parallel with the chain, so theirs is the time that it
+    waits for them. `cpu_us` is the task's CPU time per message, which other load changes least. `commit_ms` is the
+    driver's Delta commit.
+    """
 
     message_bytes: int
     messages: int
@@ -105,7 +108,7 @@ def fill(log: Log, pchannel: str, *, message_bytes: int, total_bytes: int) -> in
 
 
 def _payloads(first: int, count: int, bodies: bytes) -> list[bytes]:
-    """One-row payloads with ids from `first` on and equal shares of `bodies`: one encoded row, with the others' bytes in its places."""
+    """Return one-row payloads with ids from `first` and equal shares of `bodies`: one encoded row, patched for each."""
     size = len(bodies) // count
     number, body = 0x0123456789ABCDEF, b"\xab" * size
     row = pa.record_batch([pa.array([number]), pa.array([body])], schema=SCHEMA.arrow())

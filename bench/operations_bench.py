@@ -1,7 +1,7 @@
-"""Five operations that a person starts together on the whole system: how long each takes from its trigger to its end.
+"""Five operations that a person starts together on the whole system: the time of each from its trigger to its end.
 
-What is measured is everything around the work as much as the work itself: Airflow's slots, the turns, the JVMs. So the baseline is the
-sum of the same five when each is started after the one before has ended: together they must not take longer than in turn.
+That includes what surrounds the work: Airflow's slots, the queue for Spark, the JVMs. The baseline is the sum of the
+same five when each starts after the previous one has ended: in parallel they must not take longer than that.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ EMPTY_COLLECTIONS: Final = 4
 def concurrent_operations(
     folder: Path, *, rows: int | None = None, slices: int = 7, seconds: float = 1800.0, alone: bool = True
 ) -> dict[str, Any]:
-    """Seconds from trigger to end of each of the five, started together, and, if `alone`, one after the other.
+    """Return seconds from trigger to end of each of the five, started together and, if `alone`, one after the other.
 
-    `rows` of the flights are loaded (default: all); `slices` days are rebuilt. A run that has not ended after `seconds` is None.
+    Loads `rows` of the flights (default: all) and rebuilds `slices` days. A run that has not ended after `seconds` is
+    None.
     """
     settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir, start_deadline=240.0)
     installation = Installation(settings)

@@ -1,7 +1,7 @@
-"""A pipeline against opensearch-py's parallel_bulk: the same topic, the same transform by hand, the same OpenSearch, in turn.
+"""A pipeline against opensearch-py's parallel_bulk: same topic, same transform by hand, same OpenSearch, alternating.
 
-The baseline is given its best settings of a few that are tried first (threads and chunk sizes). Then from a topic, and from a collection, to
-acknowledged and to searchable, at 1,000 documents a second.
+The baseline uses the best of a few settings that are tried first (threads and chunk sizes). Then the latency from a
+topic, and from a collection, to acknowledged and to searchable, at 1,000 documents per second.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ SETTINGS = [(2, 1000), (2, 5000), (4, 1000), (4, 5000)]
 def document(number: int) -> dict[str, Any]:
     """About 1 KB of JSON."""
     made: dict[str, Any] = {
-        "year": 2013, "month": 1, "day": 1, "dep_time": 517, "dep_delay": 2.0, "arr_time": 830, "carrier": "UA", "flight": number,
-        "tailnum": "N14228", "origin": "EWR", "dest": "IAH", "air_time": 227.0, "distance": 1400, "time_hour": "2013-01-01T05:00:00Z",
+        "year": 2013, "month": 1, "day": 1, "dep_time": 517, "dep_delay": 2.0, "arr_time": 830, "carrier": "UA",
+        "flight": number, "tailnum": "N14228", "origin": "EWR", "dest": "IAH", "air_time": 227.0, "distance": 1400,
+        "time_hour": "2013-01-01T05:00:00Z",
     }  # fmt: skip
     return {**made, "note": "n" * (1000 - len(json.dumps(made)))}
 
@@ -198,7 +199,7 @@ CALL, CALL_ROWS = 10, 20
 
 
 def _latency(settings: Settings, brokers: str, url: str, seconds: float) -> dict[str, Any]:
-    """From a record's timestamp, at 1,000 a second, of a topic: until it is acknowledged, and until a search finds it."""
+    """Measure a topic's records at 1,000 per second, from timestamp until acknowledged and until searchable."""
     producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5})
 
     def send(first: int) -> None:
@@ -212,7 +213,7 @@ def _latency(settings: Settings, brokers: str, url: str, seconds: float) -> dict
 
 
 def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> dict[str, Any]:
-    """The same of a collection: from a row's time tick; a streaming node of one Spark driver makes it visible before it can be read."""
+    """Measure a collection's rows, from the time tick on; one Spark driver runs the streaming node before the reads."""
     with deployment(folder) as (settings, client, _), spark_job(settings):
         fields = [FieldSpec("id", "int64", False), FieldSpec("note", "string", True)]
         collection = client.catalog.create_collection(ROWS, CollectionSchema(tuple(fields), "id"), vchannels=PARTITIONS)

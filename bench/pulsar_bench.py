@@ -1,7 +1,7 @@
-"""Pulsar as the log against pulsar-client itself: the same broker, sizes, batching and durability, interleaved in one run.
+"""Pulsar as the log against pulsar-client itself: same broker, sizes, batching and durability, interleaved in one run.
 
-The plain client is used as its documentation has it: `send_async` with batching and a callback a message, `read_next`, `send`.
-MB are 10**6 payload bytes. The broker is a standalone of its own, over a folder on the disk to be measured.
+The plain client is used as documented: `send_async` with batching and one callback per message, `read_next`, `send`.
+MB are 10**6 payload bytes. The bench starts its own standalone, over a folder on the disk to be measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +196,26 @@ def run(folder: Path, *, total: int = 256 * MIB, count: int = 7, appends: int = 
             batch, batches = batch_of(size, BATCH_BYTES), max(1, part // BATCH_BYTES)
             label = f"{size >> 10} KiB"
             results.append(
-                pairs(f"append, {label}", "MB/s", lambda: log_append(found, batch, batches), lambda: plain_append(found, batch, batches), count)  # noqa: B023
-            )  # fmt: skip
+                pairs(
+                    f"append, {label}",
+                    "MB/s",
+                    partial(log_append, found, batch, batches),
+                    partial(plain_append, found, batch, batches),
+                    count,
+                )
+            )
             name = found.topic()
             log = found.service.open(name)
             entries = sum(len(log.append(batch)) for _ in range(batches))
             results.append(
-                pairs(f"scan, {label}", "MB/s", lambda: log_scan(found, name, entries), lambda: plain_scan(found, name, entries), count)  # noqa: B023
-            )  # fmt: skip
+                pairs(
+                    f"scan, {label}",
+                    "MB/s",
+                    partial(log_scan, found, name, entries),
+                    partial(plain_scan, found, name, entries),
+                    count,
+                )
+            )
             found.service.drop(name)
         results += latencies(found, count=appends, rounds=count)
     return results

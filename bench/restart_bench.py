@@ -1,4 +1,4 @@
-"""What a restart costs by the WAL's length and by the tail behind what is committed: the log's server, killed, and the node.
+"""The cost of a restart by the WAL's length and by the uncommitted tail: the log server, killed, and the node.
 
 The baseline is the same restart of the smallest WAL without a tail, in the same run.
 """
@@ -26,11 +26,11 @@ from millrace.rpc.discovery import read_record
 def restarts(
     folder: Path, *, marks_mib: tuple[int, ...], tails_mib: tuple[int, ...] = (0, 64, 256), repeats: int = 5
 ) -> list[dict[str, Any]]:
-    """At each size of the WAL, with each tail of the log that is not committed to it; the log keeps all of it.
+    """Measure each size of the WAL with each tail that is not committed to it; the log keeps everything.
 
-    `first_append_s`: from the start of a client after SIGKILL of the log's server until it has an append acknowledged: the process,
-    the log's opening and the chain over the tail (median, least and greatest of `repeats`). `node_s`: the streaming node's
-    part in one process, from opening the table until the tail is committed.
+    `first_append_s`: from a client's start after SIGKILL of the log server until an append is acknowledged. It includes
+    the process, opening the log, and the chain over the tail (median, least and greatest of `repeats`). `node_s`: the
+    streaming node's part in one process, from opening the table until the tail is committed.
     """
     found = []
     with deployment(folder) as (settings, client, collection):

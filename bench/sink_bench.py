@@ -42,10 +42,10 @@ def node_on_kafka(folder: Path, *, message_bytes: int, total_bytes: int, pairs: 
 def node_against_sink(
     folder: Path, *, message_bytes: int, total_bytes: int, pairs: int = 7, log: str = "rocksmq"
 ) -> dict[str, Any]:
-    """MB/s and messages/s of both on one backlog, in turn, in one warm session; each time into new tables.
+    """Return MB/s and messages/s of both on one backlog, alternating in one warm session, each time into new tables.
 
-    `ratio` has the start of the query in it, 1 to 2 s of either for a process that Spark starts; `batches_ratio` is that of the
-    micro-batches, which is what a query that runs on comes to.
+    `ratio` includes the start of the query, 1 to 2 s of either for a process that Spark starts. `batches_ratio` covers
+    only the micro-batches: the ratio of a long-running query.
     """
     settings = Settings(data_dir=folder, cache_dir=Settings.load().cache_dir, max_bytes_per_trigger=1 << 30, log=log)
     names = ["p0", "p1"]

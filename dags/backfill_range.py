@@ -1,15 +1,15 @@
-"""Backfill of a range: rebuilds any range of a derived table, in slices that run at once and restart alone.
+"""Backfill of a range: rebuild any range of a derived table in slices that run in parallel and restart alone.
 
-Fill in **start** and **end** (whole hours in UTC, end not included) and trigger. `plan` reads which slices there are and at
-which tick of the source all of them are built; `rebuild` is a task for each share of them, as many as operations may run at once: the
-slices of a share have one Spark session. Clear one, and it alone runs again; slices that are done are left alone.
+Fill in **start** and **end** (whole hours in UTC; end is exclusive) and trigger. `plan` lists the slices and fixes one
+tick of the source for all of them. `rebuild` is one task for each share of the slices, as many as operations may run at
+once; the slices of a share use one Spark session. Clear a task to run it again; it skips the slices that are done.
 Readers of the table see a slice's old rows or its new ones, never a mix.
 
-- **range_of = ticks**: start and end are moments of arrival. Rebuilds the days of event time that changed in between, be it by
-  late rows, deletes or dropped partitions.
-- **slice_hours**: 24 is best: slices of whole days never wait for each other.
-- **dry_run**: stop behind the plan; its result lists the slices.
-- How many slices of a share run at once is the setting `backfill_parallel`.
+- **range_of = ticks**: start and end are times of arrival. Rebuilds the days of event time that changed in between
+  because of late rows, deletes or dropped partitions.
+- **slice_hours**: use 24 if you can: slices of whole days never wait for each other.
+- **dry_run**: stop after the plan; its result lists the slices.
+- The setting `backfill_parallel` is the number of slices of a share that run at once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from millrace_airflow.operators import JobOperator
 
 @task
 def shares(plan: dict[str, Any], **context: Any) -> list[dict[str, Any]]:
-    """The parameters of each share's task; none in a dry run."""
+    """Return the parameters of each share's task; none in a dry run."""
     found: list[dict[str, Any]] = [] if context["params"]["dry_run"] else plan["runs"]
     return found
 
 
 @task(trigger_rule=TriggerRule.NONE_FAILED)
 def summary(plan: dict[str, Any], reports: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """What the run came to: slices and rows."""
+    """Return the totals of the run: slices and rows."""
     done = list(reports or [])
     return {
         "table": plan["table"],

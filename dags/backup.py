@@ -1,11 +1,11 @@
-"""Backup: the whole deployment into a folder of backups, while it runs.
+"""Backup: copy the whole deployment into a folder of backups while it runs.
 
-One task, one job. Tables are pinned at versions that fit each other, the log's tail and the coordinator's file are copied as of
-one moment, files that the backup before has are linked from there; the manifest, written last, makes it a backup. What
-was acknowledged before the run began is in it. `keep` backups stay, older ones go.
+One task, one job. It pins the tables at consistent versions, copies the log's tail and the coordinator's file as of one
+moment, and links files that the previous backup already has. The manifest, written last, completes the backup. A backup
+contains everything that was acknowledged before the run began. The newest `keep` backups stay; older ones are removed.
 
-Once a day where the setting `backup_dir` names a folder, else by hand alone. Airflow's own state and secrets are no part of
-it. To restore: `millrace backup restore` (docs/restore.md).
+Runs daily if the setting `backup_dir` names a folder, otherwise only by hand. It does not include Airflow's own state
+and secrets. To restore: `millrace backup restore` (docs/restore.md).
 """
 
 from __future__ import annotations

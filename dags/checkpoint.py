@@ -1,8 +1,9 @@
-"""Checkpoint: write a checkpoint of each PChannel, verify it by a replay, and give up what stands behind it.
+"""Checkpoint: write a checkpoint of each PChannel, verify it by a replay, and truncate the log before it.
 
-One task, one job, every five minutes. Its report says what was replayed, what each log gave up and what the WAL's retention took
-away. It fails where a replay did not confirm a checkpoint: then the DAG *recovery* finds what is wrong, and nothing was
-removed of that PChannel. While a critical expectation stands failed (*quality*) checkpoints are written and nothing is removed.
+One task, one job, every five minutes. Its report says what was replayed, what each log gave up and what the WAL's
+retention removed. The task fails if a replay did not confirm a checkpoint. Nothing of that PChannel is removed then,
+and the DAG *recovery* finds the cause. While a critical expectation has failed (*quality*), checkpoints are written and
+nothing is removed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Compaction: small files and segments into larger ones, deletes folded in, replaced files removed.
+"""Compaction: merge small files and segments, fold in deletes, and remove replaced files.
 
-Starts when the flusher has brought segments to an end (asset `segments_flushed`) and every hour. `needed` measures first, from
-the Delta logs alone, and skips the rest where a run would gain too little; a run that a person starts always goes on.
-`compact` runs the job beside the streaming jobs: neither waits for the other. Its report says what was merged, folded in and
-freed. With `dry_run` it only says what it would do. VACUUM waits while a critical expectation stands failed (*quality*).
+Starts when the flusher has flushed segments (asset `segments_flushed`), and every hour. `needed` measures first, from
+the Delta logs alone, and skips the rest if a run would gain too little; a manual run always continues. `compact` runs
+the job beside the streaming jobs; neither waits for the other. Its report says what was merged, folded in and freed.
+With `dry_run` it only reports what it would do. VACUUM waits while a critical expectation has failed (*quality*).
 """
 
 from __future__ import annotations

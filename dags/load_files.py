@@ -1,12 +1,12 @@
-"""Load files: brings the rows of Parquet, CSV or JSON lines files into a collection, each row once.
+"""Load files: load the rows of Parquet, CSV or JSON lines files into a collection, each row once.
 
-Fill in **collection** and **files** (absolute paths or patterns, on the machine of the worker) and trigger. Every row of every file is
-checked and kept before anything is appended; then one Import message for each slice names what was kept. A slice becomes
-visible as a whole. Clear the task, and it goes on where it was.
+Fill in **collection** and **files** (absolute paths or patterns, on the worker's machine) and trigger. Every row of
+every file is checked and staged before anything is appended. Then one Import message for each slice names the staged
+files. A slice becomes visible as a whole. Clear a task to resume it.
 
-- The same files into the same collection a second time do nothing, unless you give the load a name of its own (**import_id**).
-- A row that does not fit fails the task, with its file and line, and nothing is loaded.
-- An Import ends the transactions that are open on its VChannel, as DDL does.
+- Loading the same files into the same collection again does nothing, unless you name the load (**import_id**).
+- A row that does not fit fails the task with its file and line, and nothing is loaded.
+- An Import fails the transactions that are open on its VChannel, as DDL does.
 - **dry_run**: only check.
 """
 

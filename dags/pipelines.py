@@ -1,6 +1,6 @@
-"""Pipelines: a DAG for each that is declared with `deployment: airflow`, which keeps its worker alive (docs/pipelines-api.md).
+"""Pipelines: one DAG for each pipeline with `deployment: airflow`, which keeps its worker alive.
 
-Which there are stands in the store of the pipeline service.
+The store of the pipeline service holds the declarations (docs/pipelines-api.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Quality: the laws on the WAL, segments and checkpoints, and each collection's suite, over what came since the last check.
+"""Quality: check the laws on the WAL, segments and checkpoints, and each collection's suite, since the last check.
 
-`check` runs Great Expectations in a job. It fails where a critical expectation failed; its report names them, and what stands
-failed keeps truncation and VACUUM back until a later check passes over the same range, or until *quality_release*. Where all
-passed it tells the asset `quality_passed`. The range can be set by hand: time ticks, or timestamps with their zone. Users'
-suites lie in the data folder under `quality/<collection>.json` (docs/quality.md).
+`check` runs Great Expectations in a job. It fails if a critical expectation failed, and its report names them. A failed
+expectation blocks truncation and VACUUM until a later check passes over the same range, or until *quality_release*. If
+everything passed, the task updates the asset `quality_passed`. You can set the range: time ticks, or timestamps with
+their zone. Users' suites are in the data folder under `quality/<collection>.json` (docs/quality.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Release: a person accepts what failed a critical expectation, so that truncation and VACUUM go on.
+"""Release: a person accepts data that failed a critical expectation, so that truncation and VACUUM continue.
 
-Give the ids of the blocks (the quality page and the report of *quality* show them). `approve` waits for a person; rejecting
-leaves everything as it is. `release` then lifts the blocks and the quarantine of their slices, and records who asked for it.
+Give the ids of the blocks (the quality page and the report of *quality* show them). `approve` waits for a person;
+rejecting changes nothing. `release` then lifts the blocks and the quarantine of their slices, and records who asked.
 """
 
 from __future__ import annotations

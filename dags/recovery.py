@@ -1,11 +1,13 @@
-"""Recovery: find what is wrong between log, WAL and collections, repair it, prove the repair.
+"""Recovery: find inconsistencies between the log, the WAL and the collections, repair them, and verify the repair.
 
-1. `diagnose` looks and changes nothing. Its report names each finding; where there is none, the rest is skipped.
-2. `rehearse` repairs a shallow clone of the tables and throws it away. Where the rehearsal ends unsound, nothing is touched.
-3. `approve` waits for a person where a repair would remove rows that no message of the WAL backs. Rejecting leaves all as it is.
-4. `repair` repairs, looks again, and fails where something is still wrong; its report says what is left and why.
+1. `diagnose` only reads. Its report names each finding; without findings the remaining tasks are skipped.
+2. `rehearse` repairs a shallow clone of the tables and discards it. If the clone is still inconsistent, the run stops
+   there and nothing is changed.
+3. `approve` waits for a person if a repair would remove rows that no message of the WAL backs. Rejecting changes
+   nothing.
+4. `repair` repairs, diagnoses again, and fails if a finding remains. Its report says which, and why.
 
-Mode *diagnose* stops behind the first step. What each finding means and does: docs/operating.md, "Recovery".
+Mode *diagnose* stops after the first step. docs/operating.md, "Recovery", explains each finding and its repair.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from millrace_airflow.operators import JobOperator
 
 
 def must_be_healthy(report: dict[str, Any]) -> None:
-    """Fail the task where something is still wrong behind the repairs."""
+    """Fail the task if a finding remains after the repairs."""
     left = "; ".join(f"{each['kind']} {each['subject']}: {each['words']}" for each in report["remaining"])
     if not report["healthy"]:
         raise RuntimeError(f"not repaired: {left}. The report of the task says what was tried.")
@@ -31,7 +33,7 @@ def must_be_healthy(report: dict[str, Any]) -> None:
 with operation_dag(
     RECOVERY,
     doc=__doc__,
-    schedule="27,57 * * * *",  # not at the minute at which others start: a small machine has two cores
+    schedule="27,57 * * * *",  # off the minutes at which other DAGs start: a small machine has two cores
     defaults={"mode": "repair"},
     deadline=timedelta(hours=6),
 ) as dag:
@@ -39,7 +41,7 @@ with operation_dag(
 
     @task.short_circuit(task_id="wrong")
     def something_to_repair(report: dict[str, Any], params: dict[str, Any] | None = None) -> bool:
-        """Go on where something is wrong and the run may repair it."""
+        """Go on if there are findings and the run may repair them."""
         return not report["healthy"] and (params or {})["mode"] != "diagnose"
 
     rehearse = JobOperator(
@@ -51,7 +53,7 @@ with operation_dag(
 
     @task.branch(task_id="who_decides")
     def approval_or_not(report: dict[str, Any], params: dict[str, Any] | None = None) -> str | None:
-        """A person decides about what gives up rows; a rehearsal ends here."""
+        """Ask a person if a repair would remove rows; end a rehearsal here."""
         chosen = params or {}
         if chosen["mode"] == "rehearse":
             return None

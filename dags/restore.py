@@ -1,12 +1,12 @@
-"""Restore: the rows of a collection at a time tick, or a moment, become a new collection, or its own rows again.
+"""Restore: copy a collection's rows at a time tick or a moment into a new collection, or put them back in place.
 
-1. `check` makes sure that the moment lies within what can be read, and counts the rows; nothing is made.
-2. `approve` waits for a person where the collection itself is replaced (*in place*). Rejecting leaves all as it is.
-3. `restore` reads at that one tick, and either creates the collection **into** and inserts the rows through a producer, or appends
-   one Import to each VChannel, which puts the rows in the place of all that is there. Both are compared by content.
+1. `check` verifies that the moment can be read, and counts the rows. It changes nothing.
+2. `approve` waits for a person if the collection itself is replaced (*in place*). Rejecting changes nothing.
+3. `restore` reads at that tick. It either creates the collection **into** and inserts the rows through a producer, or
+   appends one Import to each VChannel, which replaces all rows there. It compares both results by content.
 
-A collection changes only through messages: what a restore in place replaced can still be read at earlier ticks. A run that was killed
-is repeated as it is. See docs/restore.md.
+A collection changes only through messages, so rows that a restore in place replaced can still be read at earlier ticks.
+If a run was killed, repeat it unchanged. See docs/restore.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ with operation_dag(
 
     @task.short_circuit(task_id="for_real", ignore_downstream_trigger_rules=True)
     def not_a_dry_run(params: dict[str, object] | None = None) -> bool:
-        """A dry run ends behind the check."""
+        """Stop after the check in a dry run."""
         return not (params or {})["dry_run"]
 
     @task.branch(task_id="who_decides")
     def approval_or_not(params: dict[str, object] | None = None) -> str:
-        """A person decides where rows are replaced."""
+        """Ask a person if rows are replaced."""
         return "approve" if (params or {})["in_place"] else "restore"
 
     approve = ApprovalOperator(
@@ -42,10 +42,10 @@ with operation_dag(
         subject="Replace the rows of {{ params['collection'] }}",
         body="All rows of `{{ params['collection'] }}` are replaced by the "
         "{{ ti.xcom_pull(task_ids='check')['rows'] }} rows that it had at {{ ti.xcom_pull(task_ids='check')['at'] }}. "
-        "What was written since is gone from then on, and stays readable at earlier ticks.",
+        "Rows that were written since then disappear, and stay readable at earlier ticks.",
     )
 
-    # The tick of the check: both tasks mean the same moment, also where the form said "now".
+    # Take the tick from the check, so that both tasks use the same moment even if the form said "now".
     restore = JobOperator(
         task_id="restore",
         operation=RESTORE,

@@ -1,6 +1,6 @@
-"""Streams: a DAG for each declared stream, or group of streams, which keeps its job alive (docs/declared-streams.md).
+"""Streams: one DAG for each declared stream or group of streams, which keeps its job alive (docs/declared-streams.md).
 
-Which there are is declared in the modules and YAML files of the setting `stream_declarations`.
+The modules and YAML files of the setting `stream_declarations` declare the streams.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The flusher: brings what is visible in the ``wal`` table into the collections' tables.
+"""The flusher: writes what is visible in the ``wal`` table into the collections' tables.
 
     python jobs/flusher.py [--available-now] [--result FILE] [--progress FILE]
 
-Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and
-the settings file (docs/operating.md).
+Runs until SIGTERM, or with ``--available-now`` until everything present at the start is done. Settings come from
+``MILLRACE_*`` and the settings file (docs/operating.md).
 """
 
 from __future__ import annotations

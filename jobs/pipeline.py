@@ -1,9 +1,9 @@
-"""A pipeline on Spark: topics in, transformed documents out, one task a partition.
+"""A pipeline on Spark: topics in, transformed documents out, one task for each partition.
 
     python jobs/pipeline.py --declaration FILE [--config FILE] [--available-now] [--result FILE] [--progress FILE]
 
-Runs until SIGTERM, or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and
-the settings file (docs/operating.md).
+Runs until SIGTERM, or with ``--available-now`` until everything present at the start is done. Settings come from
+``MILLRACE_*`` and the settings file (docs/operating.md).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def main() -> None:
     arguments = parser.parse_args()
     configuration = Configuration() if arguments.config is None else Configuration.load(arguments.config)
     pipeline = read_pipeline(arguments.declaration, configuration, keys=Keys(Settings.load().data_dir))
-    hold_to(pipeline.resources)  # before there is a JVM, which looks once how many cores there are
+    hold_to(pipeline.resources)  # before the JVM starts, which reads the number of cores once
 
     made: list[PipelineRun] = []
 
     def definition(settings: Settings) -> PipelineRun:
         if not made:
             begin_log(pipeline_folder(settings, pipeline.id), configuration.log, pipeline=pipeline.id, run=new_run())
-        end(made)  # a query that is started again: what told of the one before is over
+        end(made)  # the query restarts: its previous definition is finished
         made.append(PipelineRun(settings, pipeline))
         return made[-1]
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def end(made: list[PipelineRun], state: State = State.STOPPED, cause: str = "") -> None:
-    """Say in the status file how they ended."""
+    """Write the final state of each definition to its status file."""
     for each in made:
         each.end(state, cause)
 

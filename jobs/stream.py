@@ -1,10 +1,10 @@
-"""A declared stream, or a group of them: rows of a collection through a transform into a sink, for as long as it runs.
+"""A declared stream, or a group of them: moves a collection's rows through a transform into a sink, continuously.
 
     python jobs/stream.py NAME [--available-now] [--result FILE] [--progress FILE]
 
-NAME is a stream's, or a group's whose streams share this driver (`millrace streams list`). Runs until SIGTERM, or with
-``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the settings file
-(docs/operating.md).
+NAME is a stream, or a group of streams that share this driver (`millrace streams list`). Runs until SIGTERM, or with
+``--available-now`` until everything present at the start is done. Settings come from ``MILLRACE_*`` and the settings
+file (docs/operating.md).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The streaming node: keeps the ``wal`` table up with the ingress log; with ``--with-flusher`` the collections' tables
-too.
+"""The streaming node: writes the log to the ``wal`` table; with ``--with-flusher`` also the collections' tables.
 
     python jobs/streaming_node.py [--with-flusher] [--available-now] [--result FILE] [--progress FILE]
 
-With MILLRACE_NODE it is a node of a cluster, and takes what it is assigned (docs/coordinator.md). Runs until SIGTERM,
-or with ``--available-now`` until what there is now is done. Settings come from ``MILLRACE_*`` and the settings file
-(docs/operating.md).
+With MILLRACE_NODE it joins a cluster and runs the PChannels that it is assigned (docs/coordinator.md). Runs until
+SIGTERM, or with ``--available-now`` until everything present at the start is done. Settings come from ``MILLRACE_*``
+and the settings file (docs/operating.md).
 """
 
 from __future__ import annotations

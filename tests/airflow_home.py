@@ -1,4 +1,6 @@
-"""An Airflow of the test run's own: its environment must stand before anything imports airflow, so conftest files import this.
+"""An Airflow of the test run's own.
+
+Its environment must stand before anything imports airflow, so conftest files import this.
 
 The whole test run is one process: whoever imports this first decides, and all others find the same folder.
 """
@@ -58,7 +60,10 @@ HOME = _prepare()
 
 @cache
 def database() -> None:
-    """The metadata database in :data:`HOME`, made where a test first needs it; by this process, which has Airflow loaded for its tests anyway."""
+    """The metadata database in :data:`HOME`, made where a test first needs it.
+
+    By this process, which has Airflow loaded for its tests anyway.
+    """
     from airflow.utils.db import initdb
 
     initdb()

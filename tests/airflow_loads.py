@@ -2,8 +2,8 @@
 
     python tests/airflow_loads.py dags/*.py       # one JSON object: a DAG file's path, or "plugin" -> what was found
 
-airflow.sdk is imported once, then each of them in a fork of its own: what another file, or another test, has imported would
-hide what this one imports.
+airflow.sdk is imported once, then each of them in a fork of its own: what another file, or another test, has imported
+would hide what this one imports.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from typing import Any
 
 HEAVY = ("pyspark", "delta", "deltalake", "great_expectations", "pandas", "pyarrow", "duckdb", "fastapi")
 LARGEST_SHARE = 0.2
-"""Of what airflow.sdk itself takes to import, in CPU time of the same process: 2 s and more. A guard against something heavy that
-HEAVY does not name, with room for a busy machine; on a quiet one the largest share is 0.07.
+"""Of what airflow.sdk itself takes to import, in CPU time of the same process: 2 s and more.
+
+A guard against something heavy that HEAVY does not name, with room for a busy machine; on a quiet
+one the largest share is 0.07.
 """
 TRIES = 3
-"""A file that took more than its share is looked at again: the first look pays for a cold disk, and any for what else the machine is doing."""
+"""A file that took more than its share is looked at again.
+
+The first look pays for a cold disk, and any for what else the machine is doing.
+"""
 
 
 @cache

@@ -47,15 +47,45 @@ hypothesis_engine.MAX_SHRINKING_SECONDS = 20
 TOGETHER = {
     "whole systems": ("e2e",),
     "spark": (
-        "docs/test_examples.py", "node/flush/test_query.py", "node/ingest/test_streaming.py", "operations/test_backfill.py",
-        "operations/test_compaction_run.py", "runtime/test_launch_on_a_cluster.py",
-        "operations/test_quality_run.py", "operations/test_restore.py", "pipelines/test_on_spark.py", "pipelines/test_spark_kills.py", "streams/keyed/test_frames.py", "streams/test_source.py", "streams/sinks/test_frames.py", "streams/operators/test_on_spark.py", "streams/running/test_running.py", "streams/running/test_operated.py", "streams/test_joins_page.py", "tables/read/test_spark.py", "tables/wal/test_table.py",
+        "docs/test_examples.py",
+        "node/flush/test_query.py",
+        "node/ingest/test_streaming.py",
+        "operations/test_backfill.py",
+        "operations/test_compaction_run.py",
+        "operations/test_quality_run.py",
+        "operations/test_restore.py",
+        "pipelines/test_on_spark.py",
+        "pipelines/test_spark_kills.py",
+        "runtime/test_launch_on_a_cluster.py",
+        "streams/keyed/test_frames.py",
+        "streams/operators/test_on_spark.py",
+        "streams/running/test_operated.py",
+        "streams/running/test_running.py",
+        "streams/sinks/test_frames.py",
+        "streams/test_joins_page.py",
+        "streams/test_source.py",
+        "tables/read/test_spark.py",
+        "tables/wal/test_table.py",
         "test_spark.py",
     ),
     "airflow": ("dags", "plugins"),
-    "brokers": ("conformance", "log/kafka/test_service.py", "streams/sinks/test_conformance.py", "log/kafka/test_markers.py", "log/kafka/test_partitions.py", "log/kafka/test_records.py", "log/pulsar/test_service.py", "crash/test_log_switch", "crash/test_operate_kills.py", "pipelines/deploy/test_real_kafka.py", "pipelines/sinks", "pipelines/store", "pipelines/worker"),
-}  # fmt: skip
-"""Folders and modules that share what is slow to start: where several processes share a run, each group stays in one."""
+    "brokers": (
+        "conformance",
+        "crash/test_log_switch",
+        "crash/test_operate_kills.py",
+        "log/kafka/test_markers.py",
+        "log/kafka/test_partitions.py",
+        "log/kafka/test_records.py",
+        "log/kafka/test_service.py",
+        "log/pulsar/test_service.py",
+        "pipelines/deploy/test_real_kafka.py",
+        "pipelines/sinks",
+        "pipelines/store",
+        "pipelines/worker",
+        "streams/sinks/test_conformance.py",
+    ),
+}
+"""Folders and modules whose tests share something that is slow to start: each group stays in one process."""
 
 
 def _group(path: str) -> str:

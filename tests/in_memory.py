@@ -1,4 +1,7 @@
-"""A folder in memory, where the machine has such a one: for tests whose calls sync each time, and which are not about what survives."""
+"""A folder in memory, where the machine has such a one.
+
+For tests whose calls sync each time, and which are not about what survives.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The real brokers of a test run: each one is started when a test first needs it, once, and stopped at the run's end.
 
-A test takes a prefix (Kafka) or namespace of its own on it, and leaves it alone otherwise; one that stops or kills a broker
-starts its own.
+A test takes a prefix (Kafka) or namespace of its own on it, and leaves it alone otherwise; one that stops or
+kills a broker starts its own.
 """
 
 from __future__ import annotations

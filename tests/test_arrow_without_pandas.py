@@ -1,4 +1,7 @@
-"""pyarrow leaves pandas alone in Millrace's own programs and Spark's workers, and nowhere else; DataFrames work there all the same."""
+"""pyarrow leaves pandas alone in Millrace's own programs and Spark's workers, and nowhere else.
+
+DataFrames work there all the same.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_users_program_is_typed(tmp_path: Path) -> None:
     assert "Incompatible types in assignment" in bad.stdout
 
 
-# --- schemas --------------------------------------------------------------------------------------------------------------
+# --- schemas ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -143,7 +143,7 @@ def test_what_is_no_schema_is_refused_in_words(source: object, key: str | None, 
     assert words in str(refused.value)
 
 
-# --- a database -----------------------------------------------------------------------------------------------------------
+# --- a database -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

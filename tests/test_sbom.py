@@ -1,4 +1,7 @@
-"""The bill of materials has everything that the locks name, and says it as CycloneDX has it; what installs it is pinned, too."""
+"""The bill of materials has everything that the locks name, and says it as CycloneDX has it.
+
+What installs it is pinned, too.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ def _normal(name: str) -> str:
 
 
 def _libraries(folder: str) -> dict[str, set[str]]:
-    """What the code in `folder` imports that is not Python's and not ours: by top-level module the distributions that bring it."""
+    """What the code in `folder` imports that is not Python's and not ours.
+
+    By top-level module the distributions that bring it.
+    """
     distributions = packages_distributions()
     tops = {name.split(".")[0] for path in _modules(ROOT / folder) for name in _imports(path)}
     tops -= sys.stdlib_module_names | {"millrace", "jobs"}
@@ -70,7 +73,9 @@ def _libraries(folder: str) -> dict[str, set[str]]:
 
 
 def _brought() -> dict[str, set[str]]:
-    """By extra of the package, "" for none, the distributions that it brings, those of the extras that it takes in too."""
+    """By extra of the package, "" for none, the distributions that it brings, those of
+    the extras that it takes in too.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     parts: dict[str, list[str]] = {"": project["dependencies"], **project["optional-dependencies"]}
 

@@ -1,4 +1,4 @@
-"""Print figures about the code that reviewers look at: size, comments, repeated class names, words that read badly.
+"""Print figures about the code: size, comments, repeated class names, words that read badly.
 
     .venv/bin/python tools/census.py [--insert]
 
@@ -97,8 +97,7 @@ def census() -> dict[str, Any]:
 
 
 def modules_of_an_insert() -> list[str]:
-    """The modules whose functions run while one row goes from `insert` to `read`: client, server, chain, node and
-    flusher."""
+    """Return the modules that run while one row goes from `insert` to `read`: client, server, chain, node, flusher."""
     with tempfile.TemporaryDirectory(prefix="millrace-census-") as made:
         folder = Path(made)
         (folder / "sitecustomize.py").write_text("import census\ncensus.trace()\n", encoding="utf-8")
@@ -111,7 +110,7 @@ def modules_of_an_insert() -> list[str]:
         with millrace.testing.deployment() as db:
             rows = db.create_collection("rows", {"id": "int64"}, key="id")
             rows.insert([{"id": 1}])
-            rows.read()  # what starts once has started: from here on it is the work of one insert
+            rows.read()  # starts every lazy part, so that only the work of one insert is counted from here on
             db.settle()
             (folder / "on").touch()
             time.sleep(2 * _LOOK)
@@ -126,8 +125,7 @@ def modules_of_an_insert() -> list[str]:
 
 
 def trace() -> Callable[[], None]:
-    """Record which of the package's modules this process runs through while the file `on` exists; return what ends
-    it."""
+    """Record the package's modules that this process runs while the file `on` exists; return what ends the trace."""
     folder = Path(os.environ[_TRACED])
     inside = str(PACKAGE) + os.sep
     seen: set[str] = set()

@@ -39,7 +39,8 @@ THEMES = {
     },
 }
 
-STYLE = """text{{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;font-size:13px;fill:{text}}}
+STYLE = """\
+text{{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;font-size:13px;fill:{text}}}
 .title{{font-size:15px;font-weight:600}}.muted{{fill:{muted}}}.small{{font-size:12px}}
 .process{{fill:{box};stroke:{edge}}}.store{{fill:{store};stroke:{store-edge}}}.mark{{fill:{mark};stroke:{mark-edge}}}
 .process,.store,.mark{{stroke-width:1.3}}.rule{{stroke:{store-edge};stroke-width:1.3}}

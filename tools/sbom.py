@@ -1,10 +1,10 @@
-"""What Millrace is made of: a software bill of materials (CycloneDX 1.6, JSON) and a report of licences.
+"""Write a software bill of materials (CycloneDX 1.6, JSON) and a report of licences.
 
     python tools/sbom.py FOLDER      writes FOLDER/sbom.cdx.json and FOLDER/licences.md
 
-Python packages are those of requirements.txt and tools/uv.txt that this system installs, with the digests of the lock;
-their licences are what the installed packages say of themselves. Jars are Delta's and those inside of pyspark; those of
-the brokers that tests and demos start are listed as optional. The same locks and packages give the same bytes.
+The Python packages are those of requirements.txt and tools/uv.txt that this system installs, with the digests of the
+lock; their licences are those that the installed packages state. The jars are Delta's and those inside pyspark; the
+jars of brokers for tests and demos are listed as optional. The same locks and packages give the same bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Component = dict[str, Any]
 
 
 def pinned(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """(name, version, digests) of the lock's packages that this system installs."""
+    """Yield (name, version, digests) of the lock's packages that this system installs."""
     for block in path.read_text().replace("\\\n", " ").splitlines():
         text = block.partition(" --hash")[0].strip()
         if text and not text.startswith("#"):
@@ -53,7 +53,7 @@ def pinned(path: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def licence_of(found: Distribution) -> tuple[str, bool]:
-    """What a package says its licence is; whether it is an SPDX expression."""
+    """Return the licence that a package states, and whether it is an SPDX expression."""
     if expression := found.metadata.get("License-Expression"):
         return expression, True
     classifiers = found.metadata.get_all("Classifier") or []
@@ -67,7 +67,7 @@ def licence_of(found: Distribution) -> tuple[str, bool]:
 
 
 def python_components() -> Iterator[tuple[Component, list[str]]]:
-    """Each package, with the names of those that it asks for."""
+    """Yield each package with the names of its dependencies."""
     for name, version, digests in [*pinned(ROOT / "requirements.txt"), *pinned(ROOT / "tools" / "uv.txt")]:
         licence, asked = (UNKNOWN, False), list[str]()
         try:
@@ -82,7 +82,7 @@ def python_components() -> Iterator[tuple[Component, list[str]]]:
                 }
             )
         except PackageNotFoundError:
-            pass  # uv, where pip had to do its work
+            pass  # uv is missing where pip had to install everything
         words = {"expression": licence[0]} if licence[1] else {"license": {"name": licence[0]}}
         purl = f"pkg:pypi/{name}@{quote(version)}"
         made = _component(name, version, purl, digests)
@@ -90,14 +90,14 @@ def python_components() -> Iterator[tuple[Component, list[str]]]:
 
 
 def jar_components(jars: Iterable[Jar], *, scope: str) -> Iterator[Component]:
-    """Pinned jars."""
+    """Yield pinned jars."""
     for jar in jars:
         purl = f"pkg:maven/{jar.organisation}/{jar.name}@{quote(jar.version)}"
         yield _component(jar.name, jar.version, purl, [jar.sha256]) | {"group": jar.organisation, "scope": scope}
 
 
 def spark_jars() -> Iterator[Component]:
-    """The jars inside of the package pyspark."""
+    """Yield the jars inside the package pyspark."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -111,7 +111,7 @@ def spark_jars() -> Iterator[Component]:
 
 
 def _group(path: Path, name: str) -> str:
-    """The Maven group that a jar names for itself; empty where it does not."""
+    """Return the Maven group that a jar states; empty if it states none."""
     with zipfile.ZipFile(path) as jar:
         found = [each.split("/") for each in jar.namelist() if each.endswith("/pom.properties")]
     return next((parts[2] for parts in found if len(parts) == 5 and parts[3] == name), "")
@@ -129,14 +129,14 @@ def _component(name: str, version: str, purl: str, digests: Iterable[str]) -> Co
 
 
 def bill() -> dict[str, Any]:
-    """The bill of materials."""
+    """Return the bill of materials."""
     packages = list(python_components())
     refs = {package["name"]: package["bom-ref"] for package, _ in packages}
     bundled = list(spark_jars())
     found = [package for package, _ in packages] + bundled + list(jar_components(JARS, scope="required"))
     for kind in sorted(LOG_BROKERS):
         found += jar_components(read_lock(kind), scope="optional")
-    components = {each["bom-ref"]: each for each in reversed(found)}  # of a jar that is in two places the first counts
+    components = {each["bom-ref"]: each for each in reversed(found)}  # the first of two places of a jar counts
     own = f"pkg:pypi/millrace@{millrace.__version__}"
     direct = sorted(
         refs[canonicalize_name(Requirement(line).name)]
@@ -171,7 +171,7 @@ def bill() -> dict[str, Any]:
 
 
 def licences(document: dict[str, Any]) -> str:
-    """The report: how many packages have which licence, and each package's."""
+    """Return the report: the number of packages for each licence, and the licence of each package."""
     found = {
         f"{each['name']} {each['version']}": each["licenses"][0].get("expression")
         or each["licenses"][0]["license"]["name"]

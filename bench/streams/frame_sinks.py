@@ -1,5 +1,7 @@
-"""What the guarantees of the other sinks cost: functions and Delta tables under Spark beside its own foreachBatch and Delta sink, Kafka beside a producer of the
-same messages."""
+"""The cost of the guarantees of the other sinks: functions, Delta and Kafka.
+
+The baselines are Spark's own foreachBatch and Delta sink, and a Kafka producer of the same messages.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def under_spark(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, 
 
 
 def into_kafka(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, Any]:
-    """Rows a second as JSON: the sink, each message with its number, beside a producer that is asked for the same acknowledgements of each batch."""
+    """Return rows/s as JSON: the sink with numbered messages, and a producer with equal acknowledgements."""
     folder.mkdir(parents=True)
     calls = list(calls_of(orders(np.arange(rows)), size))
     rates: dict[str, list[float]] = {"producer": [], "sink": []}

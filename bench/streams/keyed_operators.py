@@ -24,7 +24,7 @@ Step = Callable[[Any, Any], tuple[Any, list[Any]]]
 
 
 def compare_with_bytewax(operator: Operator, *, count: int, keys: int, size: int, pairs: int) -> dict[str, Any]:
-    """Events a second, in turn; that both gave the same answers is checked. Bytewax is given its events as Python objects."""
+    """Return events/s of both, alternating, and verify that they agree. Bytewax gets its events as Python objects."""
     step: Step = _rising if isinstance(operator, Patterns) else _last
     items = [
         (str(row["k"]), (row["t"], row["v"], row["right"]))
@@ -53,7 +53,7 @@ def compare_with_bytewax(operator: Operator, *, count: int, keys: int, size: int
 
 
 def timed(work: Callable[[], list[tuple[Any, ...]]]) -> tuple[list[tuple[Any, ...]], tuple[float, float]]:
-    """What it gives, and its seconds by the clock and of this process's CPU: other work on the machine changes the second least."""
+    """Return the result of `work`, its seconds, and this process's CPU seconds, which other load changes least."""
     clock, cpu = time.perf_counter(), time.process_time()
     found = work()
     return found, (time.perf_counter() - clock, time.process_time() - cpu)

@@ -1,5 +1,7 @@
-"""Under Spark: the rows source beside a plain Delta table of the same rows, windows on it beside Spark's own, keyed operators beside
-``transformWithStateInPandas``. One session for all; a first round of each warms up."""
+"""Streams under Spark: the rows source against plain Delta, windows and keyed operators against Spark's own.
+
+The keyed baseline is ``transformWithStateInPandas``. All use one session; a first round of each warms up.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def _filled(db: Deployment, spark: SparkSession, folder: Path, times: int) -> tu
 
 
 def source(folder: Path, *, times: int, pairs: int) -> dict[str, Any]:
-    """Batch, stream and snapshot of flights' rows, nine columns of twenty, into a sink that takes all and keeps nothing; then windows."""
+    """Measure batch, stream and snapshot of nine of twenty columns into a sink without output; then windows."""
     settings = Settings(data_dir=folder / "data")
     with deployment(folder / "data") as db, session_of(settings) as spark:
         plain, rows = _filled(db, spark, folder, times)
@@ -125,7 +127,7 @@ def source(folder: Path, *, times: int, pairs: int) -> dict[str, Any]:
 
 
 def _windows(spark: SparkSession, db: Deployment, folder: Path) -> dict[str, Callable[[], None]]:
-    """Hourly delays by origin from the same source: Spark's windows into Delta, and the operator's with late rows dropped, and put aside."""
+    """Return hourly delays by origin: Spark's windows into Delta, and ours with late rows dropped or put aside."""
     from pyspark.sql import functions as F
 
     columns = ["origin", "time_hour", "dep_delay"]
@@ -165,9 +167,12 @@ def _windows(spark: SparkSession, db: Deployment, folder: Path) -> dict[str, Cal
 
 
 def stateful(folder: Path, *, count: int, keys: int, size: int) -> dict[str, Any]:
-    """Three rising values of a key, `size` events a micro-batch, Parquet in: the operator, and ``transformWithStateInPandas`` on RocksDB
-    (a quarter of the events, for it takes so long). Rates are of the micro-batches behind the first. Beside them what an operator would reach
-    that took no time and kept nothing: the same shuffle to Python's tasks, whose rows are counted."""
+    """Measure three rising values of a key, `size` events per micro-batch, from Parquet.
+
+    Compares the operator with ``transformWithStateInPandas`` on RocksDB, which gets a quarter of the events because it
+    takes so long. Rates are of the micro-batches after the first. The upper bound is an operator without work or state:
+    the same shuffle to Python's tasks, which count the rows.
+    """
     given = folder / "events"
     given.mkdir(parents=True)
     for number, rows in enumerate(batches(count, keys=keys, size=size)):

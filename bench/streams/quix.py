@@ -1,7 +1,8 @@
-"""Keyed operators beside Quix Streams, which reads its events from a broker: from Kafka, as JSON, by one worker, with its state in RocksDB and no changelog.
+"""Keyed operators against Quix Streams, which reads JSON from Kafka by one worker, with state in RocksDB, no changelog.
 
-It wants other versions of confluent-kafka and pydantic than this project has, so it gets an environment of its own (:data:`WANTED`, by uv, in the
-bench's folder). What reading alone costs it stands beside; ours reads Arrow from memory. Answers are equal, and that is checked.
+It needs other versions of confluent-kafka and pydantic than this project, so uv creates an environment for it
+(:data:`WANTED`) in the bench's folder. The cost of its reading alone is measured too; ours reads Arrow from memory. The
+answers are verified to be equal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SECONDS: Final = 500
 
 
 def compare_with_quix(folder: Path, operator: Operator, *, count: int, keys: int, size: int) -> dict[str, Any]:
-    """Events a second and CPU an event of each; of Quix also of reading alone. One round: its rates do not depend on warmth."""
+    """Return events/s and CPU per event of each, and of Quix's reading alone, in one round: warmth does not matter."""
     folder.mkdir(parents=True, exist_ok=True)
     python = _environment(folder / "quix")
     given = list(batches(count, keys=keys, size=size))

@@ -1,5 +1,9 @@
-"""What Quix Streams does of bench.streams.quix, by a Python that has it and nothing of Millrace:
-quix_program.py <address> <topic> <rising|last|read> <events> <folder>. Prints its seconds and CPU seconds from the first event to the last."""
+"""The part of Quix Streams in bench.streams.quix, run by a Python that has Quix and nothing of Millrace.
+
+    quix_program.py <address> <topic> <rising|last|read> <events> <folder>
+
+Prints its seconds and CPU seconds from the first event to the last.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a sink costs: the collection sink by each of its guarantees beside a producer that inserts the same rows, and changes through it beside a producer
-that upserts and deletes them. No Spark."""
+"""The cost of the collection sink, without Spark: each guarantee against a producer that inserts the same rows.
+
+Changes through the sink are compared with a producer that upserts and deletes them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from millrace.testing import deployment
 
 
 def guarantees(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, Any]:
-    """Rows a second of orders (about 150 bytes each), `size` a micro-batch, each in turn, into a collection of its own."""
+    """Return rows/s of orders (about 150 bytes each), `size` per micro-batch, each into a new collection."""
     table = orders(np.arange(rows))
     calls = list(calls_of(table, size))
     offered: tuple[Guarantee, ...] = ("at most once", "at least once", "exactly once")
@@ -45,7 +47,7 @@ def guarantees(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, A
 
 
 def changes(folder: Path, *, rows: int, size: int, pairs: int) -> dict[str, Any]:
-    """Changes a second as databases make them, in key order: of each `size` a tenth are deletes, half of the others update rows that are there."""
+    """Return changes/s in key order as databases make them: of each `size` 10 % deletes, half of the rest updates."""
     calls = [_changes(first, size) for first in range(0, rows // 2, size // 2)]
     count = len(calls) * size
     rates: dict[str, list[float]] = {"producer": [], "stream": []}

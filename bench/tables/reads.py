@@ -1,4 +1,4 @@
-"""Reads: where most rows were updated, beside as many row versions of distinct keys; with a filter, beside DuckDB; wide and deep."""
+"""Reads: of updated rows against as many versions of distinct keys; filtered, against DuckDB; wide and deep rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ ALL = CompactionParams(min_files=2, fold="always", keep_history_hours=0, segment
 
 
 def merge_on_read(folder: Path, *, living: int, times: int = 5) -> dict[str, Any]:
-    """Seconds of whole reads of `living` keys of which each version but the last was replaced (nine of ten rows), of as many
-    versions of distinct keys, and of the living rows written once; before compaction and after it."""
+    """Return seconds of whole reads of `living` keys, each replaced until nine of ten rows are old versions.
+
+    The baselines are as many versions of distinct keys, and the living rows written once; before and after compaction.
+    """
     with deployment(folder) as (settings, client, _):
         updated, distinct, once = (collection_of(client, name) for name in ("updated", "distinct", "once"))
         for version in range(10):
@@ -56,11 +58,13 @@ def _compared(spent: dict[str, tuple[float, float]], one: str, other: str) -> di
 
 
 def filtered(folder: Path, *, rows: int, updates: float = 0.1, times: int = 7) -> dict[str, Any]:
-    """Seconds of the same filters by `read` on a collection with updates in it, and by DuckDB on a plain Delta table's files."""
+    """Return seconds of equal filters: `read` on a collection with updates, DuckDB on plain Delta files."""
     filters = {
         "one key": f"id = {rows // 2}",
         "a range of keys (1 %)": f"id >= {rows // 2} AND id < {rows // 2 + rows // 100}",
-        "a range of time (1 %)": "placed >= TIMESTAMP '2013-01-02 00:00:00+00' AND placed < TIMESTAMP '2013-01-03 00:00:00+00'",
+        "a range of time (1 %)": (
+            "placed >= TIMESTAMP '2013-01-02 00:00:00+00' AND placed < TIMESTAMP '2013-01-03 00:00:00+00'"
+        ),
         "a symbol (0.2 %)": "symbol = 'SYM007'",
         "all": "id >= 0",
     }
@@ -93,7 +97,7 @@ def filtered(folder: Path, *, rows: int, updates: float = 0.1, times: int = 7) -
 
 
 def shapes(folder: Path, *, wide_rows: int, deep_rows: int) -> dict[str, Any]:
-    """MB/s in (produce, judge, ingest, flush) and seconds of a whole read of a table of 500 columns, and of one five levels deep."""
+    """Measure a table of 500 columns and one five levels deep: MB/s in, through each stage, and seconds of a read."""
     inner: pa.DataType = pa.float64()
     for level in range(5):
         inner = pa.struct([pa.field(f"a{level}", inner), pa.field(f"b{level}", pa.list_(pa.int64()))])
@@ -145,7 +149,7 @@ def _median(act: Callable[[], object], times: int) -> float:
 
 
 def _seconds(places: dict[str, Collection], times: int) -> dict[str, tuple[float, float]]:
-    """The median by the clock, and of CPU time: on a machine that is shared the second says more. In turn, so that both meet one load."""
+    """Return the median wall time and CPU time; the latter says more on a shared machine. Alternates for equal load."""
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in places}
     for _ in range(times):
         for name, place in places.items():

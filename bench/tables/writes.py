@@ -1,8 +1,9 @@
-"""Inserts and upserts: rows/s of the calls that people make, and from the first append until all can be read, beside MERGE.
+"""Inserts and upserts against MERGE: rows/s of single calls, and from the first append until all rows can be read.
 
-Peers get the same changes to the same base table. delta-rs merges them in as many commits as our streaming node made (the same batching);
-Spark's foreachBatch merges files of FILE_ROWS rows, at the files per trigger that suit it best. Both have their input gathered in
-memory or in Parquet files before the clock starts; ours begins at the producer, with every call durable and judged on its own.
+Peers get the same changes to the same base table. delta-rs merges them in as many commits as our streaming node made
+(the same batching). Spark's foreachBatch merges files of FILE_ROWS rows, at the files per trigger that suit it best.
+Both have their input in memory or in Parquet files before the clock starts; ours begins at the producer, with every
+call durable and judged separately.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ MANY = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("value", "in
 
 
 def calls(folder: Path, *, singles: int, rows: int, times: int = 3) -> dict[str, Any]:
-    """Rows/s of inserts and of upserts in the same calls, in turn; then a stream of inserts, updates and deletes by key.
+    """Return rows/s of inserts and of upserts in equal, alternating calls; then of inserts, updates, deletes by key.
 
-    `singles` calls of one row through ``batch()`` and by TASKS tasks of an AsyncProducer, a quarter of them by CALLERS threads;
-    `rows` rows in calls of 10,000, a tenth of them in calls of 100. The best of `times` is given.
+    `singles` calls of one row through ``batch()`` and by TASKS tasks of an AsyncProducer, a quarter of them by CALLERS
+    threads; `rows` rows in calls of 10,000, a tenth of them in calls of 100. Reports the best of `times`.
     """
     found: dict[str, Any] = {}
     with deployment(folder) as (_, client, _collection):
@@ -116,7 +117,7 @@ def _tasks(client: Database, target: Collection, pieces: list[pa.RecordBatch], k
 
 
 def _captured(target: Collection, rows: int) -> dict[str, int]:
-    """As a database's log gives them: in key order, 4 of 10 new, 4 changed, 2 deleted; runs of one kind of about 500 rows."""
+    """Append changes as a database's log has them: by key, 40 % new, 40 % updated, 20 % deleted, in runs of 500."""
     table = orders(np.arange(rows), version=2)
 
     def act() -> None:
@@ -131,9 +132,10 @@ def _captured(target: Collection, rows: int) -> dict[str, int]:
 
 
 def many(folder: Path, *, rows: int, call: int = 100_000) -> dict[str, Any]:
-    """`rows` narrow rows in calls of `call`, flushed, and read back by `stream()`: rows/s of each, peaks of memory, bytes on disk by part.
+    """Measure `rows` narrow rows in calls of `call`, flushed, and read back by `stream()`.
 
-    A piece of them at a time is judged and flushed, so that no more of the log waits than a running deployment has.
+    Return rows/s of each step, peaks of memory, and bytes on disk by part. One piece at a time is judged and flushed,
+    so that no more of the log waits than in a running deployment.
     """
     piece = max(call, min(rows, 10_000_000))
     with deployment(folder) as (settings, client, _):
@@ -188,7 +190,7 @@ def _peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
-# --- until they can be read --------------------------------------------------------------------------------------------------
+# --- until they can be read ------------------------------------------------------------------------------------------
 
 
 def until_readable(folder: Path, *, base: int, count: int, call: int, updates: float) -> dict[str, Any]:
@@ -267,8 +269,10 @@ def _delta_rs_merge(folder: Path, base: int, table: pa.Table, rows: int, *, most
 def _spark_merge(
     spark: SparkSession, folder: Path, base: int, table: pa.Table, files: int, *, most: float = 90.0
 ) -> float:
-    """Rows/s of a stream of Parquet files whose foreachBatch merges `files` of them at a time; of its first merges, where all
-    would take longer than about `most` seconds."""
+    """Return rows/s of a stream of Parquet files whose foreachBatch merges `files` of them at a time.
+
+    Measures only the first merges if all of them would take longer than about `most` seconds.
+    """
     inbox, target = folder / "inbox", folder / "table"
     inbox.mkdir(parents=True)
     write_base(target, base)

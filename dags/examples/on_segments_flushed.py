@@ -1,7 +1,7 @@
-"""Example: a DAG of one's own that starts whenever the streaming flusher has brought segments to an end.
+"""Example: your own DAG, which starts whenever the streaming flusher has flushed segments.
 
-It reads the collections that the event names, as of the tick of the newest segment. Copy it, and put your own work in
-place of `count_rows`.
+It reads the collections that the event names, at the tick of the newest segment. Copy it, and replace `count_rows` with
+your own work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ with millrace_dag("example_on_segments_flushed", doc=__doc__, schedule=[segments
 
     @task
     def count_rows(triggering_asset_events: Any = None) -> dict[str, int]:
-        """The rows of each collection that the events name, at the tick of its newest segment."""
+        """Count the rows of each collection that the events name, at the tick of its newest segment."""
         ticks: dict[int, int] = {}
         for event in triggering_asset_events[segments_flushed]:
             news = event.extra["payload"]

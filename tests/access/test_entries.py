@@ -1,4 +1,7 @@
-"""What a limited token puts into an append: every message of every entry counts, and one that may not be keeps all of it out."""
+"""What a limited token puts into an append.
+
+Every message of every entry counts, and one that may not be keeps all of it out.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +175,10 @@ def test_heads_are_what_decoding_finds(entries_: Sequence[bytes]) -> None:
 def test_what_decodes_with_a_changed_byte_has_the_heads_that_were_looked_at(
     entries_: Sequence[bytes], data: st.DataObject
 ) -> None:
-    """Sealed again, so that the checksum holds: whatever an attacker writes is one thing at the door and in the chain."""
+    """Sealed again, so that the checksum holds.
+
+    Whatever an attacker writes is one thing at the door and in the chain.
+    """
     values = list(entries_)
     place = data.draw(st.integers(0, len(values) - 1))
     value = bytearray(values[place])
@@ -231,7 +237,7 @@ def test_a_batch_whose_offsets_lead_elsewhere_is_refused_before_anything_of_it_i
         ack_from_bytes(written[0])
 
 
-# --- over the wire --------------------------------------------------------------------------------------------------------------
+# --- over the wire ----------------------------------------------------------------------------------------------------
 
 
 class Appending:

@@ -1,4 +1,7 @@
-"""Every call of the server with every kind of token: let in where the table says so, refused with PERMISSION_DENIED elsewhere."""
+"""Every call of the server with every kind of token.
+
+Let in where the table says so, refused with PERMISSION_DENIED elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Clients elsewhere with limited tokens: they do what they are there for, from end to end, and stop when they are told to."""
+"""Clients elsewhere with limited tokens.
+
+They do what they are there for, from end to end, and stop when they are told to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The file of tokens: made and revoked by several processes at once, whole whatever happens, closed to others, or it opens nothing."""
+"""The file of tokens.
+
+Made and revoked by several processes at once, whole whatever happens, closed to others, or it opens nothing.
+"""
 
 from __future__ import annotations
 

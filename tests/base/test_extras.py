@@ -1,4 +1,4 @@
-"""A library that is missing is told with the extra of the package that brings it (tests/test_tree.py: which that is)."""
+"""A missing library is reported with the extra that brings it (tests/test_tree.py holds the list)."""
 
 from __future__ import annotations
 

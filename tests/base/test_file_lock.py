@@ -28,7 +28,8 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from millrace.base.deadline import Deadline
-from millrace.base.file_lock import PROCESSES, LockedFile, ProcessRegistration, exclusive_lock, is_locked, is_report_live, read_locked_file
+from millrace.base.file_lock import PROCESSES, LockedFile, ProcessRegistration
+from millrace.base.file_lock import exclusive_lock, is_locked, is_report_live, read_locked_file
 with exclusive_lock(Path(sys.argv[1]), deadline=Deadline.after(10)):
     print("held", flush=True)
     time.sleep(60)

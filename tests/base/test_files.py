@@ -129,7 +129,10 @@ def test_who_makes_the_first_file_of_a_data_folder_makes_that_and_all_between_fo
 
 
 def test_a_file_has_its_name_only_once_its_bytes_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The notes of a load, and the manifest of a backup: a power loss between name and bytes would leave an empty one."""
+    """The notes of a load, and the manifest of a backup.
+
+    A power loss between name and bytes would leave an empty one.
+    """
     medium, named = Medium(monkeypatch), []
     replace = Path.replace
 

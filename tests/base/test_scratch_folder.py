@@ -1,4 +1,7 @@
-"""Scratch folders: gone with their maker's work, or with the next one's where the maker was killed; nobody else's ever."""
+"""Scratch folders: gone with their maker's work, or with the next one's where the maker was killed.
+
+Nobody else's ever.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""etcd and MariaDB as processes: started, killed, started again over their data, and nobody gets in without the password."""
+"""etcd and MariaDB as processes.
+
+Started, killed, started again over their data, and nobody gets in without the password.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ def _stop(settings: Settings) -> None:
 
 @pytest.fixture(autouse=True)
 def no_exec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that would replace its process fails: it would replace the test process. A test that expects it patches `os` itself."""
+    """A command that would replace its process fails: it would replace the test process.
+
+    A test that expects it patches `os` itself.
+    """
 
     def refused(*arguments: Any) -> None:
         raise AssertionError(f"the command would replace the test process by {arguments[1]}")

@@ -1,4 +1,7 @@
-"""A deployment for the tests of the command line: a real log server and append host, and the jobs' work done in process."""
+"""A deployment for the tests of the command line.
+
+A real log server and append host, and the jobs' work done in process.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.remote_log import RemoteLogService
 
 typer.testing._get_command = cache(get_command)  # type: ignore[attr-defined]
-"""The commands are made once a run: CliRunner makes them for each call, and typer reads the signatures of all of them (0.2 s)."""
+"""The commands are made once a run.
+
+CliRunner makes them for each call, and typer reads the signatures of all of them (0.2 s).
+"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""No command answers a bad data folder, settings file or file name with a traceback: each ends in one line with a code."""
+"""No command answers a bad data folder, settings file or file name with a traceback.
+
+Each ends in one line with a code.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def places(folder: Path) -> dict[str, str]:
 
 
 def arguments_of(command: reference.Command, place: str) -> tuple[list[str], dict[str, str]]:
-    """The command's example with `place` as its data folder: as an option, or for the few that lack it by the environment."""
+    """The command's example with `place` as its data folder.
+
+    As an option, or for the few that lack it by the environment.
+    """
     words = shlex.split(command.examples[0])
     words = words[words.index("millrace") + 1 :]
     if "--data" in words:

@@ -1,4 +1,7 @@
-"""A table's file that is missing or does not read: an error by its code, exit code 3, and what repairs it; never a traceback."""
+"""A table's file that is missing or does not read.
+
+An error by its code, exit code 3, and what repairs it; never a traceback.
+"""
 
 from __future__ import annotations
 

@@ -265,7 +265,8 @@ def test_the_log_is_checked_and_read_without_a_server_and_left_as_it_is(deployme
     deployment.catch_up()
     deployment.produce({"id": 5})
     commands = (
-        ["verify"], ["log", "describe"], ["log", "verify"], ["log", "truncate", "--dry-run"], ["log", "read", "dml_0", "--rows"],
+        ["verify"], ["log", "describe"], ["log", "verify"], ["log", "truncate", "--dry-run"],
+        ["log", "read", "dml_0", "--rows"],
     )  # fmt: skip
 
     def looks() -> list[str]:

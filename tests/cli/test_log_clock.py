@@ -1,4 +1,7 @@
-"""``millrace log clock`` on a real server, whose host's clock leapt a day ahead: held, seen everywhere, kept through kill -9, accepted."""
+"""``millrace log clock`` on a real server, whose host's clock leapt a day ahead.
+
+Held, seen everywhere, kept through kill -9, accepted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`millrace pipelines create, list, …` against a service that runs: what they do, and what they say where something is wrong."""
+"""`millrace pipelines create, list, …` against a service that runs.
+
+What they do, and what they say where something is wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a deployment keeps is its user's alone, whatever the umask of who starts it; a folder that others can write to is refused."""
+"""What a deployment keeps is its user's alone, whatever the umask of who starts it.
+
+A folder that others can write to is refused.
+"""
 
 from __future__ import annotations
 

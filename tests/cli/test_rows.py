@@ -1,4 +1,7 @@
-"""Rows on their way in and out: what is written reads back, and what does not fit is told by its line and harms no other."""
+"""Rows on their way in and out.
+
+What is written reads back, and what does not fit is told by its line and harms no other.
+"""
 
 from __future__ import annotations
 

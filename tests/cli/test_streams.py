@@ -1,4 +1,8 @@
-"""`millrace streams`: a file of declarations as a user writes it, right and wrong; what is refused is said without Java, and nothing is started for it."""
+"""`millrace streams`.
+
+A file of declarations as a user writes it, right and wrong; what is refused is said without Java,
+and nothing is started for it.
+"""
 
 from __future__ import annotations
 

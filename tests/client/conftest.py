@@ -1,4 +1,7 @@
-"""One deployment for the clients' tests: a log server of its own, and its tables brought up to date when a test asks."""
+"""One deployment for the clients' tests.
+
+A log server of its own, and its tables brought up to date when a test asks.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,10 @@ import pytest
 
 
 class Medium:
-    """What a power loss would leave: the bytes of files, and the names in folders, as they were when they were last synced."""
+    """What a power loss would leave.
+
+    The bytes of files, and the names in folders, as they were when they were last synced.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: dict[int, bytes] = {}

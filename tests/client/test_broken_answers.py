@@ -1,4 +1,7 @@
-"""Answers of a server that break off: what a client resumes comes once, and what it cannot resume is no whole answer."""
+"""Answers of a server that break off.
+
+What a client resumes comes once, and what it cannot resume is no whole answer.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ Part = tuple[pa.RecordBatch, dict[str, Any] | None]
 
 
 class Server:
-    """A service and its link at once: answers `total` rows in batches of two, and breaks off after some batches, once for each of `breaks`."""
+    """A service and its link at once.
+
+    Answers `total` rows in batches of two, and breaks off after some batches, once for each of `breaks`.
+    """
 
     deadline = 10.0
 

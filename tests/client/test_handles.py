@@ -1,4 +1,4 @@
-"""Handles of what is gone (a dropped collection, a closed producer or consumer) are refused, and act on nothing else."""
+"""Handles of a dropped collection, a closed producer or consumer are refused, and act on nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Settings that name another log than the deployment's: no log begins anew beside the one that has the acknowledged rows."""
+"""Settings that name another log than the deployment's.
+
+No log begins anew beside the one that has the acknowledged rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reads out: collections as datasets that engines ask for columns and rows, and the changes between two ticks as one stream."""
+"""Reads out: collections as datasets that engines ask for columns and rows, and the changes
+between two ticks as one stream.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,10 @@ def test_polars_pushes_its_columns_and_filters_down(shop: Database, reader: Data
 
 
 NAN_FILTERS = [
-    pl.col("price") > 3, pl.col("price") >= float("nan"), pl.col("price").is_nan(), ~(pl.col("price") < 3), pl.col("price") != 1.0,
-    (pl.col("price") > 3) & (pl.col("id") > 2), (pl.col("price") <= 3) | (pl.col("name") == "new"), pl.col("price").is_in([1.0, float("nan")]),
+    pl.col("price") > 3, pl.col("price") >= float("nan"), pl.col("price").is_nan(), ~(pl.col("price") < 3),
+    pl.col("price") != 1.0,
+    (pl.col("price") > 3) & (pl.col("id") > 2), (pl.col("price") <= 3) | (pl.col("name") == "new"),
+    pl.col("price").is_in([1.0, float("nan")]),
     (pl.col("id") > 3) & pl.col("name").is_not_null() & (pl.col("price") > -1), pl.col("price").is_null(),
 ]  # fmt: skip
 
@@ -193,7 +197,8 @@ def test_collections_whose_names_differ_by_case_alone_are_not_one_view(shop: Dat
 
 
 BACKSLASHES = ["100%", "100 apples", "1000", r"C:\temp", r"a\b", "ab", "it's", r"10\0%", "a_b"]
-WHERES = [r"name like '100\%'", r"name = 'C:\temp'", r"name = 'a\b'", r"name not like '%\%%'", r"name like '10\0!%' escape '!'",
+WHERES = [r"name like '100\%'", r"name = 'C:\temp'", r"name = 'a\b'", r"name not like '%\%%'", r"name like '10\0!%'"
+    r" escape '!'",
           "name in ('it''s', 'ab')", r'name = "a\\b"', r"name like 'a\_b'", r"name like '%\\%'"]  # fmt: skip
 
 

@@ -71,7 +71,9 @@ def same(found: pa.Table, wanted: pa.Table) -> None:
 
 
 def every_type() -> tuple[CollectionSchema, pa.Table]:
-    """A field of every type, with and without nulls, alone and inside of each nested type, with the values at its edges."""
+    """A field of every type, with and without nulls, alone and inside of each nested
+    type, with the values at its edges.
+    """
     plain: dict[str, list[Any]] = {
         "bool": [True],
         "string": ["", "é"],
@@ -101,7 +103,8 @@ def every_type() -> tuple[CollectionSchema, pa.Table]:
 @pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "form",
-    [pandas_frame, pl.DataFrame, lambda table: table.to_batches()[0], lambda table: table.to_pylist(), lambda table: table.to_pydict()],
+    [pandas_frame, pl.DataFrame, lambda table: table.to_batches()[0], lambda table: table.to_pylist(),
+        lambda table: table.to_pydict()],
     ids=["pandas", "polars", "arrow", "records", "columns"],
 )  # fmt: skip
 @example(case=every_type())
@@ -163,8 +166,10 @@ def test_integers_and_nulls_in_pandas_are_what_they_were() -> None:
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (NAN, "string"), (True, "string"), (1, "string"), (1.0, "string"), (b"x", "string"), (date(2026, 1, 2), "string"),
-        ("0x10", "int64"), ("1_000", "decimal(9,2)"), ("\uff11", "decimal(9,2)"), (True, "int64"), (True, "float64"), ("x", "binary"), (5, "binary"),
+        (NAN, "string"), (True, "string"), (1, "string"), (1.0, "string"), (b"x", "string"),
+        (date(2026, 1, 2), "string"),
+        ("0x10", "int64"), ("1_000", "decimal(9,2)"), ("\uff11", "decimal(9,2)"), (True, "int64"), (True, "float64"),
+        ("x", "binary"), (5, "binary"),
         (float(1 << 53), "int64"), (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=9))), "timestamp"),
     ],
     ids=str,

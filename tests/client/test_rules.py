@@ -1,4 +1,7 @@
-"""Checks, defaults and computed fields as users have them: filled, refused and judged, whoever sends and whatever reads."""
+"""Checks, defaults and computed fields as users have them.
+
+Filled, refused and judged, whoever sends and whatever reads.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +173,9 @@ def test_rows_of_classes_and_frames_keep_to_the_rules(orders: Collection) -> Non
     import pandas
 
     orders.insert(pandas.DataFrame({"id": [2], "price": [Decimal("4.00")]}))
-    orders.insert(pa.RecordBatchReader.from_batches(s := pa.schema([("id", pa.int64()), ("price", pa.decimal128(10, 2))]), [pa.record_batch([[3], [Decimal(1)]], schema=s)]))  # fmt: skip
+    schema = pa.schema([("id", pa.int64()), ("price", pa.decimal128(10, 2))])
+    batch = pa.record_batch([[3], [Decimal(1)]], schema=schema)
+    orders.insert(pa.RecordBatchReader.from_batches(schema, [batch]))
     assert rows_of(orders, "id", "total") == [(1, Decimal("3.00")), (2, Decimal("4.00")), (3, Decimal("1.00"))]
 
 

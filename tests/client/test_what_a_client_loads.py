@@ -1,4 +1,6 @@
-"""A program that produces for a server elsewhere, or consumes from it, loads what that takes, and no table, engine, web server or server of ours."""
+"""A program that produces for a server elsewhere, or consumes from it, loads what that takes, and no table, engine,
+web server or server of ours.
+"""
 
 from __future__ import annotations
 

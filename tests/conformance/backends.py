@@ -1,8 +1,8 @@
 """The backends that the conformance suite runs on: one line each.
 
-A factory opens (or makes) the deployment that lives in a directory, with MAX_ENTRY_BYTES as the limit of an entry and files
-as small as the backend allows. Closing the service and calling the factory again with the same directory is a restart. On a
-broker, which all tests of a run share, the directory's name is the deployment's.
+A factory opens (or makes) the deployment that lives in a directory, with MAX_ENTRY_BYTES as the limit of an entry and
+files as small as the backend allows. Closing the service and calling the factory again with the same directory is a
+restart. On a broker, which all tests of a run share, the directory's name is the deployment's.
 
 Where backends keep the protocol in different ways, `promises_of` says which way is whose: nothing is left out silently.
 """

@@ -1,4 +1,7 @@
-"""Logs over several generations for the conformance suite: one that a closed empty one precedes, one that switches as it goes."""
+"""Logs over several generations for the conformance suite.
+
+One that a closed empty one precedes, one that switches as it goes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class Switching(GenerationsService):
         return log
 
     def switch(self, pchannel: str) -> None:
-        """Let `pchannel` go on in the next generation, without an AlterWAL entry: a list of entries is compared here."""
+        """Let `pchannel` go on in the next generation, without an AlterWAL entry.
+
+        A list of entries is compared here.
+        """
         span = self.span(pchannel)
         number = span.current
         if self.file.generations.newest == number:

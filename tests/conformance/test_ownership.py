@@ -1,4 +1,6 @@
-"""Who writes a log: one owner at a time, and one that another took over from opens a newer term and goes on, in the same process."""
+"""Who writes a log: one owner at a time, and one that another took over from opens a newer term
+and goes on, in the same process.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What consumers' positions promise (millrace.client.consume.positions), run against the file of one node and against meta stores; and
-that a cluster's meta store takes over, once and whole, what the file had."""
+"""What consumers' positions promise (millrace.client.consume.positions), run against the file of one node and against
+meta stores; and that a cluster's meta store takes over, once and whole, what the file had.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,10 @@ class Unclosed:
     def __init__(self, store: MetaStore) -> None:
         self.store = store
         self.fails: list[str] = []
-        """What becomes of the next commits: "", "before" and "nobody knows" (nothing is done), "after" (done, and nobody is told)."""
+        """What becomes of the next commits.
+
+        "", "before" and "nobody knows" (nothing is done), "after" (done, and nobody is told).
+        """
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.store, name)

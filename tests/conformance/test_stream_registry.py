@@ -1,5 +1,6 @@
-"""What the registry of message streams' channels promises (millrace.msgstream.registry), in the log and in each meta store; and that a
-store takes over, once and whole, what the log had."""
+"""What the registry of message streams' channels promises (millrace.msgstream.registry), in the log and in each meta
+store; and that a store takes over, once and whole, what the log had.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def test_many_that_write_at_once_lose_nothing(another: Open) -> None:
     assert names == {*keep, *(f"h{number}.{turn}" for number in range(4) for turn in range(6))}
 
 
-# -- the log ---------------------------------------------------------------------------------------------------------------
+# -- the log -----------------------------------------------------------------------------------------------------------
 
 
 def entries(service: LogService) -> int:
@@ -180,7 +181,8 @@ def test_what_others_write_while_the_log_is_written_anew_stands(service: LogServ
         own.remove([f"c{number}"])
     assert len(came) >= 3
     names = {name for each in own.known() for name in each.channels}
-    # One that was removed in just that moment may be back as a name: it has no log any more (millrace.msgstream.channels).
+    # One that was removed in just that moment may be back as a name: it has no log any more
+    # (millrace.msgstream.channels).
     assert names - {"a"} == {"b", *came}
 
 
@@ -225,7 +227,7 @@ def test_an_append_that_is_not_answered_is_harmless_to_repeat(service: LogServic
     assert registry.known() == [made("a")]
 
 
-# -- a store ---------------------------------------------------------------------------------------------------------------
+# -- a store -----------------------------------------------------------------------------------------------------------
 
 
 def test_answers_of_the_store_that_are_lost_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""An entry that was replaced by a tombstone, on every backend: the same bytes under its id for every reader, for ever."""
+"""An entry that was replaced by a tombstone, on every backend.
+
+The same bytes under its id for every reader, for ever.
+"""
 
 from __future__ import annotations
 

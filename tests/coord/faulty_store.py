@@ -1,4 +1,7 @@
-"""A meta store in memory whose calls fail as a test says: not done, done and unheard, unheard and not done, done later."""
+"""A meta store in memory whose calls fail as a test says.
+
+Not done, done and unheard, unheard and not done, done later.
+"""
 
 from __future__ import annotations
 

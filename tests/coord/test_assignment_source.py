@@ -1,4 +1,7 @@
-"""Many who ask one process for assignments: one look at the store for those that ask together, and each hears what it has not."""
+"""Many who ask one process for assignments.
+
+One look at the store for those that ask together, and each hears what it has not.
+"""
 
 from __future__ import annotations
 

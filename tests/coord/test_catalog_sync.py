@@ -1,4 +1,7 @@
-"""The chain's state is the truth: DDL that came without the coordinator is followed, or said; a bad message is no wall."""
+"""The chain's state is the truth.
+
+DDL that came without the coordinator is followed, or said; a bad message is no wall.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Any DDL, by coordinators that die at any step: what was kept has its whole effect, what was not has none, chain and catalog alike."""
+"""Any DDL, by coordinators that die at any step.
+
+What was kept has its whole effect, what was not has none, chain and catalog alike.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ class Step:
     collection: str
     name: str
     dies_at: int
-    """The failpoint of the broadcaster at which the coordinator dies: 0 planned, 1 kept, 2 and later sent or acknowledged; -1: nowhere."""
+    """The failpoint of the broadcaster at which the coordinator dies: 0 planned, 1 kept, 2 and later sent or
+    acknowledged; -1: nowhere.
+    """
 
 
 STEPS = st.lists(

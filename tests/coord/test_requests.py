@@ -1,4 +1,7 @@
-"""A change of the catalog whose answer was lost is made again under its name: it is made once, and has the first one's result."""
+"""A change of the catalog whose answer was lost is made again under its name.
+
+It is made once, and has the first one's result.
+"""
 
 from __future__ import annotations
 

@@ -134,7 +134,10 @@ def test_nothing_is_held_without_the_session_and_another_session_takes_no_orders
 
 
 def test_the_next_session_begins_when_what_the_last_one_had_is_closed() -> None:
-    """A node that slept and woke: what its next session is given meanwhile would be closed with what the last one had."""
+    """A node that slept and woke.
+
+    What its next session is given meanwhile would be closed with what the last one had.
+    """
     rig = Rig()
     for pchannel in ("dml_0", "dml_1"):
         rig.hosting.assign(rig.name, pchannel, APPEND, 1)

@@ -1,4 +1,7 @@
-"""The catalog in the cluster's meta store: what one machine was told is done, every machine has, whatever fails in between."""
+"""The catalog in the cluster's meta store.
+
+What one machine was told is done, every machine has, whatever fails in between.
+"""
 
 from __future__ import annotations
 
@@ -303,8 +306,11 @@ def _draft_of(store: CatalogStore, name: str) -> Any:
     )
 )
 def test_machines_agree_whichever_calls_fail(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
-    """Two machines on one store that fails: what was said to be done is done once, what was said not to be done is not, no epoch or
-    term is given twice, and at the end both files say the same."""
+    """Two machines on one store that fails.
+
+    What was said to be done is done once, what was said not to be done is not, no epoch or term is given twice, and at
+    the end both files say the same.
+    """
     folder, meta, late = tmp_path_factory.mktemp("machines"), FaultyStore(), Late()
     given: dict[str, list[int]] = {"epoch": [], "term": []}
     sure: set[str] = set()

@@ -1,7 +1,9 @@
-"""A child process for the clock's crash tests: appends to two channels for ever, under a wall clock and a boot that a file says.
+"""A child process for the clock's crash tests.
 
-Lines: ``A <channel> <id> <value> <held>`` once an append is acknowledged, each one write. The file ``host`` holds the boot's name and the
-wall clock's error in seconds; the clock looks at it each time.
+Appends to two channels for ever, under a wall clock and a boot that a file says.
+
+Lines: ``A <channel> <id> <value> <held>`` once an append is acknowledged, each one write. The file ``host`` holds the
+boot's name and the wall clock's error in seconds; the clock looks at it each time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Fills a small disk through the append host, to the last byte and beyond, makes room again, and says what it saw as JSON.
+"""Fills a small disk through the append host, to the last byte and beyond, makes room
+again, and says what it saw as JSON.
 
     python fill_disk.py DIR        DIR is a tmpfs of some 200 MiB of its own, which this may remount with another size
 
-Log, streaming node and flusher run here, with real tables. What was acknowledged is kept outside of the disk, in memory.
+Log, streaming node and flusher run here, with real tables. What was acknowledged is kept
+outside of the disk, in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ class Writer:
 
 
 def until_refused(settings: Settings, engine: RocksMQ, host: AppendHost, writer: Writer) -> dict[str, Any]:
-    """Append until flow control refuses it, with the jobs at work: on the way the disk is relieved, and appends slowed."""
+    """Append until flow control refuses it, with the jobs at work.
+
+    On the way the disk is relieved, and appends slowed.
+    """
     monitor = FlowMonitor(settings, host, engine, pause=0.05, relief_pause=1.0)
     extension = AppendExtension(host, flow=monitor)
     stop, begin = threading.Event(), engine.open(P).describe().begin

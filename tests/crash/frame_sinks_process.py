@@ -1,6 +1,9 @@
-"""Streams under Spark into functions and Delta tables, one after the other, each to its end: python frame_sinks_process.py <folder>.
+"""Streams under Spark into functions and Delta tables, one after the other, each to its end.
 
-Of each micro-batch a function keeps the rows as a file: under a name of its own, so that a repeated one is there twice, or under the batch's number.
+python frame_sinks_process.py <folder>.
+
+Of each micro-batch a function keeps the rows as a file: under a name of its own, so that a repeated one is there twice,
+or under the batch's number.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""A producer that may be killed at any instant: it writes down, synced, what became of each call, outside of the system.
+"""A producer that may be killed at any instant.
+
+It writes down, synced, what became of each call, outside of the system.
 
     python kill_producer.py <journal file> <first row> <rows a call>
 
-The data folder comes from the environment (MILLRACE_DATA). Row ids are `<first row> + n`, in the order of the calls: plain inserts, upserts
-and transactions that commit or roll back. A line of the journal is one call: what became of it, then the ids it was about.
+The data folder comes from the environment (MILLRACE_DATA). Row ids are `<first row> + n`, in the order of the calls:
+plain inserts, upserts and transactions that commit or roll back. A line of the journal is one call: what became of it,
+then the ids it was about.
 
     acknowledged  every row is in the collection once
     rolled-back   none is

@@ -1,10 +1,11 @@
-"""A deployment of real processes under load, each of which may be killed and started again, and what its tables must hold then.
+"""A deployment of real processes under load, each of which may be killed and started again, and
+what its tables must hold then.
 
-The log's server, one Spark driver with streaming node and flusher (as `make run` starts it), and producers of inserts and of
-transactions. The oracle stands outside of the system: each producer notes, synced, what became of its plain inserts and its
-transactions (kill_producer.py). Every acknowledged row is in its collection once, no row of a transaction that was rolled back is,
-one whose answer was lost is there whole or not at all, the order of each key's VChannel is the producer's; log, WAL and table agree
-by digest.
+The log's server, one Spark driver with streaming node and flusher (as `make run` starts it), and producers of inserts
+and of transactions. The oracle stands outside of the system: each producer notes, synced, what became of its plain
+inserts and its transactions (kill_producer.py). Every acknowledged row is in its collection once, no row of a
+transaction that was rolled back is, one whose answer was lost is there whole or not at all, the order of each key's
+VChannel is the producer's; log, WAL and table agree by digest.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Every operator at once under Spark, over files, to their end: python operate_process.py <folder> <data folder> <Kafka's address>. The driver that is
-killed, with its workers."""
+"""Every operator at once under Spark, over files, to their end.
+
+python operate_process.py <folder> <data folder> <Kafka's address>. The driver that is killed, with its workers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ OPERATORS: dict[str, Operator] = {
     "distinct": Distinct(("k", "v"), "t", 9),
     "patterns": Patterns(
         parse(
-            "PARTITION BY k ORDER BY t MEASURES A.t AS a, LAST(B.t) AS b, MATCH_NUMBER() AS m PATTERN (A B+) WITHIN 9 DEFINE B AS v > PREV(v)"
+            "PARTITION BY k ORDER BY t MEASURES A.t AS a, LAST(B.t) AS b, MATCH_NUMBER() AS m PATTERN (A B+) WITHIN 9"
+            " DEFINE B AS v > PREV(v)"
         ),
         "t",
     ),

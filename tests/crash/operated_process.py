@@ -1,7 +1,10 @@
-"""A stream through an operator into a collection, its late rows into another, without Spark: python operated_process.py <data folder> <folder of its checkpoint>.
+"""A stream through an operator into a collection, its late rows into another, without Spark.
 
-Windows whose table, answers and late rows are moved by three programs of our own one after the other; what Spark does of a checkpoint is done
-here as in sink_process.py: a micro-batch whose end is not noted comes again, with its number and its rows.
+python operated_process.py <data folder> <folder of its checkpoint>.
+
+Windows whose table, answers and late rows are moved by three programs of our own one after the other; what
+Spark does of a checkpoint is done here as in sink_process.py: a micro-batch whose end is not noted comes
+again, with its number and its rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,14 @@
-"""A pipeline made or deleted by the service's own calls, in a process that a failpoint ends: the topics and the index are real, by name.
+"""A pipeline made or deleted by the service's own calls, in a process that a failpoint ends.
 
-    python -m tests.crash.saga_process       # lines of JSON in: [data, create|delete|tend, failpoint]; the code of each process out
+The topics and the index are real, by name.
 
-One process has all that a call needs loaded and forks for each line, so that what takes seconds is done once; the fork reads the failpoints anew. What lies in Kafka and OpenSearch is a folder with a file a thing here: a kill leaves it as it leaves a broker, and no JVM is needed.
+    python -m tests.crash.saga_process
+
+Lines of JSON in: [data, create|delete|tend, failpoint]. The exit code of each process out.
+
+One process has all that a call needs loaded and forks for each line, so that what takes seconds is done once; the fork
+reads the failpoints anew. What lies in Kafka and OpenSearch is a folder with a file a thing here: a kill leaves it as
+it leaves a broker, and no JVM is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 LOADED = (
-    "alembic.command", "confluent_kafka.admin", "cryptography.fernet", "millrace.access.grants", "millrace.pipelines.api.management", "opensearchpy",
+    "alembic.command", "confluent_kafka.admin", "cryptography.fernet", "millrace.access.grants",
+    "millrace.pipelines.api.management", "opensearchpy",
 )  # fmt: skip
 DECLARED = {
     "source": {"kind": "kafka", "bootstrap": ["127.0.0.1:9"], "topics": ["before", "in"]},

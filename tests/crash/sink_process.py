@@ -1,7 +1,9 @@
-"""A stream into a collection without Spark: python sink_process.py <data folder> <folder of its checkpoint> <guarantee> <batches>.
+"""A stream into a collection without Spark.
 
-It does what Spark does of a query's checkpoint: a micro-batch whose end is not noted comes again, with its number and its rows, which may
-stand in another order.
+python sink_process.py <data folder> <folder of its checkpoint> <guarantee> <batches>.
+
+It does what Spark does of a query's checkpoint: a micro-batch whose end is not noted comes again, with its number and
+its rows, which may stand in another order.
 """
 
 from __future__ import annotations

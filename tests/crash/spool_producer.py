@@ -2,8 +2,8 @@
 
     python spool_producer.py <journal file> <spool folder> <first number> [drain]
 
-The data folder comes from the environment (MILLRACE_DATA); the log's server is somebody else's to start. Row n has the key
-n % KEYS and the number n. With `drain` it adds nothing, and ends once the spool is empty.
+The data folder comes from the environment (MILLRACE_DATA); the log's server is somebody else's to start. Row n has the
+key n % KEYS and the number n. With `drain` it adds nothing, and ends once the spool is empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A backup that is killed at any of its steps is none, and the next one is whole; a restore that is killed made nothing."""
+"""A backup that is killed at any of its steps is none, and the next one is whole.
+
+A restore that is killed made nothing.
+"""
 
 from __future__ import annotations
 

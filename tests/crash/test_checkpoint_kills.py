@@ -31,7 +31,8 @@ from millrace.operations.checkpoint.run import checkpoint
 from millrace.runtime.progress import Progress
 from millrace.base.settings import Settings
 settings = Settings.load()
-log = RocksMQ(settings.log_path, settings=RocksMQSettings(segment_bytes={segment}, spare_files=2, max_entry_bytes={entry}))
+rocksmq = RocksMQSettings(segment_bytes={segment}, spare_files=2, max_entry_bytes={entry})
+log = RocksMQ(settings.log_path, settings=rocksmq)
 checkpoint(settings, log, CheckpointParams(), Progress())
 """
 

@@ -1,8 +1,8 @@
 """SIGKILL of the log's server and of a producer with a spool, at seeded moments and at each step of a retransmission.
 
-The oracle stands outside: the producer notes, synced, which numbers it tried and which were taken (by the log or by its
-spool). Every number that was taken is in the log once, one that was only tried at most once, and the numbers of a key come in
-their order.
+The oracle stands outside: the producer notes, synced, which numbers it tried and which were taken (by the log or
+by its spool). Every number that was taken is in the log once, one that was only tried at most once, and the
+numbers of a key come in their order.
 """
 
 from __future__ import annotations

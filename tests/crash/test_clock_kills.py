@@ -1,7 +1,7 @@
 """SIGKILL of a process that stamps under a wall clock that leaps, at seeded moments and between keeping and appending.
 
-Whatever the next process finds, the clock ahead, back or right, on the same boot or another: stamps never go back, no leap that was
-held is believed, log time goes on, and nothing that was acknowledged is lost.
+Whatever the next process finds, the clock ahead, back or right, on the same boot or another: stamps never go back, no
+leap that was held is believed, log time goes on, and nothing that was acknowledged is lost.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Rig:
         return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=REPOSITORY)
 
     def take(self, child: subprocess.Popen[bytes], lines: int | None, *, held: bool | None = None) -> int:
-        """Note so many acknowledgements (None: until the child is dead), and go on until one says that a leap is `held`, or is not."""
+        """Note so many acknowledgements (None: until the child is dead), and go on until one says
+        that a leap is `held`, or is not.
+        """
         assert child.stdout is not None
         taken = 0
         for line in child.stdout:

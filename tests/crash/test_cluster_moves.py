@@ -1,4 +1,7 @@
-"""A cluster of real processes under a stream of rows: whatever becomes of its nodes, every row is in its collection once."""
+"""A cluster of real processes under a stream of rows.
+
+Whatever becomes of its nodes, every row is in its collection once.
+"""
 
 from __future__ import annotations
 
@@ -198,8 +201,9 @@ def test_nodes_sleep_die_are_drained_and_added_and_every_row_is_there_once(tmp_p
 
 
 def asleep_before_a_commit(cluster: LocalCluster) -> tuple[str, ChildProcess]:
-    """A node that owns something and went to sleep between the check and its commit, but not in the midst of a write to the meta
-    store, too, which would hold up all others (docs/coordinator.md)."""
+    """A node that owns something and went to sleep between the check and its commit, but not in the midst of a write
+    to the meta store, too, which would hold up all others (docs/coordinator.md).
+    """
     for name in ("n1", "n5", "n6"):
         job = cluster.node(name, environment={VARIABLE: "commit.checked@4~"})
         until(lambda job=job: psutil.Process(job.pid).status() == psutil.STATUS_STOPPED, cluster)  # type: ignore[misc]
@@ -222,7 +226,9 @@ def on_pulsar() -> str:
 def appending_nodes(
     folder: Path, url: str, meta: str = ""
 ) -> Iterator[tuple[Settings, Database, CollectionInfo, LocalCluster, Stream]]:
-    """A stream of rows on a broker whose PChannels two nodes, n1 and n2, have come to have, with etcd as the meta store."""
+    """A stream of rows on a broker whose PChannels two nodes, n1 and n2, have come to
+    have, with etcd as the meta store.
+    """
     meta = meta or f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
     with streaming(folder, 4, log=url, meta_store=meta) as (settings, client, collection, cluster, stream):
         until(lambda: stream.failed() or stream.count > 0, cluster)

@@ -1,7 +1,8 @@
 """Two committers of one table, phase-locked: every order in which their steps can fall, one by one.
 
-A committer stops where it has checked the fence and before it commits. A step lets one of them run on to its next stop, so
-that a schedule is a string such as "ABAB"; all schedules are enumerated, and the table must look the same behind each.
+A committer stops where it has checked the fence and before it commits. A step lets one of them run on to
+its next stop, so that a schedule is a string such as "ABAB"; all schedules are enumerated, and the table
+must look the same behind each.
 """
 
 from __future__ import annotations
@@ -123,7 +124,10 @@ def _drive(path: Path, ranges: Ranges, schedule: Sequence[int]) -> tuple[str, li
 
 
 def _check(path: Path, actors: Sequence[Actor]) -> None:
-    """No row lost, none doubled; state, totals and live files agree; each PChannel went in through exactly one actor."""
+    """No row lost, none doubled.
+
+    State, totals and live files agree; each PChannel went in through exactly one actor.
+    """
     for actor in actors:
         assert actor.error is None
     results = [actor.result for actor in actors if actor.result is not None]

@@ -1,4 +1,7 @@
-"""A commit that stands although its answer was lost, and was overtaken before anybody looked: the files that it names stay."""
+"""A commit that stands although its answer was lost, and was overtaken before anybody looked.
+
+The files that it names stay.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ from tests.operations.log_maker import Things
 
 @contextmanager
 def overtaken(path: Path, behind: Callable[[], object] | None = None) -> Iterator[list[int]]:
-    """The next commit that adds files to the table at `path` stands, is raised as failed, and what it added was replaced.
+    """The next commit that adds files to the table at `path` stands, is raised as failed,
+    and what it added was replaced.
 
     By `behind`, another writer; by default what it added is taken out, as compaction does.
     """

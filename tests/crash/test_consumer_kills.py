@@ -1,4 +1,7 @@
-"""SIGKILL of the server while a group consumes, or changes are followed, from elsewhere: it goes on by itself, each row once."""
+"""SIGKILL of the server while a group consumes, or changes are followed, from elsewhere.
+
+It goes on by itself, each row once.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Two coordinators of one deployment, phase-locked: every order in which their steps can fall, one by one.
 
-A coordinator stops where it has planned, before what it has kept is sent, between an append and its acknowledgement, and before
-the catalog changes. A step lets one of them run on to its next stop; all schedules are enumerated, and behind each the catalog
-must be what the chain has, each call must have had its effect once, and nothing must be left under way.
+A coordinator stops where it has planned, before what it has kept is sent, between an append and its
+acknowledgement, and before the catalog changes. A step lets one of them run on to its next stop; all schedules are
+enumerated, and behind each the catalog must be what the chain has, each call must have had its effect once, and
+nothing must be left under way.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class Actor:
 
 
 def schedules(run: Callable[[str], str]) -> Iterator[str]:
-    """Every schedule once: `run` follows a prefix, lets A go first behind it, and says what it did (in lower case: no choice)."""
+    """Every schedule once.
+
+    `run` follows a prefix, lets A go first behind it, and says what it did (in lower case: no choice).
+    """
     pending = [""]
     while pending:
         prefix = pending.pop()

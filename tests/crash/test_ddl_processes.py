@@ -1,4 +1,7 @@
-"""Processes that change one collection at once, some of them killed in it: catalog and chain are the same in the end."""
+"""Processes that change one collection at once, some of them killed in it.
+
+Catalog and chain are the same in the end.
+"""
 
 from __future__ import annotations
 

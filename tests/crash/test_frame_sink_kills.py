@@ -1,4 +1,7 @@
-"""Streams under Spark into functions and Delta tables, their driver killed in each: what was chosen of a repeated micro-batch holds."""
+"""Streams under Spark into functions and Delta tables, their driver killed in each.
+
+What was chosen of a repeated micro-batch holds.
+"""
 
 from __future__ import annotations
 

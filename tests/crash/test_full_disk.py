@@ -1,4 +1,7 @@
-"""A disk that fills up under load: relieved, slowed, refused, then really full, and nothing acknowledged is lost or doubled."""
+"""A disk that fills up under load.
+
+Relieved, slowed, refused, then really full, and nothing acknowledged is lost or doubled.
+"""
 
 from __future__ import annotations
 

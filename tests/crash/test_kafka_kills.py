@@ -1,4 +1,7 @@
-"""SIGKILL of a Kafka broker under load: what it acknowledged is there once and in order; a tail that it lost is LogRegressed."""
+"""SIGKILL of a Kafka broker under load.
+
+What it acknowledged is there once and in order; a tail that it lost is LogRegressed.
+"""
 
 from __future__ import annotations
 

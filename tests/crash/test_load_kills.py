@@ -35,7 +35,8 @@ def test_a_load_that_is_killed_and_begun_again_has_each_row_once(tmp_path: Path,
     with millrace.testing.deployment(tmp_path / "data") as db:
         rows = db.create_collection("rows", {"id": "int64", "name": "string?"}, key="id", vchannels=2)
         command = [
-            sys.executable, "-m", "millrace", "produce", "rows", str(files), "--batch-rows", "50", "--bad-rows", str(bad),
+            sys.executable, "-m", "millrace", "produce", "rows", str(files), "--batch-rows", "50", "--bad-rows",
+            str(bad),
             "--resume", str(journal), "--data", str(db.settings.data_dir), "--json",
         ]  # fmt: skip
 

@@ -1,8 +1,10 @@
-"""The backend of a running deployment is switched, with kill -9 at each step: nothing lost, nothing doubled, order kept.
+"""The backend of a running deployment is switched, with kill -9 at each step.
 
-Producers write and the append host answers all the while; a node commits. The switch dies at each of its failpoints in turn,
-then the same command completes it; the log's server and the node are killed in between. The oracle stands outside of the
-system: one key a writer, its sequences kept in the test.
+Nothing lost, nothing doubled, order kept.
+
+Producers write and the append host answers all the while; a node commits. The switch dies at each of its failpoints in
+turn, then the same command completes it; the log's server and the node are killed in between. The oracle stands outside
+of the system: one key a writer, its sequences kept in the test.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""The backend of a deployment is switched under its real Spark driver, which is killed around the switch: nothing is lost or doubled.
+"""The backend of a deployment is switched under its real Spark driver, which is killed around the switch.
 
-Streaming node and flusher run as `make run` starts them, producers of inserts and of transactions write all the while, and
-`millrace log switch` moves the log. Two oracles stand outside of the system: the producers' journals (kill_rig.py), and writers that
-count the sequences of one key each (switch_oracle.py); both are held against the rows in the collections' tables.
+Nothing is lost or doubled.
+
+Streaming node and flusher run as `make run` starts them, producers of inserts and of transactions write all the
+while, and `millrace log switch` moves the log. Two oracles stand outside of the system: the producers' journals
+(kill_rig.py), and writers that count the sequences of one key each (switch_oracle.py); both are held against the
+rows in the collections' tables.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Operators under Spark, a collection, a Kafka topic or a Delta table behind each, killed at seeded moments: the driver at its commits and between them,
-Python workers and the log's server at any time."""
+"""Operators under Spark, a collection, a Kafka topic or a Delta table behind each, killed at seeded moments.
+
+The driver at its commits and between them, Python workers and the log's server at any time.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +120,10 @@ def in_sink(db: Deployment, folder: Path, topics: dict[str, Topic], name: str) -
 
 
 def micro_batches(place: Path) -> list[pa.Table]:
-    """The rows of each micro-batch of the query at `place`, all files among them. One is of two files where the driver was killed when Spark had noted
-    the next file and no batch with it."""
+    """The rows of each micro-batch of the query at `place`, all files among them.
+
+    One is of two files where the driver was killed when Spark had noted the next file and no batch with it.
+    """
     logs = sorted((place / "offsets").glob("[0-9]*"), key=lambda each: int(each.name))
     ends = [json.loads(each.read_text().splitlines()[-1])["logOffset"] for each in logs]
     assert ends[-1] == BATCHES - 1

@@ -1,4 +1,7 @@
-"""An operator with sinks behind it that is killed between any two of its commits, and whose log server is: content equal to one run that nobody disturbed."""
+"""An operator with sinks behind it that is killed between any two of its commits, and whose log server is.
+
+Content equal to one run that nobody disturbed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The service killed before and behind the effect of each step of making and deleting a pipeline: the next one brings it to its end, and what
-was there before stays."""
+"""The service killed before and behind the effect of each step of making and deleting a pipeline.
+
+The next one brings it to its end, and what was there before stays.
+"""
 
 from __future__ import annotations
 

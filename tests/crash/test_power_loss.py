@@ -1,7 +1,9 @@
-"""A power loss at any sync: what was acknowledged is there once, and everything opens, as far as nothing but what was synced is left.
+"""A power loss at any sync.
 
-Two kinds of disk. One keeps what was synced and no more. The other has every name at once, and bytes only once they are synced: what
-was not yet is empty. Log, streaming node, flusher, checkpoint, compaction and trims run in this process.
+What was acknowledged is there once, and everything opens, as far as nothing but what was synced is left.
+
+Two kinds of disk. One keeps what was synced and no more. The other has every name at once, and bytes only once they are
+synced: what was not yet is empty. Log, streaming node, flusher, checkpoint, compaction and trims run in this process.
 """
 
 from __future__ import annotations

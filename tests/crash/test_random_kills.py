@@ -1,4 +1,6 @@
-"""SIGKILL of producer, log server, broker and Spark driver under load, at seeded random moments: nothing is lost or doubled.
+"""SIGKILL of producer, log server, broker and Spark driver under load, at seeded random moments.
+
+Nothing is lost or doubled.
 
 The processes and the oracle outside of the system are kill_rig's.
 """

@@ -1,4 +1,7 @@
-"""A stream into a collection that is killed at each of its steps, and whose log server is: the guarantee that was chosen holds."""
+"""A stream into a collection that is killed at each of its steps, and whose log server is.
+
+The guarantee that was chosen holds.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""SIGKILL of the log's server and of producers that insert, upsert and commit: each row is there once, whatever died. No JVM takes part.
+"""SIGKILL of the log's server and of producers that insert, upsert and commit: each row is there once, whatever died.
 
-The processes and the oracle outside of the system are kill_rig's; a third of the calls that are no transactions are upserts.
+No JVM takes part.
+
+The processes and the oracle outside of the system are kill_rig's; a third of the calls that
+are no transactions are upserts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Running Millrace's DAGs with ``dag.test()``: a migrated metadata database, a data folder of the test's own, jobs stopped."""
+"""Running Millrace's DAGs with ``dag.test()``.
+
+A migrated metadata database, a data folder of the test's own, jobs stopped.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from tests.airflow_home import HOME, ROOT, database
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test of a run pays for Airflow's imports, its database and its API server: a minute on a busy machine."""
+    """The first test of a run pays for Airflow's imports, its database and its API server.
+
+    A minute on a busy machine.
+    """
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(300))
@@ -65,7 +71,10 @@ def load_dag(name: str) -> Any:
 
 @pytest.fixture
 def run_dag(airflow: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDag]:
-    """Runs the DAG of a file with a run's conf, on the data folder of the test's settings: ``run_dag("compaction", {...})``."""
+    """Runs the DAG of a file with a run's conf, on the data folder of the test's settings.
+
+    ``run_dag("compaction", {...})``.
+    """
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     # dag.test() has no scheduler that has to hear of a deferral first.

@@ -1,4 +1,7 @@
-"""The checkpoint DAG on a real deployment: one job a run, its report as the task's result, red where a replay differs."""
+"""The checkpoint DAG on a real deployment.
+
+One job a run, its report as the task's result, red where a replay differs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every DAG file is light and complete: quick to import, nothing heavy with it, docs, tags, owner, form, retries, deadline."""
+"""Every DAG file is light and complete.
+
+Quick to import, nothing heavy with it, docs, tags, owner, form, retries, deadline.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from tests.airflow_loads import LARGEST_SHARE, airflow_loads
 
 FILES = sorted((ROOT / "dags").rglob("*.py"))
 OF_A_STORE = {"pipelines"}
-"""Files that have a DAG for each thing that is declared in a store, and none where nothing is: tests/plugins/test_pipelines.py."""
+"""Files that have a DAG for each thing that is declared in a store, and none where nothing is.
+
+Tests/plugins/test_pipelines.py.
+"""
 
 
 def looked(path: Path) -> dict[str, Any]:

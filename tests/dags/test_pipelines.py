@@ -1,4 +1,7 @@
-"""The DAG of a pipeline on real servers: its task starts the worker on Spark, which moves documents; a killed one is started again."""
+"""The DAG of a pipeline on real servers.
+
+Its task starts the worker on Spark, which moves documents; a killed one is started again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The quality DAGs on a real deployment: green and telling its asset, or red and holding removal back until a person says so."""
+"""The quality DAGs on a real deployment.
+
+Green and telling its asset, or red and holding removal back until a person says so.
+"""
 
 from __future__ import annotations
 

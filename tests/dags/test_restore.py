@@ -1,4 +1,6 @@
-"""The restore DAG: looked at first, made without anybody where nothing is replaced, and decided by a person where it is."""
+"""The restore DAG: looked at first, made without anybody where nothing is replaced, and
+decided by a person where it is.
+"""
 
 from __future__ import annotations
 

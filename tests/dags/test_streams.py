@@ -1,4 +1,7 @@
-"""A declared stream under Airflow: its DAG starts the job, adopts it, stops it when it is paused; windows come out as by DuckDB."""
+"""A declared stream under Airflow.
+
+Its DAG starts the job, adopts it, stops it when it is paused; windows come out as by DuckDB.
+"""
 
 from __future__ import annotations
 

@@ -2,14 +2,15 @@
 
 The blocks of the page run in its order, in one empty folder, with a home folder of its own:
 
-- ``sh`` runs in one bash that lasts for the page. With ``title="Second terminal"`` (or any title that ends in "terminal") a
-  bash of its own runs it in the background until the page ends.
+- ``sh`` runs in one bash that lasts for the page. With ``title="Second terminal"`` (or any title that ends in
+  "terminal") a bash of its own runs it in the background until the page ends.
 - ``python`` runs in one Python that lasts for the page.
 - any block with ``title="name.ext"`` is written to that file.
-- ``text`` is what the blocks since the last ``text`` printed. ``…`` matches what differs from run to run: any characters
-  inside a line, any lines if it is alone on one. Time ticks, moments and durations may differ without it.
+- ``text`` is what the blocks since the last ``text`` printed. ``…`` matches what differs from run to run: any
+  characters inside a line, any lines if it is alone on one. Time ticks, moments and durations may differ without it.
 
-Lines that make an environment (``pip install``, ``python -m venv``, ``activate``) are left out, unless --install is given.
+Lines that make an environment (``pip install``, ``python -m venv``, ``activate``) are left
+out, unless --install is given.
 """
 
 from __future__ import annotations

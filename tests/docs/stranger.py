@@ -18,10 +18,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-# --- an entry ---------------------------------------------------------------------------------------------------------------
+# --- an entry ---------------------------------------------------------------------------------------------------------
 
 COLUMNS = {
-    "type": "H", "vchannel": "H", "term": "q", "collection_id": "q", "partition_id": "q", "schema_version": "i", "rows": "q",
+    "type": "H", "vchannel": "H", "term": "q", "collection_id": "q", "partition_id": "q", "schema_version": "i",
+    "rows": "q",
     "txn_id": "q", "producer_id": "q", "epoch": "i", "sequence": "q", "barrier_tick": "q", "payload_length": "I",
 }  # fmt: skip
 INSERT, DELETE, BEGIN_TXN, COMMIT_TXN = 400, 401, 1305, 1306
@@ -62,7 +63,7 @@ def home(key: int, vchannels: list[str]) -> str:
     return vchannels[(found ^ (found >> 32)) % len(vchannels)]
 
 
-# --- the server -------------------------------------------------------------------------------------------------------------
+# --- the server -------------------------------------------------------------------------------------------------------
 
 
 class Server:

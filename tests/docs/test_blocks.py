@@ -1,4 +1,7 @@
-"""What the pages have a reader type or copy is understood: commands, variables, files; and each Python block is run by a test."""
+"""What the pages have a reader type or copy is understood.
+
+Commands, variables, files; and each Python block is run by a test.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _MILLRACE = re.compile(r"(?:^|[\s|&;(])(millrace [^#|&;)]*)")
 
 
 def shell_lines(page: str) -> list[str]:
-    """What a page has a reader type: fenced shell, and indented lines that begin with a program of ours; continued lines joined."""
+    """What a page has a reader type.
+
+    Fenced shell, and indented lines that begin with a program of ours; continued lines joined.
+    """
     fenced = [block.text for block in blocks(page) if block.language in SHELLS]
     text = (ROOT / page).read_text(encoding="utf-8")
     indented = re.findall(

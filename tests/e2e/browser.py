@@ -1,7 +1,10 @@
-"""A headless Chromium, driven over its own protocol on two pipes: what a person sees and clicks, and what the page complains of.
+"""A headless Chromium, driven over its own protocol on two pipes.
 
-No driver and no library between: commands are JSON, each ended by a zero byte (``--remote-debugging-pipe``). Chromium is
-found on PATH, or installed by apt-get where this user may; where neither works the tests fail and say what to install.
+What a person sees and clicks, and what the page complains of.
+
+No driver and no library between: commands are JSON, each ended by a zero byte
+(``--remote-debugging-pipe``). Chromium is found on PATH, or installed by apt-get where this user may; where
+neither works the tests fail and say what to install.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ _PIPES: Final = (
 
 
 def find_chromium() -> str:
-    """The browser's program, installed where it is not there and this user may. Raises AssertionError that says what to do."""
+    """The browser's program, installed where it is not there and this user may.
+
+    Raises AssertionError that says what to do.
+    """
     found = _on_path()
     if not found and shutil.which("apt-get") and os.geteuid() == 0:
         apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"]
@@ -170,7 +176,8 @@ class Page:
         while True:
             found = self._call(
                 "Runtime.evaluate",
-                expression=f"(() => {{ try {{ const it = ({expression}); return it?.nodeType ? true : it }} catch {{ return null }} }})()",
+                expression=f"(() => {{ try {{ const it = ({expression}); return it?.nodeType ? true : it }} catch"
+                f" {{ return null }} }})()",
                 returnByValue=True,
             )
             if found["result"].get("value"):
@@ -185,9 +192,12 @@ class Page:
         return str(self.evaluate("document.body ? document.body.innerText : ''"))
 
     def click(self, element: str) -> None:
-        """Click the element that the expression `element` gives, with the mouse, once it is there, uncovered, and stands still."""
+        """Click the element that the expression `element` gives, with the mouse, once it is
+        there, uncovered, and stands still.
+        """
         box = (
-            f"(() => {{ const it = {element}; if (!it || it.disabled) return null; it.scrollIntoView({{block: 'nearest'}});"
+            f"(() => {{ const it = {element}; if (!it || it.disabled) return null; "
+            f" it.scrollIntoView({{block: 'nearest'}});"
             " const box = it.getBoundingClientRect(), place = [box.x + box.width / 2, box.y + box.height / 2];"
             " const top = box.width ? it.ownerDocument.elementFromPoint(...place) : null;"
             " return top && (it.contains(top) || top.contains(it)) ? place : null; })()"
@@ -202,7 +212,10 @@ class Page:
             self._call("Input.dispatchMouseEvent", type=kind, x=found[0], y=found[1], button="left", clickCount=1)
 
     def click_until(self, element: str, expression: str, *, seconds: float = 45.0) -> None:
-        """Click, and again while nothing comes of it, as a person does: a page that is just being replaced takes no click."""
+        """Click, and again while nothing comes of it, as a person does.
+
+        A page that is just being replaced takes no click.
+        """
         end = time.monotonic() + seconds
         while True:
             self.click(element)
@@ -222,7 +235,8 @@ class Page:
     def picture(self, file: Path, *, whole: bool = False) -> None:
         """A picture of what is seen, or of the whole page, once its fonts are there and nothing moves."""
         self.evaluate(
-            "document.fonts.ready.then(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1)))))"
+            "document.fonts.ready.then(() => new Promise((done) => "
+            "requestAnimationFrame(() => requestAnimationFrame(() => done(1)))))"
         )
         size = self._call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}

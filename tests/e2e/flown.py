@@ -1,4 +1,7 @@
-"""Flights that are put through the running system, and what must come of them: computed from the flights alone, with DuckDB."""
+"""Flights that are put through the running system, and what must come of them.
+
+Computed from the flights alone, with DuckDB.
+"""
 
 from __future__ import annotations
 
@@ -86,5 +89,8 @@ def derived(settings: Settings) -> tuple[list[tuple[Any, ...]], int]:
     with duckdb.connect() as db:
         db.register("flown", flown)
         db.execute("SET TimeZone = 'UTC'")
-        columns = "origin, hour, scheduled, departed, cancelled, late, mean_dep_delay, max_dep_delay, mean_arr_delay, carriers"
+        columns = (
+            "origin, hour, scheduled, departed, cancelled, late, mean_dep_delay, max_dep_delay, mean_arr_delay,"
+            " carriers"
+        )
         return db.execute(f"SELECT {columns} FROM flown ORDER BY hour, origin").fetchall(), table.version()

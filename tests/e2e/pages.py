@@ -54,7 +54,8 @@ def tab(page: Page, name: str) -> None:
     page.click(f"[...document.querySelectorAll('nav.tabs a')].find((each) => each.innerText.startsWith({words}))")
     page.wait(
         f"(document.querySelector('nav.tabs a[aria-current]')?.innerText || '').startsWith({words})"
-        f" && document.readyState === 'complete' && document.querySelector('main').innerText.includes({json.dumps(TABS[name])})",
+        f" && document.readyState === 'complete' &&"
+        f" document.querySelector('main').innerText.includes({json.dumps(TABS[name])})",
         what=f"the tab {name} shows {TABS[name]!r}",
     )
 

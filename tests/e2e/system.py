@@ -1,4 +1,7 @@
-"""The whole system on a data folder of a test's own, driven as a user drives it: `millrace system`, and Airflow's REST API."""
+"""The whole system on a data folder of a test's own, driven as a user drives it.
+
+`millrace system`, and Airflow's REST API.
+"""
 
 from __future__ import annotations
 
@@ -212,8 +215,8 @@ class Airflow:
     def approve(self, dag_id: str, run_id: str, task_id: str = "approve") -> None:
         """What a person does who is asked: read the question, and say yes.
 
-        Nobody reads it in less than five seconds, and Airflow 3.3 fails a task that is answered before its scheduler has heard that
-        it waits (apache/airflow#67287; millrace_airflow.triggers has the same pause).
+        Nobody reads it in less than five seconds, and Airflow 3.3 fails a task that is answered before its scheduler
+        has heard that it waits (apache/airflow#67287; millrace_airflow.triggers has the same pause).
         """
         path = f"/api/v2/dags/{dag_id}/dagRuns/{_part(run_id)}/taskInstances/{task_id}/-1/hitlDetails"
         self.wait_task(dag_id, run_id, task_id, "awaiting_input", "deferred")

@@ -1,4 +1,7 @@
-"""The whole system as its user has it: a real Airflow, the streaming job that its DAG starts, the log; up, killed, up, down."""
+"""The whole system as its user has it.
+
+A real Airflow, the streaming job that its DAG starts, the log; up, killed, up, down.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def append(settings: Settings, ids: list[int]) -> list[int]:
 
 
 def idle(system: System, api: AirflowApi) -> dict[str, Any]:
-    """The status while no scheduled operation runs: a new system's first ones run at once, each with a Spark of its own."""
+    """The status while no scheduled operation runs.
+
+    A new system's first ones run at once, each with a Spark of its own.
+    """
     until = time.monotonic() + 300
     while True:
         before, found, after = operating(api), system.status(), operating(api)

@@ -1,4 +1,6 @@
-"""Three days rebuilt through Airflow's own backfill, by its command line and by REST, against what DuckDB makes of the flights."""
+"""Three days rebuilt through Airflow's own backfill, by its command line and by REST, against
+what DuckDB makes of the flights.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ DAYS = {
 
 
 def finished(airflow: Airflow, *, since: set[tuple[str, str]]) -> list[dict[str, Any]]:
-    """The three runs of a backfill, once all of them have ended since; `since`: (run id, end) of those that had before."""
+    """The three runs of a backfill, once all of them have ended since.
+
+    `since`: (run id, end) of those that had before.
+    """
 
     def ended() -> list[dict[str, Any]] | None:
         found = [each for each in airflow.runs("backfill") if each["run_type"] == "backfill"]
@@ -41,10 +46,13 @@ def known(airflow: Airflow) -> set[tuple[str, str]]:
 
 
 def ask(create: Callable[[], Any]) -> None:
-    """Create a backfill, again where Airflow's SQLite was locked: Airflow takes back what it has made then, for a retry.
+    """Create a backfill, again where Airflow's SQLite was locked.
 
-    Each of its runs is a transaction there that reads before it writes, and fails at once where another process wrote in between.
-    A backfill whose runs have all ended counts as running until the scheduler looks again, each half minute.
+    Airflow takes back what it has made then, for a retry.
+
+    Each of its runs is a transaction there that reads before it writes, and fails at once where another
+    process wrote in between. A backfill whose runs have all ended counts as running until the scheduler
+    looks again, each half minute.
     """
 
     def created() -> bool:

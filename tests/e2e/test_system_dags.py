@@ -1,4 +1,7 @@
-"""Every DAG on the real system: a run through Airflow's REST API ends in success, and what it did stands in the tables."""
+"""Every DAG on the real system.
+
+A run through Airflow's REST API ends in success, and what it did stands in the tables.
+"""
 
 from __future__ import annotations
 

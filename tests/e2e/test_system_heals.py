@@ -1,4 +1,7 @@
-"""kill -9 in the middle of the work: the system heals by itself, every row is there once, and nothing orphaned is left."""
+"""kill -9 in the middle of the work.
+
+The system heals by itself, every row is there once, and nothing orphaned is left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A headless Chromium on the real system: it logs in, clicks through every view, and starts a DAG from its filled-in form."""
+"""A headless Chromium on the real system.
+
+It logs in, clicks through every view, and starts a DAG from its filled-in form.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ BLANK_BYTES = 16_000
 
 @pytest.fixture(scope="module")
 def demo(system: System, airflow: Airflow) -> None:
-    """Something to look at: a transaction that was rolled back, a rejection, a few thousand flights, a checked table."""
+    """Something to look at.
+
+    A transaction that was rolled back, a rejection, a few thousand flights, a checked table.
+    """
     system.millrace("--rows", "5000", "--seconds", "5", "--times", "1", module="millrace.demo.running")
     airflow.run("checkpoint").succeeded()
     airflow.run("quality").succeeded()

@@ -1,5 +1,7 @@
-"""A pipeline that Airflow keeps (`deployment: airflow`), from its declaration to its end, in a running system: its DAG appears, its worker on Spark
-moves documents, what is killed comes again, and who stops it stops it."""
+"""A pipeline that Airflow keeps (`deployment: airflow`), from its declaration to its end, in a running system.
+
+Its DAG appears, its worker on Spark moves documents, what is killed comes again, and who stops it stops it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(1800)]
 
 @pytest.fixture
 def calls(airflow: Airflow) -> Iterator[httpx.Client]:
-    """The calls of the management of pipelines, in Airflow's web server, as its admin; making one waits for Kafka and OpenSearch."""
+    """The calls of the management of pipelines, in Airflow's web server, as its admin.
+
+    Making one waits for Kafka and OpenSearch.
+    """
     with httpx.Client(base_url=airflow.address, timeout=240.0, trust_env=False) as client:
         login = {"username": "admin", "password": airflow.password}
         token = client.post("/auth/token", json=login).raise_for_status().json()["access_token"]
@@ -43,7 +48,10 @@ def _told(answer: httpx.Response) -> dict[str, Any]:
 
 @pytest.fixture
 def flights(system: System, airflow: Airflow, calls: httpx.Client) -> Iterator[Flights]:
-    """A topic, an index, and a pipeline of Airflow's between them that runs; the streaming job stands still meanwhile."""
+    """A topic, an index, and a pipeline of Airflow's between them that runs.
+
+    The streaming job stands still meanwhile.
+    """
     airflow.api.set_paused(STREAMING_DAG, True)
     made = Flights(system.settings.data_dir.parent, deployment="airflow")
     assert _told(calls.put(made.id, json=made.declared))["phase"] == "READY"

@@ -7,8 +7,8 @@ A folder, wherever it was unpacked, holds a whole deployment and what belongs to
     streams/   message streams            backups/  one backup of data/
     trimmed/   a deployment of its own whose WAL was trimmed by its retention
 
-The generation's URL is relative so that no path of the machine that made it stands in there: whoever reads the log from its
-beginning does so in that folder.
+The generation's URL is relative so that no path of the machine that made it stands in there: whoever reads the log from
+its beginning does so in that folder.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ def _connected(settings: Settings, server: subprocess.Popen[bytes]) -> Database:
 
 
 def rows(settings: Settings, collection: int, *, at: int | None = None) -> list[dict[str, Any]]:
-    """What a read finds, in the order of the key, as JSON has it. Of `at` it is known that the WAL has all up to there."""
+    """What a read finds, in the order of the key, as JSON has it.
+
+    Of `at` it is known that the WAL has all up to there.
+    """
     known = None if at is None else {f"dml_{number}": at for number in range(3)}
     found = read_arrow(settings, collection, at=at, deadline=0.0, confirmed=known)
     key = found.column_names[0]

@@ -1,8 +1,8 @@
 """Every kind of durable file of a deployment, how to read it, and what became of a flipped bit: an answer for each.
 
-The answers: ``same`` (nothing that is read depends on that bit), ``error`` (a MillraceError, by its code), ``other`` (something else
-is read, and nothing is said at once), ``verify`` (the same, but `millrace verify` finds it), ``untyped`` (another exception),
-``aborted`` (the process that read it died).
+The answers: ``same`` (nothing that is read depends on that bit), ``error`` (a MillraceError, by its code), ``other``
+(something else is read, and nothing is said at once), ``verify`` (the same, but `millrace verify` finds it),
+``untyped`` (another exception), ``aborted`` (the process that read it died).
 """
 
 from __future__ import annotations
@@ -239,7 +239,10 @@ FOOTERS = "footers of Parquet files"
 
 
 def flips(root: Path, kind: Kind, count: int) -> Iterator[tuple[str, int]]:
-    """Files below the kind's folder with places in them: `count` in all, the beginnings and the ends always among them."""
+    """Files below the kind's folder with places in them.
+
+    `count` in all, the beginnings and the ends always among them.
+    """
     folder = root / kind.folder
     files = sorted(path for path in folder.glob(kind.files) if path.is_file() and path.stat().st_size)
     assert files, f"no file of the kind {kind.name}"
@@ -286,7 +289,10 @@ def in_footer(path: Path, place: int) -> bool:
 
 
 def worker(root: Path, scratch: Path, count: int) -> None:
-    """Answers line by line, behind those that an earlier worker gave: Arrow may end the process over a garbled footer."""
+    """Answers line by line, behind those that an earlier worker gave.
+
+    Arrow may end the process over a garbled footer.
+    """
     given = scratch / "answers.jsonl"
     known = [json.loads(line) for line in given.read_text().splitlines()] if given.exists() else []
     with given.open("a") as out:
@@ -312,7 +318,10 @@ def _sound(root: Path, kind: Kind, scratch: Path) -> Any:
 
 
 def answers(root: Path, scratch: Path, count: int) -> dict[str, Counter[str]]:
-    """By kind how often each answer came, of about `count` flips each; ``aborted`` where the process that read it died."""
+    """By kind how often each answer came, of about `count` flips each.
+
+    ``aborted`` where the process that read it died.
+    """
     given = scratch / "answers.jsonl"
     found: dict[str, Counter[str]] = {name: Counter() for name in (*(kind.name for kind in KINDS), FOOTERS)}
     while True:

@@ -1,8 +1,8 @@
 """Makes the golden deployment and what is known of it: ``python -m tests.golden.make_deployment <empty folder>``.
 
-Not to be run again over an archive that is there: the archive holds what a released build wrote, and later builds must open it.
-(Tests make a deployment of their own build by the same hand, to flip its bytes.) Where formats grow (a new field, a new table), make another one beside it, ``deployment-2``, with the
-build that wrote them.
+Not to be run again over an archive that is there: the archive holds what a released build wrote, and later builds must
+open it. (Tests make a deployment of their own build by the same hand, to flip its bytes.) Where formats grow (a new
+field, a new table), make another one beside it, ``deployment-2``, with the build that wrote them.
 """
 
 from __future__ import annotations

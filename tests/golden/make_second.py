@@ -1,8 +1,10 @@
-"""Makes the second golden deployment: ``python -m tests.golden.make_second <empty folder>``; what version 4 of the chain brought.
+"""Makes the second golden deployment.
 
-Checks, defaults, computed fields and what an older producer's messages are filled with; changed schemas with widened, renamed and dropped
-fields; upserts, inserts that replace, composite and generated keys; a value of each type that the version brought. As the first, it
-is not to be made again: later builds open what this one wrote.
+``python -m tests.golden.make_second <empty folder>``; what version 4 of the chain brought.
+
+Checks, defaults, computed fields and what an older producer's messages are filled with; changed schemas with widened,
+renamed and dropped fields; upserts, inserts that replace, composite and generated keys; a value of each type that the
+version brought. As the first, it is not to be made again: later builds open what this one wrote.
 """
 
 from __future__ import annotations

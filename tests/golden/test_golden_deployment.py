@@ -1,4 +1,7 @@
-"""A deployment that an earlier build wrote opens, holds what it held, and goes on: no format changes under its users."""
+"""A deployment that an earlier build wrote opens, holds what it held, and goes on.
+
+No format changes under its users.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,9 @@ def holds(client: Database) -> None:
 
 
 def ids(client: Database) -> set[int]:
-    """Keys of `people`. What has run out since (transactions, idle segments) is told by a tick first, in rows of its own."""
+    """Keys of `people`. What has run out since (transactions, idle segments) is told by a
+    tick first, in rows of its own.
+    """
     for number in range(2):
         client.append.tick(f"dml_{number}")
     up_to_date(client)

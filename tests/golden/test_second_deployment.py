@@ -1,4 +1,7 @@
-"""The second golden deployment opens, holds what it held, and goes on: rules, changed schemas, keys and types of the chain's version 4."""
+"""The second golden deployment opens, holds what it held, and goes on.
+
+Rules, changed schemas, keys and types of the chain's version 4.
+"""
 
 from __future__ import annotations
 

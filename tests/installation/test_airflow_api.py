@@ -1,4 +1,7 @@
-"""What `make up` asks of Airflow: repeated while Airflow's database is busy, refused at once where a repeat cannot help."""
+"""What `make up` asks of Airflow.
+
+Repeated while Airflow's database is busy, refused at once where a repeat cannot help.
+"""
 
 from __future__ import annotations
 

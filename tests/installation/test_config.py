@@ -1,4 +1,7 @@
-"""Secrets are generated once and belong to their owner alone; the address comes from airflow.cfg, and a taken port is named."""
+"""Secrets are generated once and belong to their owner alone.
+
+The address comes from airflow.cfg, and a taken port is named.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def test_a_password_that_somebody_chose_stands(tmp_path: Path) -> None:
 def test_damaged_secrets_are_refused_with_the_file_and_the_cure(tmp_path: Path, text: str) -> None:
     load_secrets(tmp_path)
     (tmp_path / SECRETS_FILE).write_text(text)
-    with pytest.raises(InvalidSettings, match=r"secrets\.json is not whole: restore it"):
+    with pytest.raises(InvalidSettings, match=r"secrets\.json is damaged: restore it"):
         load_secrets(tmp_path)
 
 

@@ -1,7 +1,8 @@
-"""An installation starts once, is known by identity and mark, survives kill -9, and leaves nothing behind when it is stopped.
+"""An installation starts once, is known by identity and mark, survives kill -9, and leaves
+nothing behind when it is stopped.
 
-Real processes under a real keeper; what stands for Airflow here is a small program with children, so that it takes moments.
-tests/e2e/test_system.py does the same with Airflow itself.
+Real processes under a real keeper; what stands for Airflow here is a small program with children, so that it takes
+moments. tests/e2e/test_system.py does the same with Airflow itself.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ except KeyboardInterrupt:
         child.terminate()
         child.wait()
 """
-DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM,"
+    " signal.SIG_IGN); time.sleep(600)"
+)
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 Make = Callable[..., Installation]
@@ -232,10 +236,10 @@ def test_a_slow_start_is_told_of_and_goes_on(make: Make, monkeypatch: pytest.Mon
     running = installation.start(port=0)
     quick = Installation(replace(installation.settings, start_deadline=1.0))
     said: list[str] = []
-    with pytest.raises(DeadlineExceeded, match="it goes on starting: `millrace system status`"):
+    with pytest.raises(DeadlineExceeded, match="the start continues: `millrace system status`"):
         quick.wait_airflow(running, on_progress=said.append)
-    assert said[-1].startswith("this takes longer than 1 s, and goes on: ")
-    assert any("web server starts" in each for each in said)
+    assert said[-1].startswith("this takes longer than 1 s and continues: ")
+    assert any("web server is starting" in each for each in said)
     until(lambda: whole(installation))
     assert installation.running() is not None
 

@@ -6,7 +6,8 @@ writes golden/chain-v<version>.json, once: it refuses to replace the file of a v
 rows for the same log is another version (docs/chain.md) and has a file of its own. The exception is a version in the
 making, which no release has had: its file is made again with each step of the work.
 
-The logs are drawn as the laws draw them, and chosen so that together they show each message type, reason and seal policy.
+The logs are drawn as the laws draw them, and chosen so that together they show each
+message type, reason and seal policy.
 """
 
 from __future__ import annotations

@@ -142,4 +142,8 @@ SCRIPTS = st.tuples(
     st.sampled_from(["keep"] * 16 + ["replace"] * 8 + ["two keys"] * 8 + ["rules"] * 8 + [""]),
     st.lists(ENTRIES, min_size=1, max_size=24),
 )
-"""A log before it is written: whether it begins with the usual opening, its collection 2 with what on_duplicate, its collection 1 with what key; its entries."""
+"""A log before it is written.
+
+Whether it begins with the usual opening, its collection 2 with what on_duplicate, its
+collection 1 with what key; its entries.
+"""

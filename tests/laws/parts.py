@@ -46,7 +46,10 @@ Key = int | str | tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class Batch:
-    """What a DML payload holds: one Arrow record batch of these (name, type, nullable), its keys, fields with a null."""
+    """What a DML payload holds.
+
+    One Arrow record batch of these (name, type, nullable), its keys, fields with a null.
+    """
 
     fields: tuple[tuple[str, str, bool], ...]
     rows: int
@@ -271,7 +274,10 @@ def changed(fields: list[Field], key: tuple[str, ...], change: dict[str, Any]) -
 
 
 def _without(kind: str, path: list[str], to: str | None) -> str:
-    """A struct's type once one of its parts has another name, or is gone; the drawn logs have none in which structs lie deeper."""
+    """A struct's type once one of its parts has another name, or is gone.
+
+    The drawn logs have none in which structs lie deeper.
+    """
     parts = dict(
         each.split(": ") for each in kind.removeprefix("struct<").removesuffix(">").split(", ") if ": " in each
     )

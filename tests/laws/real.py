@@ -99,7 +99,10 @@ def is_emitted(row: Row) -> bool:
 
 
 def plain(row: Row) -> Row:
-    """The row without what docs/chain.md leaves open: a rejection in words, the spelling of a body, absent or empty bytes."""
+    """The row without what docs/chain.md leaves open.
+
+    A rejection in words, the spelling of a body, absent or empty bytes.
+    """
     row = dict(row)
     row["payload"] = row["payload"] or b""
     if row["type"] == T.FLUSH.name and row["reason"] is None:

@@ -1,4 +1,7 @@
-"""Checks, defaults and computed fields in the reference model: the few forms that drawn logs have, judged row by row."""
+"""Checks, defaults and computed fields in the reference model.
+
+The few forms that drawn logs have, judged row by row.
+"""
 
 from __future__ import annotations
 

@@ -78,8 +78,11 @@ def rows_payload(
     computed: frozenset[str] = frozenset(),
     computed_as: int | None = None,
 ) -> tuple[bytes, Batch]:
-    """An encoded record batch and what it means; the field `nulls`, where it is there, is null in the first row, `computed` ones are
-    twice the number of their row, or `computed_as`."""
+    """An encoded record batch and what it means.
+
+    The field `nulls`, where it is there, is null in the first row, `computed` ones are twice the number
+    of their row, or `computed_as`.
+    """
     nulls = nulls if nulls in [name for name, _, _ in fields] else ""
     columns: list[pa.Array] = []
     for name, kind, _ in fields:
@@ -217,7 +220,9 @@ class Scribe:
         self.written.snapshots.append(self.model.snapshot())
 
     def usual_opening(self, *, replaces: bool = False, key: Any = "id", rules: int = 0) -> None:
-        """Term 1 with the small limits, collections 1 (two VChannels, two partitions; `key`, `rules`) and 2 (one of each)."""
+        """Term 1 with the small limits, collections 1 (two VChannels, two partitions;
+        `key`, `rules`) and 2 (one of each).
+        """
         first = create_body(1, 2, key=key, rules=rules)
         creates = [Msg(T.CREATE_COLLECTION, name, collection_id=1, payload=first) for name in COLLECTIONS[1]]
         creates.append(Msg(T.CREATE_COLLECTION, "p0_2v0", collection_id=2, payload=create_body(2, replaces=replaces)))

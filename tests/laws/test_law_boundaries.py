@@ -1,4 +1,7 @@
-"""Exactly at a limit, and one step before it: the places that random logs seldom meet. The model says what is right there."""
+"""Exactly at a limit, and one step before it: the places that random logs seldom meet.
+
+The model says what is right there.
+"""
 
 from __future__ import annotations
 

@@ -118,7 +118,10 @@ def test_the_last_result_is_always_remembered(sends: list[Send]) -> None:
 FORGETTING = st.lists(
     st.tuples(st.integers(1, 5), st.integers(0, 1), st.lists(st.integers(0, 40), max_size=3)), min_size=1, max_size=25
 )
-"""(producer, VChannel, which of all messages so far are sent again, by whoever sent them): two producers are remembered."""
+"""(producer, VChannel, which of all messages so far are sent again, by whoever sent them).
+
+Two producers are remembered.
+"""
 
 
 @examples(80)

@@ -1,4 +1,7 @@
-"""Law 1: the chain is a pure function of (state, log range), whatever the batch boundaries; the state is canonical and small."""
+"""Law 1: the chain is a pure function of (state, log range), whatever the batch boundaries.
+
+The state is canonical and small.
+"""
 
 from __future__ import annotations
 

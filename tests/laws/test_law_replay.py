@@ -47,7 +47,9 @@ def test_replaying_decided_rows_gives_the_state_of_processing(log: Scribe, cuts:
 
 
 def of_producers(sends: list[tuple[int, int, bool]]) -> Scribe:
-    """One entry with an insert for each (VChannel, producer, whether it begins anew), where two producers are remembered."""
+    """One entry with an insert for each (VChannel, producer, whether it begins anew),
+    where two producers are remembered.
+    """
     scribe = Scribe()
     scribe.usual_opening()
     following: dict[tuple[int, int], int] = {}

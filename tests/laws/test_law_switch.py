@@ -38,7 +38,10 @@ def state_as_one(ran: Ran) -> str:
 
 
 def switched(log: Scribe, place: int, outside: Iterable[int]) -> tuple[Written, Written]:
-    """The log with a barrier behind `place` entries, over two backends and as one; entries `outside` follow it in the first."""
+    """The log with a barrier behind `place` entries, over two backends and as one.
+
+    Entries `outside` follow it in the first.
+    """
     entries = log.written.entries
     term, stamp = log.written.snapshots[place - 1]["term"], entries[place - 1][1]
     barrier = encode_entry([alter_wal(term=term, generation=1, log="")])

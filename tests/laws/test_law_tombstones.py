@@ -1,9 +1,12 @@
-"""Law 1 where an entry may be replaced: hosts that could judge it and hosts that could not, at any interleaving, agree in the end.
+"""Law 1 where an entry may be replaced.
 
-Two builds live side by side: today's, which an entry of a later wire form parks, and a later one, which judges that entry. Tasks of
-either plan, read, run the chain and commit, each step whenever it likes; operators try to put a tombstone in the entry's place, and
-may die in between; the append host (today's) is restarted. Whatever happens, either a commit covers the entry as the later build
-judged it and no tombstone stands, or the tombstone stands and every row, total and state is what the chain makes of the log with it.
+Hosts that could judge it and hosts that could not, at any interleaving, agree in the end.
+
+Two builds live side by side: today's, which an entry of a later wire form parks, and a later one, which judges that
+entry. Tasks of either plan, read, run the chain and commit, each step whenever it likes; operators try to put a
+tombstone in the entry's place, and may die in between; the append host (today's) is restarted. Whatever happens, either
+a commit covers the entry as the later build judged it and no tombstone stands, or the tombstone stands and every row,
+total and state is what the chain makes of the log with it.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ class Hosts:
         with closing(self.service.open(P)) as log:
             return list(log.append(values))
 
-    # --- what happens -------------------------------------------------------------------------------------------------------
+    # --- what happens -------------------------------------------------------------------------------------------------
 
     def poison(self) -> None:
         self.poisons += self.append([poison()])
@@ -105,7 +108,10 @@ class Hosts:
             WalCommitter(WalTable.open(self.wal)).commit([report])
 
     def replace(self, number: int, *, dies_at: str = "", beaten: bool = False) -> None:
-        """An operator replaces an entry; `beaten`: what waits is committed while it is proposed, or a task runs. The server may die."""
+        """An operator replaces an entry; `beaten`: what waits is committed while it is proposed, or a task runs.
+
+        The server may die.
+        """
 
         def come_by(place: str) -> None:
             if place == "tombstone.proposed" and beaten:
@@ -131,7 +137,7 @@ class Hosts:
     def resume(self) -> None:
         self.tombstones().resume()
 
-    # --- what holds ---------------------------------------------------------------------------------------------------------
+    # --- what holds ---------------------------------------------------------------------------------------------------
 
     def committed_and_replaced_exclude_each_other(self) -> None:
         standing = self.service.file.refresh().tombstones.get(P, {})
@@ -157,7 +163,10 @@ class Hosts:
         assert len(set(ids)) == len(ids)
 
     def settle(self) -> None:
-        """Operators replace what still parks; then all reports that are left come in, and each host has the same in the end."""
+        """Operators replace what still parks.
+
+        Then all reports that are left come in, and each host has the same in the end.
+        """
         for entry in self.poisons:
             self.rest()
             try:

@@ -1,4 +1,7 @@
-"""Laws 2 and 4, and the life of a segment: order of ticks, atomic transactions, what a reader from LastConfirmed sees."""
+"""Laws 2 and 4, and the life of a segment.
+
+Order of ticks, atomic transactions, what a reader from LastConfirmed sees.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Delivered = tuple[int, tuple[tuple[int, int, int, int], ...]]
 
 @dataclass
 class Reader:
-    """A reader of the WAL as docs/chain.md lets one be written: assembles transactions, delivers at the commit's tick."""
+    """A reader of the WAL as docs/chain.md lets one be written.
+
+    Assembles transactions, delivers at the commit's tick.
+    """
 
     open: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
     delivered: list[Delivered] = field(default_factory=list)

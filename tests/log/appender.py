@@ -1,7 +1,7 @@
 """A child process for the kill tests: appends from several threads for ever and says on stdout what was acknowledged.
 
-Lines: ``A <thread> <number> <first id> <count>`` once a batch is acknowledged, ``T <id>`` once a truncation returned. Each
-line is one write, so a killed child leaves no line that it did not mean.
+Lines: ``A <thread> <number> <first id> <count>`` once a batch is acknowledged, ``T <id>`` once a truncation returned.
+Each line is one write, so a killed child leaves no line that it did not mean.
 """
 
 from __future__ import annotations

@@ -82,7 +82,10 @@ class Image:
 
 
 class LostIndex:
-    """The pointer index after it was lost: it knows nothing and keeps nothing. Spares an enumeration RocksDB's opening."""
+    """The pointer index after it was lost: it knows nothing and keeps nothing.
+
+    Spares an enumeration RocksDB's opening.
+    """
 
     def put(self, channel: str, incarnation: int, pointers: Iterable[RecordPointer], end: int) -> None: ...
 
@@ -146,7 +149,10 @@ def records_of(path: Path, directory: Path, entries: list[Entry]) -> list[Record
 
 
 def make_image(workspace: Path, *, stale: bool) -> Image:
-    """A log of several files; with `stale` the last one is a recycled file that is full of records of its former life."""
+    """A log of several files.
+
+    With `stale` the last one is a recycled file that is full of records of its former life.
+    """
     data = workspace / "origin"
     with RocksMQ(data, settings=SETTINGS) as service:
         service.create(CHANNEL)

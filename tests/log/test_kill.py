@@ -1,4 +1,7 @@
-"""SIGKILL of a process that appends and truncates: every acknowledged batch is there afterwards, in order, whole, once."""
+"""SIGKILL of a process that appends and truncates.
+
+Every acknowledged batch is there afterwards, in order, whole, once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Backends by scheme: who registers one, that nobody else knows their names; a URL with a secret in it is refused, and never repeated."""
+"""Backends by scheme.
+
+Who registers one, that nobody else knows their names; a URL with a secret in it is refused, and never repeated.
+"""
 
 from __future__ import annotations
 

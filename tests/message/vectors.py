@@ -1,7 +1,8 @@
 """Makes the test vectors of the wire form: ``python -m tests.message.vectors > docs/wire-form-vectors.json``.
 
-Each vector of `entries` is a log entry in hex and what it decodes to; `payloads` are record batches in hex with their
-schema and rows; `keys` and `encoded_keys` are primary keys with their hash. Run it with `include` on PYTHONPATH, from the root of the tree.
+Each vector of `entries` is a log entry in hex and what it decodes to; `payloads` are record batches in hex with
+their schema and rows; `keys` and `encoded_keys` are primary keys with their hash. Run it with `include` on
+PYTHONPATH, from the root of the tree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The meta stores that the conformance suite runs against: on a clock that the test moves, where the store does not have one."""
+"""The meta stores that the conformance suite runs against.
+
+On a clock that the test moves, where the store does not have one.
+"""
 
 from __future__ import annotations
 

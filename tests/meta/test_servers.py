@@ -1,4 +1,7 @@
-"""The meta stores on real servers that fail: killed, compacted, suspended in the midst of a write, and answers that get lost."""
+"""The meta stores on real servers that fail.
+
+Killed, compacted, suspended in the midst of a write, and answers that get lost.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ def test_a_server_that_was_killed_goes_on_with_all_that_it_acknowledged(
 
 
 class Proxy:
-    """Stands before a server. Once armed, it lets a request through that has `mark` in it, and cuts the line at its answer."""
+    """Stands before a server.
+
+    Once armed, it lets a request through that has `mark` in it, and cuts the line at its answer.
+    """
 
     def __init__(self, server: LocalServer, mark: bytes) -> None:
         self._server, self._mark = server.port["client"], mark

@@ -1,4 +1,7 @@
-"""The SQL meta store beside the conformance suite: its file outlives it, wall clocks do not matter, failures are told apart."""
+"""The SQL meta store beside the conformance suite.
+
+Its file outlives it, wall clocks do not matter, failures are told apart.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A consumer process for the kill test: consumes as a group through the folder's server, and says what it has.
 
-python -m tests.msgstream.consumer FOLDER GROUP CHANNEL... : a line "got <end_ts> <id> <id> ..." a pack, then "done <end_ts>" once it is
-acknowledged.
+python -m tests.msgstream.consumer FOLDER GROUP CHANNEL... : a line "got <end_ts> <id> <id> ..." a pack, then "done
+<end_ts>" once it is acknowledged.
 """
 
 from __future__ import annotations

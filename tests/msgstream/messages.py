@@ -16,7 +16,9 @@ def message(ts: int, id: int = 0, *, key: int = 0, payload: bytes = b"") -> Gene
 
 
 def append(service: LogService, channel: str, items: Iterable[str]) -> None:
-    """Append to a channel what is written as "12" (a message of that time), "12#3" (with id 3), "t12" (a tick), "?" (no message)."""
+    """Append to a channel what is written as "12" (a message of that time), "12#3" (with id 3),
+    "t12" (a tick), "?" (no message).
+    """
     values = []
     for item in items:
         if item == "?":

@@ -1,4 +1,7 @@
-"""A consumer that is killed with kill -9, again and again: every message comes, and what was acknowledged does not come again."""
+"""A consumer that is killed with kill -9, again and again.
+
+Every message comes, and what was acknowledged does not come again.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,8 @@ def test_a_killed_consumer_goes_on_behind_its_last_acknowledged_pack(tmp_path: P
         got = [line for line in lines if line[0] == "got"]
         done = [line[1] for line in lines if line[0] == "done"]
         assert [int(line[1]) for line in got] == sorted(int(line[1]) for line in got)
-        # Nothing at or below what an earlier run acknowledged; an acknowledgement that was cut by the kill may stand or not.
+        # Nothing at or below what an earlier run acknowledged; an acknowledgement that was cut
+        # by the kill may stand or not.
         assert int(got[0][1]) > acknowledged
         seen.update(word for line in got for word in line[2:])
         acknowledged = max([acknowledged, *map(int, done)])

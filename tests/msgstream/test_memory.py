@@ -1,4 +1,7 @@
-"""Streams in memory: the streams of every log, on objects that are handed over; bounded, and gone with their process."""
+"""Streams in memory: the streams of every log, on objects that are handed over.
+
+Bounded, and gone with their process.
+"""
 
 from __future__ import annotations
 

@@ -19,5 +19,6 @@ def test_the_examples_of_the_page_run_and_print_what_it_says(
     assert len(blocks) == 2
     for block in blocks:
         exec(compile(block.text, "<page>", "exec"), names)
-    # The second pack was not acknowledged when the first example's stream was closed, so it comes to the second example.
+    # The second pack was not acknowledged when the first example's stream was closed, so it
+    # comes to the second example.
     assert capsys.readouterr().out.split("\n") == ["[1, 2, 3] [4, 5, 6]", "3", ""]

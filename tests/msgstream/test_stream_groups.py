@@ -58,7 +58,10 @@ def test_a_group_goes_on_exactly_where_channels_are_out_of_order_or_apart(
 def test_a_group_moves_only_behind_its_record(
     service: LogService, channels: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its positions alone do not say where it stands: moved first, a crash would have it begin elsewhere than it ended."""
+    """Its positions alone do not say where it stands.
+
+    Moved first, a crash would have it begin elsewhere than it ended.
+    """
     names = channels(2)
     append(service, names[0], ["15#1", "5#2", "t10", "25#3", "12#4", "8#5", "t20", "t30"])
     append(service, names[1], ["35#6", "9#7", "?", "t20", "22#8", "t30"])

@@ -1,4 +1,4 @@
-"""Whatever producers did to the channels, packs divide the messages exactly, in order, and every position leads back."""
+"""Whatever producers did to the channels, packs divide the messages exactly, in order; each position leads back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogService]:
 
 
 def written(log: LogService, scripts: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """Channels with these contents, each message with an id of its own, each ended by the last tick; those before go."""
+    """Channels with these contents, each message with an id of its own, each ended by the last tick.
+
+    Those before go.
+    """
     for name in log.names():
         log.drop(name)
     numbers = itertools.count(1)
@@ -185,7 +188,9 @@ class Dying:
 
 
 deaths = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=2)
-"""Of each consumer: how many packs it acknowledges, and how many channels' moves of the next acknowledgement it lives through."""
+"""Of each consumer: how many packs it acknowledges, and how many channels' moves of the next
+acknowledgement it lives through.
+"""
 
 
 @settings(max_examples=max(1, settings.default.max_examples // 4))  # each is three consumers' lives

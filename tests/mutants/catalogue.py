@@ -38,7 +38,8 @@ class Mutant:
         found = text.count(self.old)
         if found != 1:
             raise DoesNotApply(
-                f"mutant {self.name!r}: its text stands {found} times in {self.file}: the code has moved on. Put the same"
+                f"mutant {self.name!r}: its text stands {found} times in {self.file}: the code has moved on. Put the"
+                " same"
                 " harm to the code as it is now, see its test fail with it, or take the mutant out with what it guarded"
             )
         return text.replace(self.old, self.new)

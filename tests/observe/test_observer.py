@@ -1,4 +1,7 @@
-"""The read model over a real deployment: what it says of channels, jobs, collections, checkpoints, metrics; and at what cost."""
+"""The read model over a real deployment.
+
+What it says of channels, jobs, collections, checkpoints, metrics; and at what cost.
+"""
 
 from __future__ import annotations
 
@@ -280,7 +283,8 @@ def test_nothing_is_made_by_looking(settings: Settings) -> None:
 def test_questions_load_neither_spark_nor_airflow() -> None:
     code = (
         "import json, sys; import millrace.observe.observer; "
-        "print(json.dumps([name for name in ('pyspark', 'delta', 'airflow', 'great_expectations') if name in sys.modules]))"
+        "print(json.dumps([name for name in ('pyspark', 'delta', 'airflow', 'great_expectations') if name in"
+        " sys.modules]))"
     )
     package = str(Path(millrace.__file__).parents[1])
     done = subprocess.run(

@@ -1,4 +1,7 @@
-"""What is seen of several nodes: a query runs where one of them runs it, and each PChannel has the node that says so."""
+"""What is seen of several nodes.
+
+A query runs where one of them runs it, and each PChannel has the node that says so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Declared streams as a graph: levels by the longest way, circles too; a stream that does not run is told by a metric."""
+"""Declared streams as a graph.
+
+Levels by the longest way, circles too; a stream that does not run is told by a metric.
+"""
 
 from __future__ import annotations
 

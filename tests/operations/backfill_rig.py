@@ -1,4 +1,7 @@
-"""What the tests of backfill work on: a deployment with a collection of trips, and a table of trips by hour and place."""
+"""What the tests of backfill work on.
+
+A deployment with a collection of trips, and a table of trips by hour and place.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A deployment in this process, log, append host, coordinator, node and flusher step by step, and a model of what it holds.
+"""A deployment in this process, log, append host, coordinator, node and flusher step by
+step, and a model of what it holds.
 
-Producers are idempotent, each insert has a sequence of its own, so that a restored deployment can be asked whether it knows
-what it had acknowledged.
+Producers are idempotent, each insert has a sequence of its own, so that a restored deployment can be asked whether it
+knows what it had acknowledged.
 """
 
 from __future__ import annotations

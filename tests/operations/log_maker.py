@@ -73,7 +73,10 @@ class Things:
         return self.maker.log
 
     def fill(self, entries: int = 3, *, rows: int = 2, size: int = 1000, delete: bool = True) -> None:
-        """On each VChannel `entries` inserts of `rows` rows each, and a delete of one of them; committed one by one, flushed."""
+        """On each VChannel `entries` inserts of `rows` rows each, and a delete of one of them.
+
+        Committed one by one, flushed.
+        """
         self.fill_wal(entries, rows=rows, size=size, delete=delete)
         flush_to_end(self.settings)
 

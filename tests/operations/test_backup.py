@@ -1,4 +1,7 @@
-"""A backup of a running deployment, restored elsewhere: what was acknowledged before it began is there once, and goes on."""
+"""A backup of a running deployment, restored elsewhere.
+
+What was acknowledged before it began is there once, and goes on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tombstones go along with a switch of the log's backend and with a backup: what is restored judges as its source did."""
+"""Tombstones go along with a switch of the log's backend and with a backup.
+
+What is restored judges as its source did.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operations over a schema that changed: compaction, checkpoint, restore and verification find all rows in their fields."""
+"""Operations over a schema that changed.
+
+Compaction, checkpoint, restore and verification find all rows in their fields.
+"""
 
 from __future__ import annotations
 

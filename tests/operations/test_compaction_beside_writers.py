@@ -1,4 +1,6 @@
-"""Compaction that dies at any point, or meets the flusher or another compaction at any point, loses no row and doubles none."""
+"""Compaction that dies at any point, or meets the flusher or another compaction at any point,
+loses no row and doubles none.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ PARAMS = CompactionParams(min_files=2, fold="always", keep_history_hours=0, vacu
 
 
 class Filled(Deployment):
-    """Three flushes of rows, deletes and flushed segments on two PChannels, and WAL behind them that is not flushed yet."""
+    """Three flushes of rows, deletes and flushed segments on two PChannels, and WAL
+    behind them that is not flushed yet.
+    """
 
     def __init__(self, settings: Settings) -> None:
         maker = WalMaker(settings)

@@ -1,4 +1,4 @@
-"""Of two compactions of one table the second stops, and a table's base tick never goes back, whoever comes in between."""
+"""The second of two compactions of one table stops, and a table's base tick never decreases, whoever interferes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever is inserted, deleted, dropped, flushed and compacted, a read at a tick that is kept finds what it found before."""
+"""Whatever is inserted, deleted, dropped, flushed and compacted, a read at a tick that is
+kept finds what it found before.
+"""
 
 from __future__ import annotations
 

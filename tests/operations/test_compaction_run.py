@@ -1,4 +1,7 @@
-"""Compaction as its job runs it: Spark tasks beside the real flusher, Z-order, VACUUM, what is needed, which files are merged."""
+"""Compaction as its job runs it.
+
+Spark tasks beside the real flusher, Z-order, VACUUM, what is needed, which files are merged.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ def segments(settings: Settings) -> list[dict[str, Any]]:
 
 
 def flushed_and_dropped(settings: Settings) -> None:
-    """Three flushed segments of one partition, known to the flusher; the partition's drop stands in the WAL behind them."""
+    """Three flushed segments of one partition, known to the flusher.
+
+    The partition's drop stands in the WAL behind them.
+    """
     maker = WalMaker(settings, pchannels=("p0",))
     maker.open()
     collection = Collection(maker, vchannels=1)

@@ -74,7 +74,9 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.mark.slow
 def test_operations_keep_every_type_as_it_was_written(db: Deployment, tmp_path: Path) -> None:
-    """A load of files, compaction, a restore elsewhere and in place, a proved base and a trimmed WAL, a backup, a sample, verification."""
+    """A load of files, compaction, a restore elsewhere and in place, a proved base and a trimmed WAL, a
+    backup, a sample, verification.
+    """
     made = db.create_collection("every", SCHEMA, vchannels=2)
     made.insert(rows(*range(6)))
     parquet.write_table(rows(*range(6, 12)), tmp_path / "more.parquet")

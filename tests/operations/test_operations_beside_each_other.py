@@ -1,8 +1,10 @@
-"""Every operation beside every other: one stops wherever it looks at a table or at the log, the other runs there as a whole.
+"""Every operation beside every other.
 
-An operation sees the world through opened tables and calls of the log; whatever else may run between two such looks. So each
-look is a place to stop at: the first, the last and some between them, for every pair. What stands behind the pair must be what
-the model says, and neither may fail, nor find a fault that is none.
+One stops wherever it looks at a table or at the log, the other runs there as a whole.
+
+An operation sees the world through opened tables and calls of the log; whatever else may run between two such looks. So
+each look is a place to stop at: the first, the last and some between them, for every pair. What stands behind the pair
+must be what the model says, and neither may fail, nor find a fault that is none.
 """
 
 from __future__ import annotations
@@ -115,7 +117,10 @@ def a_verification(world: World) -> None:
 
 
 def a_look_of_quality(world: World) -> None:
-    """What its suites hold against each other: no checkpoint ahead of the WAL, what was flushed is in the pinned tables."""
+    """What its suites hold against each other.
+
+    No checkpoint ahead of the WAL, what was flushed is in the pinned tables.
+    """
     pinned = take_snapshot(world.settings)
     assert pinned is not None
     assert all(tick <= pinned.wal.committed_ticks[name] for name, tick in pinned.flushed_ticks.items())

@@ -1,4 +1,7 @@
-"""A quality run on a real deployment: what is right passes, what breaks a law is found, recorded, and blocks removal."""
+"""A quality run on a real deployment.
+
+What is right passes, what breaks a law is found, recorded, and blocks removal.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +208,10 @@ def test_a_row_that_is_gone_from_a_data_file_fails_rows_as_stored(
 
 
 def _lose_a_row(file: Path) -> None:
-    """Write the Parquet file anew without its last row, at the same length: what is missing is made up in its footer."""
+    """Write the Parquet file anew without its last row, at the same length.
+
+    What is missing is made up in its footer.
+    """
     size, rows = file.stat().st_size, pq.ParquetFile(file).read()
     rows = rows.slice(0, rows.num_rows - 1)
     options = {"compression": "zstd", "store_schema": False, "write_statistics": False}

@@ -1,4 +1,6 @@
-"""Each fault that recovery knows is put into a real deployment, found, rehearsed on a clone, repaired, and proved gone."""
+"""Each fault that recovery knows is put into a real deployment, found, rehearsed on a
+clone, repaired, and proved gone.
+"""
 
 from __future__ import annotations
 
@@ -302,7 +304,10 @@ def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Database, monke
 
 
 def more_collections(client: Database) -> list[CollectionInfo]:
-    """DDL of every kind on two PChannels, some of it behind the checkpoint; the catalog as it was then, dropped collections included."""
+    """DDL of every kind on two PChannels, some of it behind the checkpoint.
+
+    The catalog as it was then, dropped collections included.
+    """
     settings, catalog = client.settings, client.catalog
     catalog.ensure_pchannels(2)
     for name in ("d", "gone", "made-again"):

@@ -1,4 +1,7 @@
-"""A restore in place that is cut off anywhere and run again has one effect; without Spark, on rows as it is given them."""
+"""A restore in place that is cut off anywhere and run again has one effect.
+
+Without Spark, on rows as it is given them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a deployment gave after its backup, a restored one does not give again: rows that somebody still holds find no other's place."""
+"""What a deployment gave after its backup, a restored one does not give again.
+
+Rows that somebody still holds find no other's place.
+"""
 
 from __future__ import annotations
 

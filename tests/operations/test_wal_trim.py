@@ -1,4 +1,7 @@
-"""The WAL gives up what its retention allows once the collections are proved to have it; nobody reads a gap as if it were none."""
+"""The WAL gives up what its retention allows once the collections are proved to have it.
+
+Nobody reads a gap as if it were none.
+"""
 
 from __future__ import annotations
 

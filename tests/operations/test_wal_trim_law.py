@@ -1,4 +1,7 @@
-"""Law 7 under retention: whatever was trimmed and when, the collection and the WAL's account of itself come out the same."""
+"""Law 7 under retention.
+
+Whatever was trimmed and when, the collection and the WAL's account of itself come out the same.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,8 @@ class Story:
         """Bring everything in, move every PChannel's tick behind it, and hold the deployment against the model."""
         for vchannel in list(self.open):
             self.step("commit", self.things.collection.vchannels.index(vchannel))
-        # In a millisecond of its own: ticks of one millisecond differ by channel, and a read goes up to the least of them.
+        # In a millisecond of its own: ticks of one millisecond differ by channel, and a read
+        # goes up to the least of them.
         now = time.time_ns() // 1_000_000
         while time.time_ns() // 1_000_000 <= now:
             pass

@@ -1,6 +1,7 @@
 """Kafka's brokers within this process, as librdkafka has them for tests: topics, records, positions of groups; no JVM.
 
-They know no transactions' ends, no retention and no settings of topics: what needs those takes a real Kafka (tests/running_brokers.py).
+They know no transactions' ends, no retention and no settings of topics: what needs those takes a real Kafka
+(tests/running_brokers.py).
 """
 
 from __future__ import annotations

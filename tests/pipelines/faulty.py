@@ -1,4 +1,7 @@
-"""A way to a real OpenSearch on which things go wrong: a bulk is refused, held up, cut off behind its effect, or taken in part."""
+"""A way to a real OpenSearch on which things go wrong.
+
+A bulk is refused, held up, cut off behind its effect, or taken in part.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A name of a broker that leads where no pipeline may reach: no client is made, and what brokers tell is looked at, too."""
+"""A name of a broker that leads where no pipeline may reach.
+
+No client is made, and what brokers tell is looked at, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""jobs/pipeline.py on Spark with its driver and its Python workers killed at seeded moments: what came in is in the index or in the error topic."""
+"""jobs/pipeline.py on Spark with its driver and its Python workers killed at seeded moments.
+
+What came in is in the index or in the error topic.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Defaults of every DAG: who owns it, when it is tried again, who hears when it is late; and the failures that are recorded."""
+"""Defaults of every DAG.
+
+Who owns it, when it is tried again, who hears when it is late; and the failures that are recorded.
+"""
 
 from __future__ import annotations
 

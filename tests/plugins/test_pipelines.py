@@ -1,4 +1,7 @@
-"""DAGs of pipelines: one for each that is declared so, with the run id of the pipeline; its task starts nothing that is to stand still."""
+"""DAGs of pipelines: one for each that is declared so, with the run id of the pipeline.
+
+Its task starts nothing that is to stand still.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sensors on a real log, WAL and tables: each says whether it is so, defers where it is not yet, and fails where it never can."""
+"""Sensors on a real log, WAL and tables.
+
+Each says whether it is so, defers where it is not yet, and fails where it never can.
+"""
 
 from __future__ import annotations
 

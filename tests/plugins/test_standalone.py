@@ -1,4 +1,7 @@
-"""Airflow's components start in order, and one that ends is the end of all; its SQLite database lets readers and a writer go on at once."""
+"""Airflow's components start in order, and one that ends is the end of all.
+
+Its SQLite database lets readers and a writer go on at once.
+"""
 
 from __future__ import annotations
 

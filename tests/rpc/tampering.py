@@ -9,7 +9,10 @@ import pyarrow as pa
 
 
 def tampered(values: Sequence[bytes], offsets: Sequence[int]) -> pa.RecordBatch:
-    """A batch with the one column `value`, read off the wire with these offsets in place of its own; Arrow takes it as it comes."""
+    """A batch with the one column `value`, read off the wire with these offsets in place of its own.
+
+    Arrow takes it as it comes.
+    """
     schema = pa.schema([pa.field("value", pa.large_binary(), nullable=False)])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:

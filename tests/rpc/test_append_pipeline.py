@@ -1,4 +1,7 @@
-"""What a pipeline says of the appends behind one that failed: refused is only what the server refused, the rest may be written."""
+"""What a pipeline says of the appends behind one that failed.
+
+Refused is only what the server refused, the rest may be written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ Answer = int | Exception
 
 
 class Server:
-    """The protocols Connector and Stream: a server that answers by a script; the stream of the last answer has ended with it."""
+    """The protocols Connector and Stream.
+
+    A server that answers by a script; the stream of the last answer has ended with it.
+    """
 
     deadline = 5.0
 

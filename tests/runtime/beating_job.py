@@ -1,4 +1,7 @@
-"""A streaming job without streams, for the tests of its supervision: beats, ends on SIGTERM, fails when a file says so."""
+"""A streaming job without streams, for the tests of its supervision.
+
+Beats, ends on SIGTERM, fails when a file says so.
+"""
 
 from __future__ import annotations
 

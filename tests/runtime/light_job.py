@@ -1,4 +1,7 @@
-"""A job for the tests of the launcher and of the operators: says it is at work, waits for a file, ends as it is told."""
+"""A job for the tests of the launcher and of the operators.
+
+Says it is at work, waits for a file, ends as it is told.
+"""
 
 from __future__ import annotations
 

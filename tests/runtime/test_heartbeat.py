@@ -131,7 +131,8 @@ def test_a_jobs_metrics_lie_beside_its_heartbeat(settings: Settings, tmp_path: P
 
 def test_what_spark_raised_is_told_without_the_jvms_names() -> None:
     text = (
-        "An error occurred while calling o87.load.\n: org.apache.spark.SparkException: Job aborted due to stage failure\n"
+        "An error occurred while calling o87.load.\n: org.apache.spark.SparkException: Job aborted due to stage"
+        " failure\n"
         "\tat org.apache.spark.scheduler.DAGScheduler.failJob(DAGScheduler.scala:2672)\n"
         "Caused by: java.io.IOException: No space left on device\n\t... 13 more\n"
     )

@@ -1,4 +1,6 @@
-"""The launcher: a job starts once, outlives who started it, is found again, and every way in which it ends is told apart."""
+"""The launcher: a job starts once, outlives who started it, is found again, and every way
+in which it ends is told apart.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,8 @@ def test_a_job_outlives_a_starter_that_is_killed(
     code = (
         "import sys, time; from pathlib import Path; from millrace.runtime.launch.launcher import Launcher;"
         "from millrace.base.settings import Settings;"
-        f"Launcher(Settings.load(), jobs=Path({str(jobs)!r})).start('one', 'light', params={{'wait_for': {str(gate)!r}}});"
+        f"Launcher(Settings.load(), jobs=Path({str(jobs)!r})).start('one', 'light', params={{'wait_for':"
+        f" {str(gate)!r}}});"
         "print('started', flush=True); time.sleep(600)"
     )
     include = str(Path(__file__).resolve().parents[2] / "include")
@@ -217,7 +220,7 @@ def test_a_lost_run_says_what_it_was_at(launcher: Launcher, gate: Path, settings
     os.kill(pid, signal.SIGKILL)
     error = launcher.wait("one", deadline=10).error
     assert error is not None
-    assert 'was killed while it said "at work"' in error.message
+    assert 'was killed while it reported "at work"' in error.message
     assert "log" not in error.message.partition("kernel's log")[0], "an empty log is not named"
 
 
@@ -225,7 +228,7 @@ def test_a_job_that_waits_in_turn_is_told_from_one_at_work(launcher: Launcher, g
     launcher.start("one", "light", params={"wait_for": str(gate)})
     until(lambda: at_work(launcher, "one"))
     assert not launcher.poll("one").waiting
-    replace_json(RunFolder(settings, "one").progress, {"words": "waiting for a place", "figures": {JOBS_AHEAD: 1}})
+    replace_json(RunFolder(settings, "one").progress, {"words": "waiting for a slot", "figures": {JOBS_AHEAD: 1}})
     assert launcher.poll("one").waiting
     gate.touch()
     assert not launcher.wait("one", deadline=30).waiting

@@ -1,4 +1,7 @@
-"""What may wait has a lower priority, and so has its session where it leads one: the kernel may rank sessions before processes."""
+"""What may wait has a lower priority, and so has its session where it leads one.
+
+The kernel may rank sessions before processes.
+"""
 
 from __future__ import annotations
 

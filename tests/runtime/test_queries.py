@@ -1,4 +1,7 @@
-"""A query starts although a Python worker came up too late for Spark to plan with it; what else fails is raised at once."""
+"""A query starts although a Python worker came up too late for Spark to plan with it.
+
+What else fails is raised at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The application as a coordinator serves it: tokens and roles, the cluster's routes, the watch, its description, its port."""
+"""The application as a coordinator serves it.
+
+Tokens and roles, the cluster's routes, the watch, its description, its port.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,7 @@ def test_the_description_names_every_route(app: Any, client: TestClient) -> None
     assert "text/event-stream" in found["/api/v1/assignments/watch"]["get"]["responses"]["200"]["content"]
 
 
-# -- the watch ------------------------------------------------------------------------------------------------------------
+# -- the watch ---------------------------------------------------------------------------------------------------------
 
 
 def move(store: MetaStore, pchannel: str, to: str) -> None:

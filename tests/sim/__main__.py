@@ -1,4 +1,7 @@
-"""Replay seeds: ``PYTHONPATH=include python -m tests.sim SEED...``; each with its events, faults, rows and broadcasts."""
+"""Replay seeds: ``PYTHONPATH=include python -m tests.sim SEED...``.
+
+Each with its events, faults, rows and broadcasts.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""A whole cluster in a world: nodes, coordinators and clients around the real sessions, hosting, balancer, broadcaster and
-discovery, and what must hold at any moment."""
+"""A whole cluster in a world.
+
+Nodes, coordinators and clients around the real sessions, hosting, balancer, broadcaster and discovery,
+and what must hold at any moment.
+"""
 
 from __future__ import annotations
 
@@ -302,7 +305,7 @@ class Coordinator:
             self.clock.sleep(0.4)
         self.balancer = None
 
-    # -- orders and appends, through the network ------------------------------------------------------------------------
+    # -- orders and appends, through the network -----------------------------------------------------------------------
 
     def assign(self, owner: Owner, pchannel: str, role: str) -> None:
         self._order(owner, lambda hosting: hosting.assign(owner.session, pchannel, role, owner.term))

@@ -1,7 +1,9 @@
-"""A model of the log with the chain's laws that ownership relies on: terms (law 5), repeats (law 8), rising ticks (law 2).
+"""A model of the log with the chain's laws that ownership relies on.
 
-An entry is judged where it lands; of a broadcast's, a repeat is answered as the first one was, and what a later one of the VChannel has
-passed is refused. One that is under way lands whoever dies.
+Terms (law 5), repeats (law 8), rising ticks (law 2).
+
+An entry is judged where it lands; of a broadcast's, a repeat is answered as the first one was, and what a later one of
+the VChannel has passed is refused. One that is under way lands whoever dies.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ def inject(cluster: Cluster) -> None:
         network.cut |= cut
         world.later(until * random.choice((1, 3)), lambda: network.cut.difference_update(cut))
     elif kind == "cut off node":
-        # The coordinators alone do not reach it, and it is to be empty: it lives, keeps its session, and has to be put out.
+        # The coordinators alone do not reach it, and it is to be empty: it lives, keeps its
+        # session, and has to be put out.
         cut = {(each.name, some.name) for each in cluster.coordinators}
         world.faults[kind] += 1
         network.cut |= cut
@@ -228,7 +229,10 @@ def check_rows(cluster: Cluster) -> None:
 
 
 def check_broadcasts(cluster: Cluster) -> None:
-    """What was told done is whole and had its effect once, in order; what was told abandoned had none; nothing is in between."""
+    """What was told done is whole and had its effect once, in order.
+
+    What was told abandoned had none; nothing is in between.
+    """
     placed: dict[int, dict[str, int]] = {}
     names: dict[str, set[int]] = {name: set() for name in cluster.requests}
     for pchannel, channel in cluster.log.channels.items():

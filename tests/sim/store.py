@@ -1,4 +1,7 @@
-"""The meta store, and the ledger of broadcasts, as one process sees them: elsewhere, at times slow or down, with answers that get lost."""
+"""The meta store, and the ledger of broadcasts, as one process sees them.
+
+Elsewhere, at times slow or down, with answers that get lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The cluster under faults, seed by seed (tests/sim/run.py). What breaks names its seed: ``python -m tests.sim SEED`` replays it."""
+"""The cluster under faults, seed by seed (tests/sim/run.py).
+
+What breaks names its seed: ``python -m tests.sim SEED`` replays it.
+"""
 
 from __future__ import annotations
 

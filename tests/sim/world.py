@@ -1,7 +1,9 @@
-"""The simulator's ground: virtual time, processes that run real code, clocks of their own, a network. One seed decides all.
+"""The simulator's ground: virtual time, processes that run real code, clocks of their own, a network.
 
-Real code runs in greenlets, one at a time; where it sleeps or calls outwards it gives way to the world, which goes on with the
-earliest thing that is due. A process can be killed (what it runs never goes on) and paused (it goes on later).
+One seed decides all.
+
+Real code runs in greenlets, one at a time; where it sleeps or calls outwards it gives way to the world, which goes on
+with the earliest thing that is due. A process can be killed (what it runs never goes on) and paused (it goes on later).
 """
 
 from __future__ import annotations

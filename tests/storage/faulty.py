@@ -32,7 +32,10 @@ class Attempt:
 
 
 class FaultyStore:
-    """A folder, with trouble. What lands late does so before the next attempt, or at :meth:`settle`; if its place is free then."""
+    """A folder, with trouble.
+
+    What lands late does so before the next attempt, or at :meth:`settle`; if its place is free then.
+    """
 
     options: Mapping[str, str] = {}
     spark_options: Mapping[str, str] = {}

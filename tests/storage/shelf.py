@@ -1,7 +1,9 @@
-"""A second store, as plain as an object store is: it has no folders, no locks and nothing to sync, and its addresses are no paths.
+"""A second store, as plain as an object store is.
 
-Where its bytes lie (a hidden folder) nobody but it knows. Whoever takes an address for a path finds nothing, or makes a folder
-of a strange name where the test looks for it.
+It has no folders, no locks and nothing to sync, and its addresses are no paths.
+
+Where its bytes lie (a hidden folder) nobody but it knows. Whoever takes an address for a path finds nothing, or makes a
+folder of a strange name where the test looks for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The fenced commit over a store that fails in every way: each part is in the table once or not at all, and no file of it is lost."""
+"""The fenced commit over a store that fails in every way.
+
+Each part is in the table once or not at all, and no file of it is lost.
+"""
 
 from __future__ import annotations
 

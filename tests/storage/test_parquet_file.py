@@ -1,4 +1,7 @@
-"""What a Parquet file of ours promises: whole and durable with its name when closed, gone when discarded, bounds as they are."""
+"""What a Parquet file of ours promises.
+
+Whole and durable with its name when closed, gone when discarded, bounds as they are.
+"""
 
 from __future__ import annotations
 

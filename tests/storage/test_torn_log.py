@@ -1,4 +1,7 @@
-"""A power loss leaves the end of a Delta log torn: the table opens, with all that was said to stand, and takes commits."""
+"""A power loss leaves the end of a Delta log torn.
+
+The table opens, with all that was said to stand, and takes commits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows of several PChannels come in log time, however much of each lies in a batch: live, replayed and as a batch they come to the same."""
+"""Rows of several PChannels come in log time, however much of each lies in a batch.
+
+Live, replayed and as a batch they come to the same.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ class Deployment:
         self.collection.append(vchannel, self.collection.insert(row, vchannel=vchannel))
 
     def lagging(self) -> Iterator[str]:
-        """PChannels whose rows the ``wal`` table must have now: those that wait long, or that were idle and are idle no more."""
+        """PChannels whose rows the ``wal`` table must have now.
+
+        Those that wait long, or that were idle and are idle no more.
+        """
         for name in self.maker.pchannels:
             if self.maker.pending[name]:
                 waits = self.maker.ms - self.maker.pending[name][0][1]
@@ -97,7 +103,10 @@ def operation(home: int, pause: int, disorder: int, size: int, *commits: int) ->
 
 @pytest.mark.slow
 def test_a_replay_and_a_batch_give_what_the_stream_gave_and_make_no_row_late() -> None:
-    """p0 has the bytes, and p1 comes into the ``wal`` table later: by bytes alone a replay would read p1 ahead, by commits alone the stream p0."""
+    """p0 has the bytes, and p1 comes into the ``wal`` table later.
+
+    By bytes alone a replay would read p1 ahead, by commits alone the stream p0.
+    """
     busy = [operation(0, 700, at * 500 % DELAY, 4000, 0) for at in range(8)]
     require_alike([*busy[:4], operation(1, 0, DELAY, 1), *busy[4:], operation(1, 700, DELAY, 1, 1), *busy[:2]])
 

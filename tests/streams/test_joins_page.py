@@ -1,4 +1,7 @@
-"""The page about joins does what it says: an interval join of two collections, outer rows once no partner can come, state that goes."""
+"""The page about joins does what it says.
+
+An interval join of two collections, outer rows once no partner can come, state that goes.
+"""
 
 from __future__ import annotations
 

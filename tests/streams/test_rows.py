@@ -1,4 +1,6 @@
-"""A collection's rows between any two places are its changes there, row for row, however they are cut, flushed and planned."""
+"""A collection's rows between any two places are its changes there, row for row, however
+they are cut, flushed and planned.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,8 @@ def test_each_vchannel_has_its_own_rows_and_all_of_them_those_of_the_collection(
 ) -> None:
     operations = [
         ("insert", [0, 1, 2, 3, 4, 5], 1, 0), ("begin", 0, 1), ("insert", [0, 1, 2, 3], 2, 1), ("delete", [4], 1, 0),
-        ("commit", 0, 1), ("import", [(0, 1), (1, 2), (5, 2)], True), ("insert", [2, 3, 4], 2, 0), ("drop_partition", 0, 2),
+        ("commit", 0, 1), ("import", [(0, 1), (1, 2), (5, 2)], True), ("insert", [2, 3, 4], 2, 0),
+        ("drop_partition", 0, 2),
     ]  # fmt: skip
     maker = written(settings, operations, dropped=False)
     if flushed:

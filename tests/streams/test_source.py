@@ -1,4 +1,7 @@
-"""The rows of a collection under Spark, as a batch, as a stream, and as a snapshot with what follows: Python's changes, row for row."""
+"""The rows of a collection under Spark, as a batch, as a stream, and as a snapshot with what follows.
+
+Python's changes, row for row.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,10 @@ def test_a_batch_and_a_stream_that_is_started_again_are_pythons_changes(
 
 
 def test_a_process_that_reads_for_spark_loads_no_client() -> None:
-    code = "import sys, millrace.streams.reader; print(*(name for name in sys.modules if name.startswith('millrace.client')))"
+    code = (
+        "import sys, millrace.streams.reader; print(*(name for name in sys.modules if"
+        " name.startswith('millrace.client')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 

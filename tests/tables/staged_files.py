@@ -1,4 +1,7 @@
-"""Files staged as a loader stages them: Parquet below the staged folder, digested by code that shares nothing with what reads them."""
+"""Files staged as a loader stages them.
+
+Parquet below the staged folder, digested by code that shares nothing with what reads them.
+"""
 
 from __future__ import annotations
 

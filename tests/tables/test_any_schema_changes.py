@@ -1,4 +1,7 @@
-"""Any changes of a schema, with writers of any of its versions: a read, a scan and the changes at every tick are what a model says."""
+"""Any changes of a schema, with writers of any of its versions.
+
+A read, a scan and the changes at every tick are what a model says.
+"""
 
 from __future__ import annotations
 

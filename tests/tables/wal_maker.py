@@ -1,4 +1,7 @@
-"""A ``wal`` table made by the real chain, writer and committer, without a log: messages in, commits where a test wants them."""
+"""A ``wal`` table made by the real chain, writer and committer, without a log.
+
+Messages in, commits where a test wants them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the state keeps of the last entry is the checksum of its bytes, whatever stands in it and however large it is."""
+"""The state stores the checksum of the last entry's bytes, whatever its content and size."""
 
 from __future__ import annotations
 

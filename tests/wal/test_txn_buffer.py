@@ -1,4 +1,6 @@
-"""TxnBuffer: what became visible, in the order it did, however the rows are cut into pushes and wherever a reader begins."""
+"""TxnBuffer: what became visible, in the order it did, however the rows are cut into
+pushes and wherever a reader begins.
+"""
 
 from __future__ import annotations
 

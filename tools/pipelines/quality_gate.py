@@ -1,9 +1,9 @@
-"""The quality gate: says what is wrong with a run of the tests, and ends with 1 where anything is.
+"""The quality gate: report problems of a test run, and exit with 1 if there are any.
 
     python tools/pipelines/quality_gate.py build/tests.xml
 
-Every test passed, none was skipped, at least as many ran as belong to pipelines; and SonarQube's own gate
-(SONAR_STATUS) is OK where it says anything.
+Every test must pass, none may be skipped, and at least as many must run as belong to pipelines. SonarQube's own gate
+(SONAR_STATUS) must be OK if it is set.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 MIN_TESTS = 200
-"""A run of fewer is a run of which something was left out."""
+"""A run with fewer tests left something out."""
 
 
 def problems(report: Path, sonar: str) -> list[str]:
-    """What keeps it from being good, in words."""
+    """Return a message for each problem."""
     suites = ElementTree.parse(report).getroot().iter("testsuite")
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     for suite in suites:
@@ -26,7 +26,7 @@ def problems(report: Path, sonar: str) -> list[str]:
             counts[name] += int(suite.get(name, 0))
     found = [f"{counts[name]} {name}" for name in ("failures", "errors", "skipped") if counts[name]]
     if counts["tests"] < MIN_TESTS:
-        found.append(f"{counts['tests']} tests ran, and there are {MIN_TESTS} at least")
+        found.append(f"{counts['tests']} tests ran, expected at least {MIN_TESTS}")
     if sonar and not sonar.startswith("$(") and sonar != "OK":
         found.append(f"SonarQube's gate is {sonar}")
     return found
@@ -34,7 +34,7 @@ def problems(report: Path, sonar: str) -> list[str]:
 
 def main() -> int:
     found = problems(Path(sys.argv[1]), os.environ.get("SONAR_STATUS", ""))
-    sys.stdout.write("\n".join(found or ["the quality gate is passed"]) + "\n")
+    sys.stdout.write("\n".join(found or ["quality gate passed"]) + "\n")
     return 1 if found else 0
 
 

@@ -1,8 +1,8 @@
 """Log backends by name, with what each can do; no other module knows them by name.
 
-A backend is declared, not imported: `opener` names a function of type :data:`millrace.log.registry.BackendOpener`, which the
-registry imports when it opens a log. The built-in backends are listed below. Another package registers its own by an
-entry point:
+A backend is declared, not imported: `opener` names a function of type
+:data:`millrace.log.registry.BackendOpener`, which the registry imports when it opens a log. The built-in backends
+are listed below. Another package registers its own by an entry point:
 
     [project.entry-points."millrace.log_backends"]
     mylog = "my_package.declaration:BACKEND"        # a LogBackend, in a module that imports little

@@ -1,6 +1,6 @@
-"""Real servers that tests and ``make run LOG=...`` start by themselves: processes over a data folder, and nothing else.
-Kafka and Pulsar for logs, etcd and MariaDB for what a cluster agrees on.
+"""Real servers that tests and ``make run LOG=...`` start: plain processes, each over one data folder.
 
-``python -m millrace.brokers kafka --data <folder>`` runs one in the foreground. A deployment of yours runs its own
-brokers (docs/brokers.md); these are small, of one node, and bound to this host.
+Kafka and Pulsar serve as logs, etcd and MariaDB as meta stores of a cluster, OpenSearch as a sink of pipelines.
+``python -m millrace.brokers kafka --data <folder>`` runs one in the foreground. A production deployment brings its own
+brokers (docs/brokers.md); these are single nodes, small, and bound to this host.
 """

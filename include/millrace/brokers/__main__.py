@@ -1,7 +1,7 @@
 """``python -m millrace.brokers kafka --data <folder>``: run a broker in the foreground until SIGTERM or SIGINT.
 
-Its first line is the URL for the setting `log` (etcd, mariadb: `meta_store`). With ``--sasl`` clients need the user and
-password that it generates and keeps in the folder (file `password`): hand them on as MILLRACE_LOG_USERNAME and
+The first line of output is the URL for the setting `log` (etcd, mariadb: `meta_store`). With ``--sasl``, clients need
+the user and the generated password from the folder's file `password`: pass them as MILLRACE_LOG_USERNAME and
 MILLRACE_LOG_PASSWORD.
 """
 
@@ -20,11 +20,11 @@ from millrace.runtime.process_setup import stop_on_signals
 
 
 def main() -> int:
-    """Run one; 0 after a stop that was asked for, 1 where it could not start or ended by itself."""
+    """Run the server. Return 0 after a requested stop, 1 if it could not start or ended on its own."""
     parser = argparse.ArgumentParser(prog="python -m millrace.brokers", description=__doc__.splitlines()[0])
     parser.add_argument("broker", choices=sorted(LOG_BROKERS | META_STORES | SINK_SERVERS))
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="where it keeps its data and ports")
-    parser.add_argument("--sasl", action="store_true", help="(kafka) clients log in by SASL/PLAIN, generated password")
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="folder for its data and ports")
+    parser.add_argument("--sasl", action="store_true", help="(kafka) require SASL/PLAIN with a generated password")
     options = parser.parse_args()
     if options.sasl and options.broker != "kafka":
         parser.error("--sasl is for kafka")
@@ -35,7 +35,7 @@ def main() -> int:
             sys.stdout.flush()
             while not stop.wait(0.2):
                 if not running.running():
-                    sys.stderr.write(f"{options.broker} ended by itself:\n{running.tail()}\n")
+                    sys.stderr.write(f"{options.broker} ended on its own:\n{running.tail()}\n")
                     return 1
     except MillraceError as error:
         sys.stderr.write(f"{error.code}: {error}\n")

@@ -1,6 +1,6 @@
-"""etcd: one member on the loopback interface, for its JSON gateway. It takes every client of this host.
+"""etcd: one member on the loopback interface, used through its JSON gateway. It accepts every client of this host.
 
-Without an fsync of its own, unless asked for (`durable`): what it acknowledged survives its SIGKILL, not a power loss.
+It does not fsync unless `durable` is set: acknowledged writes survive its SIGKILL, but not a power loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millrace.brokers.server import LocalServer
 
 
 class EtcdServer(LocalServer):
-    """An etcd of one member over the folder `data`."""
+    """A single-member etcd over the folder `data`."""
 
     port_names = ("client", "peer")
     heap = ""
@@ -29,17 +29,17 @@ class EtcdServer(LocalServer):
         properties: Mapping[str, str] | None = None,
         durable: bool = False,
     ) -> None:
-        """`properties` are further flags of etcd, without their dashes; `durable`: it syncs before it answers."""
+        """`properties` are further etcd flags, without their dashes. With `durable`, it syncs before it answers."""
         super().__init__(data, settings=settings, properties=properties)
         self._durable = durable
 
     @property
     def url(self) -> str:
-        """For the setting `meta_store`."""
+        """The URL for the setting `meta_store`."""
         return f"etcd://{self.address}"
 
     def ready(self) -> bool:
-        """Whether it has a leader, and serves."""
+        """Return whether it has a leader and serves requests."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port["client"], timeout=2.0)
         try:
             connection.request("GET", "/health")

@@ -1,7 +1,6 @@
-"""The jars of a broker, by its lock file: every one listed, pinned by digest, none transitive (millrace.runtime.jars
-fetches them).
+"""The jars of a broker: every jar of its lock file, pinned by digest, without transitive resolution.
 
-``python -m millrace.brokers.jars kafka pulsar`` fetches them ahead of time.
+``python -m millrace.brokers.jars kafka pulsar`` fetches them ahead of time (:mod:`millrace.runtime.jars`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from millrace.runtime.jars import Jar, exit_code, fetch_jars
 
 
 def read_lock(name: str) -> tuple[Jar, ...]:
-    """The jars that ``<name>.lock`` beside this module lists: `organisation name version sha256` a line."""
+    """Return the jars that ``<name>.lock`` in this folder lists, one `organisation name version sha256` per line."""
     text = (files("millrace.brokers") / f"{name}.lock").read_text(encoding="utf-8")
     found = []
     for line in text.splitlines():
@@ -29,12 +28,12 @@ def read_lock(name: str) -> tuple[Jar, ...]:
 
 
 def broker_jars(name: str, settings: Settings, *, deadline: float = 300) -> list[str]:
-    """Paths of the jars of broker `name` ("kafka", ...); fetched first where the cache lacks one.
+    """Return the paths of the jars of broker `name` ("kafka", ...); fetch those that the cache lacks.
 
-    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetch_jars` says.
+    Raises InvalidSettings or DeadlineExceeded, as :func:`millrace.runtime.jars.fetch_jars` does.
     """
     jars = read_lock(name)
-    # A lock that changed is another folder, so that an older checkout keeps its own.
+    # The folder depends on the lock's content, so that an older checkout keeps its own jars.
     digest = hashlib.sha256("".join(jar.sha256 for jar in jars).encode()).hexdigest()[:12]
     folder = settings.cache_dir / "jars" / f"{name}-{digest}"
     return fetch_jars(jars, folder, what=f"the jars of {name}", ivy_settings=settings.ivy_settings, deadline=deadline)

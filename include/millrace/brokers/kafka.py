@@ -1,8 +1,9 @@
 """Kafka: one node in KRaft mode, broker and controller in one process, on the loopback interface.
 
-Without ``sasl`` it takes every client of this host. With it, SASL/PLAIN: user "millrace" with a password that is
-generated once and kept in the data folder, for its owner alone (`credentials`). What it acknowledged survives its own
-SIGKILL; like every Kafka it leaves the fsync to the operating system, so a power loss may take its tail.
+Without ``sasl`` it accepts every client of this host. With it, clients use SASL/PLAIN as user "millrace", with a
+password that is generated once and stored in the data folder, readable by its owner only (`credentials`). Acknowledged
+records survive its own SIGKILL. Like every Kafka it leaves the fsync to the operating system, so a power loss may lose
+the end of the log.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from millrace.brokers.server import LocalServer, java_command
 
 USER: Final = "millrace"
 CLUSTER: Final = "bWlsbHJhY2UtYnJva2VyMQ"
-"""Any 16 bytes in base64: it runs alone."""
+"""Any 16 bytes in base64: the cluster has one node."""
 
 _QUIET: Final = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
 _SECRET: Final = "password"
@@ -29,18 +30,18 @@ _FORMAT_SECONDS: Final = 60.0
 
 
 class KafkaCredentials(NamedTuple):
-    """What a client of a broker with SASL needs."""
+    """The login of a client for a broker with SASL."""
 
     username: str
     password: str
 
     def environment(self) -> dict[str, str]:
-        """As Millrace's processes are handed them."""
+        """Return the environment variables that pass the login to Millrace's processes."""
         return {"MILLRACE_LOG_USERNAME": self.username, "MILLRACE_LOG_PASSWORD": self.password}
 
 
 class KafkaBroker(LocalServer):
-    """A Kafka of one node over the folder `data`."""
+    """A single-node Kafka over the folder `data`."""
 
     port_names = ("client", "controller")
 
@@ -55,7 +56,7 @@ class KafkaBroker(LocalServer):
         properties: Mapping[str, str] | None = None,
         sasl: bool = False,
     ) -> None:
-        """`sasl`: clients log in by SASL/PLAIN; the rest as millrace.brokers.server.LocalServer says."""
+        """With `sasl`, clients log in by SASL/PLAIN. The other parameters are those of `LocalServer`."""
         super().__init__(data, settings=settings, heap=heap, properties=properties)
         self._sasl = sasl
 
@@ -65,12 +66,12 @@ class KafkaBroker(LocalServer):
 
     @property
     def options(self) -> str:
-        """The query that a URL of this broker needs."""
+        """The query string that a URL of this broker needs."""
         return "?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN" if self._sasl else ""
 
     @property
     def credentials(self) -> KafkaCredentials | None:
-        """What clients log in with; None where it asks for nothing."""
+        """The login of clients; None if the broker requires none."""
         return KafkaCredentials(USER, self._password()) if self._sasl else None
 
     def prepare(self) -> list[str]:
@@ -90,7 +91,7 @@ class KafkaBroker(LocalServer):
         )  # fmt: skip
         if done.returncode:
             raise InvalidSettings(
-                f"Kafka's storage cannot be made in {self.data}: {(done.stdout + done.stderr)[-1000:]}"
+                f"Kafka's storage cannot be formatted in {self.data}: {(done.stdout + done.stderr)[-1000:]}"
             )
 
     def _server_properties(self) -> dict[str, str]:
@@ -108,7 +109,7 @@ class KafkaBroker(LocalServer):
             "log.dirs": str(self.data / "logs"),
             "auto.create.topics.enable": "false",
             "message.max.bytes": str(64 << 20),
-            # Internal topics of a single node, small: they are made at the first use of a group.
+            # Internal topics of a single node, with few partitions: Kafka creates them at a group's first use.
             "offsets.topic.num.partitions": "2",
             "offsets.topic.replication.factor": "1",
             "transaction.state.log.num.partitions": "2",
@@ -118,7 +119,7 @@ class KafkaBroker(LocalServer):
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            # A consumer group that rests for longer than a week must find its position again.
+            # A consumer group that pauses for longer than a week must still find its position.
             "offsets.retention.minutes": str((1 << 31) - 1),
             "num.network.threads": "2",
             "num.io.threads": "4",
@@ -127,10 +128,10 @@ class KafkaBroker(LocalServer):
             "log.index.size.max.bytes": str(1 << 20),
             "log.retention.check.interval.ms": "10000",
             "log.segment.delete.delay.ms": "1000",
-            # After a SIGKILL its own registration must run out before it may come back.
+            # After a SIGKILL the broker can register again only when its old registration has expired.
             "broker.session.timeout.ms": "4000",
             "broker.heartbeat.interval.ms": "500",
-            # A clean stop need not wait for another node to take over.
+            # A clean stop need not wait until another node takes over.
             "controlled.shutdown.enable": "false",
         }
         if self._sasl:

@@ -1,7 +1,7 @@
-"""MariaDB: one server on the loopback interface, with one database and one user "millrace", whose password is generated
-once and kept in the data folder, for its owner alone (`credentials`).
+"""MariaDB: one server on the loopback interface, with one database and one user "millrace".
 
-Its binary log has whole rows with the names of their columns, so that changes can be followed from it.
+The user's password is generated once and stored in the data folder, readable by its owner only (`credentials`). The
+binary log has full row images with column names, so that changes can be captured from it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _INSTALL_SECONDS: Final = 120.0
 
 
 class MariaDbCredentials(NamedTuple):
-    """What a client needs."""
+    """The login of a client."""
 
     username: str
     password: str
 
     def environment(self) -> dict[str, str]:
-        """As Millrace's processes are handed it for the meta store."""
+        """Return the environment variables that pass the login to Millrace's processes."""
         return {"MILLRACE_META_USERNAME": self.username, "MILLRACE_META_PASSWORD": self.password}
 
 
 class MariaDbServer(LocalServer):
-    """A MariaDB over the folder `data`. `properties` are lines of its section [mysqld]."""
+    """A MariaDB over the folder `data`. `properties` are lines of its [mysqld] section."""
 
     port_names = ("client",)
     heap = ""
 
     @property
     def url(self) -> str:
-        """For the setting `meta_store`; what logs in is no part of it (`credentials`)."""
+        """The URL for the setting `meta_store`, without the login (`credentials`)."""
         return f"mariadb://{self.address}/{DATABASE}"
 
     @property
     def credentials(self) -> MariaDbCredentials:
-        """The user that may do everything in the database, follow the binary log, and make databases."""
+        """The login of a user with all rights, who may also read the binary log and create databases."""
         return MariaDbCredentials(USER, self._password())
 
     @property
@@ -57,13 +57,13 @@ class MariaDbServer(LocalServer):
 
     @property
     def socket(self) -> Path:
-        """Where the administrator logs in, as the user of the operating system who runs it."""
+        """The socket on which the administrator logs in: the operating system's user who runs the server."""
         return self.data / "server.sock"
 
     @property
     def _temporary(self) -> Path:
-        """Its own: a server that starts removes temporary tables that it finds in the folder, and another one's would
-        be among them."""
+        """The server's own temporary folder: at its start, a server removes temporary tables of its folder, which
+        would include those of another server."""
         return self.data / "temporary"
 
     def prepare(self) -> list[str]:
@@ -84,7 +84,9 @@ class MariaDbServer(LocalServer):
         command += ["--auth-root-authentication-method=socket", f"--auth-root-socket-user={account}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False)
         if done.returncode:
-            raise InvalidSettings(f"MariaDB's tables cannot be made in {folder}: {(done.stdout + done.stderr)[-1000:]}")
+            raise InvalidSettings(
+                f"MariaDB's system tables cannot be created in {folder}: {(done.stdout + done.stderr)[-1000:]}"
+            )
 
     def _configuration(self, account: str, folder: Path, first: Path) -> dict[str, str]:
         return {
@@ -109,7 +111,7 @@ class MariaDbServer(LocalServer):
             "innodb_buffer_pool_size": "32M",
             "innodb_log_file_size": "32M",
             "performance_schema": "OFF",
-            # What it committed survives its SIGKILL; a power loss may take the last second.
+            # Committed transactions survive its SIGKILL; a power loss may lose the last second.
             "innodb_flush_log_at_trx_commit": "2",
         } | self._properties
 
@@ -121,7 +123,7 @@ class MariaDbServer(LocalServer):
 
 
 def _users(password: str) -> str:
-    """What the server runs at each start: a line is a statement."""
+    """Return the statements, one per line, that the server runs at each start."""
     return (
         f"create database if not exists {DATABASE};\n"
         f"create or replace user '{USER}'@'127.0.0.1' identified by '{password}';\n"
@@ -130,7 +132,7 @@ def _users(password: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """A file for its owner alone."""
+    """Write a file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,8 +1,8 @@
-"""OpenSearch 2.19: one node on the loopback interface, from its jars alone. It takes every client of this host.
+"""OpenSearch 2.19: one node on the loopback interface, from its jars alone. It accepts every client of this host.
 
-What it acknowledged survives its own SIGKILL (its translog is synced before each answer). It has the core's analysers,
-aggregations, external versions and dynamic mappings, and reindex's delete and update by query; neither scripts nor
-security.
+Acknowledged writes survive its own SIGKILL: it syncs its translog before each answer. It has the core's analysers,
+aggregations, external versions and dynamic mappings, and reindex's delete and update by query. It has neither scripts
+nor security.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOK_SECONDS: Final = 60.0
 
 
 class OpenSearchServer(LocalServer):
-    """An OpenSearch of one node over the folder `data`."""
+    """A single-node OpenSearch over the folder `data`."""
 
     port_names = ("client", "transport")
 
@@ -31,11 +31,11 @@ class OpenSearchServer(LocalServer):
 
     @property
     def url(self) -> str:
-        """For clients, and for a pipeline's `sink.hosts`."""
+        """The URL for clients, and for a pipeline's `sink.hosts`."""
         return f"http://{self.address}"
 
     def ready(self) -> bool:
-        """Whether its cluster takes writes: every index that it has is there."""
+        """Return whether its cluster accepts writes: all of its indexes are available."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port["client"], timeout=5.0)
         try:
             connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=2s")
@@ -58,7 +58,7 @@ class OpenSearchServer(LocalServer):
             "http.port": str(self.port["client"]),
             "transport.port": str(self.port["transport"]),
             "node.processors": "2",
-            # A test's disk may be nearly full; a read-only index is set by those that test it.
+            # A test machine's disk may be nearly full; tests of read-only indexes set them explicitly.
             "cluster.routing.allocation.disk.threshold_enabled": "false",
         } | self._properties
         options = ["-Dlog4j2.level=WARN", "-Dopensearch.set.netty.runtime.available.processors=false"]
@@ -70,16 +70,13 @@ class OpenSearchServer(LocalServer):
 
 
 def _needs_compiler() -> None:
-    """Raises InvalidSettings where this Java has no compiler within;
-
-    Debian's runtimes have it, some others' have not.
-    """
+    """Raise InvalidSettings if this Java includes no compiler: Debian's runtimes do, some others do not."""
     java = find_java()
     modules = subprocess.run(
         [java / "bin" / "java", "--list-modules"], capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False
     )
     if "jdk.compiler@" not in modules.stdout:
         raise InvalidSettings(
-            f"OpenSearch is started by a small Java source, and the Java in {java} has no compiler: install a JDK"
-            " (Debian, Ubuntu: `sudo apt-get install openjdk-17-jdk-headless`) or point JAVA_HOME to one"
+            f"A small Java program starts OpenSearch, and the Java in {java} has no compiler. Install a JDK"
+            " (Debian, Ubuntu: `sudo apt-get install openjdk-17-jdk-headless`) or set JAVA_HOME to one"
         )

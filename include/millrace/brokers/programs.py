@@ -1,7 +1,6 @@
-"""Servers that are programs of the system, from Debian's packages: found, or installed where this user may.
+"""Servers that are system programs, from Debian's packages: found, or installed if this user may install them.
 
-``python -m millrace.brokers.programs etcd mariadb`` is what `make servers` runs: it installs what is missing, and
-nothing else.
+``python -m millrace.brokers.programs etcd mariadb`` is what `make servers` runs. It installs only what is missing.
 """
 
 from __future__ import annotations
@@ -20,24 +19,23 @@ PACKAGES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Debian's packages of each server.
 
-None of them starts a service by itself where the core packages are taken; a service that etcd's starts is another etcd,
-at other ports than ours.
+The core packages start no service on their own. If etcd's package starts one, it listens on other ports than ours.
 """
 PROGRAMS: Final[dict[str, tuple[str, ...]]] = {"etcd": ("etcd",), "mariadb": ("mariadbd", "mariadb-install-db")}
-"""What each server needs of them."""
+"""The programs that each server needs from them."""
 
 _SYSTEM: Final = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Where servers lie that a user's PATH may lack."""
+"""Folders with servers that a user's PATH may lack."""
 
 
 def find_program(server: str, name: str) -> str:
-    """Path of the program `name` of `server`. Raises InvalidSettings that says what to install."""
+    """Return the path of the program `name` of `server`. Raises InvalidSettings that says what to install."""
     found = _find(name)
     if found is None:
         packages = " ".join(PACKAGES[server])
         raise InvalidSettings(
-            f"{server} cannot be started: the program {name} is missing. Run `make servers`, or install it (Debian, Ubuntu:"
-            f" `sudo apt-get install --no-install-recommends {packages}`; other systems: {name} on the PATH)"
+            f"{server} cannot start: the program {name} is missing. Run `make servers`, or install it (Debian, Ubuntu:"
+            f" `sudo apt-get install --no-install-recommends {packages}`; other systems: put {name} on the PATH)"
         )
     return found
 
@@ -47,7 +45,7 @@ def _find(name: str) -> str | None:
 
 
 def install(servers: list[str]) -> None:
-    """Install what is missing of `servers`; does nothing where all is there. Raises InvalidSettings."""
+    """Install what `servers` lack. Does nothing if everything is present. Raises InvalidSettings."""
     missing = [server for server in servers if not all(map(_find, PROGRAMS[server]))]
     if missing and (apt := apt_installer()) is not None:
         apt.update()
@@ -58,7 +56,7 @@ def install(servers: list[str]) -> None:
 
 
 def main() -> int:
-    """Exit status 1, with one sentence, where a server is missing and cannot be installed."""
+    """Install the servers named as arguments. Return 1, with a message, if one is missing and cannot be installed."""
     try:
         install(sys.argv[1:] or sorted(PROGRAMS))
     except InvalidSettings as error:

@@ -1,7 +1,7 @@
 """Pulsar: its standalone, broker and bookie in one process with RocksDB for metadata, on the loopback interface.
 
-It takes every client of this host, syncs what it acknowledges, and keeps it over its own SIGKILL. Ledgers are small, so
-that truncation frees space soon, and entries may be as large as in the embedded log.
+It accepts every client of this host. Acknowledged messages are synced and survive its own SIGKILL. Ledgers are small,
+so that truncation frees space soon, and entries may be as large as in the embedded log.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _OPENED: Final = (
     "java.management/sun.management",
     "jdk.management/com.sun.management.internal",
 )
-"""Packages of Java that BookKeeper and Netty look into."""
+"""Java packages that BookKeeper and Netty access by reflection."""
 
 _LOGGING: Final = (
-    '<Configuration status="WARN"><Appenders><Console name="c"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>'
+    '<Configuration status="WARN">'
+    '<Appenders><Console name="c"><PatternLayout pattern="%d %p %c{1} %m%n"/></Console></Appenders>'
     '<Loggers><Root level="WARN"><AppenderRef ref="c"/></Root>'
-    # One line for every ledger that is made, to say that a single host has no rack.
+    # Silences one line for every new ledger, which says that a single host has no rack.
     '<Logger name="org.apache.bookkeeper.client.TopologyAwareEnsemblePlacementPolicy" level="ERROR"/>'
     "</Loggers></Configuration>\n"
 )
@@ -47,7 +48,7 @@ class PulsarBroker(LocalServer):
 
     @property
     def namespace_url(self) -> str:
-        """The URL of its namespace for Millrace, to which a prefix may be added."""
+        """The URL of its namespace for Millrace; a prefix may be appended."""
         return f"pulsar://{self.address}/millrace/log"
 
     @property
@@ -60,7 +61,7 @@ class PulsarBroker(LocalServer):
         return f"{self.namespace_url}?admin={self.admin_url}&max_entry_bytes={DEFAULT_MAX_ENTRY_BYTES}"
 
     def ready(self) -> bool:
-        """Whether a message goes through it (its own health check sends one)."""
+        """Return whether a message passes through it: its own health check sends one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port["admin"], timeout=5.0)
         try:
             connection.request("GET", "/admin/v2/brokers/health")
@@ -95,7 +96,7 @@ class PulsarBroker(LocalServer):
             "bindAddress": "127.0.0.1",
             "brokerServicePort": str(self.port["client"]),
             "webServicePort": str(self.port["admin"]),
-            # Keeps the bookie, whose port it chooses itself, off the other interfaces.
+            # Keeps the bookie, which chooses its port itself, off the other interfaces.
             "allowLoopback": "true",
             "listeningInterface": "lo",
             "managedLedgerDefaultEnsembleSize": "1",
@@ -106,7 +107,7 @@ class PulsarBroker(LocalServer):
             "managedLedgerMinLedgerRolloverTimeMinutes": "0",
             "maxMessageSize": str(largest),
             "nettyMaxFrameSizeBytes": str(largest + _MESSAGE_ROOM),
-            # What deduplication knows stands at a place in the log, too, before which nothing is deleted.
+            # Nothing after the snapshot of deduplication is deleted, so frequent snapshots free ledgers soon.
             "brokerDeduplicationSnapshotFrequencyInSeconds": "5",
             "brokerDeduplicationSnapshotIntervalSeconds": "5",
             "dbStorage_writeCacheMaxSizeMb": "32",

@@ -1,4 +1,4 @@
-"""The servers that can be started here, by name; a module is imported when its server is asked for."""
+"""The servers that can be started here, by name. A server's module is imported when the server is created."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ LOG_BROKERS: Final[dict[str, str]] = {
     "kafka": "millrace.brokers.kafka:KafkaBroker",
     "pulsar": "millrace.brokers.pulsar:PulsarBroker",
 }
-"""Brokers that a log lies on: name -> ``module:class``, each a Broker made from its data folder and the settings."""
+"""Brokers that serve as a log: name -> ``module:class``, a `LocalServer` made from its data folder and settings."""
 
 META_STORES: Final[dict[str, str]] = {
     "etcd": "millrace.brokers.etcd:EtcdServer",
     "mariadb": "millrace.brokers.mariadb:MariaDbServer",
 }
-"""Servers that hold what a cluster agrees on, the same way."""
+"""Servers that serve as a cluster's meta store, in the same form."""
 
 SINK_SERVERS: Final[dict[str, str]] = {"opensearch": "millrace.brokers.opensearch:OpenSearchServer"}
-"""Servers that pipelines write to, the same way."""
+"""Servers that pipelines write to, in the same form."""
 
 
 def create_server(name: str, data: Path, *, settings: Settings) -> LocalServer:
-    """A broker over the folder `data`, not started. Raises InvalidSettings."""
+    """Create the server `name` over the folder `data`, without starting it. Raises InvalidSettings."""
     known = LOG_BROKERS | META_STORES | SINK_SERVERS
     if name not in known:
-        raise InvalidSettings(f"there is no broker {name!r} to start; known are {', '.join(sorted(known))}")
+        raise InvalidSettings(f"unknown broker {name!r}; known brokers: {', '.join(sorted(known))}")
     module, _, kind = known[name].partition(":")
     found: LocalServer = getattr(import_module(module), kind)(data, settings=settings)
     return found

@@ -1,11 +1,10 @@
-"""A broker as a process: started within a deadline, found again by its folder, stopped or killed, started again over
-its data.
+"""A broker as a process: start it within a deadline, find it again by its folder, stop or kill it, restart it.
 
-    <data>/broker.json   its ports, which it keeps over restarts, and the process that runs it
-    <data>/broker.log    what it says
+    <data>/broker.json   its ports, which stay the same over restarts, and the id of its process
+    <data>/broker.log    its output
 
-What a server needs (files, command, when it is ready) is a subclass's matter; that it never outlives the process that
-started it is this one's: the kernel kills it with its parent.
+A subclass defines what its server needs: files, command, and when it is ready. This class guarantees that a server
+never outlives the process that started it: the kernel kills it with its parent.
 """
 
 from __future__ import annotations
@@ -35,17 +34,16 @@ _TIED: Final = (
     "os.getppid() == int(sys.argv[1]) or sys.exit('the starter is gone')\n"
     "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
-"""Has the kernel kill this process when its parent dies (PR_SET_PDEATHSIG, which lives through execve), then becomes
-the server."""
+"""Makes the kernel kill this process when its parent dies (PR_SET_PDEATHSIG survives execve); becomes the server."""
 
 
 class LocalServer(ABC):
-    """One server of one folder. Not thread-safe; start it from a thread that lives as long as it should."""
+    """One server of one folder. Not thread-safe. The server dies with the thread that starts it."""
 
     port_names: ClassVar[tuple[str, ...]]
-    """Names of the ports that it listens on; the first one, ``client``, says when it is up."""
+    """Names of the ports that it listens on. The first one, ``client``, accepts connections once the server is up."""
     heap: ClassVar[str]
-    """Java's heap where none is given; "" for what is no Java."""
+    """The default size of Java's heap; "" for a server that is not a Java program."""
 
     def __init__(
         self,
@@ -55,9 +53,10 @@ class LocalServer(ABC):
         heap: str = "",
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings` say where jars are cached;
+        """Describe the server of the folder; `start` starts it.
 
-        `heap` is Java's; `properties` go over the broker's own configuration.
+        `settings` name the cache of jars, `heap` is the size of Java's heap, and `properties` override the broker's
+        configuration.
         """
         self.data = data.absolute()
         self._settings = settings or Settings.load()
@@ -69,16 +68,15 @@ class LocalServer(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Its address for the setting `log` (millrace.log.registry), or `meta_store`."""
+        """Its address for the setting `log` (millrace.log.registry) or `meta_store`."""
 
     @abstractmethod
     def prepare(self) -> list[str]:
-        """Write what it needs into `data`, for the ports in `port`; the command that runs it."""
+        """Write the server's files into `data`, for the ports in `port`, and return the command that runs it."""
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """What its clients log in with, as variables of Millrace's processes; nothing where it takes everybody of this
-        host."""
+        """The login of clients, as environment variables of Millrace's processes; empty if it accepts everybody."""
         return {}
 
     @property
@@ -87,21 +85,21 @@ class LocalServer(ABC):
         return f"127.0.0.1:{self.port['client']}"
 
     def ready(self) -> bool:
-        """Whether it serves."""
+        """Return whether it serves requests."""
         return is_listening(self.port[self.port_names[0]])
 
     @property
     def pid(self) -> int:
-        """Of the running process. Raises JobFailed where none runs."""
+        """The id of the running process. Raises JobFailed if none runs."""
         if self._job is None:
-            raise JobFailed(f"the broker of {self.data} does not run: start it")
+            raise JobFailed(f"the broker of {self.data} is not running: start it")
         return self._job.pid
 
     def running(self) -> bool:
         return self._job is not None and self._job.running()
 
     def start(self, *, deadline: float = START_SECONDS) -> Self:
-        """Start it over what `data` holds, on the ports that it had there.
+        """Start it over the content of `data`, on the ports that it had before.
 
         Raises JobFailed, DeadlineExceeded, InvalidSettings.
         """
@@ -113,7 +111,7 @@ class LocalServer(ABC):
                 self._start(deadline)
                 return self
             except JobFailed as error:
-                # Between our look and its bind another process may have taken a port.
+                # Another process may have taken a port since free_ports() looked.
                 if known or attempt + 1 == _STARTS or "address already in use" not in str(error).lower():
                     raise
         raise AssertionError("the last attempt returns or raises")
@@ -138,13 +136,13 @@ class LocalServer(ABC):
             job.stop(deadline=deadline)
 
     def kill(self) -> None:
-        """SIGKILL, at once. It may be started again over its data. Idempotent."""
+        """Send SIGKILL. The server can be started again over its data. Idempotent."""
         job, self._job = self._job, None
         if job is not None:
             job.kill()
 
     def tail(self) -> str:
-        """The last lines of its output."""
+        """Return the last lines of its output."""
         path = self.data / LOG_FILE
         return "\n".join(path.read_text(errors="replace").splitlines()[-30:]) if path.exists() else ""
 
@@ -165,14 +163,14 @@ class LocalServer(ABC):
 
 
 def java_command(classpath: Sequence[str], *, heap: str, main: str, options: Sequence[str] = ()) -> list[str]:
-    """The command of a small Java server."""
-    # One compiler tier and the serial collector: a broker on the machine of a test starts sooner and takes fewer threads.
+    """Return the command of a small Java server."""
+    # One compiler tier and the serial collector: a broker on a test machine starts sooner and needs fewer threads.
     small = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError"]
     return [str(find_java() / "bin" / "java"), *small, *options, "-cp", os.pathsep.join(classpath), main]
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of the loopback interface that nobody listens on now."""
+    """Return `count` ports of the loopback interface on which nobody listens now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -184,7 +182,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_listening(port: int) -> bool:
-    """Whether somebody listens on a port of the loopback interface."""
+    """Return whether somebody listens on a port of the loopback interface."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0):
             return True

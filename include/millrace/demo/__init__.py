@@ -1,1 +1,1 @@
-"""The demo: a year of flights through the whole flow."""
+"""The demo: a year of flights from producers through the WAL into tables."""

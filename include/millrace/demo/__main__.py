@@ -1,21 +1,21 @@
-"""``make run``: the whole system on one machine, fed with a year of flights, and a summary that was checked.
+"""``make run``: the whole system on one machine, fed with a year of flights, and a verified summary.
 
-Starts the log and a Spark driver with the streaming node and the flusher, replays the flights of 2013 in about a minute
-from several producers at once, then at full speed many times over, waits until every row lies in its collection, and
-holds what the producers were told against the log, the WAL and the tables. A second run continues in the same folder.
+Starts the log and a Spark driver with the streaming node and the flusher. Several producers replay the flights of 2013
+in about a minute, then send them many times at full speed. The demo waits until every row is in its collection and
+compares the producers' results with the log, the WAL and the tables. A second run continues in the same folder.
 
-The log is what the setting `log` says: the embedded one, or brokers. ``--log kafka`` (``make run LOG=kafka``) starts a
-broker on this host, over a folder of its own in the data folder, unless the setting names one of that kind already; it
-ends with the demo.
+The setting `log` chooses the log: the embedded one, or brokers. ``--log kafka`` (``make run LOG=kafka``) starts a
+broker on this host, in a subfolder of the data folder, unless the setting names one of that kind already. It stops with
+the demo.
 
-With ``--nodes 3`` (``make run NODES=3``) a coordinator and that many nodes share the work, and one of them is killed,
-one suspended beyond its lease and woken, one drained and one added while the rows stream.
+``--nodes 3`` (``make run NODES=3``) runs a coordinator and that many nodes. While rows stream, one node is killed, one
+is suspended beyond its lease and resumed, one is drained and one is added.
 
-With ``--pipeline`` (``make run PIPELINE=1``) the flights go from a topic of Kafka's into OpenSearch instead, by a
-pipeline that its service keeps in MariaDB, and a search is answered.
+``--pipeline`` (``make run PIPELINE=1``) sends the flights from a Kafka topic into OpenSearch instead, through a
+pipeline that its service stores in MariaDB, and runs a search.
 
-With ``--streams`` (``make run STREAMS=1``) three streams answer questions of the flights while they are fed, each held
-against DuckDB's answer.
+``--streams`` (``make run STREAMS=1``) runs three streaming queries over the flights while they are fed, and compares
+each result with DuckDB's.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from millrace.tables.wal.table import WalTable
 
 ROOT = Path(__file__).parents[3]
 BROKERS = "brokers"
-"""Folder of the brokers that the demo starts, in the data folder."""
+"""Subfolder of the data folder for the brokers that the demo starts."""
 
 
 def main() -> int:
-    """Run the demo; the exit code is 0 where everything that was appended is accounted for."""
+    """Run the demo. The exit code is 0 if everything that was appended is accounted for."""
     options = _options()
     restrict_umask()
     console = Console(highlight=False)
@@ -89,7 +89,7 @@ def main() -> int:
                 return (_run_cluster if options.nodes else _run)(settings, options, console, stop)
         except DemoInterrupted:
             console.print(
-                "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] goes on from there."
+                "\nStopped. Everything that was acknowledged is in the log; [bold]make run[/] continues from there."
             )
             return 130
         except MillraceError as error:
@@ -98,18 +98,18 @@ def main() -> int:
 
 
 def _refuse_beside_the_system(settings: Settings) -> None:
-    """Two streaming nodes on one data folder are no way to work. Raises InvalidSettings where the system runs on it."""
+    """Raise InvalidSettings if the whole system runs on the data folder, which takes only one streaming node."""
     record = read_record(airflow_home(settings))
     if record is not None and record.process() is not None:
         raise InvalidSettings(
-            f"the whole system runs on {settings.data_dir} ({record.address}): put the flights through it with `make demo`,"
-            " or stop it with `make down`"
+            f"the whole system runs on {settings.data_dir} ({record.address}): send the flights through it with"
+            " `make demo`, or stop it with `make down`"
         )
 
 
 @contextmanager
 def running_log(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
-    """The settings with the log of `kind` ("": as they are), on a broker that runs meanwhile where they name none."""
+    """Yield the settings with the log of `kind` ("": unchanged); run a broker meanwhile if they name none."""
     named = settings.log.partition("://")[0]
     folder = settings.data_dir / BROKERS
     started = [name for name in LOG_BROKERS if (folder / name).exists()]
@@ -121,8 +121,8 @@ def running_log(settings: Settings, kind: str, console: Console) -> Iterator[Set
         raise InvalidSettings(f"LOG={kind}, but MILLRACE_LOG is {settings.log}: choose one of them")
     if WalTable.exists(settings.wal_uri) and kind not in started:
         raise InvalidSettings(
-            f"{settings.data_dir} was made with the log {started[0] if started else EMBEDDED}: continue with"
-            f" LOG={started[0] if started else EMBEDDED}, begin anew with ARGS=--fresh, or choose another MILLRACE_DATA"
+            f"{settings.data_dir} uses the log {started[0] if started else EMBEDDED}: continue with"
+            f" LOG={started[0] if started else EMBEDDED}, start over with ARGS=--fresh, or choose another MILLRACE_DATA"
         )
     console.print(f"Starting {kind} on this host …")
     with create_server(kind, folder / kind, settings=settings) as running:
@@ -132,7 +132,7 @@ def running_log(settings: Settings, kind: str, console: Console) -> Iterator[Set
 
 @contextmanager
 def running_meta_store(settings: Settings, kind: str, console: Console) -> Iterator[Settings]:
-    """The settings with a meta store of `kind` ("": as they are), on a server that runs meanwhile."""
+    """Yield the settings with a meta store of `kind` ("": unchanged); run its server meanwhile."""
     if not kind:
         yield settings
         return
@@ -142,7 +142,7 @@ def running_meta_store(settings: Settings, kind: str, console: Console) -> Itera
     console.print(f"Starting {kind} on this host …")
     with create_server(kind, settings.data_dir / BROKERS / kind, settings=settings) as running:
         console.print(f"Meta store: [bold]{running.url}[/]")
-        os.environ.update(running.client_environment)  # for the processes that this one starts
+        os.environ.update(running.client_environment)  # for child processes
         yield replace(settings, meta_store=running.url)
 
 
@@ -153,7 +153,7 @@ def _run(settings: Settings, options: argparse.Namespace, console: Console, stop
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
         table = flights().slice(0, options.rows)
-        console.print(f"Log and append host are up; starting Spark with streaming node and flusher (log: {log_file}) …")
+        console.print(f"Log and append host are up; starting Spark with node and flusher (log: {log_file}) …")
         watch = LoadMonitor(settings, client, stop)
         started_path(settings, JOB).unlink(missing_ok=True)  # an earlier run's
         job = ChildProcess(
@@ -178,7 +178,8 @@ def _run_cluster(settings: Settings, options: argparse.Namespace, console: Conso
         collection = ensure_collection(client, vchannels=pchannels)
         table = flights().slice(0, options.rows)
         console.print(
-            f"Log and append host are up; starting a coordinator and {options.nodes} nodes (logs: {settings.run_path}) …"
+            f"Log and append host are up; starting a coordinator and {options.nodes} nodes (logs: {settings.run_path})"
+            " …"
         )
         watch = LoadMonitor(settings, client, stop)
         with faulty_cluster(settings, options.nodes, ROOT / "jobs" / "streaming_node.py", console) as cluster:
@@ -195,43 +196,44 @@ def _options() -> argparse.Namespace:
         prog="make run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--log", choices=sorted((EMBEDDED, *LOG_BROKERS)), default="", help="the log (default: what MILLRACE_LOG says)"
+        "--log", choices=sorted((EMBEDDED, *LOG_BROKERS)), default="", help="the log (default: MILLRACE_LOG)"
     )
     parser.add_argument("--fresh", action="store_true", help="remove the data folder first (default: continue in it)")
-    parser.add_argument("--nodes", type=int, default=0, help=f"a cluster of so many nodes ({MIN_NODES} or more)")
+    parser.add_argument("--nodes", type=int, default=0, help=f"run a cluster of this many nodes (at least {MIN_NODES})")
     parser.add_argument(
         "--pipeline",
         action="store_true",
-        help="a pipeline from Kafka to OpenSearch, started here with its service and MariaDB",
+        help="run a pipeline from Kafka to OpenSearch, with its service and MariaDB",
     )
     parser.add_argument(
-        "--streams", action="store_true", help="streams over the flights, their answers held against DuckDB's"
+        "--streams", action="store_true", help="run streaming queries over the flights and compare them with DuckDB"
     )
     parser.add_argument(
         "--meta",
         choices=sorted(META_STORES),
         default="",
-        help="the cluster's meta store (default: what MILLRACE_META_STORE says)",
+        help="the cluster's meta store (default: MILLRACE_META_STORE)",
     )
     add_load_options(parser)
     options = parser.parse_args()
     check_load_options(parser, options)
     if options.meta and not options.nodes:
-        parser.error("--meta is a cluster's: give --nodes as well")
+        parser.error("--meta needs a cluster: pass --nodes as well")
     if options.nodes and options.nodes < MIN_NODES:
-        parser.error(f"--nodes takes {MIN_NODES} or more: one is killed while another one sleeps")
+        parser.error(f"--nodes must be at least {MIN_NODES}: one node is killed while another is suspended")
     return options
 
 
 def _start_afresh(settings: Settings, console: Console) -> None:
-    """Remove what an earlier run left, but nothing that is not Millrace's."""
+    """Remove the files of an earlier run, and nothing that is not Millrace's."""
     folder = settings.data_dir
     if not folder.exists():
         return
     found = unknown_entries(folder)
     if found:
         raise SystemExit(
-            f"{folder} holds {', '.join(found[:5])}, which is not Millrace's: remove it yourself, or choose another MILLRACE_DATA"
+            f"{folder} contains {', '.join(found[:5])}, which is not Millrace's: remove it yourself, or choose another"
+            " MILLRACE_DATA"
         )
     _stop_server(settings)
     shutil.rmtree(folder)
@@ -239,7 +241,7 @@ def _start_afresh(settings: Settings, console: Console) -> None:
 
 
 def _stop_server(settings: Settings) -> None:
-    """Stop the log's server of this data folder, if one runs."""
+    """Stop the log server of this data folder, if one runs."""
     try:
         service = RemoteLogService.connect(settings.log_path, start=False, deadline=settings.stop_deadline)
     except LogUnavailable:

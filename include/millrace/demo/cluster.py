@@ -1,6 +1,6 @@
-"""A cluster on this machine: coordinators and nodes as processes over one data folder, and what is seen of their moves.
+"""A cluster on this machine: coordinators and nodes as processes over one data folder, and an observer of their moves.
 
-The moves are read as anybody can read them: from the records of the meta store, and from the commits of `wal`.
+The observer reads what anybody can read: the records of the meta store and the commits of `wal`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from millrace.storage.table import open_table
 POLL_SECONDS: Final = 0.05
 SUSPEND_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 1.0
-"""A process that holds the embedded meta store for longer is taken for suspended."""
+"""A process that locks the embedded meta store for longer counts as suspended."""
 
 
 class LocalCluster(Closeable):
-    """The processes, by name. None of them outlives it."""
+    """The processes of the cluster, by name. They end when it is closed."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class LocalCluster(Closeable):
         return self._start(name, ["-m", "millrace.service", "--name", name], self._settings, {})
 
     def node(self, name: str, *, job: Path | None = None, environment: Mapping[str, str] | None = None) -> ChildProcess:
-        """Start a node: with the loops in its process, or with Spark by the file `job` of jobs/."""
+        """Start a node: with the loops in its process, or with Spark through the file `job` of jobs/."""
         command = ["-m", "millrace.node.cluster"] if job is None else [str(job), "--with-flusher"]
         return self._start(name, command, replace(self._settings, node=name), environment or {})
 
@@ -63,8 +63,10 @@ class LocalCluster(Closeable):
         return self.jobs[name]
 
     def suspend(self, name: str) -> None:
-        """Suspend a process, but not in the midst of a write to SQLite, which would hold up all others
-        (docs/coordinator.md). Raises DeadlineExceeded."""
+        """Suspend a process, but not during a write to SQLite, whose lock would block all others.
+
+        See docs/coordinator.md. Raises DeadlineExceeded.
+        """
         end = Deadline.after(SUSPEND_SECONDS)
         while True:
             os.kill(self.jobs[name].pid, signal.SIGSTOP)
@@ -72,10 +74,10 @@ class LocalCluster(Closeable):
                 return
             self.resume(name)
             if not end.pause(POLL_SECONDS):
-                raise DeadlineExceeded(f"{name} was writing to the meta store for {SUSPEND_SECONDS:.0f} s")
+                raise DeadlineExceeded(f"{name} kept the meta store locked for {SUSPEND_SECONDS:.0f} s")
 
     def store_is_writable(self) -> bool:
-        """Whether the embedded meta store takes a write now; a server's does not wait for who sleeps."""
+        """Return whether the embedded meta store accepts a write now; a database server never waits for a sleeper."""
         if self._settings.meta_store:
             return True
         path = self._settings.data_dir / "coord" / STORE_FILE
@@ -91,11 +93,11 @@ class LocalCluster(Closeable):
         os.kill(self.jobs[name].pid, signal.SIGCONT)
 
     def session(self, name: str) -> str:
-        """The node's session; "" where it has none."""
+        """Return the node's session; "" if it has none."""
         return next((each.session for each in control.nodes(self.store) if each.name == name), "")
 
     def owners(self, role: str = INGEST) -> dict[str, str]:
-        """By PChannel the name of the node that has the role for certain."""
+        """Return, by PChannel, the name of the node that holds the role beyond doubt."""
         return {
             record.pchannel: record.owner.session.rpartition("@")[0]
             for record in control.channels(self.store)
@@ -103,7 +105,7 @@ class LocalCluster(Closeable):
         }
 
     def wait_owned(self, names: set[str], *, pchannels: int, deadline: float) -> dict[str, str]:
-        """Wait until exactly the nodes `names` own all PChannels, in each role that moves; who has which to ingest.
+        """Wait until exactly the nodes `names` own all PChannels in each movable role; return the owners for ingest.
 
         Raises DeadlineExceeded.
         """
@@ -117,14 +119,14 @@ class LocalCluster(Closeable):
                     return found
             if not end.pause(POLL_SECONDS):
                 raise DeadlineExceeded(
-                    f"after {deadline:.0f} s not {sorted(names)} own all: {found}\n{self.log_tails()}"
+                    f"after {deadline:.0f} s the nodes {sorted(names)} do not own all: {found}\n{self.log_tails()}"
                 )
 
     def log_tails(self) -> str:
         return "\n".join(f"--- {name}\n{job.tail(12)}" for name, job in self.jobs.items())
 
     def stop(self) -> dict[str, int]:
-        """End all processes, those asleep too; their exit codes."""
+        """Stop all processes, suspended ones too, and return their exit codes."""
         for name, job in self.jobs.items():
             if job.running():
                 self.resume(name)
@@ -137,27 +139,27 @@ class LocalCluster(Closeable):
 
 @dataclass(frozen=True, slots=True)
 class ObservedMove:
-    """A role of a PChannel, its ingest or its appends, went from one node to another. Times are Unix seconds."""
+    """The move of a PChannel's role (ingest or append) from one node to another. Times are Unix seconds."""
 
     pchannel: str
     term: int
     cause: str
     source: str
-    """"" for the first."""
+    """The previous owner; "" for the first owner."""
     to: str
     decided_at: float
-    """When it was decided."""
+    """Time of the decision."""
     assigned_at: float
-    """When the new owner had it."""
+    """Time at which the new owner had the role."""
     downtime_seconds: float | None = None
-    """Seconds between the last commit before and the first one behind;
+    """Seconds between the last commit before the move and the first one after it.
 
-    None where one of them was not seen, and for appends.
+    None if one of them was not seen, and for appends.
     """
 
 
 class MoveObserver(threading.Thread):
-    """Watches the records of one role, and the commits of `wal`, from its start until it is stopped."""
+    """Watches the records of one role and the commits of `wal` until it is stopped."""
 
     def __init__(self, settings: Settings, store: MetaStore, *, role: str = INGEST) -> None:
         super().__init__(name=f"moves-{role}", daemon=True)
@@ -170,7 +172,7 @@ class MoveObserver(threading.Thread):
         self._moves: list[ObservedMove] = []
         self._commits: dict[str, list[float]] = {}
         self._version = -1
-        """Of `wal`, up to which its commits were read."""
+        """The version of `wal` up to which commits were read."""
 
     def run(self) -> None:
         revision = -1
@@ -223,14 +225,14 @@ class MoveObserver(threading.Thread):
                     self._commits.setdefault(pchannel, []).append(info["timestamp"] / 1000)
 
     def commits(self) -> Mapping[str, list[float]]:
-        """By PChannel the moments of its commits to `wal`, in Unix seconds, as their writers had them."""
+        """The times of each PChannel's commits to `wal`, in Unix seconds, as their writers recorded them."""
         return self._commits
 
     def observed(self) -> Iterator[ObservedMove]:
-        """The moves from one node to another so far, in their order."""
+        """Yield the moves from one node to another so far, in order."""
         for move in self._moves:
             if move.source:
                 times = self._commits.get(move.pchannel, [])
                 before = [each for each in times if each <= move.assigned_at]
-                behind = [each for each in times if each > move.assigned_at]
-                yield replace(move, downtime_seconds=behind[0] - before[-1] if before and behind else None)
+                after = [each for each in times if each > move.assigned_at]
+                yield replace(move, downtime_seconds=after[0] - before[-1] if before and after else None)

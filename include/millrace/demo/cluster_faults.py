@@ -1,8 +1,8 @@
-"""``make run NODES=3``: the demo's load over a cluster whose nodes are killed, suspended, drained and added meanwhile.
+"""``make run NODES=3``: the demo's load on a cluster whose nodes are killed, suspended, drained and added meanwhile.
 
-The first node is a Spark driver, the others run without one. Each trouble begins when the one before has been overcome;
-at the end every move is shown with how long its PChannel stood still, and the summary checks every row as it does with
-one node.
+The first node is a Spark driver; the others run without Spark. Each fault starts when the cluster has recovered from
+the previous one. At the end the demo prints every move and how long its PChannel stood still, and the summary checks
+every row as it does with one node.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from millrace.demo.cluster import POLL_SECONDS, LocalCluster, MoveObserver
 from millrace.demo.summary import LoadMonitor
 
 START_DEADLINE: Final = 300.0
-"""Spark comes up beside all other processes, on two cores."""
+"""Spark starts beside all other processes, on two cores."""
 MIN_NODES: Final = 3
 MOVE_DEADLINE: Final = 120.0
 FAULT_INTERVAL_SECONDS: Final = 3.0
-"""Seconds between two troubles, in which all is as it should be."""
+"""Seconds of normal operation between two faults."""
 
 
 def with_short_intervals(settings: Settings) -> Settings:
-    """The settings, quicker where they are as they come: the demo shows in a minute what otherwise takes several."""
+    """Shorten the intervals that still have their defaults, so that the demo shows in a minute what takes several."""
     usual = Settings()
     silent, interval = settings.session_seconds, settings.balance_interval
     return replace(
         settings,
         session_seconds=5.0 if silent == usual.session_seconds else silent,
         balance_interval=5.0 if interval == usual.balance_interval else interval,
-        # Under load on a few cores what moves is seldom up to date to the second.
+        # Under load on a few cores, a moving PChannel is seldom up to date to the second.
         balance_lag=30.0 if settings.balance_lag == usual.balance_lag else settings.balance_lag,
     )
 
 
 class FaultInjector(threading.Thread):
-    """A cluster under load, and what is done to its nodes. To the demo it is the streaming job."""
+    """A cluster under load, and the faults of its nodes. The demo treats it as the streaming job."""
 
     def __init__(self, settings: Settings, cluster: LocalCluster, nodes: int, job: Path, console: Console) -> None:
         super().__init__(name="troubles", daemon=True)
@@ -66,7 +66,7 @@ class FaultInjector(threading.Thread):
         self.moves = {role: MoveObserver(settings, cluster.store, role=role) for role in self._roles}
 
     def start_nodes(self, watch: LoadMonitor, *, pchannels: int) -> None:
-        """Start coordinator and nodes, and wait until they share all PChannels."""
+        """Start the coordinator and the nodes, and wait until they share all PChannels."""
         cluster, self._pchannels = self._cluster, pchannels
         cluster.coordinator()
         cluster.node("n1", job=self._job)
@@ -79,7 +79,7 @@ class FaultInjector(threading.Thread):
         self._say(f"{pchannels} PChannels on n1 (Spark), {', '.join(names)}")
 
     def _owners(self) -> dict[str, str]:
-        """By PChannel and role the node that has it; empty while anything has none."""
+        """Return the owner of each PChannel and role; empty while any of them has no owner."""
         try:
             found = {
                 f"{name} ({role})": owner for role in self._roles for name, owner in self._cluster.owners(role).items()
@@ -118,7 +118,7 @@ class FaultInjector(threading.Thread):
         self._until(lambda: self._cluster.session(name) not in ("", session) and name in self._owners().values())
 
     def _drain(self) -> None:
-        self._say("n1 is drained, then stopped")
+        self._say("drained n1, then stopped it")
         control.drain(self._cluster.store, "n1")
         self._owned_without("n1")
         self._cluster.jobs.pop("n1").stop(deadline=self._settings.stop_deadline)
@@ -137,13 +137,13 @@ class FaultInjector(threading.Thread):
         while not self._ended.is_set() and not what():
             if not end.pause(POLL_SECONDS):
                 raise DeadlineExceeded(
-                    f"the cluster did not come to rest in {MOVE_DEADLINE:.0f} s\n{self._cluster.log_tails()}"
+                    f"the cluster did not recover within {MOVE_DEADLINE:.0f} s\n{self._cluster.log_tails()}"
                 )
 
     def _say(self, words: str) -> None:
         self._console.print(f"  [bold]{time.strftime('%H:%M:%S')}[/] {words}")
 
-    # -- as the demo's streaming job ------------------------------------------------------------------------------------
+    # -- as the demo's streaming job ----------------------------------------------------------------------------------
 
     def running(self) -> bool:
         return self._failure is None and all(job.running() for job in list(self._cluster.jobs.values()))
@@ -152,7 +152,7 @@ class FaultInjector(threading.Thread):
         return f"{self._failure or ''}\n{self._cluster.log_tails()}"
 
     def wait_finished(self) -> None:
-        """Wait until the last trouble is overcome. Raises what one of them was not overcome for."""
+        """Wait until the cluster has recovered from the last fault. Raises the error of a fault that it did not."""
         self.join(4 * MOVE_DEADLINE)
         if self._failure is not None:
             raise self._failure
@@ -160,13 +160,13 @@ class FaultInjector(threading.Thread):
             moves.stop()
 
     def stop(self) -> None:
-        """Make no more trouble. Idempotent."""
+        """Inject no further faults. Idempotent."""
         self._ended.set()
         if self.is_alive():
             self.join(MOVE_DEADLINE)
 
     def print_moves(self) -> None:
-        """How each PChannel moved."""
+        """Print how each PChannel moved."""
         columns = ("PChannel", "Role", "Term", "Why", "From", "To", "Handed over", "Stood still")
         table = Table(*columns, title="Moves", title_justify="left")
         for column in (2, 6, 7):
@@ -178,14 +178,14 @@ class FaultInjector(threading.Thread):
                 table.add_row(move.pchannel, role, str(move.term), move.cause, move.source, move.to, handed, stood)
         self._console.print(table)
         self._console.print(
-            "Handed over: from the decision on; so long producers waited, where appends moved. Stood still: between two commits"
-            " to the WAL, as far as rows came."
+            "Handover: from the decision until the new owner is ready; producers wait that long if appends moved."
+            " Standstill: between two commits to the WAL, while rows arrive."
         )
 
 
 @contextmanager
 def faulty_cluster(settings: Settings, nodes: int, job: Path, console: Console) -> Iterator[FaultInjector]:
-    """The cluster; none of its processes outlives the block."""
+    """Yield the cluster; stop all of its processes at the end."""
     with LocalCluster(settings) as cluster:
         made = FaultInjector(settings, cluster, nodes, job, console)
         try:

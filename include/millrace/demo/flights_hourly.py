@@ -1,5 +1,4 @@
-"""The derived table of the demo: the declared stream of the same name (:mod:`millrace.demo.streams`), rebuilt in
-slices."""
+"""The demo's derived table: the declared stream of the same name (:mod:`millrace.demo.streams`), rebuilt in slices."""
 
 from __future__ import annotations
 

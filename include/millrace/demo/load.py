@@ -1,7 +1,6 @@
-"""The demo's load: a year of flights in a minute from several producers at once, then the same at full speed, many
-times over.
+"""The demo's load: several producers send a year of flights in a minute, then many times at full speed.
 
-Counts what the producers were told, outside of the system: the summary holds these counts against the tables.
+It counts the producers' results outside of the system; the summary compares the counts with the tables.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ TRANSACTION_ROWS: Final = 500
 
 @dataclass(slots=True)
 class ProducerCounts:
-    """What the producers know: rows by fate, and the greatest time tick that they were told."""
+    """The producers' results: rows by outcome, and the greatest time tick."""
 
     inserted: int = 0
     deleted_keys: int = 0
@@ -57,7 +56,7 @@ class ProducerCounts:
 
     @property
     def appended(self) -> int:
-        """Rows sent in inserts, whatever became of them."""
+        """Rows sent in inserts, whatever their outcome."""
         return self.inserted + self.rolled_back + self.duplicates + sum(self.rejected.values())
 
     def add(self, written: Written, *, deletes: bool = False, rolled_back: bool = False) -> None:
@@ -74,7 +73,7 @@ class ProducerCounts:
 
 
 def ensure_collection(client: Database, *, vchannels: int = VCHANNELS) -> CollectionInfo:
-    """The collection of flights, created over `vchannels` where it is not there yet."""
+    """Return the collection of flights; create it over `vchannels` if it does not exist."""
     try:
         return client.definition(COLLECTION)
     except CollectionNotFound:
@@ -83,7 +82,7 @@ def ensure_collection(client: Database, *, vchannels: int = VCHANNELS) -> Collec
 
 
 class LoadGenerator:
-    """Drives producers over `flights` (rows of the year in order of time); `prefix` makes this run's keys its own."""
+    """Drives producers over `flights` (a year's rows in order of time). `prefix` makes the keys of this run unique."""
 
     def __init__(self, client: Database, collection: CollectionInfo, flights: pa.Table, *, prefix: str) -> None:
         self._client = client
@@ -94,15 +93,15 @@ class LoadGenerator:
         self.counts = ProducerCounts()
 
     def stop(self) -> None:
-        """Have the producers end after the call they are in."""
+        """Ask the producers to stop after their current call."""
         self._stop.set()
 
     def paced(self, seconds: float) -> None:
-        """The year in `seconds`: each producer takes every n-th flight when it is due, and deletes those cancelled."""
+        """Replay the year in `seconds`: each producer sends every n-th flight when due, and deletes cancelled ones."""
         self._each_producer(lambda producer, number: self._replay(producer, number, seconds))
 
     def full_speed(self, times: int) -> None:
-        """The year `times` times over, as fast as the producers can."""
+        """Send the year `times` times, as fast as the producers can."""
         rounds = iter(range(1, times + 1))
         guard = threading.Lock()
 
@@ -122,7 +121,7 @@ class LoadGenerator:
         self._each_producer(work)
 
     def special_cases(self) -> None:
-        """A committed and a rolled-back transaction, a repeated and a wrong message, then a flush."""
+        """Send a committed and a rolled-back transaction, a repeated and an invalid message, then flush."""
         producer = self._client.new_producer()
         keys = pa.array(
             [f"{self._prefix}txn/{number}" for number in range(2 * len(self._collection.vchannels) * TRANSACTION_ROWS)]
@@ -163,7 +162,7 @@ class LoadGenerator:
             self.counts.add(producer.delete(self._collection, cancelled), deletes=True)
 
     def _repeat(self, rows: pa.Table) -> None:
-        """The same entry twice, as a producer does that lost the answer: one effect."""
+        """Send the same entry twice, as a producer that lost the answer does: it takes effect once."""
         key = f"{self._prefix}twice"
         home = int(vchannel_index(pa.array([key]), len(self._collection.vchannels))[0])
         vchannel = self._collection.vchannels[home]
@@ -182,7 +181,7 @@ class LoadGenerator:
             self.counts.last_tick = max(self.counts.last_tick, result.time_tick)
 
     def _misplace(self, producer: Producer, rows: pa.Table) -> None:
-        """A row for a partition that is not there: rejected, recorded, reported."""
+        """Send a row for a partition that does not exist: it is rejected, recorded and reported."""
         message = self._insert(conform(rows, self._collection), self._collection.vchannels[0], 1 << 30)
         written = producer.send([message], raise_rejected=False)
         for rejection in written.rejections:
@@ -210,7 +209,7 @@ class LoadGenerator:
 
 
 class _ChangedMind(Exception):
-    """Why the demo rolls back."""
+    """The reason of the demo's rollback."""
 
 
 def _keyed(rows: pa.Table, keys: pa.Array | pa.ChunkedArray) -> pa.Table:

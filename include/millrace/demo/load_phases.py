@@ -1,5 +1,4 @@
-"""The demo's phases against a streaming job that runs: the load, shown as it comes on, until every row lies in its
-table."""
+"""The demo's phases against a running streaming job, with progress, until every row is in its table."""
 
 from __future__ import annotations
 
@@ -32,8 +31,10 @@ def run_load_phases(
     console: Console,
     options: argparse.Namespace,
 ) -> LoadGenerator:
-    """Put `flights` through, and wait until they lie in the collection's table; the load with what its producers were
-    told."""
+    """Send `flights` and wait until they are in the collection's table.
+
+    Return the load with the producers' results.
+    """
     load = LoadGenerator(client, collection, flights, prefix=f"{time.time_ns() // 1_000_000:x}/")
     phases: list[tuple[str, Callable[[], None]]] = [
         (f"the year in {options.seconds:.0f} s", partial(load.paced, options.seconds)),
@@ -46,13 +47,13 @@ def run_load_phases(
         for name, work in phases:
             watch.run_phase(name, work, load, job, update)
         waited = watch.wait_flushed(client.catalog.flush(collection.name), load, job, update)
-    console.print(f"Everything lies in the collection's table, {waited:.1f} s after the last append.")
+    console.print(f"All rows are in the collection's table, {waited:.1f} s after the last append.")
     return load
 
 
 @contextmanager
 def demo_client(settings: Settings) -> Iterator[Database]:
-    """A client; the log's server ends with the demo, however that ends: what was acknowledged is on the disk."""
+    """Yield a client, and stop the log server at the end in any case: acknowledged entries are on disk."""
     with connect(settings=settings) as client:
         try:
             yield client
@@ -62,7 +63,7 @@ def demo_client(settings: Settings) -> Iterator[Database]:
 
 @contextmanager
 def stopping_on_signals() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM: the demo ends in good order."""
+    """Yield an event that Ctrl-C and SIGTERM set, so that the demo stops in an orderly way."""
     stop = threading.Event()
 
     def tell(_number: int, _frame: FrameType | None) -> None:
@@ -77,18 +78,18 @@ def stopping_on_signals() -> Iterator[threading.Event]:
 
 
 def add_load_options(parser: argparse.ArgumentParser, *, times: int = 20) -> None:
-    """The options that say how much is sent, and how fast."""
+    """Add the options for the amount of load and its speed."""
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the paced year takes (default: 60)")
     parser.add_argument(
-        "--times", type=int, default=times, help=f"how often the year is sent at full speed (default: {times})"
+        "--times", type=int, default=times, help=f"how many times the year is sent at full speed (default: {times})"
     )
     parser.add_argument("--rows", type=int, default=None, help="only the first ROWS flights (default: all 336,776)")
 
 
 def check_load_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End with a sentence where an option makes no sense."""
+    """Exit with a message if an option is invalid."""
     if options.seconds <= 0 or options.times < 0 or (options.rows is not None and options.rows < 1):
-        parser.error("--seconds and --rows must be positive, --times not negative")
+        parser.error("--seconds and --rows must be positive, --times must not be negative")
 
 
 def _progress(console: Console) -> Progress:

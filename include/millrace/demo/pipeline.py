@@ -1,9 +1,9 @@
-"""``make run PIPELINE=1``: Kafka, OpenSearch and MariaDB on this host, without docker; the flights of 2013 through a
-pipeline, and a search answered.
+"""``make run PIPELINE=1``: the flights of 2013 through a pipeline from Kafka to OpenSearch, then a search; no docker.
 
-The pipeline service keeps its pipelines in MariaDB. The flights go into a topic as JSON, a few of them spoilt; the
-pipeline, whose declaration is left in the data folder (``flights.yaml``), is made and run through the service's API,
-and what the index and the error topic hold is held against what was sent.
+Starts Kafka, OpenSearch and MariaDB on this host. The pipeline service stores its pipelines in MariaDB. The demo sends
+the flights to a topic as JSON, a few of them malformed. It creates and runs the pipeline through the service's API,
+leaves its declaration in the data folder (``flights.yaml``), and compares the index and the error topic with what was
+sent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TOPIC: Final = "flights"
 PARTITIONS: Final = 2
 _SECONDS: Final = 120.0
 CORRUPT_EVERY: Final = 10_000
-"""One in so many flights has a distance that is no number."""
+"""One flight in this many has a distance that is not a number."""
 _DECLARED: Final = """\
 id: flights
 source:
@@ -72,15 +72,15 @@ resources: {{cpus: 2, tasks: 2}}
 
 
 def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: threading.Event) -> int:
-    """The demo; 0 where everything that was sent is accounted for.
+    """Run the demo; return 0 if everything that was sent is accounted for.
 
-    What an earlier run left in the folder is begun anew.
+    Removes what an earlier run left in the folder.
     """
     table = flights().slice(0, rows)
     folder = settings.data_dir / "pipeline"
     if settings.meta_store:
         raise InvalidSettings(
-            f"MILLRACE_META_STORE is {settings.meta_store}, and this demo starts a MariaDB of its own: unset it"
+            f"MILLRACE_META_STORE is {settings.meta_store}, but this demo starts its own MariaDB: unset it"
         )
     install(["mariadb"])
     console.print(f"Data folder: [bold]{folder}[/]\nStarting Kafka, OpenSearch and MariaDB on this host …")
@@ -90,9 +90,10 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         MariaDbServer(folder / "mariadb", settings=settings) as mariadb,
     ):
         console.print(
-            f"Kafka: [bold]{kafka.address}[/]  OpenSearch: [bold]{opensearch.url}[/]  MariaDB: [bold]{mariadb.address}[/]"
+            f"Kafka: [bold]{kafka.address}[/]  OpenSearch: [bold]{opensearch.url}[/]"
+            f"  MariaDB: [bold]{mariadb.address}[/]"
         )
-        os.environ.update(mariadb.client_environment)  # for the processes that this one starts
+        os.environ.update(mariadb.client_environment)  # for child processes
         settings = replace(settings, meta_store=mariadb.url, service_port=settings.service_port or _port())
         file = folder / "flights.yaml"
         replace_file(file, _DECLARED.format(brokers=kafka.address, opensearch=opensearch.url))
@@ -100,10 +101,10 @@ def run_pipeline(settings: Settings, rows: int | None, console: Console, stop: t
         _topics(kafka)
         before = sum(each.position for each in positions_of(settings, pipeline.id).values())
         sent, spoilt, filtered = _send(kafka, table, stop)
-        console.print(f"{sent:,} flights are in the topic, {spoilt} of them spoilt.")
+        console.print(f"{sent:,} flights are in the topic, {spoilt} of them malformed.")
         with _service(settings, stop) as service:
             console.print(f"The pipeline service: [bold]{service.base_url}[/] (as [bold]millrace pipelines serve[/])")
-            console.print(f"Made and run through its API, as [bold]millrace pipelines create {file} --run[/] would …")
+            console.print(f"Created and run through its API, as [bold]millrace pipelines create {file} --run[/] does …")
             begun = time.perf_counter()
             _make(service, pipeline)
             _run(service, before + sent, pipeline, stop)
@@ -133,14 +134,14 @@ def _documents(table: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[int, int, int]:
-    """All flights by their id, acknowledged: how many, how many spoilt, how many that the filter leaves out."""
+    """Send all flights by id; return how many were sent, are malformed, and will be dropped by the filter."""
     producer = Producer(
         {"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 20}, logger=logger
     )
     trouble: list[str] = []
     sent = spoilt = filtered = 0
 
-    def told(error: Any, _: Any) -> None:
+    def on_delivery(error: Any, _: Any) -> None:
         if error is not None:
             trouble.append(error.str())
 
@@ -154,7 +155,7 @@ def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[i
             filtered += row["origin"] == "LGA"
         while True:
             try:
-                producer.produce(TOPIC, msgspec.json.encode(row), key, on_delivery=told)
+                producer.produce(TOPIC, msgspec.json.encode(row), key, on_delivery=on_delivery)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -162,19 +163,19 @@ def _send(kafka: KafkaBroker, table: pa.Table, stop: threading.Event) -> tuple[i
         if sent % 1000 == 0:
             producer.poll(0)
     if producer.flush(60) or trouble:
-        raise LogUnavailable(f"Kafka did not take all flights: {trouble[:1]}")
+        raise LogUnavailable(f"Kafka did not accept all flights: {trouble[:1]}")
     return sent, spoilt, filtered
 
 
 def _port() -> int:
-    """The service's own, or where somebody has that already, a free one."""
+    """Return the service's default port, or a free one if that is taken."""
     port = Configuration().server.httpPort
     return free_ports(1)[0] if is_listening(port) else port
 
 
 @contextmanager
 def _service(settings: Settings, stop: threading.Event) -> Iterator[httpx.Client]:
-    """The pipeline service, and a client of it that may do everything."""
+    """Yield a client with all rights of a pipeline service that runs meanwhile."""
     command = [sys.executable, "-m", "millrace.service.pipelines"]
     job = ChildProcess(command, log_file=settings.run_path / "pipeline-service.log", env=settings.environment())
     client = httpx.Client(
@@ -192,22 +193,22 @@ def _service(settings: Settings, stop: threading.Event) -> Iterator[httpx.Client
 
 
 def _make(service: httpx.Client, pipeline: Pipeline) -> None:
-    """Make it, or change the one of an earlier run."""
+    """Create the pipeline, or change that of an earlier run."""
     known, declared = f"/api/v1/pipelines/{pipeline.id}", pipeline.to_json()
     found = service.get(known)
     if found.status_code == httpx.codes.NOT_FOUND:
-        _told(service.put(known, json=declared))
+        _json_of(service.put(known, json=declared))
     else:
-        _told(service.put(f"{known}/declaration", params={"version": _told(found)["version"]}, json=declared))
+        _json_of(service.put(f"{known}/declaration", params={"version": _json_of(found)["version"]}, json=declared))
 
 
 def _run(service: httpx.Client, end: int, pipeline: Pipeline, stop: threading.Event) -> None:
-    """Run it until all that was sent lies behind it."""
+    """Run the pipeline until it has processed everything that was sent."""
     known = f"/api/v1/pipelines/{pipeline.id}"
-    _told(service.put(f"{known}/resume"))
+    _json_of(service.put(f"{known}/resume"))
     try:
         while True:
-            status = _told(service.get(f"{known}/status"))
+            status = _json_of(service.get(f"{known}/status"))
             if sum(task["position"] for task in status["tasks"]) >= end:
                 return
             if status["state"] == "FAILED":
@@ -215,10 +216,10 @@ def _run(service: httpx.Client, end: int, pipeline: Pipeline, stop: threading.Ev
             if stop.wait(0.2):
                 raise DemoInterrupted
     finally:
-        _told(service.put(f"{known}/stop"))
+        _json_of(service.put(f"{known}/stop"))
 
 
-def _told(answer: httpx.Response) -> dict[str, Any]:
+def _json_of(answer: httpx.Response) -> dict[str, Any]:
     found: dict[str, Any] = answer.json()
     if not answer.is_success:
         raise LogUnavailable(f"the pipeline service answers {answer.status_code}: {found['error']['message']}")
@@ -237,7 +238,7 @@ def _summary(
     console: Console,
 ) -> int:
     sink = pipeline.sink
-    assert isinstance(sink, OpenSearchSink), "so it is declared above"
+    assert isinstance(sink, OpenSearchSink), "the declaration above says so"
     client = client_of(sink)
     client.indices.refresh(index=sink.index_base)
     count = int(client.count(index=sink.index_base)["count"])
@@ -257,12 +258,14 @@ def _summary(
     )
     took = 1000 * (time.perf_counter() - begun)
     late = ", ".join(f"{each['key']} {each['doc_count']:,}" for each in answer["aggregations"]["carriers"]["buckets"])
-    console.print(f"{sent:,} in {seconds:.1f} s: {sent / seconds:,.0f} flights/s, the worker's start included")
+    console.print(f"{sent:,} in {seconds:.1f} s: {sent / seconds:,.0f} flights/s, including the worker's start")
     console.print(
-        f"In {totals['in']:,} = out {totals['out']:,} + errors {totals['error']:,} + filtered {totals['filtered']:,}; documents {count:,}"
+        f"In {totals['in']:,} = out {totals['out']:,} + errors {totals['error']:,} + filtered {totals['filtered']:,};"
+        f" documents {count:,}"
     )
     console.print(
-        f"Search: {answer['hits']['total']['value']:,} flights left an hour late or more; most of {late} ({took:.0f} ms)"
+        f"Search: {answer['hits']['total']['value']:,} flights left at least an hour late; most of {late}"
+        f" ({took:.0f} ms)"
     )
     whole = totals["in"] == before + sent == totals["out"] + totals["error"] + totals["filtered"]
     right = before > 0 or (totals["error"] == spoilt and totals["filtered"] == filtered and count == totals["out"])

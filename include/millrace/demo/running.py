@@ -1,8 +1,7 @@
-"""``make demo``: a year of flights through the running system, and where to look at it in the browser.
+"""``make demo``: send a year of flights through the running system, and show where to look at it in the browser.
 
-Starts the system where it does not run, and leaves it running. The flights are replayed in about a minute from several
-producers at once, then at full speed; then what the producers were told is held against the log, the WAL and the
-tables.
+Starts the system if it does not run, and leaves it running. Several producers replay the flights in about a minute,
+then at full speed. The demo then compares the producers' results with the log, the WAL and the tables.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from millrace.installation.system import STREAMING_DAG, Installation
 from millrace.runtime.child_processes import JobFailed
 
 TIMES = 5
-"""How often the year is sent at full speed, unless it is said: enough for a picture in the charts."""
+"""Default of how many times the year is sent at full speed: enough for a picture in the charts."""
 
 
 class SystemJob:
     """The streaming job of the running system.
 
-    One that dies is started again by its DAG: it counts while that can be.
+    Its DAG restarts it when it dies, so it counts as running while the system runs.
     """
 
     def __init__(self, installation: Installation) -> None:
@@ -48,7 +47,7 @@ class SystemJob:
 
 
 def main() -> int:
-    """Run the demo; the exit code is 0 where everything that was appended is accounted for."""
+    """Run the demo. The exit code is 0 if everything that was appended is accounted for."""
     options = _options()
     console = Console(highlight=False)
     with stopping_on_signals() as stop:
@@ -57,7 +56,7 @@ def main() -> int:
             return _run(Installation(settings), settings, options, console, stop)
         except DemoInterrupted:
             console.print(
-                "\nStopped; the system goes on ([bold]make down[/] stops it). Nothing that was acknowledged is lost."
+                "\nStopped; the system keeps running ([bold]make down[/] stops it). No acknowledged row is lost."
             )
             return 130
         except MillraceError as error:
@@ -73,10 +72,10 @@ def _run(
     stop: threading.Event,
 ) -> int:
     if installation.running() is None or not installation.streaming_job_running():
-        # A process of its own: it says what it does, and a Ctrl-C reaches it too.
+        # A separate process: it prints its own progress, and Ctrl-C reaches it too.
         done = subprocess.run([sys.executable, "-m", "millrace", "system", "up", "--detach"], check=False)
         if done.returncode:
-            raise JobFailed("the system could not be started; what it said stands above")
+            raise JobFailed("the system could not be started; its output is above")
     with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(settings.pchannels)
         collection = ensure_collection(client)
@@ -92,13 +91,13 @@ def _run(
 def _print_pages(installation: Installation, console: Console) -> None:
     running = installation.running()
     if running is None:
-        raise JobFailed("the system was stopped meanwhile; `make up` starts it")
+        raise JobFailed("the system was stopped in the meantime; `make up` starts it")
     address = running.address
     console.print(f"\nLook at it: {address}  (user {USER}, password {installation.secrets().password})")
     for words, path in (
         ("throughput, lag, PChannels", "/plugin/millrace"),
         ("the collection and its rows", f"/millrace/collections/{COLLECTION}"),
-        ("the rolled-back transaction; what was rejected", "/millrace/transactions"),
+        ("the rolled-back transaction and the rejections", "/millrace/transactions"),
         ("the streaming job under supervision", f"/dags/{STREAMING_DAG}"),
         ("everything that can be run with a form", "/millrace/actions"),
     ):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LATE_MINUTES: Final = 15
-"""A departure counts as late from here on, as the airlines' own statistics have it."""
+"""A departure counts as late from this many minutes on, as in the airlines' own statistics."""
 
 HOURLY: Final[dict[str, str]] = {
     "origin": "string",
@@ -24,14 +24,14 @@ HOURLY: Final[dict[str, str]] = {
     "mean_arr_delay": "float64?",
     "carriers": "int64?",
 }
-"""The columns of what :func:`flights_hourly` gives."""
+"""The columns of the result of :func:`flights_hourly`."""
 
 
 def flights_hourly(flights: DataFrame) -> DataFrame:
-    """Of the flights that were due to depart in an hour from an origin: how many did, and how late they were (minutes).
+    """Aggregate flights by origin and scheduled hour: how many departed, and how late (minutes).
 
-    The same of a stream and of a batch: the hour is a window, so that a stream forgets it once the watermark has
-    passed.
+    Gives the same for a stream and a batch. The hour is a window, so that a stream drops its state once the watermark
+    has passed.
     """
     from pyspark.sql import functions as F
 
@@ -56,12 +56,12 @@ STREAMS: Final = [
         source=From(
             collection="flights",
             columns=("origin", "time_hour", "dep_delay", "dep_time", "arr_delay", "carrier"),
-            # The demo sends the year again and again: a row may be as late as that.
+            # The demo sends the year again and again, so rows may be up to a year late.
             watermark=Watermark(column="time_hour", delay="400 days"),
         ),
         transform=flights_hourly,
         sink=Into(collection="flights_by_hour", mode="upsert", create=True, key="origin, hour"),
         output_mode="update",
-        words="Departures and delays by origin and hour, over the flights' own times.",
+        words="Departures and delays by origin and scheduled hour.",
     )
 ]

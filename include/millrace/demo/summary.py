@@ -1,4 +1,4 @@
-"""Watching the demo while it runs, and the summary at its end: nothing is claimed there that was not checked."""
+"""Watches the demo while it runs and prints a summary at its end, which only claims what was checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ProgressUpdate = Callable[..., None]
 
 
 class StreamingJobHandle(Protocol):
-    """A streaming job that runs: the demo's own, or that of the running system."""
+    """A running streaming job: the demo's own, or that of the running system."""
 
     log_file: Path
 
@@ -53,11 +53,11 @@ class StreamingJobHandle(Protocol):
 
 
 class DemoInterrupted(Exception):
-    """Ctrl-C or SIGTERM: the demo stops in good order."""
+    """Ctrl-C or SIGTERM: the demo stops in an orderly way."""
 
 
 class LoadMonitor:
-    """Follows the load and the streaming job."""
+    """Watches the load and the streaming job."""
 
     def __init__(self, settings: Settings, client: Database, stop: threading.Event) -> None:
         self._settings = settings
@@ -67,22 +67,22 @@ class LoadMonitor:
         """(name, rows, bytes, seconds) of each phase."""
 
     def wait_started(self, job: ChildProcess) -> None:
-        """Wait until the streaming job that was just started says that it runs."""
+        """Wait until the streaming job that was just started reports that it runs."""
         path = started_path(self._settings, JOB)
         job.wait_ready(lambda: self._unless_stopped(path.exists()), deadline=self._settings.start_deadline)
 
     def wait_until(self, what: Callable[[], bool], job: StreamingJobHandle, seconds: float) -> None:
-        """Wait until `what`, for `seconds`. Raises JobFailed, Interrupted, DeadlineExceeded."""
+        """Wait up to `seconds` until `what` is true. Raises JobFailed, DemoInterrupted, DeadlineExceeded."""
         deadline = Deadline.after(seconds)
         while not what():
             self._check(job)
             if not deadline.pause(POLL_SECONDS):
-                raise DeadlineExceeded(f"not all was up after {seconds:.0f} s:\n{job.tail()}")
+                raise DeadlineExceeded(f"not everything was up after {seconds:.0f} s:\n{job.tail()}")
 
     def run_phase(
         self, name: str, work: Callable[[], None], load: LoadGenerator, job: StreamingJobHandle, update: ProgressUpdate
     ) -> None:
-        """Run `work` in a thread of its own and show how it comes on. Raises what it raised, JobFailed, Interrupted."""
+        """Run `work` in a thread and show its progress. Raises its errors, JobFailed, DemoInterrupted."""
         failure: list[BaseException] = []
 
         def run() -> None:
@@ -111,7 +111,7 @@ class LoadMonitor:
     def wait_flushed(
         self, ticks: dict[str, int], load: LoadGenerator, job: StreamingJobHandle, update: ProgressUpdate
     ) -> float:
-        """Wait until the collection's tables hold everything up to `ticks` (by VChannel); the seconds that it took."""
+        """Wait until the collection's tables contain everything up to `ticks` (by VChannel); return the seconds."""
         wanted: Counter[str] = Counter()
         for vchannel, tick in ticks.items():
             wanted[pchannel_of(vchannel)] = max(wanted[pchannel_of(vchannel)], tick)
@@ -119,11 +119,13 @@ class LoadMonitor:
         path = self._settings.checkpoints_uri
         while True:
             found = read_checkpoints(open_table(path))
-            behind = [p for p, tick in wanted.items() if p not in found or found[p].time_tick < tick]
-            if not behind:
+            lagging = [p for p, tick in wanted.items() if p not in found or found[p].time_tick < tick]
+            if not lagging:
                 return time.monotonic() - start
             if deadline.expired():
-                raise DeadlineExceeded(f"the flusher has not caught up on {', '.join(behind)}; its log: {job.log_file}")
+                raise DeadlineExceeded(
+                    f"the flusher has not caught up on {', '.join(lagging)}; its log: {job.log_file}"
+                )
             self._show("flushing", load, start, load.counts.appended, load.counts.bytes, update)
             self._check(job)
             self._stop.wait(POLL_SECONDS)
@@ -134,7 +136,7 @@ class LoadMonitor:
         update(description=name, completed=counts.appended, rate=rate, lag=self._lag())
 
     def _lag(self) -> str:
-        """How far the WAL is behind the clock, by the streaming node's own word."""
+        """Return how far the WAL lags behind the clock, as the streaming node reports it."""
         try:
             progress: dict[str, Any] = json.loads(self._settings.progress_path(IngestLoop.name).read_text())
             ticks = [each["tick"] for each in progress["pchannels"].values()]
@@ -161,8 +163,8 @@ def summarise(
     watch: LoadMonitor,
     console: Console,
 ) -> int:
-    """Check everything and print what was found; 0 where all of it holds, else 2."""
-    console.print("Checking log, WAL and collection against each other …")
+    """Check everything and print the results; return 0 if every check holds, otherwise 2."""
+    console.print("Comparing log, WAL and collection …")
     snapshot = WalSnapshot.open(settings.wal_uri)
     wal = WalTable.open(settings.wal_uri)
     assert snapshot is not None
@@ -174,12 +176,12 @@ def summarise(
             "time ticks strictly increase on each PChannel",
             all(channel.last_tick > 0 for channel in channels),
         ),
-        ("WAL rows are those that were committed (digest)", all(each.committed == each.stored for each in channels)),
+        ("the WAL's rows are the committed ones (digest)", all(each.committed == each.stored for each in channels)),
         (
-            "the log, run again, gives the WAL (digest)",
+            "replaying the log gives the WAL (digest)",
             all(each.replayed in (None, each.committed) for each in channels),
         ),
-        ("the table holds what became visible (digest)", report.ok),
+        ("the table contains what became visible (digest)", report.ok),
         ("appended = visible + deleted + rolled back + rejected + duplicates", _accounted(report, counts)),
     ]
     _print_rows(report, counts, console)
@@ -192,7 +194,10 @@ def summarise(
 
 
 def _accounted(report: CollectionVerification, counts: ProducerCounts) -> bool:
-    """What this run's producers were told is in the WAL (which may hold earlier runs too), and nothing is left over."""
+    """Return whether the WAL contains everything that this run's producers were told.
+
+    The WAL may contain earlier runs too.
+    """
     total = report.visible + report.deleted + report.rolled_back
     return total == report.inserted and report.inserted >= counts.inserted + counts.rolled_back
 
@@ -254,9 +259,10 @@ def _print_segments(settings: Settings, collection: CollectionInfo, console: Con
 def _print_places(settings: Settings, collection: CollectionInfo, console: Console) -> None:
     rows = rows_uri(settings, collection.id)
     console.print(f"\nTables: {settings.wal_uri} · {rows} · {settings.segments_uri} · {settings.checkpoints_uri}")
-    console.print("Query them with whatever reads Delta:")
+    console.print("Query them with any engine that reads Delta:")
     console.print(
-        f"  DuckDB   import duckdb, millrace; con = duckdb.connect(); millrace.connect('{settings.data_dir}').attach(con);"
+        f"  DuckDB   import duckdb, millrace; con = duckdb.connect();"
+        f" millrace.connect('{settings.data_dir}').attach(con);"
         f" con.sql('select origin, count(*) from {collection.name} group by 1').show()",
         soft_wrap=True,
     )

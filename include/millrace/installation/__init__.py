@@ -1,4 +1,4 @@
-"""The whole system on one machine:
+"""The whole system on one machine: Airflow, the log and the streaming jobs, started, found and stopped as one.
 
-Airflow, the log, the streaming jobs; started, found and stopped as one (`system.py`).
+Start with `system.py`.
 """

@@ -1,7 +1,4 @@
-"""What an installation asks of its own Airflow over REST: its health, and that a DAG runs.
-
-Every call has a deadline.
-"""
+"""The calls of an installation to its own Airflow over REST: health, DAGs, pausing. Every call has a deadline."""
 
 from __future__ import annotations
 
@@ -33,10 +30,10 @@ class AirflowApi:
         self._token = ""
 
     def health(self, *, since: float = 0.0) -> dict[str, str]:
-        """Each component as "healthy", "starting" (no heartbeat after `since`, Unix seconds), or what else Airflow
-        says.
+        """Return the state of each component.
 
-        Raises AirflowUnavailable while it does not answer.
+        The state is "healthy", "starting" (no heartbeat after `since`, in Unix seconds), or Airflow's own word. Raises
+        AirflowUnavailable while Airflow does not answer.
         """
         found = self._call("GET", "/api/v2/monitor/health")
         return {name: _state(found.get(name) or {}, f"latest_{name}_heartbeat", since) for name in COMPONENTS}
@@ -65,10 +62,10 @@ class AirflowApi:
         return [f"{each['filename']}: {str(each['stack_trace']).strip().splitlines()[-1]}" for each in found]
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A call with a login, that may be repeated, and is: while Airflow reads its DAGs its database is locked now
-        and then.
+        """Make an authenticated, repeatable call; repeat it on failure.
 
-        Raises AirflowUnavailable with the status that Airflow answered (None: no answer).
+        Airflow's database is locked now and then while Airflow parses its DAGs. Raises AirflowUnavailable with the
+        status of Airflow's answer (None: no answer).
         """
         for left in reversed(range(ATTEMPTS)):
             try:

@@ -45,16 +45,16 @@ class BindAddress(NamedTuple):
 _ANY: Final = ("0.0.0.0", "::", "")
 
 _QUIET_PORTS: Final = range(20_000, 32_768)
-"""Below those that Linux gives to whoever asks for any:
+"""Ports below the range from which Linux hands out ephemeral ports.
 
-Airflow listens on its own a quarter of a minute after they were chosen.
+Airflow listens on the chosen ports only a quarter of a minute later; nobody must get them in the meantime.
 """
 
 _TRIES: Final = 100
 
 
 def airflow_root() -> Path:
-    """Return the folder with airflow.cfg, dags/, plugins/ and jobs/. Raises InvalidSettings if airflow.cfg is missing."""
+    """Return the folder with airflow.cfg, dags/, plugins/ and jobs/. Raises InvalidSettings if it is missing."""
     root = home_folder()
     if not (root / "airflow.cfg").is_file():
         raise InvalidSettings(f"{root} has no airflow.cfg: set MILLRACE_HOME to a checkout of Millrace")
@@ -92,9 +92,9 @@ def choose_bind_address(root: Path, *, port: int | None, env: Mapping[str, str])
 
 
 def free_port(host: str, port: int, *, exclude: Sequence[int] = ()) -> int:
-    """`port` where it is free on `host`; for 0 a free one that is not in `but`.
+    """Return `port` if it is free on `host`; for 0 return a free port that is not in `exclude`.
 
-    Raises InvalidSettings where there is none.
+    Raises InvalidSettings if the port is taken, or none is free.
     """
     if port:
         _listen(host, port)
@@ -104,9 +104,9 @@ def free_port(host: str, port: int, *, exclude: Sequence[int] = ()) -> int:
             with suppress(InvalidSettings):
                 _listen(host, candidate)
                 return candidate
-    _listen(host, 0)  # a host that cannot be listened on at all says so
+    _listen(host, 0)  # raises if nothing can listen on this host at all
     raise InvalidSettings(
-        f"{_TRIES} ports between {_QUIET_PORTS[0]} and {_QUIET_PORTS[-1]} were tried and none is free: choose one with --port"
+        f"none of {_TRIES} ports between {_QUIET_PORTS[0]} and {_QUIET_PORTS[-1]} is free: choose one with --port"
     )
 
 
@@ -119,7 +119,7 @@ def _listen(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise InvalidSettings(f"[api] host = {host!r} cannot be listened on: {error.strerror}") from None
+                raise InvalidSettings(f"cannot listen on [api] host = {host!r}: {error.strerror}") from None
             taken = "is taken by another process" if error.errno == errno.EADDRINUSE else "needs more rights than yours"
             raise InvalidSettings(
                 f"port {port} on {host or 'this machine'} {taken}: choose another one with --port"
@@ -130,9 +130,9 @@ def _listen(host: str, port: int) -> None:
 def airflow_environment(
     settings: Settings, secrets: Secrets, *, root: Path, state: Path, bind: BindAddress | None, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """What every process of the installation is started with.
+    """Return the environment of the installation's processes.
 
-    Without `bind`: for a command beside the running Airflow.
+    Without `bind`: the environment of a command beside the running Airflow.
     """
     package = str(ROOT)
     own = [package, str(root / "plugins")]  # the auth manager is imported before Airflow adds its plugins' folder
@@ -146,7 +146,7 @@ def airflow_environment(
         "AIRFLOW_CONFIG": str(root / "airflow.cfg"),
         "AIRFLOW_HOME": str(state),
         "PYTHONPATH": os.pathsep.join(paths),
-        # `airflow standalone` starts its components as `airflow`: this Python's.
+        # `airflow standalone` starts its components as `airflow`: make that this Python's.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)]),
         # Airflow sets process titles; without SPT_NOENV they would overwrite the environment, and the mark in it.
         "SPT_NOENV": "1",

@@ -1,7 +1,7 @@
-"""The secrets of one installation: generated once into two files that their owner alone can read, never shown in a log.
+"""The secrets of one installation: generated once into two files that only their owner can read, and never logged.
 
-``secrets.json`` holds the keys that Airflow's processes share; none of them has a default, and without the same keys in
-all of them every task fails. ``passwords.json`` is Airflow's own file of users and passwords: edit it to change the
+``secrets.json`` holds the keys that Airflow's processes share. They have no defaults, and every task fails unless all
+processes have the same keys. ``passwords.json`` is Airflow's own file of users and passwords: edit it to change the
 password.
 """
 
@@ -43,9 +43,9 @@ class Secrets:
 
 
 def load_secrets(state: Path) -> Secrets:
-    """The secrets in the folder `state`, generated where they are missing.
+    """Return the secrets in the folder `state`; generate missing ones.
 
-    Raises InvalidSettings where a file is damaged.
+    Raises InvalidSettings if a file is damaged.
     """
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
@@ -63,7 +63,7 @@ def load_secrets(state: Path) -> Secrets:
         _write(state / PASSWORDS_FILE, passwords)
     wanted = {each.name for each in fields(Secrets)} - {"password"}
     if set(keys) != wanted or not all(isinstance(value, str) and value for value in keys.values()):
-        raise InvalidSettings(f"{state / SECRETS_FILE} is not whole: {_CURE}")
+        raise InvalidSettings(f"{state / SECRETS_FILE} is damaged: {_CURE}")
     return Secrets(**keys, password=str(passwords[USER]))
 
 
@@ -81,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise InvalidSettings(f"{path} is not whole: {_CURE}")
+        raise InvalidSettings(f"{path} is damaged: {_CURE}")
     return found
 
 

@@ -40,14 +40,16 @@ class InstallationStatus:
     """Age of the oldest log entry that the WAL lacks, in seconds. None if the log does not answer."""
     log_server: bool
     processes: dict[str, int]
-    """How many run: airflow, jobs, log."""
+    """Number of processes by group: airflow, jobs, log."""
     pss_bytes: dict[str, int]
-    """Their memory; pages that they share count once."""
+    """Their memory in bytes; shared pages count once."""
 
     @property
     def healthy(self) -> bool:
-        """Whether everything that belongs to a running system runs and is well; a lag, and maintenance that failed,
-        only warn."""
+        """Whether every part of a running system runs and is healthy.
+
+        A lag, and failed maintenance, are only warnings.
+        """
         well = not any(each.severity == "critical" for each in self.findings)
         return self.running and self.streaming and set(self.components.values()) == {"healthy"} and well
 
@@ -90,7 +92,7 @@ def read_status(
             pass  # an empty dictionary says so
     overview = observer.overview()
     streaming = installation.streaming_job_running()
-    # The overview reads what queries write after a micro-batch; a job that has just started has written nothing yet.
+    # The overview reads what queries write after a micro-batch; a job that has just started has not written anything.
     starting = streaming and overview.state == "stopped"
     processes = processes or ProcessUsage.measure(installation)
     return InstallationStatus(
@@ -104,7 +106,7 @@ def read_status(
         streaming=streaming,
         state=overview.state,
         findings=tuple(each for each in overview.findings if not starting or each.kind != "job_stopped"),
-        words="The streaming job is at its first micro-batch." if starting else overview.words,
+        words="The streaming job is in its first micro-batch." if starting else overview.words,
         rows_per_second=overview.totals.rows_per_second,
         lag_seconds=overview.totals.lag_seconds,
         log_server=overview.log_server,

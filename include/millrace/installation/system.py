@@ -1,15 +1,14 @@
-"""The whole system on one machine: Airflow, the embedded log, the streaming jobs; started, found and stopped as one.
+"""The whole system on one machine: Airflow, the embedded log and the streaming jobs, started, found and stopped as one.
 
     installation = Installation(Settings.load())
-    running = installation.start()          # or what runs already; returns once Airflow's processes are being kept
-    installation.wait_airflow(running)      # each of its components is well
-    installation.wait_streaming(running)    # the DAG `streaming` is active, and the streaming job runs
-    installation.stop()                     # everything, and proves that nothing is left
+    running = installation.start()          # or attach to a running one; returns once the keeper runs
+    installation.wait_airflow(running)      # until each component is healthy
+    installation.wait_streaming(running)    # until the DAG `streaming` is active and the streaming job runs
+    installation.stop()                     # stop everything, and verify that nothing is left
 
-A keeper (installation_keeper) runs Airflow in a session of its own; the DAG `streaming` runs the jobs; the log's server
-starts by itself. Whose a process is, is said by the mark that it inherited (installation_processes). A start after kill
--9 ends what was orphaned and leaves alone what still works: a job that runs is adopted by its DAG. Every wait has a
-deadline.
+A keeper (keeper.py) runs Airflow in its own session. The DAG `streaming` runs the jobs. The log server starts on
+demand. An inherited mark assigns each process to its installation (processes.py). A start after kill -9 ends orphans
+and leaves alone what still works: its DAG adopts a running job. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -61,35 +60,35 @@ STREAMING_DAG: Final = "streaming"
 STREAMING_JOB: Final = "streaming_node"
 KILL_SECONDS: Final = 10.0
 AIRFLOW_START_SECONDS: Final = 180.0
-"""How much longer than `start_deadline` Airflow may take: 20 s on two idle cores are minutes where they are busy."""
+"""How much longer than `start_deadline` Airflow may take: 20 s on two idle cores become minutes on busy ones."""
 MAX_FAILED_STARTS: Final = 3
-"""Starts of Airflow that fail before a wait for it gives up."""
+"""Failed starts of Airflow before a wait for it gives up."""
 SLOW_START_FACTOR: Final = 4
-"""How many times longer than it should take a start is waited for: one that is slow is told of, not given up."""
+"""Factor of the expected time up to which a start is awaited: a slow start is reported, not given up."""
 TASK_RETRY_SECONDS: Final = 90.0
-"""How much later a streaming job may come after a crash:
+"""Additional seconds until a streaming job runs after a crash.
 
-Airflow tries a task again when its heartbeat has been missed.
+Airflow tries a task again only once it has missed the task's heartbeat.
 """
 
 ProgressListener = Callable[[str], None]
 
 
 def _nothing() -> None:
-    """What is called where nobody asks for more."""
+    """The default callback, which does nothing."""
 
 
 def _silent(_words: str) -> None:
-    """What is told where nobody listens."""
+    """The default listener, which ignores what it is told."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningInstallation:
-    """An installation whose keeper runs."""
+    """An installation with a running keeper."""
 
     record: KeeperRecord
     started_now: bool
-    """False where it ran already."""
+    """False if it was already running."""
 
     @property
     def address(self) -> str:
@@ -98,16 +97,16 @@ class RunningInstallation:
 
 @dataclass(frozen=True, slots=True)
 class StopResult:
-    """What a stop did."""
+    """The result of a stop."""
 
     ended: int
-    """Processes that ran."""
+    """The processes that were running."""
     killed: int
-    """Of these, those that did not end by themselves in time."""
+    """Those of them that did not end on their own in time."""
 
 
 class Installation:
-    """The installation of one data folder. Holds nothing itself: make one wherever it is needed."""
+    """The installation of one data folder. It has no state of its own: create one wherever it is needed."""
 
     def __init__(
         self,
@@ -117,17 +116,17 @@ class Installation:
         components: int = COMPONENT_COUNT,
         settle: float | None = None,
     ) -> None:
-        """`command` is what the keeper keeps running, and `components` the children that it has when it is whole, which
-        is `settle` seconds after its start at the latest.
+        """Describe the installation; `start` starts it.
 
-        Raises InvalidSettings where the checkout is not to be found, or the data folder lies in it.
+        The keeper runs `command`, which has `components` children once it is complete, at most `settle` seconds after
+        its start. Raises InvalidSettings if the checkout is not found, or the data folder is inside it.
         """
         self.settings = settings
         self.root = airflow_root()
         self.state = checked_airflow_home(settings, root=self.root)
         self._command = list(command)
         self._components = components
-        # A component that ends while Airflow starts ends the start; one that is slow is waited for.
+        # A component that ends during Airflow's start ends the start; a slow one is awaited.
         self._settle = (
             SLOW_START_FACTOR * (settings.start_deadline + AIRFLOW_START_SECONDS) if settle is None else settle
         )
@@ -135,25 +134,25 @@ class Installation:
 
     @property
     def log_file(self) -> Path:
-        """What Airflow's components print."""
+        """The file with the output of Airflow's components."""
         return self.state / LOG_FILE
 
     def secrets(self) -> Secrets:
-        """Its secrets, generated where there are none yet."""
+        """Return its secrets; generate missing ones."""
         return load_secrets(self.state)
 
     def api(self, address: str) -> AirflowApi:
-        """Its Airflow over REST."""
+        """Return a client of its Airflow."""
         return AirflowApi(address, user=USER, password=self.secrets().password)
 
     def environment(self) -> dict[str, str]:
-        """For a command beside the running Airflow, such as `airflow backfill create`."""
+        """Return the environment of a command beside the running Airflow, such as `airflow backfill create`."""
         found = self.running()
         env = {**os.environ, **({"AIRFLOW__API__BASE_URL": found.address} if found is not None else {})}
         return airflow_environment(self.settings, self.secrets(), root=self.root, state=self.state, bind=None, env=env)
 
     def running(self) -> RunningInstallation | None:
-        """The keeper that runs, if one does."""
+        """Return the installation if its keeper runs, otherwise None."""
         record = read_record(self.state)
         return (
             RunningInstallation(record, started_now=False)
@@ -162,7 +161,7 @@ class Installation:
         )
 
     def processes(self) -> list[ProcessInfo]:
-        """Every process of the installation, the log's server included, whoever started that."""
+        """Return every process of the installation, including the log server, whoever started it."""
         everything = all_processes()
         found = {each.pid: each for each in installation_processes(self._mark)}
         server = self.log_server()
@@ -173,7 +172,7 @@ class Installation:
     # --- start ----------------------------------------------------------------------------------------------------
 
     def start(self, *, port: int | None = None, env: Mapping[str, str] | None = None) -> RunningInstallation:
-        """Have Airflow started, unless it runs; `port` goes over [api] port, and 0 takes a free one.
+        """Start Airflow unless it runs. `port` overrides [api] port; 0 takes a free one.
 
         Raises InvalidSettings (the port is taken, the secrets are damaged), DeadlineExceeded, JobFailed.
         """
@@ -204,10 +203,10 @@ class Installation:
             return RunningInstallation(self._await_record(keeper), started_now=True)
 
     def end_orphans(self) -> list[ProcessInfo]:
-        """End what a killed installation left behind: processes whose session has lost its leader. What it ended.
+        """End the processes that a killed installation left: those whose session has no leader. Return them.
 
-        Airflow's components without their keeper, a JVM without its driver. A job that still runs leads its session,
-        and the log's server is known by its record: both are left alone.
+        These are Airflow's components without their keeper, and a JVM without its driver. A running job leads its
+        session, and the log server is known by its record: both are left alone.
         """
         everything = all_processes()
         server = self.log_server()
@@ -227,11 +226,11 @@ class Installation:
         check: Callable[[], None] = _nothing,
         on_progress: ProgressListener = _silent,
     ) -> None:
-        """Wait until each of Airflow's components is well.
+        """Wait until each of Airflow's components is healthy.
 
-        `check` is called again and again; what it raises ends the wait. `say` is told each step, and that one takes
-        long: a slow start goes on. Raises JobFailed where Airflow ends meanwhile, DeadlineExceeded after PATIENCE times
-        the time that it should take; it goes on starting then.
+        Calls `check` repeatedly; an error that it raises ends the wait. Reports each step to `say`, and that one takes
+        long: a slow start continues. Raises JobFailed if Airflow ends meanwhile, and DeadlineExceeded after
+        SLOW_START_FACTOR times the expected time; the start then still continues.
         """
         api = self.api(running.address)
 
@@ -248,9 +247,9 @@ class Installation:
         check: Callable[[], None] = _nothing,
         on_progress: ProgressListener = _silent,
     ) -> None:
-        """Have the DAG `streaming` run, and wait until the streaming job does. Raises as `wait_airflow` does."""
+        """Activate the DAG `streaming`, and wait until the streaming job runs. Raises as `wait_airflow` does."""
         api = self.api(running.address)
-        dags = f"Airflow reads the DAGs ({STREAMING_DAG} is not among them yet)"
+        dags = f"Airflow is parsing the DAGs ({STREAMING_DAG} is not ready yet)"
         self._wait(
             lambda _: "" if api.has_dag(STREAMING_DAG) else dags,
             check,
@@ -263,20 +262,20 @@ class Installation:
             self._wait(lambda _: self._streaming_step(), check, on_progress, seconds=seconds)
         except DeadlineExceeded as error:
             runs = [each for each in Launcher(self.settings).runs() if each.job == STREAMING_JOB]
-            last = f"the job's log is {runs[0].log}" if runs else f"look at {running.address}/dags/{STREAMING_DAG}"
+            last = f"the job's log is {runs[0].log}" if runs else f"see {running.address}/dags/{STREAMING_DAG}"
             why = f"{runs[0].error}; " if runs and runs[0].error is not None else ""
-            raise DeadlineExceeded(f"{error}; Airflow goes on at {running.address}; {why}{last}") from None
+            raise DeadlineExceeded(f"{error}; Airflow keeps running at {running.address}; {why}{last}") from None
 
     def _streaming_step(self) -> str:
-        """What is left to do until the streaming job runs; empty: it does."""
+        """Describe what is left to do until the streaming job runs; empty if it runs."""
         if self.streaming_job_running():
             return ""
         if not self._streaming_jobs():
-            return f"Airflow starts the DAG {STREAMING_DAG}"
-        return "the streaming job starts its JVM and its queries"
+            return f"Airflow is starting the DAG {STREAMING_DAG}"
+        return "the streaming job is starting its JVM and its queries"
 
     def streaming_job_running(self) -> bool:
-        """Whether a streaming job runs whose queries have started: its heartbeat says so."""
+        """Return whether a streaming job runs whose queries have started, according to its heartbeat."""
         beat = read_json(self.settings.run_path / "millrace-streaming-node.heartbeat.json") or {}
         return bool(beat.get("queries")) and beat.get("pid") in {each.pid for each in self._streaming_jobs()}
 
@@ -286,7 +285,7 @@ class Installation:
     def _wait(
         self, left: Callable[[KeeperRecord], str], check: Callable[[], None], say: ProgressListener, *, seconds: float
     ) -> None:
-        """Wait until `left` says that nothing is left to do; `seconds`: how long that should take."""
+        """Wait until `left` returns ""; `seconds` is the expected time."""
         slow, stop = Deadline.after(seconds), Deadline.after(SLOW_START_FACTOR * seconds)
         known = read_record(self.state)
         before = known.restarts if known is not None else 0
@@ -296,7 +295,7 @@ class Installation:
             record = read_record(self.state)
             if record is None or record.process() is None:
                 raise JobFailed(
-                    f"Airflow was stopped while it started:\n{log_tail(self.log_file)}\n(log: {self.log_file})"
+                    f"Airflow was stopped during its start:\n{log_tail(self.log_file)}\n(log: {self.log_file})"
                 )
             try:
                 words = left(record)
@@ -305,19 +304,19 @@ class Installation:
             except AirflowUnavailable as error:
                 words = _airflow_step(record) if error.status is None else f"Airflow does not answer yet ({error})"
             if record.restarts - before >= MAX_FAILED_STARTS:
-                raise JobFailed(f"{record.reason}, again and again:\n{log_tail(self.log_file)}\n(log: {self.log_file})")
+                raise JobFailed(f"{record.reason}, repeatedly:\n{log_tail(self.log_file)}\n(log: {self.log_file})")
             if record.reason:
-                words += f" ({record.reason}; started anew)"
+                words += f" ({record.reason}; restarted)"
             if words != said:
                 say(words)
                 said = words
             if slow.expired():
-                say(f"this takes longer than {seconds:.0f} s, and goes on: {words} (log: {self.log_file})")
+                say(f"this takes longer than {seconds:.0f} s and continues: {words} (log: {self.log_file})")
                 slow = Deadline.after(seconds)
             if not stop.pause(5 * POLL_SECONDS):
                 raise DeadlineExceeded(
-                    f"after {SLOW_START_FACTOR * seconds:.0f} s: {words}; it goes on starting: `millrace system status` shows how far"
-                    f" it is, `millrace system down` stops it; its log: {self.log_file}"
+                    f"after {SLOW_START_FACTOR * seconds:.0f} s: {words}; the start continues: `millrace system status`"
+                    f" shows its state, `millrace system down` stops it; its log: {self.log_file}"
                 )
 
     def _await_record(self, keeper: subprocess.Popen[bytes]) -> KeeperRecord:
@@ -332,14 +331,14 @@ class Installation:
             if not stop.pause(POLL_SECONDS):
                 keeper.kill()
                 keeper.wait()
-                raise DeadlineExceeded(f"the keeper did not come up; its log: {self.state / KEEPER_LOG}")
+                raise DeadlineExceeded(f"the keeper did not start; its log: {self.state / KEEPER_LOG}")
 
     # --- stop -----------------------------------------------------------------------------------------------------
 
     def stop(self, *, on_progress: ProgressListener = lambda words: None) -> StopResult:
-        """End everything: Airflow, then the jobs (each finishes its micro-batch), then the log's server.
+        """Stop everything: Airflow, then the jobs (each finishes its micro-batch), then the log server.
 
-        Nothing runs when it returns. Raises DeadlineExceeded where a process cannot be ended, and names it.
+        Nothing runs when it returns. Raises DeadlineExceeded, which names the process, if one cannot be ended.
         """
         deadline = self.settings.stop_deadline
         if not self.state.exists() and not self.processes():
@@ -355,7 +354,7 @@ class Installation:
                 self._pause_streaming(found)
             if keeper is not None and send_signal(keeper, signal.SIGTERM):
                 on_progress("stopping Airflow")
-                # The keeper has deadlines of its own, behind which it kills.
+                # The keeper has its own deadlines, after which it kills.
                 killed += wait_for_exit([keeper], deadline=deadline + 3 * KILL_SECONDS)
                 kill_all(lambda: [each for each in self._jobs() if each.session == keeper.pid], deadline=KILL_SECONDS)
             self._announce_stop()
@@ -367,7 +366,7 @@ class Installation:
             killed += terminate(self._jobs(), deadline=KILL_SECONDS)
             server = self.log_server()
             if server is not None:
-                on_progress("stopping the log's server")
+                on_progress("stopping the log server")
                 killed += terminate([server], deadline=deadline)
             left = kill_all(self.processes, deadline=3 * KILL_SECONDS)
             if left:
@@ -376,17 +375,19 @@ class Installation:
             return StopResult(ended=len(before), killed=len({each.pid for each in killed}))
 
     def _announce_stop(self) -> None:
-        """Record of each job that runs that it is asked to stop: what ends before it can say so was stopped, not
-        lost."""
+        """Record a stop request for each running job.
+
+        A job that ends before it can report its end then counts as stopped, not as lost.
+        """
         launcher = Launcher(self.settings)
         for each in launcher.runs():
             if each.active:
                 launcher.announce_stop(each.run_id)
 
     def _pause_streaming(self, running: RunningInstallation) -> None:
-        """Have the DAG stop its job between two micro-batches, and its task end: Airflow waits for a task that runs.
+        """Pause the DAG: it stops its job between two micro-batches and ends its task, for which Airflow would wait.
 
-        Where Airflow does not answer, or takes too long, the job is stopped without it later.
+        If Airflow does not answer or takes too long, the job is stopped later without it.
         """
         stop = Deadline.after(self.settings.stop_deadline)
         try:
@@ -398,19 +399,19 @@ class Installation:
         )
 
     def _jobs(self) -> list[ProcessInfo]:
-        """The marked processes but the log's server and what it runs."""
+        """Return the marked processes without the log server and its descendants."""
         server = self.log_server()
         spared = with_descendants([server.pid] if server else [], all_processes())
         return [each for each in installation_processes(self._mark) if each.pid not in spared]
 
     def log_server(self) -> ProcessInfo | None:
-        """The server of the embedded log, whoever started it."""
+        """Return the server of the embedded log, whoever started it."""
         record = running_log_server(self.settings.log_path)
         return find_process(record.pid) if record is not None else None
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One start or stop at a time; the kernel lets go with the process. Raises DeadlineExceeded."""
+        """Allow one start or stop at a time, by a lock that dies with its process. Raises DeadlineExceeded."""
         path = self.state / START_LOCK
         busy = DeadlineExceeded(f"another start or stop holds {path}")
         with exclusive_lock(path, deadline=Deadline.after(self.settings.start_deadline), busy=busy):
@@ -418,12 +419,12 @@ class Installation:
 
 
 def _airflow_step(record: KeeperRecord) -> str:
-    """What Airflow does while its web server does not answer yet:
+    """Describe what Airflow is doing while its web server does not answer yet.
 
-    `airflow standalone` has no children while it makes its tables.
+    `airflow standalone` has no children while it creates its tables.
     """
     everything = all_processes()
     group = {pid for pid, each in everything.items() if each.parent == record.pid}
     if any(each.parent in group for each in everything.values()):
-        return "Airflow's web server starts"
-    return "Airflow prepares its database"
+        return "Airflow's web server is starting"
+    return "Airflow is preparing its database"

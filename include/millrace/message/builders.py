@@ -324,10 +324,9 @@ def import_files(
 ) -> MutableMessage:
     """Build an Import of staged `files` into `vchannel`, to which every primary key in them must belong.
 
-    `replace` removes the VChannel's previous rows at the message's tick.
-    Sync the files before you append the message (:func:`millrace.tables.collections.staged_files.sync_staged_files`): its
-    acknowledgement covers their rows.
-    Only one Import may name a file, because the file is removed once the WAL is trimmed past the message.
+    `replace` removes the VChannel's previous rows at the message's tick. Sync the files before you append the message
+    (:func:`millrace.tables.collections.staged_files.sync_staged_files`): its acknowledgement covers their rows. Only
+    one Import may name a file, because the file is removed once the WAL is trimmed past the message.
     """
     body = {"import_id": import_id, "files": [dict(each) for each in files], "replace": replace}
     return _control(

@@ -1,6 +1,5 @@
 """The registry of channels in a meta store: a key for each creation, in a space of the log's own, so that
-logs can share
-a store.
+logs can share a store.
 
 The contents of the log ``_channels`` are imported once. The log's order decides: an event there names the space; the
 first such event counts, with everything before it and nothing after it. The space is created in the store before that

@@ -1,8 +1,9 @@
-"""Where Kafka's clients may connect: looked at before one is made, and again when it has been told of the other brokers.
+"""Where Kafka's clients may connect: checked before a client is created, and again once it knows the other brokers.
 
-librdkafka opens its connections itself, without a hook of ours: between a look and its own the resolver may change its mind, and brokers
-that are named to it later it may reach before anybody looks. It says nothing there but Kafka's handshake, which no server of keys answers.
-It connects to those alone that it needs, so that what a client asks first, its metadata, is looked at before the others are reached.
+librdkafka opens its connections itself, without a hook for us. Between our lookup and its own, the resolver may change
+its answer, and it may reach brokers that it learns of later before anybody checks them. It sends them only Kafka's
+handshake, which no server of keys answers. It connects only to brokers that it needs, so a client first asks for the
+metadata, which is checked before the other brokers are reached.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from millrace.pipelines.model.kafka import KafkaCluster
 
 
 def client_settings(cluster: KafkaCluster) -> dict[str, str | int]:
-    """What a client of `cluster` is made with. Raises InvalidSettings where a name of its brokers leads where no pipeline may reach."""
+    """Return the settings of a client of `cluster`. Raises InvalidSettings if a broker's address is forbidden."""
     _require(map(host_of, cluster.bootstrap))
     return cluster.client_settings()
 

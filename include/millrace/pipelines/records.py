@@ -1,4 +1,4 @@
-"""What goes through a pipeline: records as they came, what is to be done in the sink for each, and what failed with its reason."""
+"""The data of a pipeline: records as they arrived, the sink's action for each, and failures with their reasons."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Failure(NamedTuple):
 
     record: Record
     stage: str
-    """Where: ``VALUE_CONVERTER`` (no JSON), ``TRANSFORMATION`` (a step), ``TASK_PUT`` (the sink), as Kafka Connect names its stages."""
+    """``VALUE_CONVERTER`` (no JSON), ``TRANSFORMATION`` (a step) or ``TASK_PUT`` (the sink), Kafka Connect's names."""
     step: str
     """Its name."""
     kind: str

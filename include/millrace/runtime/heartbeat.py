@@ -33,7 +33,7 @@ def heartbeat_path(settings: Settings, app_name: str) -> Path:
 
 
 @dataclass(slots=True)
-class _Look:
+class _Observed:
     """A query at the last heartbeat."""
 
     batch: int = -1
@@ -64,7 +64,7 @@ class Heartbeat:
         self._metrics = metrics
         self._clock = clock
         self._last = 0.0
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _Observed] = {}
         self._reporter = ProcessRegistration(settings.run_path)
 
     def __call__(self, queries: Sequence[StreamingQuery]) -> None:
@@ -79,32 +79,32 @@ class Heartbeat:
         if self._metrics is not None:
             self._metrics.write_textfile(self._path.with_suffix(METRICS_SUFFIX))
         if self._progress is not None:
-            replace_json(self._progress, self._in_words(found, now))
+            replace_json(self._progress, self._summary(found, now))
 
     def _query(self, query: StreamingQuery, now: float, passed: float) -> dict[str, Any]:
         status, last = query.status, query.lastProgress
         batch = -1 if last is None else int(last["batchId"])
-        told = self._told(query.name)
-        look = self._looks.setdefault(query.name, _Look(batch, told.get("rows", 0), now))
+        progress = self._read_progress(query.name)
+        look = self._looks.setdefault(query.name, _Observed(batch, progress.get("rows", 0), now))
         busy = bool(status["isTriggerActive"]) and bool(status["isDataAvailable"])
         if batch != look.batch or not busy:
             look.batch, look.changed = batch, now
-        rows = told.get("rows", 0)
+        rows = progress.get("rows", 0)
         rate = max(0.0, (rows - look.rows) / passed) if passed else 0.0
         look.rows = rows
         return {
             "active": query.isActive,
             "message": _without_objects(status["message"]),
-            "batches": told.get("batches", 0),
+            "batches": progress.get("batches", 0),
             "rows": rows,
             "rows_per_second": round(rate, 1),
             "busy_seconds": round(now - look.changed, 1),
-            "last_commit": told.get("at"),
-            "lag_seconds": _lag(told),
-            "parked": told.get("parked", []),
+            "last_commit": progress.get("at"),
+            "lag_seconds": _lag(progress),
+            "parked": progress.get("parked", []),
         }
 
-    def _told(self, query: str) -> dict[str, Any]:
+    def _read_progress(self, query: str) -> dict[str, Any]:
         """Return the content of the query's progress file if this process wrote it."""
         try:
             value = json.loads(self._settings.progress_path(query).read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ class Heartbeat:
             return {}
         return value if isinstance(value, dict) and value.get("pid") == os.getpid() else {}
 
-    def _in_words(self, found: dict[str, dict[str, Any]], now: float) -> dict[str, Any]:
+    def _summary(self, found: dict[str, dict[str, Any]], now: float) -> dict[str, Any]:
         words = ", ".join(f"{name}: {each['message']}" for name, each in found.items())
         figures: dict[str, Any] = {f"{name}.rows": each["rows"] for name, each in found.items()}
         if self._spark_ui:
@@ -125,7 +125,7 @@ def _without_objects(message: str) -> str:
     return _JAVA_OBJECT.sub("the source", message)
 
 
-def _lag(told: dict[str, Any]) -> float | None:
+def _lag(progress: dict[str, Any]) -> float | None:
     """Return the age in seconds of the last commit's newest message, on the PChannel with the largest lag."""
-    ticks = [each["tick"] for each in told.get("pchannels", {}).values() if each.get("tick")]
-    return round(max(0.0, told["at"] - (min(ticks) >> 18) / 1e3), 3) if ticks else None
+    ticks = [each["tick"] for each in progress.get("pchannels", {}).values() if each.get("tick")]
+    return round(max(0.0, progress["at"] - (min(ticks) >> 18) / 1e3), 3) if ticks else None

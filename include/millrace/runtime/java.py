@@ -25,10 +25,7 @@ _VERSION: Final = re.compile(r'^(?:JAVA_VERSION="?|.*\bversion ")(\d+)', re.MULT
 
 
 def java_version(home: Path) -> int | None:
-    """Return the major version of the Java in `home`, from its ``release`` file or its output;
-
-    None if there is no Java.
-    """
+    """Return the major version of the Java in `home`, from its ``release`` file or its output; None without Java."""
     binary = home / "bin" / "java"
     if not os.access(binary, os.X_OK):
         return None

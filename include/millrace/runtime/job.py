@@ -64,7 +64,7 @@ def run(
 ) -> None:
     """Run `queries` in one driver until SIGTERM, SIGINT or the first failure.
 
-    `begun` is called once all queries run, `ended` once none runs any more.
+    Calls `on_started` once all queries run, and `on_stopped` once none runs any more.
     With `available_now` each query ends before the next starts: a later one reads what an earlier one wrote.
     `result` gets ``{"ok": true, "stopped": ..., "report": {}}`` or the typed error; `progress` the heartbeat as text.
     """
@@ -108,7 +108,7 @@ def _run(
     spark = session(app_name, settings=settings, light_jvm=True)
     beat = Heartbeat(settings, app_name, progress=progress, spark_ui=spark.sparkContext.uiWebUrl, metrics=metrics)
 
-    def say_begun() -> None:
+    def write_begun() -> None:
         write_started(settings, app_name)
         around[0]()
 
@@ -120,7 +120,7 @@ def _run(
     try:
         for turn in [[query] for query in queries] if available_now else [queries]:
             running = [start(turn, place) for place in range(len(turn))]
-            begun = None if available_now else say_begun
+            begun = None if available_now else write_begun
             await_queries(running, stop=stop, heartbeat=beat, restart=partial(start, turn), on_started=begun)
         if stop.is_set():  # a failed query raises above, so this was a signal
             asked.set()
@@ -144,10 +144,10 @@ def error_json(error: BaseException) -> dict[str, Any]:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, MillraceError):
             return {"code": kind.code, "message": message[:_MESSAGE_LENGTH], "retriable": kind.retriable}
-    return {"code": type(error).__name__, "message": _in_words(text)[:_MESSAGE_LENGTH], "retriable": True}
+    return {"code": type(error).__name__, "message": _plain_text(text)[:_MESSAGE_LENGTH], "retriable": True}
 
 
-def _in_words(text: str) -> str:
+def _plain_text(text: str) -> str:
     """Strip what the JVM and py4j add to an error's text: names of objects and classes, and the stack."""
     lines = [line for line in _CALLED.sub("", text).splitlines() if line.strip() and not _STACK.match(line)]
     return "\n".join(_JVM_CLASS.sub("", line) for line in lines)

@@ -19,8 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class PeriodicTask(Closeable):
-    """Calls :meth:`work` every `pause` seconds, from :meth:`start` to :meth:`close`; with `at_once` for the first time
-    at the start."""
+    """Calls :meth:`run_once` every `interval` seconds between :meth:`start` and :meth:`close`.
+
+    With `run_at_start` the first run is at the start.
+    """
 
     def __init__(self, *, name: str, interval: float, run_at_start: bool = False) -> None:
         self._name = name
@@ -49,4 +51,4 @@ class PeriodicTask(Closeable):
             try:
                 self.run_once()
             except MAINTENANCE_ERRORS:
-                _log.exception("%s failed; it is tried again in %.0f s", self._name, self._pause)
+                _log.exception("%s failed; retrying in %.0f s", self._name, self._pause)

@@ -23,11 +23,10 @@ _logger = logging.getLogger(__name__)
 
 
 def start_with_retries(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Return the query that `start` starts; call it again, a few times, if Spark gave up on a Python worker while it
-    planned.
+    """Return the query that `start` starts; retry a few times if Spark gave up on a Python worker during planning.
 
-    Planning asks Python workers for a source's name, columns and reader, and each must come up within 10 s. Raises what
-    the last call raises.
+    Planning asks Python workers for a source's name, columns and reader, and each must start within 10 s. Raises the
+    error of the last call.
     """
     left = _RESTARTS
     while True:
@@ -37,7 +36,7 @@ def start_with_retries(start: Callable[[], StreamingQuery]) -> StreamingQuery:
             if not left or _WORKER_LATE not in str(error):
                 raise
             left -= 1
-            _logger.warning("a Python worker came up too late for the start of a query: it is started again")
+            _logger.warning("a Python worker started too late for a query: starting the query again")
 
 
 def await_queries(
@@ -52,8 +51,8 @@ def await_queries(
     """Wait until every query has ended, one has failed, or `stop` is set; then stop the others between two batches.
 
     `beat` is called with the queries at each poll, and `begun` once, when all of them are past their initialisation.
-    `restart` starts the query at an index again if Spark gave it up before its first batch: a Python worker must come
-    up within 10 s, which no setting changes, and on a busy machine it may not. That is tried a few times. Raises the
+    `restart` starts the query at an index again if Spark gave it up before its first batch: a Python worker must start
+    within 10 s, which no setting changes, and on a busy machine it may not. That is tried a few times. Raises the
     failed query's StreamingQueryException.
     """
     running, left = list(queries), _RESTARTS
@@ -64,7 +63,7 @@ def await_queries(
                 continue
             if restart is not None and left and query.lastProgress is None and _WORKER_LATE in str(error):
                 left -= 1
-                _logger.warning("Spark gave a query up whose Python worker came up too late: it is started again")
+                _logger.warning("Spark gave up a query whose Python worker started too late: starting the query again")
                 running[place] = restart(place)
             else:
                 stop.set()

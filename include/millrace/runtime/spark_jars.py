@@ -1,4 +1,4 @@
-"""The former name of :mod:`millrace.runtime.spark.jars`, for ``python -m`` in scripts; it goes with the next release."""
+"""The former name of :mod:`millrace.runtime.spark.jars`, for ``python -m`` in scripts; for one release."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The one fenced commit: files enter and leave a table through :func:`commit_fenced` alone.
 
 A call has parts, each from one writer's range of work: added files, removed files, and app ids with the version that
-the work
-was planned from. A part is committed completely or not at all, and only once, whatever other writers do:
+the work was planned from. A part is committed completely or not at all, and only once, whatever other writers do:
 
 1. Check the table's snapshot. A part is fenced if one of its app ids has another version or a file that it removes is
    gone.
@@ -13,16 +12,13 @@ was planned from. A part is committed completely or not at all, and only once, w
 3. If another writer took that version, refresh and go to 1. There is no refresh between 1 and 2.
 
 App transactions alone are no fence: delta-rs never compares them, and a refreshed handle commits a lower version. The
-check
-in 1 together with the put-if-absent of the version's name in 2 is the fence.
+check in 1 together with the put-if-absent of the version's name in 2 is the fence.
 
 A failed attempt may have been committed. Each call writes an id of its own into the commit's info. After a failure, the
 version that the attempt would have taken is read back. It is ours; or another writer's (then the attempt is lost for
-good,
-since the name is taken); or does not exist (then the same actions are retried at the same version, where they can be
-committed once). Files of a fenced part are deleted here, and only if no attempt that names them may have been
-committed. A
-caller that gets an exception leaves its files to VACUUM.
+good, since the name is taken); or does not exist (then the same actions are retried at the same version, where they can
+be committed once). Files of a fenced part are deleted here, and only if no attempt that names them may have been
+committed. A caller that gets an exception leaves its files to VACUUM.
 """
 
 from __future__ import annotations
@@ -53,9 +49,12 @@ from millrace.storage.table import NO_COMMIT_HOOKS, LogMaintenance, TableHandle,
 COMMIT_DEADLINE: Final = 60.0
 
 _MARK: Final = "millraceCommit"
+"""Key of the commit's info under which each call writes its own id."""
 _FAILURES: Final = (DeltaError, OSError)
 _IDLE_TRIES: Final = 3
+"""Attempts that fail although no other writer won the version, before the store counts as unavailable."""
 _PAUSE: Final = (0.01, 1.0)
+"""First and largest pause in seconds after such an attempt."""
 
 WriteAttempt = Callable[[CommitProperties], None]
 """One attempt at the transaction, from the checked snapshot."""
@@ -123,10 +122,9 @@ def commit_fenced(
     """Commit every part that still follows the table. `table` is at the newest version known when the parts were
     planned.
 
-    Without `data_change`, the added files hold the rows of the removed ones.
-    Raises DeadlineExceeded if other writers, and TableUnavailable if the storage, prevented the commit. In both cases
-    it may have
-    been committed, and its files stay.
+    Without `data_change`, the added files hold the rows of the removed ones. Raises DeadlineExceeded if other writers,
+    and TableUnavailable if the storage, prevented the commit. In both cases it may have been committed, and its files
+    stay.
     """
     if len({move for part in parts for move in part.app_transactions.items()}) > len(
         {app for part in parts for app in part.app_transactions}
@@ -145,11 +143,13 @@ def commit_fenced(
             if names:
                 fenced[place] = FencedPart(tuple(names), attempts.may_be_committed)
                 part = pending.pop(place)
+                # If an earlier attempt may be in the table, it may name these files: leave them to VACUUM.
                 if not attempts.may_be_committed:
                     delete_uncommitted(table.store, part.adds)
         return _writing(table, list(pending.values()), data_change) if pending else None
 
     with table.store.lease():
+        # While anybody holds the lease, no entry of the table's log is removed: `_owner` can read them.
         committed = attempts.run(look)
     if committed:
         maintain_log(table, maintenance)
@@ -209,8 +209,7 @@ def has_timestamp_ntz(kind: pa.DataType) -> bool:
     """Return whether the type contains a timestamp without a zone, at any depth.
 
     A table with such a column needs table features, which :func:`add_columns` adds one by one. A table that is created
-    with it
-    lacks what Spark needs besides.
+    with it lacks what Spark needs besides.
     """
     return "timestamp[us]" in str(kind)
 
@@ -278,12 +277,15 @@ class _Attempts:
             table.refresh()
         while (write := look()) is not None:
             hit("commit.checked")
+            # The version that this attempt may take, read before the write: afterwards the handle may have moved.
             version = table.version + 1
             try:
+                # No retries by delta-rs: it would refresh and commit on top of a version that nobody checked.
                 write(CommitProperties({_MARK: self._mark}, max_commit_retries=0))
             except _FAILURES as error:
                 if not self._settled(version, error):
                     continue
+            # delta-rs does not fsync. Truncation of the log relies on durable commits.
             table.store.sync([commit_file(version)])
             table.refresh()
             return True
@@ -305,6 +307,7 @@ class _Attempts:
             time.sleep(self._backoff.next_delay())
         else:
             self.conflicts += 1
+            # The commit file of that version is gone, so nobody can tell whether it was this attempt's.
             self.may_be_committed |= owner is _Owner.FORGOTTEN
             self._table.refresh()
         return False
@@ -316,6 +319,7 @@ class _Attempts:
             if data is None:
                 if store.delta().version() < version:
                     return _Owner.NOBODYS
+                # The file appeared between the two looks, or log cleanup removed it: read again.
                 data = store.read(name)
         except _FAILURES:
             return _Owner.NOBODYS  # unknown: the next attempt takes the same version, or finds it taken

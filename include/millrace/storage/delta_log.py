@@ -2,14 +2,10 @@
 
 delta-rs lists the whole log whenever it opens or refreshes a table, so each old entry makes every later commit slower
 (0.8 µs here). :func:`trim_log` removes entries that no checkpoint needs. That breaks an assumption of optimistic
-commits:
-that the name of a version stays taken. A suspended writer, after others committed and trimmed, would find the name
-after its
-own version free again, and its commit would succeed without being part of the table. So each commit is made under the
-store's
-lease and first checks that its version still exists. Trimming needs the lease exclusively, and does nothing if it
-cannot get
-it at once.
+commits: that the name of a version stays taken. A suspended writer, after others committed and trimmed, would find the
+name after its own version free again, and its commit would succeed without being part of the table. So each commit is
+made under the store's lease and first checks that its version still exists. Trimming needs the lease exclusively, and
+does nothing if it cannot get it at once.
 """
 
 from __future__ import annotations
@@ -67,8 +63,7 @@ def log_files_of_version(store: TableStore, version: int) -> list[str]:
     """Return the log files that define `version`: the newest checkpoint up to it and the commits after that.
 
     Excludes the hint at the newest checkpoint. Each new checkpoint replaces it, so a copy made a moment later could
-    point past
-    the version; a log is valid without it.
+    point past the version; a log is valid without it.
     """
     names = [name for name in log_files(store) if version_of(name) <= version]
     start = max((version_of(name) for name in names if is_checkpoint(name)), default=0)

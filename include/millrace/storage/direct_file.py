@@ -1,12 +1,10 @@
 """A file that is written past the page cache, if the file system allows it.
 
 First-touched page-cache pages cost a writer more CPU than the disk costs time (docs/performance.md, "The log"). Files
-that
-are written and synced once gain nothing from them. :class:`DirectFile` buffers everything after the first PLAIN_BYTES
-in one
-aligned buffer and writes it with O_DIRECT; the unaligned rest goes through the page cache. If O_DIRECT is refused,
-everything
-goes through the page cache. Not thread-safe. Durable only after :meth:`DirectFile.sync`.
+that are written and synced once gain nothing from them. :class:`DirectFile` buffers everything after the first
+PLAIN_BYTES in one aligned buffer and writes it with O_DIRECT; the unaligned rest goes through the page cache. If
+O_DIRECT is refused, everything goes through the page cache. Not thread-safe. Durable only after
+:meth:`DirectFile.sync`.
 """
 
 from __future__ import annotations

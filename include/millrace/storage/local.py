@@ -1,10 +1,8 @@
 """A table in a folder of this machine's file system.
 
 Files are written past the page cache (millrace.storage.direct_file) and synced with their names and parent folders.
-delta-rs
-makes no fsync, so its files are synced afterwards. The lease is a lock on a file in the table's folder, which the
-kernel
-releases with the process. A suspended process can therefore delay only the clean-up of the log.
+delta-rs makes no fsync, so its files are synced afterwards. The lease is a lock on a file in the table's folder, which
+the kernel releases with the process. A suspended process can therefore delay only the clean-up of the log.
 """
 
 from __future__ import annotations

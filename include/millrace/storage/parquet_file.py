@@ -143,8 +143,7 @@ def read_filtered(
     """Return the rows that `kept` accepts, with `columns` and `looked_at`, from files of a table.
 
     `kept` gets the columns `looked_at` alone and returns a mask of shape ``(rows,)``. The other columns of a row group
-    are read
-    only if a row of it is accepted. Raises TableDamaged.
+    are read only if a row of it is accepted. Raises TableDamaged.
     """
     with translate_read_errors(store.uri):
         fragments = [_CHECKED.make_fragment(name, store.filesystem) for name in names]

@@ -1,10 +1,8 @@
 """A handle on one Delta table at one version; opening and creating tables; maintenance of their logs after commits.
 
 A handle accumulates what it has seen since it was opened, and a refresh costs as much as the commits since the last
-Delta
-checkpoint. :func:`maintain_log` writes a checkpoint from time to time, trims the log (millrace.storage.delta_log) and
-reopens
-the handle.
+Delta checkpoint. :func:`maintain_log` writes a checkpoint from time to time, trims the log (millrace.storage.delta_log)
+and reopens the handle.
 """
 
 from __future__ import annotations
@@ -109,8 +107,7 @@ class TableHandle:
         has them.
 
         Bounds with a character beyond the basic plane are left out. Any writer may write them as escaped surrogate
-        pairs, which
-        delta-rs (1.6) misreads (U+20000 as U+10000), so that a file with matching rows would be pruned.
+        pairs, which delta-rs (1.6) misreads (U+20000 as U+10000), so that a file with matching rows would be pruned.
         """
         found = pa.table(self.delta.get_add_actions(flatten=True))
         for place, name in enumerate(found.column_names):

@@ -2,11 +2,9 @@
 
 Writers sync the log only afterwards, and names can become durable before bytes. So the newest commit may be a prefix of
 itself, and so may the newest Delta checkpoint. Nobody was told that such a commit succeeded
-(:mod:`millrace.storage.commit`
-syncs it first), so it did not: its bytes are moved aside. A checkpoint holds no data of its own. It is deleted if the
-commits
-since an older checkpoint, or since the first version, say the same. Everything else that is unreadable is damage, and
-stays.
+(:mod:`millrace.storage.commit` syncs it first), so it did not: its bytes are moved aside. A checkpoint holds no data of
+its own. It is deleted if the commits since an older checkpoint, or since the first version, say the same. Everything
+else that is unreadable is damage, and stays.
 """
 
 from __future__ import annotations

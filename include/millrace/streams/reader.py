@@ -1,9 +1,10 @@
-"""``millrace_rows``: a collection's rows as a data source of Spark's, batch and stream, as each process of Spark's makes it anew.
+"""``millrace_rows``: a collection's rows as a Spark data source, batch and stream, which each Spark process creates.
 
-Tasks read and decode, and hand Arrow batches on. Options, all text: ``collection``, ``channels`` and ``columns`` (with commas), ``kinds``, ``place`` and
-``until`` (JSON; default: the beginning, and what there is), ``max_bytes`` (of files, a PChannel and micro-batch), ``aligned`` (true: PChannels wait for each other), ``settings`` (JSON of ``MILLRACE_*``; default:
-this process's). A query's start waits for these processes' imports, so here is nothing that only the program needs which makes the DataFrame
-(:mod:`millrace.streams.source`).
+Tasks read and decode, and pass Arrow batches on. All options are text: ``collection``; ``channels`` and ``columns``
+(with commas); ``kinds``; ``place`` and ``until`` (JSON; default: the beginning, and what there is); ``max_bytes`` (of
+files, for each PChannel and micro-batch); ``aligned`` (true: PChannels wait for each other); ``settings`` (JSON of
+``MILLRACE_*``; default: this process's). A query's start waits for these processes' imports, so code that only the
+program with the DataFrame needs is in :mod:`millrace.streams.source`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class RowsSource(DataSource):
         if not name:
             raise InvalidSettings(f"the source {FORMAT} reads a collection: give its name as the option 'collection'")
         channels, columns = self._names("channels"), self._names("columns")
-        return RowsOf.find(settings, name, channels=channels, columns=columns, kinds=self.options.get("kinds", "all"))  # type: ignore[arg-type] # checked there
+        kinds: Any = self.options.get("kinds", "all")  # find() checks it
+        return RowsOf.find(settings, name, channels=channels, columns=columns, kinds=kinds)
 
     def _names(self, option: str) -> list[str]:
         return [each for each in self.options.get(option, "").split(",") if each]

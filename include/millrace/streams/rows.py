@@ -1,13 +1,14 @@
-"""A collection's rows by time tick, planned and read: what a batch, a stream and a snapshot of them are made of. Knows no Spark.
+"""A collection's rows by time tick, planned and read: the basis of a batch, a stream and a snapshot. Without Spark.
 
     planner = RowsPlanner(rows)
     for task in planner.tasks(start, end):      # plain data: a task is sent it and opens no Delta log of its own
         for batch in rows_of(rows, task): ...   # Arrow: the columns of rows.arrow()
 
-A :class:`Place` says how far a reader has come: by PChannel a tick, and of a snapshot the tick up to which it was given. Between two
-places lie the same rows for good, whatever commits, flushes, checkpoints and compactions do meanwhile, in any number of tasks. What retention has taken is
-PositionTruncated, or TickTooOld of a snapshot; a change of the schema is SchemaChanged. Memory: that of a reader of changes
-(millrace.wal.visible.changes); of a snapshot's task, the collection's deletes.
+A :class:`Place` says how far a reader has come: a tick for each PChannel, and for a snapshot the tick up to which it
+was read. The rows between two places never change, whatever is committed, flushed, checkpointed and compacted
+meanwhile, in any number of tasks. If retention has removed them, that is PositionTruncated, or TickTooOld for a
+snapshot; a change of the schema is SchemaChanged. Memory: that of a reader of changes (millrace.wal.visible.changes);
+for a snapshot's task, the collection's deletes.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ Kinds = Literal["all", "inserts", "skip others"]
 KINDS: Final[tuple[Kinds, ...]] = ("all", "inserts", "skip others")
 UNBOUNDED: Final = 1 << 62
 IDLE_MS: Final = 10_000
-"""Milliseconds of log time: a PChannel that is further behind the newest one has no rows to wait for. A log server ends a PChannel's
-traffic with a time tick within the setting `tick_interval`, 10 s, so that one with rows is never that far behind for lack of more."""
+"""Milliseconds of log time: a PChannel that lags the newest one by more has no rows to wait for.
+
+A log server ends a PChannel's traffic with a time tick within the setting `tick_interval`, 10 s, so a PChannel with
+rows never lags that much for lack of more.
+"""
 TASK_BYTES: Final = 64 << 20
 """Bytes of ``wal`` files that one task reads, about: a longer stretch of a PChannel is cut into several."""
 
@@ -86,9 +90,9 @@ class RowsOf:
         columns: Iterable[str] = (),
         kinds: Kinds = "all",
     ) -> Self:
-        """The rows of the collection `name`, in its newest schema; of `channels` alone, which are VChannels of it or PChannels.
+        """Return the rows of the collection `name`, in its newest schema, or only those of `channels`.
 
-        Raises CollectionNotFound, InvalidArgument.
+        `channels` are VChannels of it, or PChannels. Raises CollectionNotFound, InvalidArgument.
         """
         found = find_collection(settings, name)
         return cls(
@@ -108,7 +112,7 @@ class RowsOf:
         return tuple(sorted({pchannel_of(each) for each in self.vchannels})) or self.pchannels
 
     def arrow(self) -> pa.Schema:
-        """The columns of the batches; all may be null, for a delete has its key alone and a retraction not even that."""
+        """Return the columns of the batches. All are nullable: a delete has only its key, a retraction nothing."""
         every = change_schema(self.schema)
         place = every.get_field_index(CHANGE_COLUMNS.names[0])
         every = every.set(place, pa.field(CHANGE_COLUMNS.names[0], pa.utf8()))
@@ -137,13 +141,13 @@ class Place:
     given: int = 0
     """The tick up to which the snapshot's rows were given."""
     since: Mapping[str, int] = field(default_factory=dict)
-    """By PChannel where the reader began: Spark does not keep a query's beginning until its first micro-batch has ended."""
+    """By PChannel where the reader began: Spark stores a query's beginning only with its first micro-batch."""
     vchannels: tuple[str, ...] = ()
     """Whose rows the reader reads; none: all."""
 
     @classmethod
     def behind(cls, rows: RowsOf, ticks: Mapping[str, int] | int = 0, *, snapshot: int = 0) -> Self:
-        """The beginning of a reader: behind a tick, or `ticks` by PChannel, or with the rows that are visible at `snapshot`."""
+        """Return a reader's beginning: after a tick, or `ticks` by PChannel, or with the rows visible at `snapshot`."""
         tick = snapshot or ticks
         found = {name: tick if isinstance(tick, int) else tick.get(name, 0) for name in rows.read_pchannels}
         return cls(rows.collection_id, found, snapshot, 0, found, rows.vchannels)
@@ -215,18 +219,22 @@ class RowsPlanner:
         target: Mapping[str, int] | None = None,
         aligned: bool = False,
     ) -> Place:
-        """Return how far a reader at `place` goes: up to `target` (default: all there is), with at most about `max_bytes`
-        of files of each PChannel. Returns `place` itself if there is nothing to read.
+        """Return how far a reader at `place` goes: up to `target`, with about `max_bytes` of files of each PChannel.
 
-        All PChannels stop at one log time, that of the first whose bytes are used up: so a replay gives rows of different
-        PChannels in the order in which they were appended. With `aligned` they also wait for a PChannel whose rows are not
-        in the ``wal`` table yet, until it is IDLE of log time behind the newest one; a `target` is always reached.
+        The default of `target` is all there is. Returns `place` itself if there is nothing to read.
 
-        Raises CollectionNotFound for a place in another collection of the same name, InvalidArgument for one of other VChannels.
+        All PChannels stop at one log time, that of the first whose bytes are used up: so a replay gives rows of
+        different PChannels in the order in which they were appended. With `aligned` they also wait for a PChannel whose
+        rows are not in the ``wal`` table yet, until it lags the newest one by IDLE_MS of log time; a `target` is always
+        reached.
+
+        Raises CollectionNotFound for a place in another collection of the same name, InvalidArgument for one of other
+        VChannels.
         """
         if place.collection_id != self._rows.collection_id:
             raise CollectionNotFound(
-                f"this reader stands in collection {place.collection_id}, and {self._rows.name!r} is {self._rows.collection_id}"
+                f"this reader reads collection {place.collection_id},"
+                f" and {self._rows.name!r} is {self._rows.collection_id}"
                 " now: it was dropped and made again. Begin a new stream"
             )
         if place.vchannels != self._rows.vchannels:
@@ -280,7 +288,7 @@ class RowsPlanner:
         return found
 
     def _start(self, wal: WalSnapshot, pchannel: str, tick: int, checkpoint: Checkpoint | None) -> ChangeStart:
-        """The start behind `tick`, with a catalog that was carried up to there: nothing before the tick is read again."""
+        """Return the start after `tick`, with its catalog, so that nothing before the tick is read again."""
         mine = self._rows.collection_id
         if checkpoint is not None and checkpoint.time_tick >= tick:
             return ChangeStart.of(
@@ -316,7 +324,7 @@ class RowsPlanner:
         return sorted((each for each in whole if each[1] > after and each[0] <= until), key=lambda each: each[1])
 
     def _cuts(self, after: int, until: int, most_bytes: int) -> list[int]:
-        """Ticks at which a snapshot's rows behind `after` are cut, about `most_bytes` of files apart; the last is `until`."""
+        """Return ticks that cut a snapshot's rows after `after` every `most_bytes` of files; the last is `until`."""
         cuts: list[int] = []
         taken = 0
         for _, last, size in self._files(after, until):
@@ -327,8 +335,11 @@ class RowsPlanner:
         return [*cuts, until]
 
     def _task_bytes(self, after: int, until: int) -> int:
-        """Bytes of files for a task of a snapshot: few, for tasks are uneven where files are, unless so many files that lie across each
-        other were read by several; where that is so of larger tasks too, one reads all."""
+        """Return the bytes of files for a task of a snapshot.
+
+        Small tasks balance the load, unless many files with overlapping ticks were then read by several tasks. If that
+        is so for larger tasks too, one reads everything.
+        """
         files = self._files(after, until)
         total = sum(size for *_, size in files)
         for tasks in (4, 2):
@@ -382,7 +393,8 @@ def _taken(rows: RowsOf, table: pa.Table) -> pa.Table:
     if rows.kinds == "inserts" and not pc.all(inserts).as_py():
         other = table.filter(pc.invert(inserts)).slice(0, 1).to_pylist()[0]
         raise ChangesRefused(
-            f"{rows.name!r} has a {other['_change']} at tick {other['_time_tick']} on {other['_vchannel']}, and this stream takes"
+            f"{rows.name!r} has a {other['_change']} at tick {other['_time_tick']} on {other['_vchannel']},"
+            " and this stream takes"
             " inserts alone: read all kinds of changes, or 'skip others' to leave them out"
         )
     return table.filter(inserts)

@@ -1,4 +1,4 @@
-"""A collection's rows as DataFrames, batch and stream: the data source of :mod:`millrace.streams.reader`, with its options.
+"""A collection's rows as DataFrames, batch and stream: the data source of :mod:`millrace.streams.reader`, with options.
 
 :func:`changes` and :func:`stream` choose where it begins once, in the driver.
 """
@@ -54,7 +54,7 @@ def stream(
     aligned: bool = False,
     deadline: float | None = None,
 ) -> DataFrame:
-    """The changes of a collection as a stream: see :func:`millrace.spark.stream`. `ticks` is where it begins by PChannel."""
+    """Stream the changes of a collection: see :func:`millrace.spark.stream`. `ticks` is where it begins by PChannel."""
     rows = RowsOf.find(settings, name, channels=channels, columns=columns, kinds=kinds)
     if ticks is not None:
         place = Place.behind(rows, ticks)
@@ -75,9 +75,9 @@ def stream(
 
 
 def _confirmed(rows: RowsOf, at: Moment | None, deadline: float | None) -> dict[str, int]:
-    """By PChannel a tick up to which the ``wal`` table is whole: `at`, or one behind all that was decided before the call.
+    """Return, by PChannel, a tick up to which the ``wal`` table is complete: `at`, or after everything decided so far.
 
-    Raises TickNotReached where that does not come in time.
+    Raises TickNotReached if that does not come in time.
     """
     settings = rows.settings
     tick = None if at is None else resolve_tick(at)

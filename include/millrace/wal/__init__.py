@@ -2,6 +2,5 @@
 `chain.py`.
 
 `interceptors/` holds its interceptors, one folder each. Nothing here reads a clock, a random number or a setting of a
-host
-(law 1).
+host (law 1).
 """

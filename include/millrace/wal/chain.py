@@ -1,8 +1,8 @@
 """The chain: a pure function of (channel state, log range), which every host and every recovery calls.
 
 ``Chain().process`` decides and evolves. :func:`replay` only evolves, over rows that were decided before. Nothing here
-reads a
-clock, draws a random number or knows a host. docs/chain.md is the specification; tests/laws/ checks it against a model.
+reads a clock, draws a random number or knows a host. docs/chain.md is the specification; tests/laws/ checks it against
+a model.
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ class Chain:
         """Judge `entries`, which must start at ``state.position``. Does not modify `state`.
 
         Raises UnsupportedVersion if the log needs another version of the wire form or the chain. Any other content
-        becomes rows.
-        Entries of a generation that an AlterWAL message ended are outside the log: they are skipped, whether they
-        arrive with it or
-        later, and `state.position` is in the next generation.
+        becomes rows. Entries of a generation that an AlterWAL message ended are outside the log: they are skipped,
+        whether they arrive with it or later, and `state.position` is in the next generation.
         """
         batch = entries.batch
         outside = _before(batch, state.position.generation)
@@ -260,8 +258,8 @@ def replay(
     """Return the state at `position` by evolving an earlier state over the decided rows between them.
 
     `rows` are messages and rejections of ROW_SCHEMA in id order (:func:`millrace.wal.rows.rows_in_order`). The other
-    arguments
-    hold what rows do not tell (a time tick without a row, the bytes of the last entry), from the WAL's state rows.
+    arguments hold what rows do not tell (a time tick without a row, the bytes of the last entry), from the WAL's state
+    rows.
     """
     chain = Chain()
     state = state.copy()

@@ -1,10 +1,8 @@
 """A content digest of WAL rows that depends neither on their order nor on batch boundaries.
 
 Each row is hashed over all its columns but ``detail`` (an explanation, not content). The digest of a set of rows is the
-sum of
-their hashes in two lanes modulo 2**64. So digests of ranges add up: the digest of the whole WAL is known without
-reading it
-again, and a missing, duplicated or altered row shows. It protects against faults, not against an adversary.
+sum of their hashes in two lanes modulo 2**64. So digests of ranges add up: the digest of the whole WAL is known without
+reading it again, and a missing, duplicated or altered row shows. It protects against faults, not against an adversary.
 """
 
 from __future__ import annotations

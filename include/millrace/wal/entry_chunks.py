@@ -1,9 +1,8 @@
 """Chunks of log entries for the chain, which bound a host's memory by messages as well as by bytes.
 
 A read is bounded by its bytes. But a few bytes may frame many messages, and each one that is judged alone (a FlushAll,
-a Begin,
-an entry that does not decode) takes about a kilobyte until its row is written. Chunk boundaries do not change any
-result.
+a Begin, an entry that does not decode) takes about a kilobyte until its row is written. Chunk boundaries do not change
+any result.
 """
 
 from __future__ import annotations

@@ -7,14 +7,10 @@ that order.
         ...
 
 A scanner delivers *units*: a message outside transactions at its own tick, and a committed transaction at its Commit's
-tick,
-with its bodies in their order and then the Commit. Begin, KeepAlive and Rollback are not delivered. A deliver policy
-says where
-a scan starts; filters select units. Both apply to a unit as a whole. The tick and id of a transaction are its Commit's,
-so
-Begin and bodies are read whatever their own are. A type filter accepts a transaction whose Commit or one of whose
-bodies has
-a wanted type.
+tick, with its bodies in their order and then the Commit. Begin, KeepAlive and Rollback are not delivered. A deliver
+policy says where a scan starts; filters select units. Both apply to a unit as a whole. The tick and id of a transaction
+are its Commit's, so Begin and bodies are read whatever their own are. A type filter accepts a transaction whose Commit
+or one of whose bodies has a wanted type.
 """
 
 from __future__ import annotations
@@ -149,8 +145,7 @@ class Scanner:
     `after_tick`.
 
     Delivers units with a tick > `after_tick` and an id >= `first_id`. Raises WalGap for rows out of tick order: a
-    source that
-    repeats or reorders rows is faulty.
+    source that repeats or reorders rows is faulty.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Channel state: everything besides the log that the chain's decisions read, for one PChannel.
 
 Objects inside the state are values: evolve replaces them and never changes them in place, so a copy of the state copies
-only
-its dictionaries. The serialised form is versioned and canonical: equal states have equal bytes.
+only its dictionaries. The serialised form is versioned and canonical: equal states have equal bytes.
 """
 
 from __future__ import annotations
@@ -188,8 +187,7 @@ class ChannelState:
     """State of one PChannel's chain at a position of its log.
 
     `position` is the next entry to read. `last_entry` and `last_entry_crc` (crc32c of its bytes) are those of the entry
-    before,
-    by which a log that lost or changed acknowledged entries is detected.
+    before, by which a log that lost or changed acknowledged entries is detected.
     """
 
     pchannel: str

@@ -13,8 +13,7 @@ Promises, for rows pushed in tick order starting at a message's LastConfirmed:
   open transactions are not duplicated.
 
 Memory: the rows of open transactions, which the chain bounds by ``max_open_txns`` x ``max_txn_bytes`` per PChannel, and
-the
-rows of one push. There is no snapshot: a new reader starts at LastConfirmed.
+the rows of one push. There is no snapshot: a new reader starts at LastConfirmed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Versions of the chain's behaviour: the version for new terms, the versions that this host runs, and their
-differences.
+"""Versions of the chain's behaviour.
+
+The version for new terms, the versions that this host runs, and their differences.
 
 The opening of a term says by which version its log is judged, and the state keeps it: rules check
-``state.chain_version >= VERSION_4``. ``millrace.message.types.MIN_CHAIN_VERSION`` has the versions of message types. docs/chain.md,
-"Versions".
+``state.chain_version >= VERSION_4``. ``millrace.message.types.MIN_CHAIN_VERSION`` has the versions of message
+types. docs/chain.md, "Versions".
 """
 
 from __future__ import annotations

@@ -112,7 +112,8 @@ def test_bytes_are_those_of_python(value: bytes) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [r"s = 'it\'s'", "s = 'a", 's = "a', 's = "a""b"', r's = "\x4"', r's = "\ud800"', r's = "\N{NO SUCH}"', r"b = b'\N'x", "b = b'é𠮷'",
+    [r"s = 'it\'s'", "s = 'a", 's = "a', 's = "a""b"', r's = "\x4"', r's = "\ud800"', r's = "\N{NO SUCH}"',
+        r"b = b'\N'x", "b = b'é𠮷'",
      r"s like 'a\'", r"s like 'a' escape 'xy'", "s like 'a!' escape '!'", "s like 5", "s like 'a' escape 5"],
 )  # fmt: skip
 def test_what_is_no_literal_is_refused_with_its_place(text: str) -> None:

@@ -64,7 +64,9 @@ def said(rows: Callable[[], pa.RecordBatch]) -> object:
 
 
 @given(st.lists(ONE, min_size=1, max_size=40), st.randoms(use_true_random=False), st.sampled_from([1, 600, 1 << 20]))
-def test_rows_are_those_of_each_message_alone(given: list[tuple[MessageType, int, int, list[int], str]], chance: object, most: int) -> None:  # fmt: skip
+def test_rows_are_those_of_each_message_alone(
+    given: list[tuple[MessageType, int, int, list[int], str]], chance: object, most: int
+) -> None:
     messages = [made(tick, *each) for tick, each in enumerate(given, 1)]
     asked = [*messages, *messages]
     chance.shuffle(asked)  # type: ignore[attr-defined]

@@ -1,4 +1,7 @@
-"""Consumers and change streams miss no row of a collection: written, imported or restored, what was replaced and dropped too."""
+"""Consumers and change streams miss no row of a collection.
+
+Written, imported or restored, what was replaced and dropped too.
+"""
 
 from __future__ import annotations
 

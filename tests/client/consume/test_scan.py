@@ -1,4 +1,7 @@
-"""A scan reads the ``wal`` table and then the append host's tail as one list: the chain's, without gap or repetition."""
+"""A scan reads the ``wal`` table and then the append host's tail as one list.
+
+The chain's, without gap or repetition.
+"""
 
 from __future__ import annotations
 

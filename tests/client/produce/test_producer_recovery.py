@@ -1,4 +1,7 @@
-"""What a call that was begun several times, under numbers that were forgotten, has left: each message stands once in the end."""
+"""What a call that was begun several times, under numbers that were forgotten, has left.
+
+Each message stands once in the end.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def sendings(groups: list[list[tuple[str, str]]]) -> list[OutboundEntry]:
 def test_what_is_left_is_what_no_attempt_had_taken(
     groups: list[list[tuple[str, str]]], attempts: list[tuple[int, bool]]
 ) -> None:
-    """An attempt comes so far on each VChannel; one that goes on in the same process leaves out what was refused, a new one does not."""
+    """An attempt comes so far on each VChannel.
+
+    One that goes on in the same process leaves out what was refused, a new one does not.
+    """
     stood: list[AppliedMessage] = [AppliedMessage(NAMES[0], 1, 6, b"a", result(1))]  # of the call before
     taken: Counter[tuple[str, str]] = Counter()
     for name in NAMES:

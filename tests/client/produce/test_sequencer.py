@@ -1,4 +1,6 @@
-"""A lane's decisions, driven step by step without threads or a clock: whatever comes of each action, each message has one effect.
+"""A lane's decisions, driven step by step without threads or a clock.
+
+Whatever comes of each action, each message has one effect.
 
 The chain is a model of docs/chain.md, "Producers", that knows one producer: terms, epochs, sequences, the last results.
 """
@@ -160,7 +162,7 @@ class Deliveries(RuleBasedStateMachine):
         self.count = 0
         self.forgot = self.fenced = self.stuck = self.pipelined = False
 
-    # --- the way through a delivery ---------------------------------------------------------------------------------------
+    # --- the way through a delivery -----------------------------------------------------------------------------------
 
     def go_on(self, reply: Any) -> None:
         """Tell what came of the action; what is asked for next."""
@@ -287,7 +289,7 @@ class Deliveries(RuleBasedStateMachine):
         assert not self.way, "nothing is on the way between two rounds"
         self.go_on(elapsed)
 
-    # --- what happens elsewhere -------------------------------------------------------------------------------------------
+    # --- what happens elsewhere ---------------------------------------------------------------------------------------
 
     @rule(
         what=st.sampled_from(
@@ -322,7 +324,7 @@ class Deliveries(RuleBasedStateMachine):
             for each in [sending.messages[place]]
         )
 
-    # --- what always holds ------------------------------------------------------------------------------------------------
+    # --- what always holds --------------------------------------------------------------------------------------------
 
     @invariant()
     def each_takes_effect_once_and_in_order(self) -> None:

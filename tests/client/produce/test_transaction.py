@@ -55,7 +55,10 @@ def test_a_block_may_last_longer_than_its_lease(shop: Database, items: Collectio
 
 
 class Clock:
-    """The end of a block as a lease's keeper waits for it: time that passes by waiting alone, and no other message comes."""
+    """The end of a block as a lease's keeper waits for it.
+
+    Time that passes by waiting alone, and no other message comes.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.now = 0.0

@@ -1,4 +1,7 @@
-"""A spool that waited longer than the chain remembers its producer: what was never sent goes out as another one's, once and in order."""
+"""A spool that waited longer than the chain remembers its producer.
+
+What was never sent goes out as another one's, once and in order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A producer on another host outlives its server: what it appends meanwhile is spooled there, and sent once, in order."""
+"""A producer on another host outlives its server.
+
+What it appends meanwhile is spooled there, and sent once, in order.
+"""
 
 from __future__ import annotations
 

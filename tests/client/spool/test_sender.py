@@ -1,4 +1,7 @@
-"""A producer that cannot reach the log: it keeps rows on its disk, and sends them in order, once, when the log is back."""
+"""A producer that cannot reach the log.
+
+It keeps rows on its disk, and sends them in order, once, when the log is back.
+"""
 
 from __future__ import annotations
 

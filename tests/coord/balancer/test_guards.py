@@ -89,7 +89,10 @@ def test_what_is_behind_is_moved_for_balance_when_it_has_caught_up_and_not_again
 
 
 def test_the_role_of_a_node_that_was_put_out_is_opened_when_its_lease_has_ended_by_any_clock() -> None:
-    """A node that cannot be reached hears nothing of its end: it acts until its lease would have ended, by its own clock."""
+    """A node that cannot be reached hears nothing of its end.
+
+    It acts until its lease would have ended, by its own clock.
+    """
     clock, session = Clock(), 10.0
     store = MemoryStore(clock.monotonic)
     leadership = Leadership(store, clock, "c1", seconds=86_400.0)

@@ -1,4 +1,7 @@
-"""A log over several backends beyond what the conformance suite asks: the durable list, ids, what a switch does to handles."""
+"""A log over several backends beyond what the conformance suite asks.
+
+The durable list, ids, what a switch does to handles.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Transactions of others in a PChannel's topic: their records are entries, whatever became of them, and their markers are none."""
+"""Transactions of others in a PChannel's topic.
+
+Their records are entries, whatever became of them, and their markers are none.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +221,7 @@ def _alter(broker: KafkaBroker, topic: str, configs: dict[str, str]) -> None:
     admin.incremental_alter_configs([resource])[resource].result(DEADLINE)
 
 
-# --- what is known of them ----------------------------------------------------------------------------------------------------
+# --- what is known of them --------------------------------------------------------------------------------------------
 
 
 def test_a_marker_is_asked_for_once_and_one_that_is_forgotten_again(monkeypatch: pytest.MonkeyPatch) -> None:

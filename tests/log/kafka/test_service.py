@@ -1,4 +1,7 @@
-"""Kafka as the log, beside what every backend promises (tests/conformance): its topics, limits, logins and retention."""
+"""Kafka as the log, beside what every backend promises (tests/conformance).
+
+Its topics, limits, logins and retention.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def plain_producer() -> Producer:
     return Producer({"bootstrap.servers": running_brokers.kafka().address, "linger.ms": 0})
 
 
-# --- settings -----------------------------------------------------------------------------------------------------------------
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_topics_have_the_deployments_prefix_and_names_of_any_kind() -> None:
     assert [settings.decode_name(topic) for topic in others] == [None] * len(others)
 
 
-# --- topics -------------------------------------------------------------------------------------------------------------------
+# --- topics -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_keeps_everything_and_the_brokers_give_the_stamps(service: Kafka) -> None:
@@ -205,7 +208,10 @@ def test_an_append_beside_another_writer_gets_the_ids_of_its_own_entries(service
 
 @pytest.mark.slow
 def test_values_of_one_append_between_which_another_writer_wrote_are_looked_up(service: Kafka) -> None:
-    """Reports are asked of some values alone (a hundred bytes each: of every 600th or so); the others are in between."""
+    """Reports are asked of some values alone (a hundred bytes each: of every 600th or so).
+
+    The others are in between.
+    """
     service.create("shared")
     log = service.open("shared")
     answers: list[tuple[Sequence[LogId], list[bytes]]] = []
@@ -252,7 +258,7 @@ def test_large_appends_of_several_callers_at_once_all_get_their_ids(service: Kaf
     assert len({each for ids in answers for each in ids}) == 9 * 8000
 
 
-# --- limits -------------------------------------------------------------------------------------------------------------------
+# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_does_not_fit_into_the_clients_queue_waits_for_room(location: str) -> None:
@@ -350,7 +356,7 @@ def test_a_log_that_is_whole_verifies(service: Kafka) -> None:
     assert (report.entries, report.bytes, report.first_bad) == (200, 200_000, None)
 
 
-# --- brokers that refuse, are away, or come back ------------------------------------------------------------------------------
+# --- brokers that refuse, are away, or come back ----------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""SIGKILL of the broker in the middle of appends and reads: what was acknowledged is there once, in order, where it was said."""
+"""SIGKILL of the broker in the middle of appends and reads.
+
+What was acknowledged is there once, in order, where it was said.
+"""
 
 from __future__ import annotations
 

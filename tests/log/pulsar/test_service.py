@@ -263,7 +263,9 @@ def test_brokers_that_are_not_there_are_unavailable_by_the_deadline() -> None:
 
 
 def test_a_batch_that_the_broker_had_already_has_no_id_in_any_of_its_messages() -> None:
-    """Sent again after a broken connection and dropped, it is acknowledged as ledger -1, its messages with their index."""
+    """Sent again after a broken connection and dropped, it is acknowledged as ledger -1,
+    its messages with their index.
+    """
     known = [(7, 3, 0), (7, 3, 1), (7, 3, 2)]
     lost = [(-1, -1, 0), (-1, -1, 1), (-1, -1, 2)]
     chunk = _Chunk(9, 0, lambda chunk: None)
@@ -306,7 +308,10 @@ os._exit(0)
 
 
 def test_a_server_that_meets_its_first_pulsar_in_a_call_goes_on_appending(prefix: str) -> None:
-    """As the log's server does where a running log is switched: gRPC's threads come and go for Python with each call."""
+    """As the log's server does where a running log is switched.
+
+    GRPC's threads come and go for Python with each call.
+    """
     command = [sys.executable, "-c", SERVED, running_brokers.pulsar().url, prefix]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     _, _, count = ended.stdout.strip().rpartition(": ")

@@ -1,4 +1,7 @@
-"""A write or sync that fails stops appends until the log is reopened; reads go on, and nothing unacknowledged is served."""
+"""A write or sync that fails stops appends until the log is reopened.
+
+Reads go on, and nothing unacknowledged is served.
+"""
 
 from __future__ import annotations
 

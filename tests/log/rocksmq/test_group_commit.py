@@ -59,7 +59,10 @@ class Gathered:
 
 @contextmanager
 def gathering(log: RocksMQLog, disk: GatedDisk, batches: Sequence[list[bytes]]) -> Iterator[Gathered]:
-    """`batches`, each appended by a thread of its own, the first one leading; at the end the gate opens and all are back."""
+    """`batches`, each appended by a thread of its own, the first one leading.
+
+    At the end the gate opens and all are back.
+    """
     found = Gathered([], [])
 
     def work(values: list[bytes]) -> None:

@@ -1,4 +1,7 @@
-"""The embedded log without a server: a look shows what opening it would show, changes nothing, and stands in nobody's way."""
+"""The embedded log without a server.
+
+A look shows what opening it would show, changes nothing, and stands in nobody's way.
+"""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def test_without_a_bound_every_leap_is_believed(host: Host) -> None:
     assert seconds(clock) == host.true + 1000 * DAY
 
 
-# --- in the log -------------------------------------------------------------------------------------------------------------
+# --- in the log -------------------------------------------------------------------------------------------------------
 
 
 def stamps(service: RocksMQ, channel: str, count: int = 1) -> list[int]:
@@ -351,7 +351,7 @@ def test_who_asks_a_server_for_the_time_hears_what_it_stamps_by(host: Host) -> N
             server.close()
 
 
-# --- the law ----------------------------------------------------------------------------------------------------------------
+# --- the law ----------------------------------------------------------------------------------------------------------
 
 _JUMPS = st.sampled_from([-400 * DAY, -HOUR, -MAX_LEAP_SECONDS, -1.0, 1.0, 299.0, 301.0, HOUR, DAY, 3000 * DAY])
 _PASSED = st.sampled_from([0.0, 0.001, 1.0, 4.0, 6.0, 200.0, HOUR, DAY])
@@ -360,9 +360,10 @@ _PASSED = st.sampled_from([0.0, 0.001, 1.0, 4.0, 6.0, 200.0, HOUR, DAY])
 class StampsUnderAnyClock(RuleBasedStateMachine):
     """Any wall clock, any sleeps, restarts, boots, losses and accepts.
 
-    Stamps never decrease; they move on at half of the steady clock's speed at the least, while the process lives and
-    from one process of a boot to the next (but for what the last one did not keep); they are the wall clock unless a leap is
-    held or they are ahead; and they are never further ahead of true time than the wall clock was when it was believed.
+    Stamps never decrease; they move on at half of the steady clock's speed at the least, while the process
+    lives and from one process of a boot to the next (but for what the last one did not keep); they are the wall
+    clock unless a leap is held or they are ahead; and they are never further ahead of true time than the wall
+    clock was when it was believed.
     """
 
     def __init__(self) -> None:

@@ -230,7 +230,10 @@ def test_a_request_that_makes_no_sense_is_an_invalid_argument_and_no_failure_ins
 def test_to_look_for_connections_takes_no_lock_of_a_file_away(
     rig: Callable[[ConnectionLimits], Rig], tmp_path: Path
 ) -> None:
-    """The kernel drops all of a process's locks on a file when any descriptor of it is closed: SQLite's and RocksDB's too."""
+    """The kernel drops all of a process's locks on a file when any descriptor of it is closed.
+
+    SQLite's and RocksDB's too.
+    """
     held = tmp_path / "held"
     taken = f"import fcntl; fcntl.lockf(open({str(held)!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     with held.open("w") as file:

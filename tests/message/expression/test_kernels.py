@@ -1,4 +1,7 @@
-"""The kernels give, for drawn trees over drawn rows, what a row-by-row model gives; their golden vectors stay as they are."""
+"""The kernels give, for drawn trees over drawn rows, what a row-by-row model gives.
+
+Their golden vectors stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +178,8 @@ def test_joined_texts_have_a_bound_and_others_in_the_column_are_not_hurt_by_it()
 
 @pytest.mark.parametrize(
     "text",
-    ["n ~ 1", "n +", "case when b then 1", "cast(n as what)", "lower(s)", "now()", "n like 'a'", "s like 'a_c'", "n + s > 1", "case end", "b and n",
+    ["n ~ 1", "n +", "case when b then 1", "cast(n as what)", "lower(s)", "now()", "n like 'a'", "s like 'a_c'",
+        "n + s > 1", "case end", "b and n",
      "((((", "random()", "f / 0 = q", "n.x > 1", "in_it.nothing = 1", "round(f, 1) > 0", "", "p and b"],
 )  # fmt: skip
 def test_what_is_no_condition_says_so(text: str) -> None:

@@ -48,20 +48,26 @@ def rows(count: int) -> pa.RecordBatch:
 
 
 def same(left: pa.RecordBatch | pa.Table, right: pa.RecordBatch | pa.Table) -> bool:
-    """Equal columns and values, as Arrow writes them: mutated bytes make NaNs, which equal nothing, and moments that Python has none of."""
+    """Equal columns and values, as Arrow writes them.
+
+    Mutated bytes make NaNs, which equal nothing, and moments that Python has none of.
+    """
     return left.schema.equals(right.schema) and _written(left) == _written(right)
 
 
 def _written(rows: pa.RecordBatch | pa.Table) -> list[str]:
     return [
-        pa.concat_arrays(column.chunks).to_string(window=1 << 30) if isinstance(column, pa.ChunkedArray) and column.num_chunks
+        pa.concat_arrays(column.chunks).to_string(window=1 << 30)
+        if isinstance(column, pa.ChunkedArray) and column.num_chunks
         else column.to_string(window=1 << 30) if len(column) else ""
         for column in rows.columns
     ]  # fmt: skip
 
 
 def judge_both_ways(payloads: list[bytes], schema: pa.Schema) -> int:
-    """How many are good; asserts that decoding many says of each what decoding it alone says, whatever columns are asked for."""
+    """How many are good; asserts that decoding many says of each what decoding it alone says,
+    whatever columns are asked for.
+    """
     found = decode_many(pa.array(payloads, pa.large_binary()), schema)
     for name in (schema.names[0], schema.names[-1]):
         part = decode_many(pa.array(payloads, pa.large_binary()), schema, columns=[name])

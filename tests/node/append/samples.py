@@ -1,4 +1,7 @@
-"""A small deployment for the tests of append host and scan: a log, a collection on it, its producers and its ``wal`` table."""
+"""A small deployment for the tests of append host and scan.
+
+A log, a collection on it, its producers and its ``wal`` table.
+"""
 
 from __future__ import annotations
 

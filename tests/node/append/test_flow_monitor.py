@@ -1,4 +1,7 @@
-"""The append host's flow control on a real log: what it reads, what it slows and refuses, and how it relieves a disk."""
+"""The append host's flow control on a real log.
+
+What it reads, what it slows and refuses, and how it relieves a disk.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pieces of the ``wal`` table for clients elsewhere: so many are read at once, and who comes then waits and misses nothing."""
+"""Pieces of the ``wal`` table for clients elsewhere.
+
+So many are read at once, and who comes then waits and misses nothing.
+"""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ def test_appends_to_no_pchannel_or_of_nothing_are_refused(host: AppendHost) -> N
         host.append(PCHANNEL, [])
 
 
-# --- time ticks -------------------------------------------------------------------------------------------------------------
+# --- time ticks -------------------------------------------------------------------------------------------------------
 
 
 def test_an_open_transaction_expires_though_nobody_appends_any_more(host: AppendHost) -> None:
@@ -370,7 +370,7 @@ def test_a_tick_that_is_asked_for_before_the_host_has_read_its_log_waits_for_it(
     assert judged(service).messages.num_rows > 200
 
 
-# --- the tail ---------------------------------------------------------------------------------------------------------------
+# --- the tail ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_tail_holds_the_chains_messages_and_confirms_them(host: AppendHost, service: RocksMQ) -> None:

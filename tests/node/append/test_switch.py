@@ -1,4 +1,7 @@
-"""The append host across a switch of the log's backend: what it answers stands, what landed behind the end is repeated."""
+"""The append host across a switch of the log's backend.
+
+What it answers stands, what landed behind the end is repeated.
+"""
 
 from __future__ import annotations
 

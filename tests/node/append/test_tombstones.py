@@ -248,7 +248,7 @@ def test_words_and_their_number_are_bounded(place: Place) -> None:
     place.place(entry)
 
 
-# --- two at once, and deaths in between ---------------------------------------------------------------------------------
+# --- two at once, and deaths in between -------------------------------------------------------------------------------
 
 
 def test_what_a_task_made_of_the_old_bytes_is_fenced(place: Place) -> None:

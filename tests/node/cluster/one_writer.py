@@ -1,4 +1,7 @@
-"""A log with one writer, as Pulsar's is: the embedded one, of which each process has a view. Who opens it and appends takes it over."""
+"""A log with one writer, as Pulsar's is: the embedded one, of which each process has a view.
+
+Who opens it and appends takes it over.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who appends on a log with one writer: the owner, which opens anew where it was fenced; and the log's server, when no node is left."""
+"""Who appends on a log with one writer.
+
+The owner, which opens anew where it was fenced; and the log's server, when no node is left.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def node(
 
 
 def tick(server: AppendServer, term: int) -> str:
-    """What becomes of a time tick in `term` that a client appends there: "" where it is taken, else the error's name."""
+    """What becomes of a time tick in `term` that a client appends there.
+
+    "" where it is taken, else the error's name.
+    """
     (placing, host) = server.gate, server.host
     try:
         with placing.appending(PCHANNEL):
@@ -98,7 +104,7 @@ def test_an_owner_that_a_sleeper_fenced_opens_anew_and_its_clients_go_on(setting
             assert tick(two, 3) == "", "who has no session takes nothing back"
 
 
-# -- the log's server -----------------------------------------------------------------------------------------------------
+# -- the log's server --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""The file of the newest flushed segments: what the flusher's commit brought to an end, made anew from the table at a start."""
+"""The file of the newest flushed segments.
+
+What the flusher's commit brought to an end, made anew from the table at a start.
+"""
 
 from __future__ import annotations
 

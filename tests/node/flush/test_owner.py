@@ -1,4 +1,6 @@
-"""A node that loses a PChannel in the midst of a flush commits nothing more of it, and the next owner loses and doubles nothing."""
+"""A node that loses a PChannel in the midst of a flush commits nothing more of it, and the next
+owner loses and doubles nothing.
+"""
 
 from __future__ import annotations
 

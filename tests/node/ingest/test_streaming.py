@@ -1,4 +1,7 @@
-"""The streaming node on Spark: from the log's server through the tasks into the table, and on after every kind of end."""
+"""The streaming node on Spark.
+
+From the log's server through the tasks into the table, and on after every kind of end.
+"""
 
 from __future__ import annotations
 
@@ -238,7 +241,10 @@ if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:
     except FileExistsError:
         pass
 """
-"""A Python start-up file: the first worker that reads the source comes up later than the 10 s that Spark waits for it."""
+"""A Python start-up file.
+
+The first worker that reads the source comes up later than the 10 s that Spark waits for it.
+"""
 
 
 @pytest.mark.spark

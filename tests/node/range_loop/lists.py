@@ -1,4 +1,7 @@
-"""A definition of the range loop over plain lists: numbers of a channel go into the table's list of that channel, in order."""
+"""A definition of the range loop over plain lists.
+
+Numbers of a channel go into the table's list of that channel, in order.
+"""
 
 from __future__ import annotations
 

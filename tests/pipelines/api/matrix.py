@@ -1,4 +1,7 @@
-"""Every call of pipelines and what it may answer to whom, made from the table of calls: the same for the service alone and in Airflow."""
+"""Every call of pipelines and what it may answer to whom, made from the table of calls.
+
+The same for the service alone and in Airflow.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def calls(app: Any) -> Iterator[Call]:
 
 
 def expected(call: Call, *, on_it: Role | None, on_all: Role | None, anywhere: bool) -> str:
-    """What somebody gets who has the role `on_it` over the pipeline (None: none), `on_all` over the deployment, and `anywhere` any at all."""
+    """What somebody gets who has the role `on_it` over the pipeline (None: none), `on_all` over the
+    deployment, and `anywhere` any at all.
+    """
     if call.need.scope is Scope.ANYTHING:
         return "let in" if anywhere else "refused"
     if call.need.scope is Scope.EVERYTHING:

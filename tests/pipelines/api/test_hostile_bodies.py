@@ -1,5 +1,8 @@
-"""Bodies that nobody sends in good faith: larger than memory, nested without end, numbers and texts that JSON has and others have not. Each is
-answered, none by 500, and a stranger's is not even read."""
+"""Bodies that nobody sends in good faith.
+
+Larger than memory, nested without end, numbers and texts that JSON has and others have not. Each is answered, none by
+500, and a stranger's is not even read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ __all__ = ["service"]
 def _answer(address: str, head: str, parts: Callable[[], Iterable[bytes]]) -> tuple[int, bytes]:
     """Return status and body of the answer to a PUT of `parts()`, after which the server closes the connection.
 
-    A connection that is closed with unread bytes is reset, and the reset may overtake the answer: then it is asked again.
+    A connection that is closed with unread bytes is reset, and the reset may overtake the
+    answer: then it is asked again.
     """
     for _ in range(20):
         answer = _asked(address, head, parts())

@@ -1,4 +1,6 @@
-"""What a declaration may take of others, where it may lead, what an account may take together, and that each change is in the history."""
+"""What a declaration may take of others, where it may lead, what an account may take together, and that
+each change is in the history.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The management API as people with tokens have it: roles, versions, states, errors by field; the world of topics and workers is one of names."""
+"""The management API as people with tokens have it.
+
+Roles, versions, states, errors by field; the world of topics and workers is one of names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A redrive as a run of its own: begun once, seen from anywhere, tried again where its brokers are silent, ended by who asked; by real processes."""
+"""A redrive as a run of its own.
+
+Begun once, seen from anywhere, tried again where its brokers are silent, ended by who asked; by real processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A pipeline's saga: whatever fails and wherever its process dies, all of it is there at the end, or nothing that it made."""
+"""A pipeline's saga: whatever fails and wherever its process dies, all of it is there at
+the end, or nothing that it made.
+"""
 
 from __future__ import annotations
 

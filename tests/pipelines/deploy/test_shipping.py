@@ -1,4 +1,6 @@
-"""What is shipped: the container file's lines done by hand, the chart as it was rendered, the CI file's scripts, the configuration of the reference."""
+"""What is shipped: the container file's lines done by hand, the chart as it was rendered, the CI file's scripts, the
+configuration of the reference.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,8 @@ def test_the_ci_file_runs_what_there_is() -> None:
         ('tests="300" failures="0" errors="0" skipped="0"', "OK", []),
         ('tests="300" failures="0" errors="0" skipped="0"', "$(SONARQUBE_QUALITY_GATE)", []),
         ('tests="300" failures="2" errors="0" skipped="1"', "", ["2 failures", "1 skipped"]),
-        ('tests="3" failures="0" errors="0" skipped="0"', "ERROR", ["3 tests ran, and there are 200 at least", "SonarQube's gate is ERROR"]),
+        ('tests="3" failures="0" errors="0" skipped="0"', "ERROR",
+            ["3 tests ran, expected at least 200", "SonarQube's gate is ERROR"]),
     ],
 )  # fmt: skip
 def test_the_quality_gate_says_what_is_wrong(tmp_path: Path, suite: str, sonar: str, words: list[str]) -> None:

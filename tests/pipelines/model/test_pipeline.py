@@ -1,4 +1,6 @@
-"""A declaration says what is wrong with it field by field, comes back from JSON as it was, and keeps its secrets to itself."""
+"""A declaration says what is wrong with it field by field, comes back from JSON as it was,
+and keeps its secrets to itself.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,8 @@ def test_what_is_wrong_is_told_by_the_field_that_its_writer_knows() -> None:
         ({"source": {**SOURCE, "bootstrap": ["nowhere"]}}, "source.bootstrap.0"),
         ({"sink": {**SINK, "index_body": {"settings": {}}}}, "sink"),
         ({"steps": [{"kind": "filter", "keep": "true || " * 400 + "true"}]}, "steps.0.keep"),
-        ({"steps": [{"kind": "filter", "keep": "[1].all(a, [1].all(b, [1].all(c, [1].all(d, true))))"}]}, "steps.0.keep"),
+        ({"steps": [{"kind": "filter", "keep": "[1].all(a, [1].all(b, [1].all(c, [1].all(d, true))))"}]},
+            "steps.0.keep"),
         ({"steps": [{"kind": "json_schema", "schema": {"$ref": "http://127.0.0.1:9/secret"}}]}, "steps.0.schema"),
         ({"steps": [{"kind": "constant", "fields": {"x": float("nan")}}]}, "steps.0.fields.x"),
         ({"version": 2}, "version"),
@@ -192,7 +195,8 @@ def test_any_texts_and_paths_make_a_template(holes: list[tuple[str, list[str]]],
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "id", "source", "kafka", "steps", "sink", "x"]), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["kind", "id", "source", "kafka", "steps", "sink", "x"]), inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
 

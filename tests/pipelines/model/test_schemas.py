@@ -1,4 +1,7 @@
-"""JSON Schemas that somebody declares: what has no end is refused before a document meets it, since nobody can interrupt the validator."""
+"""JSON Schemas that somebody declares.
+
+What has no end is refused before a document meets it, since nobody can interrupt the validator.
+"""
 
 from __future__ import annotations
 

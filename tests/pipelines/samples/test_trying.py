@@ -75,7 +75,10 @@ _others: set[int] = set()
 
 
 def _children() -> list[psutil.Process]:
-    """Those that this test has started: other tests of this process may have left some, which end when nobody asks them any more."""
+    """Those that this test has started.
+
+    Other tests of this process may have left some, which end when nobody asks them any more.
+    """
     found = [each for each in psutil.Process().children() if each.pid not in _others]
     return [each for each in found if "millrace.pipelines.samples" in each.cmdline()]
 
@@ -159,7 +162,7 @@ def test_a_check_of_a_declaration_ends_too_and_tells_all_that_is_wrong(service: 
         begun = time.monotonic()
         status, answer = service.ask("PUT", path, {**DECLARED, "steps": steps})
         assert (status, answer["error"]["code"]) == (422, "TOO_MUCH_WORK")
-        assert "steps.0: it is not done within 1 s" in answer["error"]["message"]
+        assert "steps.0: not done within 1 s" in answer["error"]["message"]
         assert time.monotonic() - begun < 20
     service.management._trying.close()
 

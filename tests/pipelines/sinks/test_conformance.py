@@ -1,4 +1,7 @@
-"""What every sink promises, on real servers: repeated without effect, larger versions win, one document's trouble is its own."""
+"""What every sink promises, on real servers.
+
+Repeated without effect, larger versions win, one document's trouble is its own.
+"""
 
 from __future__ import annotations
 

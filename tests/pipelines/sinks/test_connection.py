@@ -1,4 +1,7 @@
-"""A name that leads elsewhere by the time that somebody connects: nothing is sent to an address that no pipeline may reach."""
+"""A name that leads elsewhere by the time that somebody connects.
+
+Nothing is sent to an address that no pipeline may reach.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,8 @@ def test_what_is_no_opensearch_takes_neither_memory_nor_time(says: Callable[[], 
 @pytest.mark.parametrize(
     "host",
     [
-        "169.254.169.254", "::ffff:169.254.169.254", "2002:a9fe:a9fe::1", "64:ff9b::a9fe:a9fe", "fe80::1%eth0", "224.0.0.1", "0.0.0.0", "::",
+        "169.254.169.254", "::ffff:169.254.169.254", "2002:a9fe:a9fe::1", "64:ff9b::a9fe:a9fe", "fe80::1%eth0",
+        "224.0.0.1", "0.0.0.0", "::",
         "fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "::ffff:100.100.100.200",
     ],
 )  # fmt: skip

@@ -1,4 +1,7 @@
-"""The sinks of this deployment's own tables: a collection, in which the last document of a key counts, and a Delta table of all, each once."""
+"""The sinks of this deployment's own tables.
+
+A collection, in which the last document of a key counts, and a Delta table of all, each once.
+"""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_an_account_gets_what_its_quota_says_and_no_more(store: PipelineStore) -
     assert [each.account for each in store.quotas()] == ["*", "ops"]
 
 
-# -- secrets --------------------------------------------------------------------------------------------------------------
+# -- secrets -----------------------------------------------------------------------------------------------------------
 
 
 def test_secrets_are_nowhere_in_plain_and_their_key_is_its_owners_alone(settings: Settings) -> None:

@@ -1,4 +1,7 @@
-"""Settings that name a database for the first time: the pipelines of the data folder go along, once, and nobody goes by the file any more."""
+"""Settings that name a database for the first time.
+
+The pipelines of the data folder go along, once, and nobody goes by the file any more.
+"""
 
 from __future__ import annotations
 

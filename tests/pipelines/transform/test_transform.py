@@ -1,4 +1,7 @@
-"""Each record gets one outcome: what the steps say, or the step and the reason. What one document does is no other's matter."""
+"""Each record gets one outcome: what the steps say, or the step and the reason.
+
+What one document does is no other's matter.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +63,16 @@ def _one(document: Any, *steps: dict[str, Any], **sink: Any) -> Any:
     [
         ({"kind": "rename", "fields": {"a": "b"}}, {"a": 1, "b": 2}, {"b": 1}),
         ({"kind": "rename", "fields": {"a": "b", "b": "a"}}, {"a": 1, "b": 2}, {"a": 2, "b": 1}),
-        ({"kind": "rename", "fields": {"a.x": "c.d.e", "no": "never"}}, {"a": {"x": 1, "y": 2}}, {"a": {"y": 2}, "c": {"d": {"e": 1}}}),
+        ({"kind": "rename", "fields": {"a.x": "c.d.e", "no": "never"}}, {"a": {"x": 1, "y": 2}},
+            {"a": {"y": 2}, "c": {"d": {"e": 1}}}),
         ({"kind": "rename", "fields": {"a\\.b": "c"}}, {"a.b": 1, "a": {"b": 2}}, {"a": {"b": 2}, "c": 1}),
         ({"kind": "cast", "fields": {"a": "int", "b": "float", "c": "string", "d": "bool"}},
          {"a": " 12 ", "b": "1.5e3", "c": 7, "d": "TRUE"}, {"a": 12, "b": 1500.0, "c": "7", "d": True}),
         ({"kind": "cast", "fields": {"a": "int", "b": "int", "c": "int"}}, {"a": 2.0, "b": None}, {"a": 2, "b": None}),
         ({"kind": "cast", "fields": {"a": "timestamp", "b": "timestamp", "c": "timestamp", "d": "timestamp"}},
          {"a": "2013-01-01T05:00:00+02:00", "b": 1357016400, "c": 1357016400500, "d": "2013-01-01"},
-         {"a": "2013-01-01T03:00:00Z", "b": "2013-01-01T05:00:00Z", "c": "2013-01-01T05:00:00.500000Z", "d": "2013-01-01T00:00:00Z"}),
+         {"a": "2013-01-01T03:00:00Z", "b": "2013-01-01T05:00:00Z", "c": "2013-01-01T05:00:00.500000Z",
+             "d": "2013-01-01T00:00:00Z"}),
         ({"kind": "drop", "fields": ["a", "b.c", "no.such"]}, {"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 2}}),
         ({"kind": "constant", "fields": {"a": [1], "b.c": None}}, {}, {"a": [1], "b": {"c": None}}),
         ({"kind": "lookup", "collection": "airlines", "key": "c", "into": "airline", "take": ["name"]}, {"c": "UA"},
@@ -75,8 +80,10 @@ def _one(document: Any, *steps: dict[str, Any], **sink: Any) -> Any:
         ({"kind": "lookup", "collection": "airlines", "key": "c", "into": "airline", "missing": "null"}, {"c": "XX"},
          {"c": "XX", "airline": None}),
         ({"kind": "lookup", "collection": "airlines", "key": "c", "into": "airline", "missing": "skip"}, {}, {}),
-        ({"kind": "flatten"}, {"a": {"b": {"c": 1}, "d": [1, {"e": 2}]}, "f": {}}, {"a.b.c": 1, "a.d": [1, {"e": 2}], "f": {}}),
-        ({"kind": "flatten", "separator": "_", "lists": "index", "depth": 1}, {"a": {"b": {"c": 1}}, "d": [5]}, {"a_b": {"c": 1}, "d_0": 5}),
+        ({"kind": "flatten"}, {"a": {"b": {"c": 1}, "d": [1, {"e": 2}]}, "f": {}},
+            {"a.b.c": 1, "a.d": [1, {"e": 2}], "f": {}}),
+        ({"kind": "flatten", "separator": "_", "lists": "index", "depth": 1}, {"a": {"b": {"c": 1}}, "d": [5]},
+            {"a_b": {"c": 1}, "d_0": 5}),
         ({"kind": "filter", "keep": "doc.a > 1 && record.partition == 3"}, {"a": 2}, {"a": 2}),
         ({"kind": "filter", "keep": "has(doc.a)"}, {"b": 2}, "filtered"),
         ({"kind": "compute", "fields": {"a": "doc.a + 1", "b": "doc.a"}}, {"a": 1}, {"a": 2, "b": 1}),
@@ -208,8 +215,10 @@ def test_what_an_expression_reads_of_a_document(expression: str, names: set[str]
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "c", "a.b", ""]), inner, max_size=3),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["a", "b", "c", "a.b", ""]), inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
 _DOCUMENT = st.dictionaries(st.sampled_from(["a", "b", "c", "a.b"]), _JSON, max_size=4)
@@ -292,9 +301,11 @@ def test_numbers_stay_the_numbers_that_they_were() -> None:
 @pytest.mark.parametrize(
     ("document", "step", "kind"),
     [
-        ({"a": list(range(20_000))}, {"kind": "filter", "keep": "doc.a.exists(x, doc.a.exists(y, x + y == -1))"}, "TOO_MUCH_WORK"),
+        ({"a": list(range(20_000))}, {"kind": "filter", "keep": "doc.a.exists(x, doc.a.exists(y, x + y == -1))"},
+            "TOO_MUCH_WORK"),
         ({"a": list(range(20_000))}, {"kind": "compute", "fields": {"b": "doc.a.map(x, doc.a)"}}, "TOO_MUCH_WORK"),
-        ({"a": list(range(300_000))}, {"kind": "filter", "keep": "(doc.a + doc.a + doc.a + doc.a + doc.a).all(x, x >= 0)"}, "TOO_MUCH_WORK"),
+        ({"a": list(range(300_000))}, {"kind": "filter", "keep": "(doc.a + doc.a + doc.a + doc.a + doc.a).all(x, x >="
+            " 0)"}, "TOO_MUCH_WORK"),
         ({"a": "x" * 500_000}, {"kind": "compute", "fields": {"b": "+".join(["doc.a"] * 200)}}, "TOO_MUCH_WORK"),
         ({"n" * 100_000: {str(n): n for n in range(5000)}}, {"kind": "flatten"}, "TOO_LARGE"),
         ({"a": "x" * 30_000}, {"kind": "template_id", "template": "{a}{a}{a}"}, "ID_LENGTH"),

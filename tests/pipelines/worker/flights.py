@@ -40,7 +40,8 @@ class Flights:
         self.partitions = partitions
         self.admin.create_topics([NewTopic(self.id, partitions, 1)])[self.id].result(30)
         sink = {
-            "kind": "opensearch", "hosts": [self.opensearch.url], "index_base": self.id, "create_index": True, "ids": "key",
+            "kind": "opensearch", "hosts": [self.opensearch.url], "index_base": self.id, "create_index": True,
+            "ids": "key",
             "backoff_ms": 50, "max_backoff_ms": 500, **more.pop("sink", {}),
         }  # fmt: skip
         source = {"kind": "kafka", "bootstrap": [self.kafka.address], "topics": [self.id], **more.pop("source", {})}

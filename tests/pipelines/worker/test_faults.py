@@ -1,5 +1,7 @@
-"""A real OpenSearch whose disk is full, that is too slow, that has no room for another request: the worker waits, nothing is lost and nothing old
-comes back."""
+"""A real OpenSearch whose disk is full, that is too slow, that has no room for another request.
+
+The worker waits, nothing is lost and nothing old comes back.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def _position(flights: Flights) -> int:
 
 @pytest.mark.timeout(300)
 def test_a_full_disk_holds_the_worker_up_until_there_is_room(tmp_path: Path) -> None:
-    # What a full disk does: the node's own monitor makes every index read-only at its flood stage, and writable again below it.
+    # What a full disk does: the node's own monitor makes every index read-only at its flood stage,
+    # and writable again below it.
     with OpenSearchServer(tmp_path / "opensearch", settings=Settings()) as server:
         client = OpenSearch(server.url, timeout=30)
         flights = Flights(tmp_path, opensearch=server, sink={"patience_ms": 300}, failure_threshold=1000)

@@ -1,5 +1,7 @@
-"""Kafka, OpenSearch and the worker killed at seeded moments, and the worker at each step of a range: what came in is in the index or in the
-error topic, by content, and no document's version ever goes back."""
+"""Kafka, OpenSearch and the worker killed at seeded moments, and the worker at each step of a range.
+
+What came in is in the index or in the error topic, by content, and no document's version ever goes back.
+"""
 
 from __future__ import annotations
 

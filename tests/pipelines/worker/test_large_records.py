@@ -1,4 +1,7 @@
-"""Records that are large, and many: who reads them holds a few at a time, whatever their number, the worker as well as who looks at them."""
+"""Records that are large, and many.
+
+Who reads them holds a few at a time, whatever their number, the worker as well as who looks at them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A worker's log: JSON with its pipeline and run, rotated and forgotten as configured; and what it may take of its machine."""
+"""A worker's log: JSON with its pipeline and run, rotated and forgotten as configured.
+
+And what it may take of its machine.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,8 @@ def test_a_port_that_another_worker_has_ends_no_worker() -> None:
 
 def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() -> None:
     code = (
-        "import os; from millrace.pipelines.model.pipeline import Resources; from millrace.pipelines.worker.limits import hold_to;"
+        "import os; from millrace.pipelines.model.pipeline import Resources; from millrace.pipelines.worker.limits"
+        " import hold_to;"
         "hold_to(Resources(cpus=0.5)); print(len(os.sched_getaffinity(0)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -104,7 +108,10 @@ def test_a_worker_keeps_to_its_cores_and_says_when_it_takes_too_much_memory() ->
 
 def test_what_a_worker_takes_is_its_own_and_that_of_the_processes_below_it() -> None:
     work = "kept = bytearray(b'x') * (96 << 20)\nfor _ in range(3_000_000): pass\nprint('up', flush=True)\ninput()"
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True); print('ended', flush=True); input()"
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True); print('ended',"
+        " flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:

@@ -1,4 +1,7 @@
-"""A lookup in a real collection: its rows by key, read again when they are old, kept when the collection is away, one copy for all tasks."""
+"""A lookup in a real collection.
+
+Its rows by key, read again when they are old, kept when the collection is away, one copy for all tasks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Documents that nobody can index, of many kinds, between those that one can: each poisons itself alone, and is in the error topic by its true place."""
+"""Documents that nobody can index, of many kinds, between those that one can.
+
+Each poisons itself alone, and is in the error topic by its true place.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,8 @@ def test_each_poisons_itself_alone(tmp_path: Path) -> None:
             assert (found[what].key(), found[what].value()) == (key, value), what
     (place,) = positions_of(flights.settings, flights.id).values()
     assert (place.records_in, place.records_out, place.records_error) == (2 * len(POISON), len(POISON), len(POISON))
-    # Through it again: nothing is indexed under the place that a record invented, and what was left out is counted as such.
+    # Through it again: nothing is indexed under the place that a record invented, and what was
+    # left out is counted as such.
     again = redrive(flights.settings, flights.pipeline)
     assert (again.looked_at, again.no_origin) == (len(POISON), 1)
     assert set(flights.index()) == set(expected)

@@ -1,4 +1,7 @@
-"""A collection as a source: its rows and deletes as records whose offsets are ticks, and one pipeline of them on real servers."""
+"""A collection as a source.
+
+Its rows and deletes as records whose offsets are ticks, and one pipeline of them on real servers.
+"""
 
 from __future__ import annotations
 

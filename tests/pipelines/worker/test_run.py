@@ -1,4 +1,7 @@
-"""A pipeline run on a real Kafka and a real OpenSearch: in = out + errors + filtered, by content, and again without effect."""
+"""A pipeline run on a real Kafka and a real OpenSearch.
+
+In = out + errors + filtered, by content, and again without effect.
+"""
 
 from __future__ import annotations
 

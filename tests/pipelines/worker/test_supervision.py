@@ -123,7 +123,8 @@ def test_the_example_does_what_it_says() -> None:
 
     made = Transform(read_pipeline(Path(__file__).parents[3] / "examples" / "flights_pipeline.yaml", Configuration()))
     flight = {
-        "carrier": "UA", "flight": 1545, "origin": "EWR", "dest": "IAH", "distance": 1400, "air_time": 227.0, "year": 2013,
+        "carrier": "UA", "flight": 1545, "origin": "EWR", "dest": "IAH", "distance": 1400, "air_time": 227.0,
+        "year": 2013,
         "time_hour": "2013-01-01T05:00:00-05:00",
     }  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""A worker ends when the supervisor that started it is killed, since nobody else would end it; one that lives and does not speak is ended by it."""
+"""A worker ends when the supervisor that started it is killed, since nobody else would end it.
+
+One that lives and does not speak is ended by it.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,8 @@ settings, stop, mild = Settings.load(), threading.Event(), dict(l=[], r="")
 SupervisorWatch(os.getppid(), stop, patience=60.0, pulse=pulse_path(settings, "p")).start()
 task = Task(settings, _pipeline(step), "in", 0, open_rows=None)
 made = task.process_json(_records(mild, {{**document, "l": document["l"] * 4}}, mild))
-told = [each.record.offset for each in made.actions], [(each.record.offset, each.step, each.kind) for each in made.failures]
+failures = [(each.record.offset, each.step, each.kind) for each in made.failures]
+told = [each.record.offset for each in made.actions], failures
 Path(sys.argv[0] + ".told").write_text(str(told))
 stop.wait()
 """

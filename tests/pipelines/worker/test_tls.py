@@ -1,4 +1,7 @@
-"""TLS, SASL and client certificates towards Kafka, TLS and a login towards OpenSearch: who is known comes in, who is not is told so."""
+"""TLS, SASL and client certificates towards Kafka, TLS and a login towards OpenSearch.
+
+Who is known comes in, who is not is told so.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,9 @@ def kafka(
         "ssl.truststore.certificates": known,
         "listener.name.client.ssl.client.auth": "required",
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
-        "listener.name.client.scram-sha-512.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+        "listener.name.client.scram-sha-512.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
     }
     folder = tmp_path_factory.mktemp("kafka-tls")
     with KafkaBroker(folder, settings=Settings(), sasl=True, properties=properties) as made:
@@ -142,7 +147,8 @@ def _declared(
         **security,
     }
     source = {
-        "kind": "kafka", "bootstrap": [kafka.address], "topics": ["guarded"], "security": known, "socket_timeout_ms": 4000,
+        "kind": "kafka", "bootstrap": [kafka.address], "topics": ["guarded"], "security": known,
+        "socket_timeout_ms": 4000,
     }  # fmt: skip
     sink = {
         "kind": "opensearch", "hosts": [search.url], "index_base": "guarded", "create_index": True, "ids": "key",

@@ -1,4 +1,7 @@
-"""A worker that is alive and does not speak, and one that a document holds: seen within a stated time, with the cause, started again, nothing lost."""
+"""A worker that is alive and does not speak, and one that a document holds.
+
+Seen within a stated time, with the cause, started again, nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def test_a_worker_that_is_stopped_is_seen_ended_and_started_again(tmp_path: Path
         stopped = time.monotonic()
         flights.send([(f"k{n}", {"flight": n}) for n in range(50, 100)])
         until(lambda: deployment.status(flights.id).state is State.FAILED, "it is seen", seconds=QUIET_SECONDS + 5)
-        assert "has not spoken for 1" in deployment.status(flights.id).cause
+        assert "has been silent for 1" in deployment.status(flights.id).cause
         until(lambda: deployment.status(flights.id).restarts == 1, "it is ended", seconds=SILENT_SECONDS + 20)
         assert time.monotonic() - stopped > SILENT_SECONDS - 2
         until(lambda: _position(deployment.status(flights.id)) == 100, "it goes on", seconds=120)

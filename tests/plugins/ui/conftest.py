@@ -116,7 +116,7 @@ def own_site(airflow_database: None, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def cluster_store(world: World) -> Iterator[MetaStore]:
-    """The meta store of a cluster over :func:`world`, with a node, a PChannel that came to it, and one that was lost."""
+    """The meta store of a cluster over :func:`world`, with a node, a PChannel that it owns, and a lost one."""
     with open_cluster_store(world.settings, SystemClock()) as store:
         write_cluster(store)
         yield store

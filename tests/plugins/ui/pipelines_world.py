@@ -1,4 +1,7 @@
-"""Pipelines to look at, without brokers and without processes: what their workers would say lies in their files, what failed in a list."""
+"""Pipelines to look at, without brokers and without processes.
+
+What their workers would say lies in their files, what failed in a list.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Everything is behind Airflow's login; viewers read, runs need the permission to trigger; metrics take a token of their own."""
+"""Everything is behind Airflow's login.
+
+Viewers read, runs need the permission to trigger; metrics take a token of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""In front of Airflow's server: triggers are checked in our words, ``/millrace`` leads to the pages, and the pages are ready or say that they start."""
+"""In front of Airflow's server.
+
+Triggers are checked in our words, ``/millrace`` leads to the pages, and the pages are ready or say that they start.
+"""
 
 from __future__ import annotations
 

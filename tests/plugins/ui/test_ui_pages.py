@@ -249,7 +249,8 @@ def test_a_report_is_told_in_words_and_units_and_found_by_its_run(site: Site, wo
         {
             "run_id": "manual__2026/1", "job": "compaction", "attempt": 1, "state": "finished",
             "started_at": 100.0, "ended_at": 110.0, "params": {"dry_run": False}, "error": None,
-            "report": {"freed_bytes": 5 << 20, "base_tick": 470654881634713600, "tables": [{"name": HOSTILE, "files": 3}], "seconds": 61.0},
+            "report": {"freed_bytes": 5 << 20, "base_tick": 470654881634713600,
+                "tables": [{"name": HOSTILE, "files": 3}], "seconds": 61.0},
         },
     )  # fmt: skip
     page = site.page("maintenance", run="manual__2026/1")
@@ -270,7 +271,8 @@ def test_a_run_that_failed_leads_from_the_banner_and_from_its_row_to_its_log(own
     launch_history.append_history(
         launch_history.history_path(settings, launch_history.OPERATIONS),
         {
-            "run_id": "quality-1", "job": "quality", "attempt": 1, "state": "failed", "started_at": 1.0, "ended_at": 2.0,
+            "run_id": "quality-1", "job": "quality", "attempt": 1, "state": "failed", "started_at": 1.0,
+            "ended_at": 2.0,
             "params": {}, "report": None, "error": {"code": "X", "message": "no", "retriable": False},
         },
     )  # fmt: skip

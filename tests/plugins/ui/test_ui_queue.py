@@ -75,7 +75,7 @@ def airflow(airflow_database: None) -> Iterator[None]:
 
 def job(run_id: str, *, state: str = "waiting", before: int | None = 1) -> OperationRow:
     return OperationRow(
-        job="quality", run_id=run_id, state=state, attempt=1, started=AT, ended=None, words="waiting for a place",
+        job="quality", run_id=run_id, state=state, attempt=1, started=AT, ended=None, words="waiting for a slot",
         before=before, expected_start=AT + 90,
     )  # fmt: skip
 
@@ -97,7 +97,8 @@ def test_what_waits_is_in_the_order_in_which_it_may_begin() -> None:
     jobs = [job("by-hand.1", before=2), job(known, before=1), job("runs", state="running", before=None)]
     found = queue_entries(jobs, now=AT)
     assert [(each.position, each.dag_id, each.dag_run_id) for each in found] == [
-        (1, "quality", "first"), (2, "", ""), (3, "compaction", "compacts"), (4, "quality", "second"), (5, "quality", "third"),
+        (1, "quality", "first"), (2, "", ""), (3, "compaction", "compacts"), (4, "quality", "second"),
+        (5, "quality", "third"),
     ]  # fmt: skip
     assert [each.expected_start for each in found] == [AT + 90, AT + 90, None, AT + 60, AT + 160]
     assert "1 of the same DAG before it" in found[3].words
@@ -119,7 +120,7 @@ def test_the_page_shows_what_waits_and_lets_an_op_cancel_it(own_site: Site, tmp_
     held = folder.try_lock()
     assert held is not None
     replace_json(folder.params, {"job": "compaction", "attempt": 1, "at": AT, "params": {}})
-    replace_json(folder.progress, {"words": "waiting for a place", "figures": {JOBS_AHEAD: 1, EXPECTED_START: AT}})
+    replace_json(folder.progress, {"words": "waiting for a slot", "figures": {JOBS_AHEAD: 1, EXPECTED_START: AT}})
     try:
         page = own_site.page("maintenance")
     finally:

@@ -1,4 +1,7 @@
-"""Operations that start Spark run as many at once as there are places; the others wait in turn, and know how long about."""
+"""Operations that start Spark run as many at once as there are places.
+
+The others wait in turn, and know how long about.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def test_so_many_run_at_once_and_the_others_wait_in_turn(settings: Settings, pla
             found = running[-1].begun if number < places else running[-1].heard.said
             assert found.wait(PATIENCE)
         assert [each.begun.is_set() for each in running] == [number < places for number in range(5)]
-        assert running[-1].heard.words[-1] == "waiting for a place: 4 before it (job0, job1, job2, job3)"
+        assert running[-1].heard.words[-1] == "waiting for a slot: 4 before it (job0, job1, job2, job3)"
         for number, each in enumerate(running):
             assert each.begun.wait(PATIENCE)
             assert not any(later.begun.is_set() for later in running[number + places :]), "in turn"
@@ -191,9 +194,7 @@ def test_a_job_is_expected_to_take_as_long_as_it_last_had_its_place(settings: Se
         assert first.begun.wait(PATIENCE)
         second = Running(settings, "restore", pool)
         assert second.heard.said.wait(PATIENCE)
-        assert second.heard.words[0].startswith(
-            "waiting for a place: 1 before it (quality), expected to begin in about"
-        )
+        assert second.heard.words[0].startswith("waiting for a slot: 1 before it (quality), expected to begin in about")
         first.end()
         second.end()
 

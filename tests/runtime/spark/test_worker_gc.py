@@ -1,4 +1,7 @@
-"""Spark's workers collect behind each task: what stood when the first one was done is left out, what comes later is not."""
+"""Spark's workers collect behind each task.
+
+What stood when the first one was done is left out, what comes later is not.
+"""
 
 from __future__ import annotations
 

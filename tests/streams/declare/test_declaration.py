@@ -1,4 +1,4 @@
-"""Declared streams: what is said is checked field by field, in Python and YAML alike, and nothing has to run for that."""
+"""Declared streams are checked field by field, in Python and YAML alike, without running anything."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def test_a_file_or_module_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 def test_declarations_are_read_without_spark(tmp_path: Path) -> None:
     code = (
         "import sys; from millrace.base.settings import Settings; from pathlib import Path\n"
-        "from millrace.streams.declare.found import declared_streams; from millrace.streams.running.status import statuses\n"
+        "from millrace.streams.declare.found import declared_streams; from millrace.streams.running.status import"
+        " statuses\n"
         f"s = Settings(data_dir=Path({str(tmp_path)!r})); declared_streams(s); statuses(s)\n"
         "print([m for m in ('pyspark', 'pandas', 'sqlglot') if m in sys.modules])"
     )
@@ -215,7 +216,7 @@ def test_checks_find_what_cannot_run_without_running_it(tmp_path: Path) -> None:
             ({"distinct": {"keys": ["id"]}}, {}, "warning operator: each key is kept for ever"),
             ({"distinct": {"keys": ["id"]}}, {"source": AT | {"columns": []}}, "warning source.columns"),
             ({"distinct": {"keys": ["id"]}}, {"late": "nothing"}, "error late.collection"),
-            ({"distinct": {"keys": ["id"]}}, {"source": bounded}, "goes by the column _time_tick"),
+            ({"distinct": {"keys": ["id"]}}, {"source": bounded}, "needs the column _time_tick"),
             ({"distinct": {"keys": ["id"]}}, {"source": arrived}, "warning operator: each key is kept for ever"),
             ({"distinct": {"keys": ["id"]}}, {"late": "into"}, "error operator: "),
             (hourly, {}, "error operator: "),
@@ -352,7 +353,8 @@ def test_the_operators_page_declares_streams_that_make_their_operators(tmp_path:
     found = declared_streams(Settings(data_dir=tmp_path, stream_declarations=str(tmp_path / "page.yaml")))
     kinds = {name: each.operator.made("time_hour", FLIGHTS).name for name, each in found.items() if each.operator}
     assert kinds == {
-        "delays_by_hour": "windows", "rising_delays": "patterns", "flights_once": "distinct", "flights_with_weather": "as_of",
+        "delays_by_hour": "windows", "rising_delays": "patterns", "flights_once": "distinct",
+        "flights_with_weather": "as_of",
     }  # fmt: skip
     for each in found.values():
         assert Stream.of(each.model_dump(mode="json", exclude_defaults=True)) == each

@@ -13,10 +13,12 @@ from millrace.streams.patterns.sql import parse
 
 SCHEMA = pa.schema([("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64())])
 QUERY = parse(
-    "PARTITION BY k ORDER BY t MEASURES A.t AS a, LAST(B.t) AS b, MATCH_NUMBER() AS m PATTERN (A B+) WITHIN 9 DEFINE B AS v > PREV(v)"
+    "PARTITION BY k ORDER BY t MEASURES A.t AS a, LAST(B.t) AS b, MATCH_NUMBER() AS m PATTERN (A B+) WITHIN 9 DEFINE"
+    " B AS v > PREV(v)"
 )
 BATCHES = [
-    pa.table({"k": [f"k{at % 3}" for at in range(20)], "t": range(20 * number, 20 * number + 20), "v": [(at * at * 7 + number) % 11 for at in range(20)]}, SCHEMA)
+    pa.table({"k": [f"k{at % 3}" for at in range(20)], "t": range(20 * number, 20 * number + 20),
+        "v": [(at * at * 7 + number) % 11 for at in range(20)]}, SCHEMA)
     for number in range(4)
 ]  # fmt: skip
 

@@ -1,7 +1,9 @@
-"""What Spark's own joins and windows of streams do, micro-batch by micro-batch, as plain loops over plain rows: the model of what docs/joins.md says of them.
+"""What Spark's own joins and windows of streams do, micro-batch by micro-batch, as plain loops over plain rows.
 
-A row has a key ``k`` (null equals nothing), a time ``t`` in minutes and a value ``v``. A micro-batch has two watermarks: that of the one before says which rows are late,
-its own which rows of the state are over.
+The model of what docs/joins.md says of them.
+
+A row has a key ``k`` (null equals nothing), a time ``t`` in minutes and a value ``v``. A micro-batch has two
+watermarks: that of the one before says which rows are late, its own which rows of the state are over.
 """
 
 from __future__ import annotations
@@ -13,14 +15,20 @@ from typing import Any, Literal
 Row = dict[str, Any]
 JoinKind = Literal["inner", "left", "right", "full", "semi"]
 OUTER: tuple[tuple[JoinKind, ...], ...] = (("left", "full"), ("right", "full"))
-"""By side the joins that give a row without a partner; in others one without a key is left out before anything looks at it."""
+"""By side the joins that give a row without a partner.
+
+In others one without a key is left out before anything looks at it.
+"""
 NEVER = -(1 << 40)
 """A watermark that no row is behind."""
 
 
 @dataclass
 class Marks:
-    """The watermark of a query: of its sides the one that is furthest behind, each `delay` behind its newest time, from the next micro-batch on."""
+    """The watermark of a query.
+
+    Of its sides the one that is furthest behind, each `delay` behind its newest time, from the next micro-batch on.
+    """
 
     delays: Sequence[int]
     before: int = NEVER
@@ -112,8 +120,11 @@ class Join:
         return found
 
     def _semi(self, left: list[Row], right: list[Row]) -> list[tuple[Row | None, Row | None]]:
-        """Left rows once, which are forgotten with that. The right side is taken first, and a row of it that is over with this very micro-batch is not kept:
-        a left one that comes together with it does not find it (as of Spark 4.2)."""
+        """Left rows once, which are forgotten with that.
+
+        The right side is taken first, and a row of it that is over with this very micro-batch is not kept: a left one
+        that comes together with it does not find it (as of Spark 4.2).
+        """
         found: list[tuple[Row | None, Row | None]] = []
         waiting, kept = self.sides[0], self.sides[1]
         for row in right:
@@ -142,7 +153,10 @@ class Join:
         return keyed and left["k"] == right["k"] and self.matches(left, right)
 
     def _over(self, mark: int) -> list[tuple[Row | None, Row | None]]:
-        """Forgets what no row can be joined with any more; of an outer join that gives the rows that have had no partner."""
+        """Forgets what no row can be joined with any more.
+
+        Of an outer join that gives the rows that have had no partner.
+        """
         found: list[tuple[Row | None, Row | None]] = []
         for number, outer in enumerate(OUTER):
             side = self.sides[number]
@@ -155,7 +169,10 @@ class Join:
 
 @dataclass
 class Windows:
-    """Counts and sums by key and window, tumbling and sliding: `append` gives each once, when the watermark has passed its end; `update` each time it changed."""
+    """Counts and sums by key and window, tumbling and sliding.
+
+    `append` gives each once, when the watermark has passed its end; `update` each time it changed.
+    """
 
     size: int
     slide: int
@@ -192,7 +209,9 @@ class Windows:
 
 @dataclass
 class Sessions:
-    """Counts and sums of rows of a key that are at most `gap` apart, once, when the watermark has passed the last one's time and the gap."""
+    """Counts and sums of rows of a key that are at most `gap` apart, once, when the watermark has passed
+    the last one's time and the gap.
+    """
 
     gap: int
     marks: Marks

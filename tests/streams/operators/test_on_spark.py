@@ -1,4 +1,7 @@
-"""Spark's own joins and windows of streams, on Spark: micro-batch by micro-batch what the model says, with its late rows and its state."""
+"""Spark's own joins and windows of streams, on Spark.
+
+Micro-batch by micro-batch what the model says, with its late rows and its state.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ class Asked:
 
 
 def seeded(seed: int) -> list[tuple[list[Row], list[Row]]]:
-    """Rows of both sides by micro-batch: in one there are none of the right side, in some rows that are late by minutes or by an hour."""
+    """Rows of both sides by micro-batch.
+
+    In one there are none of the right side, in some rows that are late by minutes or by an hour.
+    """
     dice = random.Random(seed)
     found = []
     for number in range(BATCHES):

@@ -53,7 +53,8 @@ def test_a_stream_is_answered_as_the_whole(
     assert (late, taken) == ([], len(rows))
 
 
-RISING = """PARTITION BY k ORDER BY t MEASURES A.v AS a, LAST(B.v) AS b PATTERN (A B B) WITHIN INTERVAL '1' HOUR DEFINE B AS v > PREV(v)"""
+RISING = """PARTITION BY k ORDER BY t MEASURES A.v AS a, LAST(B.v) AS b PATTERN (A B B) WITHIN INTERVAL '1' HOUR
+    DEFINE B AS v > PREV(v)"""
 TIMED = pa.schema([("k", pa.utf8()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 START = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -107,7 +108,8 @@ def test_a_key_is_not_forgotten_while_a_match_of_it_is_open() -> None:
 
 def test_a_key_without_an_open_match_is_forgotten_with_its_number_and_the_rows_before_it() -> None:
     query = parse(
-        "PARTITION BY k ORDER BY t MEASURES MATCH_NUMBER() AS n, A.v AS a PATTERN (A) DEFINE A AS PREV(v) IS NULL OR v > PREV(v)"
+        "PARTITION BY k ORDER BY t MEASURES MATCH_NUMBER() AS n, A.v AS a PATTERN (A) DEFINE A AS PREV(v) IS NULL OR"
+        " v > PREV(v)"
     )
     forgets, keeps = Run(Patterns(query, "t", forget=3), SCHEMA, 0), Run(Patterns(query, "t"), SCHEMA, 0)
     found = {}
@@ -122,7 +124,10 @@ def test_a_key_without_an_open_match_is_forgotten_with_its_number_and_the_rows_b
 
 
 def test_absence_is_answered_by_the_watermark_alone() -> None:
-    sql = "PARTITION BY k ORDER BY t MEASURES A.v AS a PATTERN (A [^ B]) WITHIN INTERVAL '10' MINUTE DEFINE A AS v > 0, B AS v < 0"
+    sql = (
+        "PARTITION BY k ORDER BY t MEASURES A.v AS a PATTERN (A [^ B]) WITHIN INTERVAL '10' MINUTE DEFINE A AS v >"
+        " 0, B AS v < 0"
+    )
     run = Run(Patterns(parse(sql), "t"), TIMED, timedelta(0))
     answers: list[Any] = []
     for each in [(("x", 0, 1),), (("y", 5, 2),), (("x", 8, -1),), (("z", 16, 0),), (("z", 17, 0),)]:

@@ -1,5 +1,8 @@
-"""Spark's own joins and windows as the model has them: in all they give what the whole gives, however the streams are cut and disordered. Spark itself is held against
-the model in test_on_spark.py."""
+"""Spark's own joins and windows as the model has them.
+
+In all they give what the whole gives, however the streams are cut and disordered. Spark itself is held against the
+model in test_on_spark.py.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ def test_one_side_alone_answers_nothing_and_the_policy_max_takes_the_quicker_one
 BEGIN = datetime(2026, 11, 25, tzinfo=UTC)
 AHEAD = timedelta(seconds=3)
 TIMED = pa.schema(
-    [("k", pa.utf8()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64()), ("right", pa.bool_()), ("_time_tick", pa.int64())]
+    [("k", pa.utf8()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64()), ("right", pa.bool_()),
+        ("_time_tick", pa.int64())]
 )  # fmt: skip
 OPERATORS: dict[str, Operator] = {
     "windows": Windows(("k",), "t", {"n": ("count", None)}, size=timedelta(seconds=4), slide=timedelta(seconds=2)),
@@ -91,7 +92,8 @@ ahead_of = st.lists(
     st.fixed_dictionaries(
         {
             "k": st.sampled_from(["x", "y", None]),
-            "t": st.none() | st.builds(lambda at, more: BEGIN + timedelta(seconds=at, microseconds=more), st.integers(0, 15), st.sampled_from([-1, 0, 0, 1])),
+            "t": st.none() | st.builds(lambda at, more: BEGIN + timedelta(seconds=at, microseconds=more),
+                st.integers(0, 15), st.sampled_from([-1, 0, 0, 1])),
             "v": st.integers(0, 3),
             "right": st.booleans(),
             "_time_tick": st.builds(tick, st.integers(0, 9)),
@@ -132,8 +134,10 @@ def test_rows_ahead_of_the_log_are_put_aside_and_the_others_answered_as_if_they_
 def test_what_a_table_remembers_of_both_sides_is_what_a_run_in_memory_does(tmp_path: Path) -> None:
     memory = Run(OPERATORS["as of"], TIMED, timedelta(seconds=1), max_ahead=AHEAD)
     batches = [
-        [{"k": "x", "t": BEGIN + timedelta(seconds=at), "v": at, "right": right, "_time_tick": tick(log)} for right, at, log in each]
-        for each in ([(False, 5, 9), (False, 20, 9)], [(True, 4, 9), (True, 9, 9)], [(False, 9, 9), (True, 1, 9)], [], [(True, 12, 9), (False, 12, 9)])
+        [{"k": "x", "t": BEGIN + timedelta(seconds=at), "v": at, "right": right, "_time_tick": tick(log)}
+         for right, at, log in each]
+        for each in ([(False, 5, 9), (False, 20, 9)], [(True, 4, 9), (True, 9, 9)], [(False, 9, 9), (True, 1, 9)], [],
+            [(True, 12, 9), (False, 12, 9)])
     ]  # fmt: skip
     steps = [memory.batch(timed(each)) for each in batches]
     assert sum(step.counts.rejected for step in steps) == 1

@@ -24,7 +24,8 @@ from tests.streams.operators.cuts import Row, alike, disordered, streamed
 
 SCHEMA = pa.schema([("k", pa.utf8()), ("t", pa.int64()), ("v", pa.int64())])
 AGGREGATES: dict[str, tuple[str, str | None]] = {
-    "n": ("count", None), "known": ("count", "v"), "total": ("sum", "v"), "low": ("min", "v"), "high": ("max", "v"), "mean": ("avg", "v"),
+    "n": ("count", None), "known": ("count", "v"), "total": ("sum", "v"), "low": ("min", "v"), "high": ("max", "v"),
+    "mean": ("avg", "v"),
 }  # fmt: skip
 rows_of = st.lists(
     st.fixed_dictionaries(
@@ -37,8 +38,10 @@ rows_of = st.lists(
 def aggregated(key: str | None, start: int, end: int, rows: list[Row]) -> Row:
     known = [row["v"] for row in rows if row["v"] is not None]
     return {
-        "k": key, "window_start": start, "window_end": end, "n": len(rows), "known": len(known), "total": sum(known) if known else None,
-        "low": min(known, default=None), "high": max(known, default=None), "mean": sum(known) / len(known) if known else None,
+        "k": key, "window_start": start, "window_end": end, "n": len(rows), "known": len(known),
+        "total": sum(known) if known else None,
+        "low": min(known, default=None), "high": max(known, default=None),
+        "mean": sum(known) / len(known) if known else None,
     }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What MATCH_RECOGNIZE means, naively: one partition after the other, row by row, backtracking in order of preference.
 
-It takes the parsed query and shares with the matchers the parts of patterns and expressions alone. Conditions and measures are
-computed from the list of labels each time anew.
+It takes the parsed query and shares with the matchers the parts of patterns and expressions alone. Conditions and
+measures are computed from the list of labels each time anew.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ class Model:
             yield labels
 
     def _comes(self, name: str, rows: list[Row], start: int, labels: Labels, number: int) -> bool:
-        """Whether a later row within the time would be a `name`, each tried as the row behind what was matched, at its own place."""
+        """Whether a later row within the time would be a `name`, each tried as the row behind what
+        was matched, at its own place.
+        """
         for later in range(start + len(labels), len(rows)):
             tried = (*labels, *[("", False)] * (later - start - len(labels)), (name, False))
             if self._within(rows, start, later):

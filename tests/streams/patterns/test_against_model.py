@@ -32,12 +32,15 @@ LOCAL = [
     "t > 4",
 ]
 CAPTURED = [
-    "v > FIRST(v)", "{}.v >= LAST({}.v, 1)", "SUM(v) < 9", "COUNT(A.*) < 3", "v > AVG(B.v)", "LAST(CLASSIFIER(), 1) <> 'B'", "MATCH_NUMBER() < 3",
+    "v > FIRST(v)", "{}.v >= LAST({}.v, 1)", "SUM(v) < 9", "COUNT(A.*) < 3", "v > AVG(B.v)",
+    "LAST(CLASSIFIER(), 1) <> 'B'", "MATCH_NUMBER() < 3",
     "PREV(FIRST(A.v), 1) < v", "v <> MAX(C.v)", "COUNT(*) > 1 AND v > 1", "PREV(CLASSIFIER()) = 'A'",
 ]  # fmt: skip
 MEASURES = [
-    "FIRST(v)", "LAST(A.v)", "FINAL LAST(B.v)", "CLASSIFIER()", "MATCH_NUMBER()", "SUM(v)", "FINAL SUM(A.v)", "COUNT(*)", "FINAL COUNT(B.*)", "MIN(v)",
-    "FINAL MAX(C.v)", "AVG(A.v)", "PREV(FIRST(A.v, 1))", "NEXT(LAST(v), 1)", "LAST(U.v, 2)", "array_agg(v)", "FINAL array_agg(CLASSIFIER())",
+    "FIRST(v)", "LAST(A.v)", "FINAL LAST(B.v)", "CLASSIFIER()", "MATCH_NUMBER()", "SUM(v)", "FINAL SUM(A.v)",
+    "COUNT(*)", "FINAL COUNT(B.*)", "MIN(v)",
+    "FINAL MAX(C.v)", "AVG(A.v)", "PREV(FIRST(A.v, 1))", "NEXT(LAST(v), 1)", "LAST(U.v, 2)", "array_agg(v)",
+    "FINAL array_agg(CLASSIFIER())",
     "COUNT(U.v)", "LAST(v) - FIRST(v) + 1", "PREV(CLASSIFIER(), 1)", "MAX(CLASSIFIER())", "CLASSIFIER(U)", "A.v * 2",
 ]  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""An expression means one thing: by columns, by values, and to DuckDB, whatever nulls, NaNs, extremes and failures its rows hold."""
+"""An expression means one thing.
+
+By columns, by values, and to DuckDB, whatever nulls, NaNs, extremes and failures its rows hold.
+"""
 
 from __future__ import annotations
 
@@ -82,20 +85,26 @@ def _chosen(name: str, parts: list[Said]) -> Said:
 def numbers(inner: st.SearchStrategy[Said]) -> st.SearchStrategy[Said]:
     two = st.tuples(inner, inner)
     return st.one_of(
-        st.builds(lambda op, pair: Said(f"({pair[0].ours} {op} {pair[1].ours})", f"({pair[0].duck} {op} {pair[1].duck})"), st.sampled_from("+-*"), two),
-        two.map(lambda pair: Said(f"({pair[0].ours} / {pair[1].ours})", f"(({pair[0].duck})::double / nullif(({pair[1].duck})::double, 0))")),
-        two.map(lambda pair: Said(f"({pair[0].ours} % {pair[1].ours})", f"({pair[0].duck} % nullif({pair[1].duck}, 0))")),
+        st.builds(lambda op, pair: Said(f"({pair[0].ours} {op} {pair[1].ours})", f"({pair[0].duck} {op}"
+            f" {pair[1].duck})"), st.sampled_from("+-*"), two),
+        two.map(lambda pair: Said(f"({pair[0].ours} / {pair[1].ours})", f"(({pair[0].duck})::double /"
+            f" nullif(({pair[1].duck})::double, 0))")),
+        two.map(lambda pair: Said(f"({pair[0].ours} % {pair[1].ours})", f"({pair[0].duck} % nullif({pair[1].duck},"
+            " 0))")),
         st.builds(_chosen, st.sampled_from(["greatest", "least"]), st.lists(inner, min_size=2, max_size=3)),
         inner.map(lambda each: Said(f"abs({each.ours})", f"abs({each.duck})")),
         inner.map(lambda each: Said(f"(-{each.ours})", f"(-({each.duck}))")),
-        st.builds(lambda name, each: Said(f"{name}({each.ours})", f"{name}({each.duck})"), st.sampled_from(["floor", "ceil"]), inner),
+        st.builds(lambda name, each: Said(f"{name}({each.ours})", f"{name}({each.duck})"),
+            st.sampled_from(["floor", "ceil"]), inner),
         inner.map(lambda each: Said(f"cast({each.ours} as bigint)", f"(trunc({each.duck}))::bigint")),
         inner.map(lambda each: Said(f"cast({each.ours} as double)", f"({each.duck})::double")),
         st.builds(
-            lambda when, then, other: Said(f"case when {when.ours} then {then.ours} else {other.ours} end", f"case when {when.duck} then {then.duck} else {other.duck} end"),
+            lambda when, then, other: Said(f"case when {when.ours} then {then.ours} else {other.ours} end",
+                f"case when {when.duck} then {then.duck} else {other.duck} end"),
             st.deferred(lambda: CONDITIONS), inner, inner,
         ),
-        two.map(lambda pair: Said(f"coalesce({pair[0].ours}, {pair[1].ours})", f"coalesce({pair[0].duck}, {pair[1].duck})")),
+        two.map(lambda pair: Said(f"coalesce({pair[0].ours}, {pair[1].ours})", f"coalesce({pair[0].duck},"
+            f" {pair[1].duck})")),
         STRINGS.map(lambda each: Said(f"length({each.ours})", f"length({each.duck})")),
     )  # fmt: skip
 
@@ -103,18 +112,23 @@ def numbers(inner: st.SearchStrategy[Said]) -> st.SearchStrategy[Said]:
 VALUES = st.recursive(NUMBERS, numbers, max_leaves=4)
 TEXT_VALUES = st.one_of(
     STRINGS,
-    st.builds(lambda name, each: Said(f"{name}({each.ours})", f"{name}({each.duck})"), st.sampled_from(["upper", "lower"]), STRINGS),
-    st.builds(lambda one, other: Said(f"({one.ours} || {other.ours})", f"({one.duck} || {other.duck})"), STRINGS, STRINGS),
+    st.builds(lambda name, each: Said(f"{name}({each.ours})", f"{name}({each.duck})"),
+        st.sampled_from(["upper", "lower"]), STRINGS),
+    st.builds(lambda one, other: Said(f"({one.ours} || {other.ours})", f"({one.duck} || {other.duck})"), STRINGS,
+        STRINGS),
 )  # fmt: skip
 PATTERNS = st.sampled_from(["a%", "%c", "a\\%c", "%\\\\%", "a_c", "%", "", "ABC", "stra_e", "a\\bc", "A\\\\b"])
 CONDITIONS: st.SearchStrategy[Said] = st.recursive(
     st.one_of(
         st.builds(_compared, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), NUMBERS | VALUES, NUMBERS),
-        st.builds(lambda op, one, other: Said(f"({one.ours} {op} {other.ours})", f"({one.duck} {op} {other.duck})"), st.sampled_from(["=", "<", ">="]), TEXT_VALUES, TEXT_VALUES),
-        st.builds(lambda each, pattern: Said(f"({each.ours} like '{pattern}')", f"({each.duck} like '{pattern}' escape '\\')"), TEXT_VALUES, PATTERNS),
+        st.builds(lambda op, one, other: Said(f"({one.ours} {op} {other.ours})", f"({one.duck} {op} {other.duck})"),
+            st.sampled_from(["=", "<", ">="]), TEXT_VALUES, TEXT_VALUES),
+        st.builds(lambda each, pattern: Said(f"({each.ours} like '{pattern}')", f"({each.duck} like '{pattern}'"
+            " escape '\\')"), TEXT_VALUES, PATTERNS),
         VALUES.map(lambda each: Said(f"({each.ours} is null)", f"(({each.duck}) is null)")),
     ),
-    lambda inner: st.builds(lambda op, one, other: Said(f"({one.ours} {op} {other.ours})", f"({one.duck} {op} {other.duck})"), st.sampled_from(["and", "or"]), inner, inner)
+    lambda inner: st.builds(lambda op, one, other: Said(f"({one.ours} {op} {other.ours})", f"({one.duck} {op}"
+        f" {other.duck})"), st.sampled_from(["and", "or"]), inner, inner)
     | inner.map(lambda each: Said(f"(not {each.ours})", f"(not {each.duck})")),
     max_leaves=4,
 )  # fmt: skip
@@ -254,7 +268,8 @@ def test_a_failure_in_a_row_that_no_match_asks_for_is_none() -> None:
 @pytest.mark.parametrize(
     ("condition", "holds"),
     [
-        (r"s LIKE 'a\%c'", ["a%c"]), ("s LIKE 'a!%c' ESCAPE '!'", ["a%c"]), ("UPPER(s) = 'STRAẞE'", ["straße"]), ("t % 1.5 = 0.5", ["abc"]),
+        (r"s LIKE 'a\%c'", ["a%c"]), ("s LIKE 'a!%c' ESCAPE '!'", ["a%c"]), ("UPPER(s) = 'STRAẞE'", ["straße"]),
+        ("t % 1.5 = 0.5", ["abc"]),
         ("d % 2 = 1.5", ["abc"]), ("d / 2 > 1.5", ["straße"]), ("GREATEST(d, t) = d", ["a%c", "abc", "straße"]),
     ],
 )  # fmt: skip

@@ -85,7 +85,8 @@ def test_a_pattern_and_its_labels(pattern: str, labels: str) -> None:
 
 
 def test_running_and_final() -> None:
-    sql = f"""ORDER BY id MEASURES FINAL LAST(A.id) AS a, FINAL LAST(id) AS last, RUNNING LAST(id) AS now, COUNT(B.*) AS b, FINAL COUNT(B.*) AS all_b
+    sql = f"""ORDER BY id MEASURES FINAL LAST(A.id) AS a, FINAL LAST(id) AS last, RUNNING LAST(id) AS now, COUNT(B.*) AS
+        b, FINAL COUNT(B.*) AS all_b
       ALL ROWS PER MATCH PATTERN (A B+ C+) {FALL_AND_RISE}"""
     assert rows(sql, EIGHT, "id", "a", "last", "now", "b", "all_b")[:5] == [
         (1, 1, 5, 1, 0, 2), (2, 1, 5, 2, 1, 2), (3, 1, 5, 3, 2, 2), (4, 1, 5, 4, 2, 2), (5, 1, 5, 5, 2, 2),
@@ -94,7 +95,8 @@ def test_running_and_final() -> None:
 
 def test_one_row_a_match_has_the_keys_and_the_measures() -> None:
     table = pa.table({"k": list("xxxxyyy"), "id": [1, 2, 3, 4, 1, 2, 3], "value": [9, 8, 9, 9, 5, 4, 6]})
-    sql = f"""PARTITION BY k ORDER BY id MEASURES MATCH_NUMBER() AS m, A.value AS a, LAST(B.value) AS low, LAST(C.id) AS until, CLASSIFIER() AS label
+    sql = f"""PARTITION BY k ORDER BY id MEASURES MATCH_NUMBER() AS m, A.value AS a, LAST(B.value) AS low, LAST(C.id) AS
+        until, CLASSIFIER() AS label
       ONE ROW PER MATCH PATTERN (A B+ C+) {FALL_AND_RISE}"""
     assert rows(sql, table) == [("x", 1, 9, 8, 3, "C"), ("y", 1, 5, 4, 3, "C")]
 
@@ -113,7 +115,10 @@ def test_one_row_a_match_has_the_keys_and_the_measures() -> None:
     ],
 )
 def test_where_the_next_match_is_looked_for(skip: str, starts: list[int]) -> None:
-    sql = f"ORDER BY id MEASURES FIRST(id) AS a AFTER MATCH SKIP {skip} PATTERN (A B+ C+) SUBSET U = (B, C) {FALL_AND_RISE}"
+    sql = (
+        f"ORDER BY id MEASURES FIRST(id) AS a AFTER MATCH SKIP {skip} PATTERN (A B+ C+) SUBSET U = (B, C)"
+        f" {FALL_AND_RISE}"
+    )
     assert rows(sql) == [(each,) for each in starts]
 
 
@@ -136,7 +141,8 @@ def test_a_skip_that_cannot_be_made_fails_when_it_comes_to_it(pattern: str, skip
 
 def test_rows_without_a_match_and_empty_matches() -> None:
     base = "ORDER BY id MEASURES MATCH_NUMBER() AS m, CLASSIFIER() AS l, COUNT(*) AS n"
-    assert rows(f"{base} ALL ROWS PER MATCH WITH UNMATCHED ROWS PATTERN (B) DEFINE B AS B.value < PREV(B.value)", FOUR, "id", "m", "l", "n") == [
+    assert rows(f"{base} ALL ROWS PER MATCH WITH UNMATCHED ROWS PATTERN (B) DEFINE B AS B.value < PREV(B.value)", FOUR,
+        "id", "m", "l", "n") == [
         (1, None, None, None), (2, 1, "B", 1), (3, 2, "B", 1), (4, None, None, None),
     ]  # fmt: skip
     empty = f"{base} ALL ROWS PER MATCH %s PATTERN (B*) DEFINE B AS B.value < PREV(B.value)"
@@ -175,7 +181,8 @@ def test_navigation() -> None:
 def test_conditions_look_at_what_was_captured() -> None:
     # The sum of the falls may not exceed the first value; a row may be compared with any captured one.
     sql = """ORDER BY id MEASURES array_agg(CLASSIFIER()) AS l
-      PATTERN (A (B | C)+) DEFINE B AS SUM(B.value) <= FIRST(value) AND B.value < A.value, C AS C.value = LAST(value, 2)"""
+      PATTERN (A (B | C)+) DEFINE B AS SUM(B.value) <= FIRST(value) AND B.value < A.value, C AS C.value = LAST(value,
+      2)"""
     assert rows(sql) == [(["A", "B"],), (["A", "B", "B"],)]
     back = "ORDER BY id MEASURES LAST(id) AS until PATTERN (A X* B) DEFINE B AS B.value = A.value"
     assert rows(back) == [(5,)]
@@ -190,7 +197,10 @@ def test_within_and_absence() -> None:
     at = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (0, 1, 5, 6, 12, 13)]
     table = pa.table({"k": ["x"] * 6, "at": at, "what": list("abbaab")})
     base = "PARTITION BY k ORDER BY at MEASURES FIRST(at) AS since"
-    followed = f"{base} AFTER MATCH SKIP TO NEXT ROW PATTERN (A X*? B) WITHIN INTERVAL '2' HOUR DEFINE A AS what = 'a', B AS what = 'b'"
+    followed = (
+        f"{base} AFTER MATCH SKIP TO NEXT ROW PATTERN (A X*? B) WITHIN INTERVAL '2' HOUR DEFINE A AS what ="
+        " 'a', B AS what = 'b'"
+    )
     assert rows(followed, table, "since") == [(at[0],), (at[4],)]
     missing = f"{base} PATTERN (A [^ B]) WITHIN INTERVAL '2' HOUR DEFINE A AS what = 'a', B AS what = 'b'"
     assert rows(missing, table, "since") == [(at[3],)]
@@ -211,11 +221,13 @@ def test_duckdb_finds_the_same_three_rising_values() -> None:
             "v": [dice.randrange(9) for _ in range(300)],
         }
     )
-    sql = """PARTITION BY k ORDER BY t MEASURES A.t AS a, C.t AS c, C.v - A.v AS by_ AFTER MATCH SKIP TO NEXT ROW PATTERN (A B C)
+    sql = """PARTITION BY k ORDER BY t MEASURES A.t AS a, C.t AS c, C.v - A.v AS by_ AFTER MATCH SKIP TO NEXT ROW
+        PATTERN (A B C)
       WITHIN 25 DEFINE B AS B.v > A.v, C AS C.v > B.v"""
     joined = duckdb.sql(
         """with n as (select *, row_number() over (partition by k order by t) as r from "table")
-        select a.k, a.t, c.t, c.v - a.v from n a join n b on b.k = a.k and b.r = a.r + 1 join n c on c.k = a.k and c.r = a.r + 2
+        select a.k, a.t, c.t, c.v - a.v from n a join n b on b.k = a.k and b.r = a.r + 1 join n c on c.k = a.k and c.r =
+        a.r + 2
         where b.v > a.v and c.v > b.v and c.t - a.t <= 25 order by a.k, a.t"""
     ).fetchall()
     assert sorted(rows(sql, table)) == joined
@@ -240,7 +252,8 @@ def test_the_builder_makes_the_same_query() -> None:
     )
     assert built == parse(
         f"""MATCH_RECOGNIZE (PARTITION BY k ORDER BY id, value DESC MEASURES LAST(B.value) AS low, FINAL COUNT(U.*) AS n
-        ALL ROWS PER MATCH OMIT EMPTY MATCHES AFTER MATCH SKIP TO LAST B PATTERN (A B+ C+?) WITHIN INTERVAL '5' MINUTE SUBSET U = (A, B) {FALL_AND_RISE})"""
+        ALL ROWS PER MATCH OMIT EMPTY MATCHES AFTER MATCH SKIP TO LAST B PATTERN (A B+ C+?) WITHIN INTERVAL '5' MINUTE
+        SUBSET U = (A, B) {FALL_AND_RISE})"""
     )
     pattern = (
         permute(row("A"), row("B", "v = 1"))
@@ -317,13 +330,19 @@ def test_a_sum_that_no_bigint_holds_is_an_error() -> None:
 
 
 def test_ways_that_remember_different_rows_are_both_followed() -> None:
-    sql = "ORDER BY t MEASURES CLASSIFIER() AS c ALL ROWS PER MATCH PATTERN ((A | B)+ C) DEFINE C AS t = 3 AND COUNT(B.*) = 1"
+    sql = (
+        "ORDER BY t MEASURES CLASSIFIER() AS c ALL ROWS PER MATCH PATTERN ((A | B)+ C) DEFINE C AS t = 3 AND"
+        " COUNT(B.*) = 1"
+    )
     found = match_table(parse(sql), pa.table({"t": [1, 2, 3]}))
     assert found.column("c").to_pylist() == ["A", "B", "C"]
 
 
 def test_words_in_quotes_are_no_clauses() -> None:
-    sql = "ORDER BY id MEASURES 'DEFINE (' AS x, CLASSIFIER() AS c PATTERN (A) DEFINE A AS 'PATTERN' <> ')' AND value = 40"
+    sql = (
+        "ORDER BY id MEASURES 'DEFINE (' AS x, CLASSIFIER() AS c PATTERN (A) DEFINE A AS 'PATTERN' <> ')' AND value"
+        " = 40"
+    )
     assert rows(sql) == [("DEFINE (", "A")]
 
 
@@ -332,7 +351,8 @@ def test_the_answers_columns_are_known_before_and_times_keep_their_zone() -> Non
         {"k": ["x"], "at": pa.array([0], pa.timestamp("us", "UTC")), "d": pa.array([1], pa.decimal128(9, 2))}
     )
     query = parse(
-        "PARTITION BY k ORDER BY at MEASURES A.at + INTERVAL '1' HOUR AS later, SUM(d) AS d2, A.at > TIMESTAMP '1969-01-01 00:00:00' AS b ALL ROWS PER MATCH PATTERN (A)"
+        "PARTITION BY k ORDER BY at MEASURES A.at + INTERVAL '1' HOUR AS later, SUM(d) AS d2, A.at > TIMESTAMP"
+        " '1969-01-01 00:00:00' AS b ALL ROWS PER MATCH PATTERN (A)"
     )
     found = match_table(query, table)
     assert found.schema == answer_schema(query, table.schema)

@@ -82,7 +82,8 @@ def through(spark: SparkSession, db: Deployment, stream: Stream, metrics: Metric
 
 
 WINDOWS = {
-    "windows": {"keys": ["k"], "size": "30 minutes", "lateness": "5 minutes", "aggregates": {"n": "count(*)", "high": "max(v)"}}
+    "windows": {"keys": ["k"], "size": "30 minutes", "lateness": "5 minutes",
+        "aggregates": {"n": "count(*)", "high": "max(v)"}}
 }  # fmt: skip
 ANSWER = {"k": "string", "window_start": "timestamp", "window_end": "timestamp", "n": "int64", "high": "int64?"}
 
@@ -130,10 +131,12 @@ def test_windows_are_those_of_the_batch_and_what_is_late_goes_where_it_is_told(
 @pytest.mark.parametrize(
     ("name", "operator", "columns"),
     [
-        ("distinct_", {"distinct": {"keys": ["k", "v"], "within": "90 minutes"}}, {"id": "int64", "k": "string", "at": "timestamp", "v": "int64"}),
+        ("distinct_", {"distinct": {"keys": ["k", "v"], "within": "90 minutes"}},
+            {"id": "int64", "k": "string", "at": "timestamp", "v": "int64"}),
         (
             "rising",
-            {"pattern": {"match_recognize": "PARTITION BY k ORDER BY at, id MEASURES A.id AS first, LAST(B.id) AS last PATTERN (A B B) WITHIN INTERVAL '2' HOUR DEFINE B AS v > PREV(v)"}},
+            {"pattern": {"match_recognize": "PARTITION BY k ORDER BY at, id MEASURES A.id AS first, LAST(B.id) AS"
+                " last PATTERN (A B B) WITHIN INTERVAL '2' HOUR DEFINE B AS v > PREV(v)"}},
             {"k": "string", "first": "int64", "last": "int64"},
         ),
     ],
@@ -285,7 +288,8 @@ def test_a_temporal_join_has_the_version_that_was_valid_and_a_table_that_of_its_
 
     table = Table(collection="prices", at=moments[2].isoformat())
     at_once = Stream(
-        name="joined", source="priced_events", sink=Into(collection="joined", mode="upsert"), tables={"prices_then": table},
+        name="joined", source="priced_events", sink=Into(collection="joined", mode="upsert"),
+        tables={"prices_then": table},
         sql="select e.id, p.price from priced_events e join prices_then p on e.k = p.k", seconds=0.0,
     )  # fmt: skip
     run(spark, db, at_once)

@@ -1,4 +1,7 @@
-"""A declared stream at work: windows into a collection, the same as its batch and as DuckDB has it; lag, late rows, redrive, back-pressure."""
+"""A declared stream at work.
+
+Windows into a collection, the same as its batch and as DuckDB has it; lag, late rows, redrive, back-pressure.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,8 @@ def by_duckdb(flights: pa.Table) -> Counter[tuple[Any, ...]]:
         .query(
             "f",
             "select origin, date_trunc('hour', time_hour), count(*), count(dep_time), count(*) - count(dep_time),"
-            " count(*) filter (dep_delay >= 15), avg(dep_delay), max(dep_delay), avg(arr_delay), count(distinct carrier)"
+            " count(*) filter (dep_delay >= 15), avg(dep_delay), max(dep_delay), avg(arr_delay), count(distinct"
+            " carrier)"
             " from f group by 1, 2",
         )
     )
@@ -218,12 +222,13 @@ def test_without_a_watermark_it_is_said_that_state_grows(spark: SparkSession, db
     if "names" not in db.collections():
         db.create_collection("names", {"origin": "string", "name": "string"}, key="origin")
     for sql, words in (
-        ("select origin, count(*) n from grows group by origin", "Aggregate by [origin], where no event time is"),
-        ("select distinct id from grows", "by [id], where no event time is"),
-        ("select a.id from grows a join grows b on a.id = b.id", "Join by [(id = id)], where no event time is"),
+        ("select origin, count(*) n from grows group by origin", "Aggregate by [origin], without an event time"),
+        ("select distinct id from grows", "by [id], without an event time"),
+        ("select a.id from grows a join grows b on a.id = b.id", "Join by [(id = id)], without an event time"),
         ("select origin, count(*) n from grows group by origin, window(time_hour, '1 hour')", ""),
         ("select distinct id, time_hour from grows", ""),
-        ("select a.id from grows a join grows b on a.id = b.id and a.time_hour between b.time_hour and b.time_hour + interval 1 hour", ""),
+        ("select a.id from grows a join grows b on a.id = b.id and a.time_hour between b.time_hour and b.time_hour +"
+            " interval 1 hour", ""),
         ("select a.id, b.name from grows a join names b using (origin)", ""),
     ):  # fmt: skip
         tables = {"names": Table(collection="names")} if "join names" in sql else {}

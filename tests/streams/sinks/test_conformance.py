@@ -1,7 +1,9 @@
-"""What every sink that takes Arrow batches promises, on the real thing: a collection of a deployment, a topic of a real Kafka.
+"""What every sink that takes Arrow batches promises, on the real thing.
 
-A sink is killed by leaving it as it is and making another over its memory; processes that are killed are in tests/crash/test_sink_kills.py and, of
-Kafka, below.
+A collection of a deployment, a topic of a real Kafka.
+
+A sink is killed by leaving it as it is and making another over its memory; processes that are killed are in
+tests/crash/test_sink_kills.py and, of Kafka, below.
 """
 
 from __future__ import annotations
@@ -116,7 +118,10 @@ class Topic(Place):
         return Counter(_row(each) for each in self.first_of_each())
 
     def first_of_each(self) -> list[Any]:
-        """The messages without repeats, as docs/sinks.md says: the greatest (batch, row) of each stream and partition is kept."""
+        """The messages without repeats, as docs/sinks.md says.
+
+        The greatest (batch, row) of each stream and partition is kept.
+        """
         newest: dict[tuple[str, int], tuple[int, int]] = {}
         found: list[Any] = []
         for message in self.messages():

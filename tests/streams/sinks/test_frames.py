@@ -1,4 +1,7 @@
-"""Streaming DataFrames into sinks under Spark: a mirror of a collection, a Delta table, a function; and the page's example."""
+"""Streaming DataFrames into sinks under Spark.
+
+A mirror of a collection, a Delta table, a function; and the page's example.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A function as a sink, without Spark: what it is called for, by its guarantee, where it raises and where it does not."""
+"""A function as a sink, without Spark.
+
+What it is called for, by its guarantee, where it raises and where it does not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A collection's changes: folded from nothing to any tick they are what a read there gives, and every place in them is kept."""
+"""A collection's changes.
+
+Folded from nothing to any tick they are what a read there gives, and every place in them is kept.
+"""
 
 from __future__ import annotations
 

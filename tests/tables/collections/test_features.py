@@ -1,4 +1,7 @@
-"""A table with timestamps without a zone has features of its own, and Spark opens each of its versions: any may be one that a reader has pinned."""
+"""A table with timestamps without a zone has features of its own, and Spark opens each of its versions.
+
+Any may be one that a reader has pinned.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ KEYED = CollectionSchema((FieldSpec("id", "timestamp_ntz", False), FieldSpec("n"
 
 
 def opens(folder: Path) -> None:
-    """From writer 7 on Spark wants the feature for columns that are not nullable, and does not open a table without it."""
+    """From writer 7 on Spark wants the feature for columns that are not nullable, and
+    does not open a table without it.
+    """
     for version in range(DeltaTable(str(folder)).version() + 1):
         features = DeltaTable(str(folder), version=version).protocol().writer_features
         assert not features or "invariants" in features, f"version {version} has {features}"

@@ -1,4 +1,7 @@
-"""Imports: rows of staged files are a collection's rows, the same wherever they are read; a file that is not what was said stops one PChannel."""
+"""Imports: rows of staged files are a collection's rows, the same wherever they are read.
+
+A file that is not what was said stops one PChannel.
+"""
 
 from __future__ import annotations
 

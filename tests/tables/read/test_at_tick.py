@@ -104,7 +104,10 @@ IMPORTS = [
     ("import", [], True),
     ("insert", [8], 1, 0),
 ]
-"""Files beside inserts, in place of everything, of a newer schema, into a partition that is dropped; and an empty replacement."""
+"""Files beside inserts, in place of everything, of a newer schema, into a partition that is dropped.
+
+And an empty replacement.
+"""
 
 
 @example(PARTITIONS, 0)

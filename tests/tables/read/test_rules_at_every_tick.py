@@ -1,4 +1,7 @@
-"""Checks, defaults and computed fields that are drawn: what the chain takes, and what a read at every tick has, is what a model says."""
+"""Checks, defaults and computed fields that are drawn.
+
+What the chain takes, and what a read at every tick has, is what a model says.
+"""
 
 from __future__ import annotations
 

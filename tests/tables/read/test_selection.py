@@ -1,4 +1,4 @@
-"""What is selected of a collection while it is read is what would be selected of all of it afterwards, at every tick."""
+"""Selecting while a collection is read gives what selecting from all of it afterwards gives, at every tick."""
 
 from __future__ import annotations
 
@@ -56,9 +56,11 @@ ATOMS = st.one_of(
     st.builds("id {} {}".format, st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), KEYS),
     st.builds("amount {} {}".format, st.sampled_from(["=", "!=", "<", "<=", ">", ">="]), st.sampled_from([0, 1, 5])),
     st.builds("name {} '{}'".format, st.sampled_from(["=", "<", ">", "!=", "like"]), NAMES.filter(bool)),
-    st.builds("at {} '2026-01-01T00:00:00.{}Z'".format, st.sampled_from(["=", "<", ">", "!="]), st.sampled_from(["001999", "002", "002001"])),
+    st.builds("at {} '2026-01-01T00:00:00.{}Z'".format, st.sampled_from(["=", "<", ">", "!="]),
+        st.sampled_from(["001999", "002", "002001"])),
     st.sampled_from(
-        ["sold", "id in (1, 3)", "amount in (5)", "name is null", "at is not null", "id between 2 and 4", "name not in ('a')"]
+        ["sold", "id in (1, 3)", "amount in (5)", "name is null", "at is not null", "id between 2 and 4",
+            "name not in ('a')"]
     ),
 )  # fmt: skip
 PREDICATES = st.recursive(

@@ -1,4 +1,7 @@
-"""A damaged state row is never taken for another state: a checksum, or the log for rows of earlier builds, and a way back."""
+"""A damaged state row is never taken for another state.
+
+A checksum, or the log for rows of earlier builds, and a way back.
+"""
 
 from __future__ import annotations
 

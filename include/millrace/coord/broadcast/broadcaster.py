@@ -1,6 +1,5 @@
 """The broadcaster: plans a task, stores it, sends it to each target, collects acknowledgements, makes its effect,
-closes
-it.
+closes it.
 
 Any process may have a broadcaster; they share the ledger. A task is stored only if no open task works on the same
 resources. A broadcaster that meets such a task completes it first and then plans again. So any process may complete a

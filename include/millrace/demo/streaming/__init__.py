@@ -1,1 +1,1 @@
-"""``make run STREAMS=1``: streams over the flights of 2013, each answer held against DuckDB's (docs/streams.md)."""
+"""``make run STREAMS=1``: streaming queries over the flights of 2013, each compared with DuckDB (docs/streams.md)."""

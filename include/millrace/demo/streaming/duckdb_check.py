@@ -1,8 +1,7 @@
-"""Each answer held against DuckDB's, row for row, with the rows that were late: which were, follows from the
-micro-batches alone.
+"""Compare each streaming result with DuckDB's, row for row, including the rows that were late.
 
-A checkpoint says up to which tick of each PChannel a micro-batch had come, so each row's micro-batch is known, and from
-that the watermark by which it was taken. Nothing of that is asked of the operator.
+A query's checkpoint says up to which tick of each PChannel a micro-batch had come. That gives each row's micro-batch
+and the watermark by which it was processed, without asking the operator.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ _PLAIN: Final = pa.timestamp("us")
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What became of a question's rows, and whether DuckDB says the same."""
+    """The outcome of a query's rows, and whether DuckDB agrees."""
 
     rows: int
     counted: int
-    """Rows that an answer was given by, or has passed over."""
+    """Rows that an answer used or passed over."""
     waiting: int
     late: int
     rejected: int
     answers: int
     mismatches: int
-    """Answers that one of both has, and the other has not."""
+    """Answers that only one of the two has."""
     late_mismatches: int
 
     @property
@@ -50,7 +49,7 @@ class CheckResult:
 def check(
     question: DemoQuery, *, table: str, batches: CheckpointBatches, flights: Collection, weather: Collection
 ) -> CheckResult:
-    """Ask DuckDB, and compare."""
+    """Run the query in DuckDB and compare."""
     with duckdb.connect() as asked:
         asked.register("flights", batches.with_batch_numbers(flights, flights_of))
         asked.register("weather", batches.with_batch_numbers(weather, lambda rows: rows))
@@ -61,8 +60,7 @@ def check(
 
 
 def compare(question: DemoQuery, asked: duckdb.DuckDBPyConnection, last: int, rejected: int) -> CheckResult:
-    """The same where the tables ``flights``, ``weather``, ``answers`` and ``late`` are there, of micro-batches up to
-    number `last`."""
+    """Compare over existing tables ``flights``, ``weather``, ``answers`` and ``late``, up to micro-batch `last`."""
     delay = question.delay.days
     asked.execute(f"create table given as {question.rows_sql}")
     asked.execute(f"""create table marks as
@@ -71,7 +69,7 @@ def compare(question: DemoQuery, asked: duckdb.DuckDBPyConnection, last: int, re
     asked.execute(f"create table final as select mark from marks where batch = {last}")
     asked.execute(f"""create table split as
         select given.*, coalesce({question.late_sql}, false) as is_late from given join marks using (batch)""")
-    asked.execute("create table kept as select * exclude is_late from split where not is_late")
+    asked.execute("create table on_time as select * exclude is_late from split where not is_late")
     names = ", ".join(asked.sql("from late").columns)
     asked.execute(f"create table expected as {question.answer_sql}")
 
@@ -95,19 +93,19 @@ def compare(question: DemoQuery, asked: duckdb.DuckDBPyConnection, last: int, re
 
 
 def read_answers(question: DemoQuery, uri: str) -> tuple[pa.Table, pa.Table, int]:
-    """What the operator's table holds: answers, rows that were late, and how many it rejected for they had no time."""
+    """Read the operator's table: answers, late rows, and the number of rows rejected because they had no time."""
     rows = table_at(uri).dataset()
     names = [each for each in rows.schema.names if each not in ("kind", "late")]
     answers = rows.to_table(columns=names, filter=pc.field("kind") == "output")
     late = rows.to_table(columns=["late"], filter=pc.field("kind") == "late").column("late")
     aside = pa.Table.from_struct_array(pa.concat_arrays(late.chunks) if late.num_chunks else pa.array([], late.type))
-    behind = pc.equal(aside[REASON], IS_LATE)
-    kept = [each for each in aside.column_names if each not in (LATE_BY, REASON, WINDOW)]
-    return answers, aside.filter(behind).select(kept), int(pc.sum(pc.invert(behind)).as_py() or 0)
+    is_late = pc.equal(aside[REASON], IS_LATE)
+    columns = [each for each in aside.column_names if each not in (LATE_BY, REASON, WINDOW)]
+    return answers, aside.filter(is_late).select(columns), int(pc.sum(pc.invert(is_late)).as_py() or 0)
 
 
 def flights_of(rows: pa.Table) -> pa.Table:
-    """The flights as the questions have them."""
+    """Return the flights in the shape of the queries."""
     minutes = rows["minute"].to_numpy().astype("timedelta64[m]").astype("timedelta64[us]")
     due = rows["time_hour"].cast(_PLAIN).to_numpy() + minutes
     columns = {"id": rows["id"], "origin": rows["origin"], "tail": rows["tailnum"], "due": pa.array(due, _PLAIN)}
@@ -115,7 +113,7 @@ def flights_of(rows: pa.Table) -> pa.Table:
 
 
 def without_time_zones(rows: pa.Table) -> pa.Table:
-    """Times without a zone: DuckDB computes with those alone, unless it has an extension."""
+    """Return the rows with times that have no zone, the only ones that DuckDB computes with unless it is extended."""
     for place, each in enumerate(rows.schema):
         if pa.types.is_timestamp(each.type):
             rows = rows.set_column(place, each.name, rows.column(place).cast(_PLAIN))
@@ -123,10 +121,10 @@ def without_time_zones(rows: pa.Table) -> pa.Table:
 
 
 class CheckpointBatches:
-    """The micro-batches of a query, by its checkpoint: up to which tick of a PChannel each had come, by collection."""
+    """The micro-batches of a query, from its checkpoint: up to which tick of a PChannel each came, by collection."""
 
     def __init__(self, checkpoint: Path, table: str) -> None:
-        """`table` is the operator's: Spark may be stopped before it notes a micro-batch that stands there."""
+        """`table` is the operator's: Spark may be stopped before it records a micro-batch that the table contains."""
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self.last = table_at(table).app_version("batch") - 1
         for number in range(self.last + 1):
@@ -136,8 +134,7 @@ class CheckpointBatches:
                     self._ends.setdefault((place["collection"], pchannel), []).append((int(tick), number))
 
     def with_batch_numbers(self, collection: Collection, shape: Any) -> pa.Table:
-        """All rows of a collection, as `shape` has them, with the number of the micro-batch that had them: of one that
-        read it."""
+        """Return all rows of a collection, shaped by `shape`, with the number of the micro-batch that read each."""
         rows = collection.changes_between().read_all()
         numbers = np.full(rows.num_rows, -1, dtype=np.int64)
         ticks, vchannels = rows["_time_tick"].to_numpy(), rows["_vchannel"].to_pylist()

@@ -1,6 +1,6 @@
-"""What the streams are fed with: flights as they are reported, at their departure, and the weather of each hour.
+"""The input of the streams: flights as they are reported, at their departure, and the weather of each hour.
 
-A cancelled flight is reported when it was due. One flight in :data:`LATE_EVERY` is reported a month late: behind every
+A cancelled flight is reported when it was due. One flight in :data:`LATE_EVERY` is reported a month late, behind every
 watermark.
 """
 
@@ -31,7 +31,7 @@ OnSent = Callable[[int], None]
 
 
 def weather() -> pa.Table:
-    """The weather at the three airports, hour by hour: 26,115 rows, in the order of time."""
+    """Return the weather at the three airports, hour by hour: 26,115 rows in order of time."""
     columns = {"origin": pa.string(), "time_hour": pa.timestamp("us", "UTC"), **_WEATHER}
     options = csv.ConvertOptions(column_types=columns, null_values=["", "NA"], include_columns=list(columns))
     table = csv.read_csv(data_file("weather.csv"), convert_options=options)
@@ -39,7 +39,7 @@ def weather() -> pa.Table:
 
 
 def flights_by_report_time(count: int | None = None) -> tuple[pa.Table, pa.Array]:
-    """The first `count` flights in the order in which they are reported, and when each is, in microseconds."""
+    """Return the first `count` flights in the order of their reports, and the time of each report in microseconds."""
     table = flights().sort_by([("time_hour", "ascending"), ("id", "ascending")]).slice(0, count)
     due = table["time_hour"].cast(pa.int64()).to_numpy() + table["minute"].to_numpy().astype(np.int64) * _MINUTE
     at = due + pc.fill_null(table["dep_delay"], 0).to_numpy().astype(np.int64) * _MINUTE
@@ -49,7 +49,7 @@ def flights_by_report_time(count: int | None = None) -> tuple[pa.Table, pa.Array
 
 
 class FlightFeed:
-    """Puts both into their collections, a day of reports at a time: first its weather, then its flights."""
+    """Inserts both into their collections, a day of reports at a time: first the weather, then the flights."""
 
     def __init__(self, db: Database, rows: int | None) -> None:
         columns = {name: f"{kind}?" if nullable else kind for name, kind, nullable in flights_schema()}
@@ -65,9 +65,9 @@ class FlightFeed:
         self.days = int((self._flights_at.max() - self._weather_at.min()) // _DAY) + 1
 
     def run(self, seconds: float, stop: threading.Event, sent: OnSent) -> None:
-        """All days in `seconds`, or as fast as the log takes them;
+        """Insert all days within `seconds`, or as fast as the log accepts them if that is longer.
 
-        `sent` hears of the rows of each. Ends early once `stop` is set.
+        Calls `sent` with the number of rows of each insert. Ends early once `stop` is set.
         """
         begun, first = time.monotonic(), int(self._weather_at.min())
         for day in range(self.days):

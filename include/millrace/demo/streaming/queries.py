@@ -1,8 +1,8 @@
-"""The questions: each as an operator over a stream of rows, and as SQL that DuckDB answers over all rows at once.
+"""The queries: each as an operator over a stream of rows, and as SQL that DuckDB runs over all rows at once.
 
 The SQL reads the tables ``flights(id, origin, tail, due, delay, batch)`` and ``weather(origin, time_hour, temp, visib,
 batch)``, where `batch` is the number of the micro-batch that brought a row, and ``marks(batch, mark)``, the watermark
-by which each was answered; ``final`` is the last one's.
+that applied to it; ``final`` has the last one.
 """
 
 from __future__ import annotations
@@ -24,38 +24,42 @@ if TYPE_CHECKING:
 
 HOUR: Final = timedelta(hours=1)
 WEATHER_UP_TO: Final = timedelta(hours=3)
-"""How old a measurement may be that still says something of a departure."""
+"""The greatest age of a measurement that is joined to a departure."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoQuery:
-    """A question, asked twice."""
+    """A query in both forms."""
 
     name: str
     title: str
     operator: Operator
     delay: timedelta
-    """Of the watermark."""
+    """The delay of the watermark."""
     frame: Callable[[SparkSession, Settings], DataFrame]
-    """The stream that the operator takes."""
+    """Return the stream that the operator reads."""
     rows_sql: str
-    """SQL: the rows that the operator is given, with ``due`` and ``batch``."""
+    """SQL: the rows that the operator reads, with ``due`` and ``batch``."""
     late_sql: str
-    """SQL: of a row of ``rows`` beside its ``mark``, whether it is late."""
+    """SQL: whether a row of ``rows`` is late with respect to its ``mark``."""
     answer_sql: str
-    """SQL: the answers over ``kept``, the rows that are not late, up to the watermark ``final``; its columns are the
-    operator's."""
+    """SQL: the answers over ``on_time``, the rows that are not late, up to the watermark ``final``.
+
+    Its columns are the operator's.
+    """
     counted_sql: str
-    """SQL: how many of the rows stand in ``answers``, what the operator gave; the rest waits for the watermark."""
+    """SQL: the number of rows that ``answers`` (the operator's result) accounts for; the rest waits."""
     waiting_sql: str
-    """SQL: how many of ``kept`` no answer can have yet."""
+    """SQL: the number of rows of ``on_time`` that no answer can include yet."""
     max_event_time_sql: str = "max(due)"
-    """SQL: what the watermark is `delay` behind, of the rows before; of two sides the one further behind, once both
-    have come."""
+    """SQL: the greatest event time of the earlier rows, from which the watermark follows.
+
+    With two inputs it is the smaller one, once both have rows.
+    """
 
 
 def _flights(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Each flight at the minute it was due."""
+    """Return each flight at the minute it was due."""
     from millrace.streams import source
 
     columns = ("id", "origin", "tailnum", "dep_delay", "time_hour", "minute")
@@ -69,7 +73,7 @@ def _flights(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def _with_weather(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Flights and measurements as one stream."""
+    """Return flights and measurements as one stream."""
     from millrace.streams import source
 
     departures = _flights(spark, settings).selectExpr(
@@ -96,7 +100,7 @@ def _with_weather(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def _departures(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Departures of aircraft that are known."""
+    """Return departures with a known aircraft."""
     return _flights(spark, settings).where("delay IS NOT NULL AND tail IS NOT NULL")
 
 
@@ -120,12 +124,13 @@ HOURS: Final = DemoQuery(
     rows_sql="select id, origin, tail, due, delay, batch from flights",
     late_sql="date_trunc('hour', due) + interval 1 hour <= mark",
     answer_sql="""
-        select origin, hour as window_start, hour + interval 1 hour as window_end, count(*) as flights, count(delay) as departed,
-            avg(delay) as mean_delay, max(delay) as worst_delay
-        from (select *, date_trunc('hour', due) as hour from kept)
+        select origin, hour as window_start, hour + interval 1 hour as window_end, count(*) as flights,
+            count(delay) as departed, avg(delay) as mean_delay, max(delay) as worst_delay
+        from (select *, date_trunc('hour', due) as hour from on_time)
         where hour + interval 1 hour <= (select mark from final) group by origin, hour""",
     counted_sql="select coalesce(sum(flights), 0) from answers",
-    waiting_sql="select count(*) from kept where date_trunc('hour', due) + interval 1 hour > (select mark from final)",
+    waiting_sql="""select count(*) from on_time
+        where date_trunc('hour', due) + interval 1 hour > (select mark from final)""",
 )
 
 WEATHER: Final = DemoQuery(
@@ -145,16 +150,19 @@ WEATHER: Final = DemoQuery(
         union all select null, origin, time_hour, null, temp, visib, true, batch from weather""",
     late_sql="due < mark",
     answer_sql="""
-        with gone as (select * from kept where due < (select mark from final)),
+        with gone as (select * from on_time where due < (select mark from final)),
         departures as (select * from gone where not is_weather), measured as (select * from gone where is_weather),
         joined as (
             select d.*, m.due as measured, m.temp as t, m.visib as v
             from departures d asof left join measured m on d.origin = m.origin and d.due >= m.due)
-        select id, origin, due, delay, measured, t as temp, v as visib from joined where due - measured <= interval 3 hour
+        select id, origin, due, delay, measured, t as temp, v as visib
+        from joined where due - measured <= interval 3 hour
         union all
-        select id, origin, due, delay, null, null, null from joined where measured is null or due - measured > interval 3 hour""",
-    counted_sql="select (select count(*) from answers) + (select count(*) from kept where is_weather and due < (select mark from final))",
-    waiting_sql="select count(*) from kept where due >= (select mark from final)",
+        select id, origin, due, delay, null, null, null
+        from joined where measured is null or due - measured > interval 3 hour""",
+    counted_sql="""select (select count(*) from answers)
+        + (select count(*) from on_time where is_weather and due < (select mark from final))""",
+    waiting_sql="select count(*) from on_time where due >= (select mark from final)",
     max_event_time_sql="""if(bool_or(is_weather) and bool_or(not is_weather),
         least(max(due) filter (is_weather), max(due) filter (not is_weather)), null)""",
 )
@@ -176,12 +184,13 @@ RISING: Final = DemoQuery(
     late_sql="due < mark",
     answer_sql="""
         select tail, first, delay_1, delay_2, delay_3, until from (
-            select tail, id as first, due, delay as delay_1, lead(delay) over w as delay_2, lead(delay, 2) over w as delay_3,
-                lead(due, 2) over w as until
-            from kept window w as (partition by tail order by due, id))
-        where delay_1 < delay_2 and delay_2 < delay_3 and until - due <= interval 1 day and until < (select mark from final)""",
-    counted_sql="select count(*) from kept where due < (select mark from final)",
-    waiting_sql="select count(*) from kept where due >= (select mark from final)",
+            select tail, id as first, due, delay as delay_1, lead(delay) over w as delay_2,
+                lead(delay, 2) over w as delay_3, lead(due, 2) over w as until
+            from on_time window w as (partition by tail order by due, id))
+        where delay_1 < delay_2 and delay_2 < delay_3 and until - due <= interval 1 day
+            and until < (select mark from final)""",
+    counted_sql="select count(*) from on_time where due < (select mark from final)",
+    waiting_sql="select count(*) from on_time where due >= (select mark from final)",
 )
 
 QUERIES: Final = (HOURS, WEATHER, RISING)

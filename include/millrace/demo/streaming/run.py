@@ -1,5 +1,4 @@
-"""The run: a log, a streaming node, and a Spark driver with three streams over what is fed meanwhile; then the check
-and its table."""
+"""The run: a log, a streaming node and a Spark driver with three streams over the feed, then the check."""
 
 from __future__ import annotations
 
@@ -35,17 +34,17 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 FOLDER: Final = "demo-streams"
-"""In the data folder: a deployment of its own, begun anew by each run, so that all of its rows are counted."""
+"""Subfolder of the data folder: a deployment that each run creates anew, so that all of its rows are counted."""
 SHARDS: Final = 2
 STARTS: Final = 4
-"""How often a stream is started before its end is the demo's."""
+"""How often a stream is restarted before its failure ends the demo."""
 POLL_SECONDS: Final = 0.25
 CATCH_UP_SECONDS: Final = 600.0
 
 
 @dataclass(slots=True)
 class RunningQuery:
-    """A question whose stream runs."""
+    """A query and its running stream."""
 
     question: DemoQuery
     folder: Path
@@ -67,7 +66,7 @@ class RunningQuery:
         return self.folder / "checkpoint"
 
     def on_batch(self, _batch: int, taken: Taken) -> None:
-        """Of each micro-batch."""
+        """Record the result of a micro-batch."""
         operated = taken.operated
         aside = 0 if operated is None else operated.late + operated.rejected
         with self._guard:
@@ -75,10 +74,10 @@ class RunningQuery:
             self.batches += 1
 
     def ensure_running(self) -> bool:
-        """Whether its sources are there.
+        """Return whether its sources exist yet, and restart the stream if it ended; it continues where it was.
 
-        One that has ended is started again, and goes on where it was: Spark gives a process of Python's 10 s to come
-        up, which a busy machine may not. Raises JobFailed where that does not help.
+        Spark gives a Python process 10 s to start, which may not suffice on a busy machine. Raises JobFailed if
+        restarts do not help.
         """
         if self.query is None or not self.query.isActive:
             if self.query is not None and self.starts == STARTS:
@@ -89,7 +88,7 @@ class RunningQuery:
         return not self.query.status["message"].startswith("Initializing")
 
     def stop(self) -> None:
-        """End it, and add up how long its micro-batches took, those that had rows."""
+        """Stop it, and sum up the durations of its micro-batches that had rows."""
         if self.query is not None:
             self._add_up()
             self.query.stop()
@@ -102,7 +101,7 @@ class RunningQuery:
 def run_streams(
     settings: Settings, root: Path, *, rows: int | None, seconds: float, console: Console, stop: threading.Event
 ) -> int:
-    """The demo; 0 where each answer is DuckDB's and each row is accounted for, else 2."""
+    """Run the demo; return 0 if each answer is DuckDB's and each row is accounted for, otherwise 2."""
     folder = settings.data_dir / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     settings = replace(settings, data_dir=folder)
@@ -126,7 +125,7 @@ def run_streams(
                 _drive(asked, feed, job, seconds, console, stop)
         finally:
             job.stop(deadline=settings.stop_deadline)
-        console.print("Asking DuckDB the same of all rows at once …")
+        console.print("Running the same queries in DuckDB over all rows at once …")
         found = [
             check(
                 each.question,
@@ -137,21 +136,21 @@ def run_streams(
             )
             for each in asked
         ]
-    return _told(list(zip(asked, found, strict=True)), console)
+    return _print_results(list(zip(asked, found, strict=True)), console)
 
 
 @contextmanager
 def _session(settings: Settings) -> Iterator[SparkSession]:
-    """A session whose JVM and Python workers say what they have to say into a file beside the other logs."""
+    """Yield a session whose JVM and Python workers write their output to a file beside the other logs."""
     from millrace.runtime.spark.session import session
 
     settings.run_path.mkdir(parents=True, exist_ok=True)
     before = os.dup(2)
     with (settings.run_path / "streams.log").open("ab") as file:
         os.dup2(file.fileno(), 2)
-    kept = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
+    options = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
     try:
-        spark = session("millrace-demo-streams", settings=settings, extra=kept)
+        spark = session("millrace-demo-streams", settings=settings, extra=options)
         try:
             yield spark
         finally:
@@ -164,9 +163,9 @@ def _session(settings: Settings) -> Iterator[SparkSession]:
 def _ask(
     spark: SparkSession, settings: Settings, feed: FlightFeed, watch: LoadMonitor, job: ChildProcess
 ) -> list[RunningQuery]:
-    """Start the streams, one after the other:
+    """Start the streams, one after the other.
 
-    Spark waits 10 s for each planner's process, which two cores give it one at a time.
+    Spark waits 10 s for the planner process of each, and two cores start only one at a time within that.
     """
     flights = feed.flights
     known = pc.and_(flights["dep_delay"].is_valid(), flights["tailnum"].is_valid())
@@ -199,9 +198,9 @@ def _drive(
     console: Console,
     stop: threading.Event,
 ) -> None:
-    """Feed, and wait until each stream has had all rows.
+    """Feed the collections, and wait until each stream has processed all rows.
 
-    Raises JobFailed, Interrupted, DeadlineExceeded, what the feed raised.
+    Raises JobFailed, DemoInterrupted, DeadlineExceeded, and the errors of the feed.
     """
     ended, failed = threading.Event(), []
     with _progress(console) as progress:
@@ -221,13 +220,13 @@ def _drive(
             while thread.is_alive() or any(each.rows < each.expected for each in asked):
                 for each, bar in zip(asked, bars, strict=True):
                     progress.update(bar, completed=each.rows)
-                _look(asked, job)
+                _check_running(asked, job)
                 if failed:
                     raise failed[0]
                 if stop.wait(POLL_SECONDS):
                     raise DemoInterrupted
                 if end.expired():
-                    raise DeadlineExceeded(f"the streams have not had all rows; the node's log: {job.log_file}")
+                    raise DeadlineExceeded(f"the streams have not processed all rows; the node's log: {job.log_file}")
             for each, bar in zip(asked, bars, strict=True):
                 progress.update(bar, completed=each.rows)
         finally:
@@ -237,14 +236,14 @@ def _drive(
                 each.stop()
 
 
-def _look(asked: list[RunningQuery], job: ChildProcess) -> None:
+def _check_running(asked: list[RunningQuery], job: ChildProcess) -> None:
     if not job.running():
         raise JobFailed(f"the streaming node ended:\n{job.tail()}\n(log: {job.log_file})")
     for each in asked:
         each.ensure_running()
 
 
-def _told(found: list[tuple[RunningQuery, CheckResult]], console: Console) -> int:
+def _print_results(found: list[tuple[RunningQuery, CheckResult]], console: Console) -> int:
     table = Table(
         "Stream", "Rows in", "= out", "+ waiting", "+ late", "+ rejected", "Answers", "Rows/s", "DuckDB",
         title="Three streams over the flights of 2013", title_justify="left", box=None, padding=(0, 1),
@@ -263,14 +262,14 @@ def _told(found: list[tuple[RunningQuery, CheckResult]], console: Console) -> in
             soft_wrap=True,
         )
     console.print(
-        "Out: rows that answers were given by; waiting: not before the watermark yet; late: to the side, with how late, and"
-        " compared as well. Rows/s: of its own micro-batches, while the others run beside them."
+        "Out: rows that answers used. Waiting: rows at or after the watermark. Late: rows written to the side table,"
+        " with their lateness, and compared as well. Rows/s: per stream, while the others run beside it."
     )
     right = all(checked.passed and asked.rows == checked.rows for asked, checked in found)
     console.print(
-        "[bold green]Each answer is DuckDB's, row for row, and every row is accounted for.[/]"
+        "[bold green]Each answer equals DuckDB's, row for row, and every row is accounted for.[/]"
         if right
-        else "[bold red]The streams and DuckDB do not say the same.[/]"
+        else "[bold red]The streams and DuckDB disagree.[/]"
     )
     return 0 if right else 2
 

@@ -38,8 +38,11 @@ from millrace.message.ids import LOGICAL_BITS, LogId
 from millrace.message.log_entries import LogDescription, LogEntries, VerifyReport
 
 _SPARSE_BYTES: Final = 64 << 10
+"""Distance of two indexed records of the active segment: a reader scans at most this far from one of them."""
 _POINTERS_PENDING: Final = 256
+"""Pointers that are collected before one write to RocksDB. After a crash, recovery rebuilds lost ones."""
 _CURSORS: Final = 64
+"""Places at which readers stopped and will continue; the oldest is forgotten."""
 
 
 class ChannelLog:
@@ -117,10 +120,12 @@ class ChannelLog:
         Raises IdsUnavailable.
         """
         if self._ids is None:
+            # The clock may step back; ids never do, because a time tick is derived from them.
             return max(self._last + 1, self._now_ms() << LOGICAL_BITS)
         try:
             begin, end = self._ids.alloc(count)
             if begin <= self._last:
+                # Another log of the folder, or a clock that stepped back, has used these ids: skip ahead once.
                 self._ids.update_id()
                 begin, end = self._ids.alloc(count)
         except Exception as error:
@@ -148,12 +153,15 @@ class ChannelLog:
             )
         else:
             segment = previous
+        # The leader writes without the lock, so that readers go on and the next group can queue. No other append
+        # writes: there is one leader at a time.
         self._lock.release()
         try:
             fd, pointers, end = self._write(group, segment, previous if rolls else None, size, rolls=rolls)
         finally:
             self._lock.acquire()
         if rolls:
+            # Only now that the new file's first group is durable: if that fails, the previous segment stays active.
             self._roll(fd, segment)
         self._publish(group, segment, pointers, end)
 
@@ -161,6 +169,8 @@ class ChannelLog:
         self, group: list[PendingAppend], segment: Segment, previous: Segment | None, size: int, *, rolls: bool
     ) -> tuple[int, list[RecordPointer], int]:
         buffers: list[Buffer] = []
+        # `durable` of each record is the position before this group: everything below was synced, so a broken record
+        # there is damage and not a torn tail (recovery.py).
         start = offset = segment.end
         if rolls:
             opening = segment_header_record(self._channel, previous)
@@ -176,6 +186,7 @@ class ChannelLog:
         fd = self._make(segment.number, offset) if rolls else self._fd
         try:
             self._disk.write(fd, buffers, start)
+            # One sync for the whole group. An append is acknowledged only after it, in _publish.
             self._disk.sync(fd)
         except BaseException:
             if rolls:
@@ -203,6 +214,7 @@ class ChannelLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            # Only the active segment has its sparse index in memory; a closed one is found through RocksDB.
             self._segments[-1].bases, self._segments[-1].offsets = [], []
 
     def _publish(self, group: list[PendingAppend], segment: Segment, pointers: list[RecordPointer], end: int) -> None:
@@ -213,6 +225,7 @@ class ChannelLog:
         segment.end = end
         for append in group:
             framed = append.framed
+            # `behind` is the last entry before this batch, so this comes before `_last` moves.
             self._recent.add(behind=self._last, base=append.base, values=framed.values, bytes=framed.body)
             self._last = append.base + framed.count - 1
             append.done = True
@@ -280,6 +293,7 @@ class ChannelLog:
         if recent:
             return run_from_batches(recent, start=start, limit=limit, max_bytes=max_bytes)
         try:
+            # The pin, taken under the lock, keeps the file from being recycled while it is read without the lock.
             with unavailable_on_failure(f"reading {self._channel!r}"), _opened(segment.path) as fd:
                 if offset is None:
                     offset = self._locate(fd, segment, start, hint)
@@ -319,6 +333,7 @@ class ChannelLog:
         """Return the offset of the record of `entry` if a reader just stopped there; otherwise one to scan from (-1:
         unknown).
         """
+        # Each cursor serves one reader once; it leaves a new one where it stops.
         cursor = self._cursors.pop(entry, None)
         if cursor is not None and cursor[0] is segment:
             return cursor[1], 0
@@ -365,6 +380,7 @@ class ChannelLog:
                     raise InvalidArgument(f"cannot truncate at 0:{entry}: the log ends at 0:{self._last + 1}")
                 if entry <= self._manifest.begin:
                     return 0
+                # Whole files only: entries before `entry` in the first kept file stay on disk, and `begin` hides them.
                 kept = bisect_left(self._segments, entry, key=lambda candidate: candidate.last)
                 if kept == len(self._segments) and self._fd >= 0:
                     kept -= 1  # the active segment stays until it is closed
@@ -378,12 +394,14 @@ class ChannelLog:
                 self._manifest = manifest
                 doomed, self._segments = self._segments[:kept], self._segments[kept:]
                 for segment in doomed:
+                    # A pinned file is recycled by its last reader (_unpin).
                     segment.dropped = True
                 idle = [segment.number for segment in doomed if not segment.pins]
                 self._grown.notify_all()
             for number in idle:
                 self._files.recycle(number)
             keep_reserve(self._directory)
+            # The index is only a copy of the manifest here: it comes last, and its failure is no error.
             self._mirror_begin(entry, doomed[-1].last + 1 if doomed else 0)
         return sum(segment.end for segment in doomed)
 
@@ -411,6 +429,7 @@ class ChannelLog:
             kept = sum(segment.end for segment in self._segments)
             oldest = self._now_ms() - longest
             for segment in self._segments[: -1 if self._fd >= 0 else None]:
+                # From the oldest file on, and never the active one: what remains is always one contiguous range.
                 above = most and kept > most
                 old = longest and segment.last >> LOGICAL_BITS < oldest
                 if not (above or old):
@@ -470,6 +489,7 @@ class ChannelLog:
                 return
             with unavailable_on_failure(f"reopening {self._channel!r}"):
                 self._flush_pointers()
+                # Cut unacknowledged bytes, and remove the file of a failed roll: its number is used again.
                 active = self._segments[-1] if self._fd >= 0 else None
                 self._retire()
                 if active is not None:

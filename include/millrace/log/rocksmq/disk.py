@@ -17,6 +17,7 @@ from millrace.base.errors import LogUnavailable
 from millrace.base.files import sync, sync_data
 
 _MAX_VECTORS: Final = 1024
+"""IOV_MAX of Linux."""
 
 
 class Buffer(Protocol):

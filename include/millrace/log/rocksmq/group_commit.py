@@ -67,6 +67,8 @@ class GroupCommit:
         mine = PendingAppend(framed)
         with self._lock:
             self._check()
+            # Every waiting thread may become the leader, including one whose batch is in the middle of the queue: it
+            # commits a group from the front, and loops until its own is done.
             self._queue.append(mine)
             while not mine.done:
                 if self._leading:
@@ -103,9 +105,12 @@ class GroupCommit:
         self._leading = True
         try:
             self._commit(group)
+        # Nothing was written: only this group fails, and the log goes on.
         except (DiskFull, IdsUnavailable) as refused:
             self._fail(group, refused)
         except BaseException as failure:
+            # A write or sync failed: the kernel may have dropped dirty pages, so a later sync that succeeds would prove
+            # nothing. Stop until the log is reopened.
             self._failure = failure
             self._fail(group + self._queue, failure)
             self._queue = []
@@ -119,6 +124,7 @@ class GroupCommit:
         size = 0
         for count, append in enumerate(self._queue):
             size += append.framed.size
+            # `count and`: a single batch may exceed the limit, or it would never be written.
             if count and size > self._group_bytes:
                 group, self._queue = self._queue[:count], self._queue[count:]
                 return group

@@ -122,6 +122,7 @@ class ChannelManifest:
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _RESERVE: Final = "reserve"
 _RESERVE_BYTES: Final = 16 << 10
+"""Enough for a new manifest and its directory entry."""
 
 
 def keep_reserve(directory: Path) -> None:
@@ -147,6 +148,7 @@ def _give_up_reserve(directory: Path) -> bool:
 
 _SLOT: Final = struct.Struct("<QQI")
 _SLOT_STRIDE: Final = 512
+"""One disk sector: the two slots are never in one write, so a torn write damages one of them."""
 
 
 class PositionFile:
@@ -169,6 +171,7 @@ class PositionFile:
         try:
             turn = self._turn + 1
             body = struct.pack("<QQ", turn, position)
+            # The slots alternate: the previous position stays intact until the new one is durable.
             self._disk.write(fd, [body + struct.pack("<I", crc32c(body))], (turn % 2) * _SLOT_STRIDE)
             self._disk.sync(fd)
         finally:

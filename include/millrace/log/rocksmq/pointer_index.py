@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _POINTER: Final = struct.Struct("<QQQI")
 _END: Final = struct.Struct("<QQ")
 _DIGITS: Final = 20
+"""Decimal digits of a u64: keys sort as text in the order of their ids."""
 
 
 _T = TypeVar("_T")

@@ -40,11 +40,14 @@ _HEADER: Final = struct.Struct("<I4sQQQQII")
 _UNCHECKED: Final = struct.Struct("<4sQQQQII")
 _LENGTH: Final = struct.Struct("<I")
 _SEED_MASK: Final = 0xFFFFFFFF
+"""crc32c takes a 32-bit seed; offsets may be larger."""
 
 _MAX_COUNT: Final = (1 << 32) - 1
+"""The record's count is a u32."""
 _JOIN_BELOW: Final = 4096
 """Mean value size from which values are written as separate vectors: joining them would cost a copy."""
 _MAX_VECTORS: Final = 256
+"""Values per record that are written as separate vectors; the system call takes at most 1,024 (IOV_MAX)."""
 
 
 class RecordHeader(NamedTuple):
@@ -120,6 +123,7 @@ def frame_batch(values: Sequence[bytes] | pa.LargeBinaryArray, *, max_entry_byte
     if isinstance(values, bytes | bytearray | memoryview | str):
         raise InvalidArgument("append takes a sequence of values, not one value: wrap it in a list")
     count = len(values)
+    # The common case of a single append needs no numpy.
     if count == 1:
         value = values[0]
         _check_lengths(1, len(value), max_entry_bytes)
@@ -147,6 +151,7 @@ def _frame_array(values: pa.LargeBinaryArray, max_entry_bytes: int) -> FramedBat
     sizes = np.diff(offsets)
     _check_lengths(count, int(sizes.max()), max_entry_bytes)
     start, stop = int(offsets[0]), int(offsets[-1])
+    # A slice of an Arrow array starts in mid-buffer. An array of empty values may have no data buffer at all.
     body = memoryview(data)[start:stop] if data is not None else memoryview(b"")
     return _framed((sizes.astype("<u4").tobytes(), body), count, stop - start, values)
 

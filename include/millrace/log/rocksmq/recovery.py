@@ -30,7 +30,9 @@ from millrace.log.rocksmq.segment import (
 )
 
 _REWRITE: Final = 4 << 20
+"""Bytes per write while the tail is made durable."""
 _LAST_ID: Final = (1 << 63) - 1
+"""The greatest id: `at_or_before` of it is the newest pointer."""
 
 
 def recover(
@@ -46,6 +48,8 @@ def recover(
         files.recycle(number)  # a truncation was interrupted after its manifest
     numbers = [number for number in numbers if number >= manifest.first_segment]
     _check_present(manifest, numbers, files)
+    # A broken header is only acceptable in the last file, and only if nothing in it was acknowledged: its first write
+    # was torn.
     openings: dict[int, SegmentHeader] = {}
     for number in numbers:
         opening = _opening(manifest, number, files)
@@ -56,6 +60,7 @@ def recover(
         elif repair:
             files.remove(number)
     numbers = [number for number in numbers if number in openings]
+    # The next segment's header states where the previous one ended, so closed files need no scan.
     segments: list[Segment] = []
     for number, following in pairwise(numbers):
         segments.append(_closed(manifest, number, openings[number], openings[following], files))
@@ -64,6 +69,7 @@ def recover(
         if tail is not None:
             segments.append(tail)
     last = max(manifest.floor, segments[-1].last if segments else -1)
+    # The index is written after the acknowledgement, so it may lag the files but never lead them.
     if index.end(channel, manifest.incarnation) > last + 1:
         raise LogCorrupted(
             f"channel {channel!r} ends at 0:{last}, but the index proves that later entries were acknowledged"
@@ -74,6 +80,7 @@ def recover(
 def rebuild_index(manifest: ChannelManifest, segments: list[Segment], index: PointerIndex) -> None:
     """Add missing pointers to the index. An unreadable record is left to its readers."""
     known = index.end(manifest.channel, manifest.incarnation)
+    # Nothing is known of this incarnation: what the index has belongs to a dropped channel of the same name.
     if not known:
         index.drop_channel(manifest.channel)
     for segment in segments:
@@ -150,6 +157,8 @@ def _tail(
         end, last, durable = start, -1, 0
         for offset, header in walk_records(fd, salt, start, size, payloads=True):
             end, last, durable = offset + header.size, header.last, header.durable
+        # A torn tail may be cut, an acknowledged record may not. Two things prove acknowledgement: a pointer in the
+        # index, or a later record whose header says how far the file was synced.
         if end < acknowledged or find_durable_end(fd, salt, end) > end:
             raise LogCorrupted(
                 f"{path}: the record at offset {end} is broken, although later entries were acknowledged: restore the"
@@ -160,6 +169,8 @@ def _tail(
                 files.remove(number)
             return None
         if disk is not None:
+            # Complete records after `durable` may be in the page cache only: a reader could see them, and a power loss
+            # remove them afterwards. Write them again and sync before they are served.
             for at in range(durable, end, _REWRITE):
                 disk.write(fd, [os.pread(fd, min(_REWRITE, end - at), at)], at)
             os.ftruncate(fd, end)

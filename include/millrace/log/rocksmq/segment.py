@@ -39,7 +39,9 @@ _IS_SEGMENT: Final = re.compile(r"\d{20}\.log", re.ASCII)
 _IS_SPARE: Final = re.compile(r"spare-\d{1,18}", re.ASCII)
 """Files with other names in a channel's folder are neither read nor removed."""
 _WINDOW: Final = 256 << 10
+"""Bytes per read while walking headers: enough for many small records, little waste before large ones."""
 _SEARCH_WINDOW: Final = 4 << 20
+"""Bytes per read while verifying a large payload or searching for headers."""
 
 
 class SegmentHeader(NamedTuple):
@@ -82,6 +84,7 @@ def segment_header_record(channel: str, previous: Segment | None) -> FramedBatch
 
 def read_segment_header(fd: int, salt: int, channel: str) -> SegmentHeader | None:
     """Read the header of a segment file; None if it has no complete one with this salt."""
+    # The header's body is short JSON: the channel's name and three numbers.
     data = os.pread(fd, 4096, 0)
     header = parse_header(data, 0, salt=salt, offset=0)
     if header is None or header.entries or header.size > len(data):
@@ -144,6 +147,7 @@ def find_durable_end(fd: int, salt: int, offset: int) -> int:
             at = window.find(wanted, at + 1)
         if len(window) <= HEADER_BYTES:
             break
+        # Overlap the windows by a header, so that one across the border is found.
         offset += len(window) - HEADER_BYTES
     return proven
 
@@ -189,11 +193,14 @@ class SegmentFiles:
             spare = self._spares.pop() if self._spares and size == self._segment_bytes else None
         if spare is not None:
             fd = os.open(spare, os.O_RDWR)
+            # A recycled file still has its old records. Their salt is another segment's, so they are never taken for
+            # new ones.
             spare.rename(path)
         else:
             draft = self._directory / "segment.new"
             fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
+                # Preallocated and synced once, so that an append does not change the file's size.
                 self._disk.allocate(fd, size)
                 sync(fd)
                 draft.rename(path)
@@ -232,6 +239,7 @@ class SegmentFiles:
             if len(self._spares) < self._spare_files and path.stat().st_size == self._segment_bytes:
                 spare = self._directory / f"{_SPARE}{self._next_spare}"
                 self._next_spare += 1
+                # Not synced: a power loss may undo the rename, and recovery then recycles the file again.
                 path.rename(spare)
                 self._spares.append(spare)
             else:

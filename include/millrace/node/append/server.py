@@ -178,9 +178,8 @@ class AppendExtension:
     ) -> list[PendingOutcome]:
         """Append several batches as one. Returns the pending outcome of each.
 
-        Raises NotAccepted while the server stops, AssignmentStale if a node owns the PChannel, RateLimited, and errors of
-        the
-        authorizer.
+        Raises NotAccepted while the server stops, AssignmentStale if a node owns the PChannel,
+        RateLimited, and errors of the authorizer.
         """
         if self._closing:
             raise NotAccepted

@@ -1,6 +1,7 @@
-"""What people ask of pipelines, each as one call; who may is said by `admit`. No HTTP here: routes and commands are thin over this.
+"""The calls on pipelines, without HTTP: routes and commands are thin layers over them. `admit` checks permissions.
 
-A pipeline that was made is STOPPED. What is asked for is kept first, and done behind that; `tend` does what a process that died left undone.
+A new pipeline is STOPPED. A request is stored first and carried out afterwards; `tend` completes what a process that
+died left unfinished.
 """
 
 from __future__ import annotations
@@ -92,8 +93,12 @@ class Management(Reprocessing, Closeable):
         trying: Trying | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`store` may be what gives the one that is open, asked with each call. `configuration` has the defaults of declarations; `world`,
-        `deployment`, `redrives`, `places` (where a source begins and ends) and `trying` are the real ones where none is given."""
+        """Create the management of pipelines.
+
+        `store` may be a function that returns the open store; it is called in each call. `configuration` has the
+        defaults of declarations. `world`, `deployment`, `redrives`, `places` (where a source begins and ends) and
+        `trying` default to the real ones.
+        """
         super().__init__(
             settings, store, deployment or Deployment(settings), redrives or Redrives(settings, clock=clock), places
         )
@@ -114,8 +119,10 @@ class Management(Reprocessing, Closeable):
         self._trying.close()
 
     def admit(self, calls: Mapping[str, Requirement], caller: Caller, call: str, request: Mapping[str, Any]) -> Caller:
-        """The caller with his roles on pipelines, where he may make this call. Raises PermissionDenied, or PipelineNotFound where he may not
-        even know whether there is such a pipeline."""
+        """Return the caller with his roles on pipelines if he may make this call.
+
+        Raises PermissionDenied, or PipelineNotFound if he may not even know whether the pipeline exists.
+        """
         caller.require_valid()
         caller = self.known(caller)
         name = request.get("pipeline")
@@ -133,7 +140,7 @@ class Management(Reprocessing, Closeable):
         own = () if name == LOCAL_ADMIN.principal.name else self._store.grants_of(name)
         return Caller(Principal(name, (*caller.principal.grants, *own)), caller.key, caller.is_valid)
 
-    # --- to make, change, and look ------------------------------------------------------------------------------------------
+    # --- to make, change, and look -----------------------------------------------------------------------------------
 
     def check(self, pipeline: str, declared: Any) -> Pipeline:
         """As create would take it, or update where there is one. Raises PipelineInvalid."""
@@ -144,8 +151,11 @@ class Management(Reprocessing, Closeable):
         return self.validate(pipeline, declared, was=was)
 
     def validate(self, pipeline: str, declared: Any, *, was: Pipeline | None = None) -> Pipeline:
-        """The pipeline that `declared` says, with the service's defaults, and with those secrets of `was` that it leaves out and that go on;
-        nothing is made. Raises PipelineInvalid, TooMuchWork, ServiceBusy."""
+        """Return the pipeline that `declared` describes, with the service's defaults; create nothing.
+
+        Secrets that `declared` omits are taken from `was` if they remain valid. Raises PipelineInvalid, TooMuchWork,
+        ServiceBusy.
+        """
         if not isinstance(declared, dict):
             raise invalid([Problem("", "is an object with source and sink", "type")])
         declared = {"id": pipeline, **declared}
@@ -172,8 +182,11 @@ class Management(Reprocessing, Closeable):
         return made
 
     def create(self, caller: Caller, pipeline: str, declared: Any) -> Record:
-        """Make a pipeline and all that it needs; STOPPED. Raises PipelineInvalid, PipelineExists, PermissionDenied (a collection, another's
-        account), QuotaExceeded, and what kept a step from being made: then nothing of it is left."""
+        """Create a pipeline, STOPPED, and everything that it needs, or nothing at all.
+
+        Raises PipelineInvalid, PipelineExists, PermissionDenied (a collection, somebody else's account),
+        QuotaExceeded, and the error of a step that failed.
+        """
         who = caller.principal.name
         checked = self.validate(pipeline, declared)
         if not checked.account:
@@ -202,10 +215,10 @@ class Management(Reprocessing, Closeable):
         return [record for record in self._store.all() if sees(caller, record.id)]
 
     def update(self, caller: Caller, pipeline: str, declared: Any, *, version: int) -> tuple[Record, list[str]]:
-        """Put another declaration in place of that `version`; the fields for which a running worker started again. Secrets that it leaves out
-        stay, unless where they are sent to changes.
+        """Replace the declaration of that `version`; return the fields for which a running worker was restarted.
 
-        Raises PipelineInvalid, PipelineConflict, PipelineBusy, PermissionDenied, QuotaExceeded.
+        Omitted secrets stay, unless the address that they are sent to changes. Raises PipelineInvalid,
+        PipelineConflict, PipelineBusy, PermissionDenied, QuotaExceeded.
         """
         record = self._ready(pipeline)
         was = self._pipeline(record)
@@ -229,8 +242,11 @@ class Management(Reprocessing, Closeable):
         return changed, restarts
 
     def delete(self, caller: Caller, pipeline: str, *, force: bool = False) -> None:
-        """Undo all that was made for it: its topics and index too, where they were. With `force` what cannot be undone now stays where it is,
-        and is noted in the history. Raises PipelineBusy while it is not stopped, or is being made, and what keeps a step from being undone."""
+        """Remove the pipeline with everything that was created for it, including its topics and index.
+
+        With `force`, whatever cannot be removed now stays, and the history records it. Raises PipelineBusy unless it is
+        stopped and complete, and the error of a step that cannot be undone.
+        """
         record = self._store.get(pipeline)
         if record.phase is Phase.READY:
             if record.wanted != STOPPED or self.deployment.running(pipeline):
@@ -260,7 +276,7 @@ class Management(Reprocessing, Closeable):
             self._moving.discard(record.id)
 
     def clone(self, caller: Caller, pipeline: str, to: str, changes: Mapping[str, Any]) -> Record:
-        """Another pipeline of the same declaration with `changes` over it, and of the account of whoever asks; secrets are not taken along."""
+        """Create another pipeline from the declaration with `changes`, in the caller's account and without secrets."""
         declared = {**self._store.get(pipeline).declaration, **changes, "id": to}
         if "account" not in changes:
             declared.pop("account", None)
@@ -268,7 +284,7 @@ class Management(Reprocessing, Closeable):
         self._store.note(to, who=caller.principal.name, what="clone", of=pipeline)
         return made
 
-    # --- to run -------------------------------------------------------------------------------------------------------------
+    # --- to run ------------------------------------------------------------------------------------------------------
 
     def status(self, pipeline: str) -> PipelineStatus:
         """How it is, by its worker's own words."""
@@ -313,9 +329,9 @@ class Management(Reprocessing, Closeable):
         return record
 
     def tend(self) -> None:
-        """Do what is left: sagas of a process that died, workers that are not as they were asked to be. To be called again and again.
+        """Complete unfinished work: sagas of a process that died, workers in the wrong state. Call it periodically.
 
-        What is wrong with one pipeline is said in the log, and keeps nobody from the others.
+        An error of one pipeline is logged and does not affect the others.
         """
         records = self._store.all()
         for record in records:
@@ -332,7 +348,7 @@ class Management(Reprocessing, Closeable):
                 _tended(record.id, partial(run, self._store, record, self._world))
 
     def _align(self, pipeline: str, *, asked: bool = False) -> None:
-        """Have its worker be as it is to be now; without being `asked` no worker is started whose supervisor gave it up."""
+        """Bring its worker into the wanted state; restart one that its supervisor gave up only if `asked`."""
         with self._turn(pipeline):
             record = self._store.get(pipeline)
             if record.phase is not Phase.READY:
@@ -356,7 +372,7 @@ class Management(Reprocessing, Closeable):
     def _turn(self, pipeline: str) -> threading.Lock:
         return self._turns[crc32(pipeline.encode()) % _TURNS]
 
-    # --- samples -----------------------------------------------------------------------------------------------------------
+    # --- samples -----------------------------------------------------------------------------------------------------
 
     def dry_run(
         self,
@@ -368,11 +384,14 @@ class Management(Reprocessing, Closeable):
         keys: Sequence[str] = (),
         newest: int = 0,
     ) -> list[dict[str, Any]]:
-        """What each step makes of sample documents, by the pipeline as it is or as `declared`; nothing is written. `keys` are of their records,
-        in turn; ``sample-0`` and so on where none is given. Behind them come the `newest` records of the topics that the pipeline itself
-        has, whatever is declared. Lookups look at the collections, which the caller must be allowed to read.
+        """Return what each step makes of sample documents, by the stored pipeline or as `declared`. Writes nothing.
 
-        Raises PipelineInvalid, PermissionDenied, LogUnavailable, ChannelNotFound, TooMuchWork, ServiceBusy."""
+        `keys` are the keys of their records, in order; the default is ``sample-0`` and so on. The `newest` records of
+        the topics of the stored pipeline follow, whatever is declared. Lookups read collections, which the caller must
+        be allowed to read.
+
+        Raises PipelineInvalid, PermissionDenied, LogUnavailable, ChannelNotFound, TooMuchWork, ServiceBusy.
+        """
         import msgspec
 
         from millrace.pipelines.worker.newest import newest_records
@@ -399,7 +418,7 @@ class Management(Reprocessing, Closeable):
             found.append({**sample, "place": record.position, "value": text})
         return found
 
-    # --- people -------------------------------------------------------------------------------------------------------------
+    # --- people ------------------------------------------------------------------------------------------------------
 
     def roles(self, pipeline: str) -> dict[str, PipelineRole]:
         return self._store.roles(pipeline)
@@ -419,7 +438,7 @@ class Management(Reprocessing, Closeable):
         return [asdict(event) for event in self._store.events(None, before=before, limit=limit)]
 
     def quotas(self) -> list[tuple[Quota, Quota]]:
-        """Of each account that has pipelines or a quota: the quota, and what is taken of it. The account ``*`` is that of all others."""
+        """Return quota and usage of each account with pipelines or a quota; the account ``*`` stands for all others."""
         known, used = {each.account: each for each in self._store.quotas()}, self._store.used()
         others = known.get("*", DEFAULT_QUOTA)
         names = sorted({"*", *known, *used})
@@ -437,7 +456,7 @@ class Management(Reprocessing, Closeable):
         return self._store.secret_names(pipeline)
 
     def dependencies(self) -> dict[str, str]:
-        """What the service stands on: ``ok``, or what is wrong with it. Of Kafka's brokers those of `mq`, where it names some."""
+        """Return the state of what the service needs: ``ok`` or the problem. Checks Kafka if `mq` names brokers."""
         try:
             found = {"store": "ok", "pipelines": str(len(self._store.all()))}
         except MillraceError as error:
@@ -460,7 +479,10 @@ class Management(Reprocessing, Closeable):
             return said
 
     def metrics(self) -> bytes:
-        """Of each pipeline that is to run, whether it has a worker; what the workers say themselves is theirs. Raises MetaUnavailable."""
+        """Return, for each pipeline that should run, whether it has a worker. Raises MetaUnavailable.
+
+        The workers export their own metrics.
+        """
         metrics = Metrics()
         for record in self._store.all():
             if record.phase is Phase.READY and record.wanted != STOPPED:
@@ -489,7 +511,7 @@ def _not_made(pipeline: str, code: str, cause: str) -> MillraceError:
 
 
 def _check_environment(value: Any, path: str) -> None:
-    """Raises PipelineInvalid for what a worker would read from its own environment: that is for its operator's files alone."""
+    """Raise PipelineInvalid for references to a worker's environment, which only its operator's files may contain."""
     waiting = [(path, value)]
     while waiting:
         path, value = waiting.pop()

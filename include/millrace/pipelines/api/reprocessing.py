@@ -1,4 +1,4 @@
-"""What is asked of records that were read already, or are to be read again: offsets, what failed, its redrive. A part of Management."""
+"""The calls on records that were already read or are to be read again: offsets, failures, their redrive."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Reprocessing:
             return {}
 
     def change_offsets(self, caller: Caller, pipeline: str, offsets: Mapping[str, int]) -> dict[str, int]:
-        """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for what is no task of it."""
+        """Set the next offset of tasks. Raises PipelineBusy unless it is stopped, InvalidArgument for unknown tasks."""
         from millrace.pipelines.worker.positions import change_positions
 
         record = self._stopped(pipeline)
@@ -74,8 +74,10 @@ class Reprocessing:
         return {task: position.position for task, position in found.items()}
 
     def reset_offsets(self, caller: Caller, pipeline: str, to: str = "earliest") -> dict[str, int]:
-        """Have every task begin at the ``earliest`` record that is kept, behind the ``latest``, or at the first of a moment (ISO 8601, or
-        a time tick). Raises PipelineBusy unless it is stopped, LogUnavailable, InvalidArgument."""
+        """Reset every task to ``earliest``, ``latest``, or the first record of a moment (ISO 8601, or a time tick).
+
+        Raises PipelineBusy unless it is stopped, LogUnavailable, InvalidArgument.
+        """
         from millrace.pipelines.worker.definition import places_of
         from millrace.pipelines.worker.positions import change_positions
 
@@ -103,7 +105,7 @@ class Reprocessing:
     def redrive(
         self, caller: Caller, pipeline: str, selection: Selection, *, again: bool = False, dry_run: bool = False
     ) -> RedriveStatus:
-        """Begin to send what lies in the error topic through the pipeline again. Raises PipelineBusy where one is under way."""
+        """Start to send the error topic through the pipeline again. Raises PipelineBusy while a redrive runs."""
         self.deployment.write(self._pipeline(self._ready(pipeline)))
         who, chosen = caller.principal.name, selection.to_json()
         found = self.redrives.start(pipeline, who=who, selection=chosen, again=again, dry_run=dry_run)
@@ -119,7 +121,7 @@ class Reprocessing:
         return found
 
     def note_redrive(self, record: Record) -> None:
-        """Put how the newest redrive ended into the history, once: its run's folder goes with time, and others' runs."""
+        """Record the end of the newest redrive in the history, once: its run's folder is removed after some time."""
         found = self.redrives.status(record.id)
         if found.state in _OVER and found.asked_at >= record.created_at and self._noted.get(record.id) != found.id:
             kept = self._ended_redrive(record)
@@ -151,5 +153,6 @@ class Reprocessing:
         return record
 
     def _pipeline(self, record: Record) -> Pipeline:
-        # Its steps were compiled when it was declared, and are compiled by its worker: not here, where they might take long.
+        # The steps were compiled at the declaration, and its worker compiles them again: not here, since it may take
+        # long.
         return Pipeline.parse(record.declaration, secrets=self._store.secrets(record.id), compiled=False)

@@ -1,6 +1,6 @@
-"""What a declaration takes of others, and whether its writer may: collections, another's account, secrets that are there already.
+"""What a declaration takes from others, and whether its writer may: collections, somebody else's account, old secrets.
 
-A pipeline's worker has the rights of its machine. So what it reads and writes by a declaration is what the declaration's writer may read and write.
+A pipeline's worker has the rights of its machine. So a declaration may only read and write what its writer may.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def sees(caller: Caller, pipeline: str) -> bool:
 
 
 def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None) -> None:
-    """Raises PermissionDenied for a collection that the caller may not read or write, and for an account that is not his, unless they were in
-    the declaration that `was` there already."""
+    """Raise PermissionDenied for a collection that the caller may not read or write, and for somebody else's account.
+
+    What was in the declaration `was` already stays allowed.
+    """
     known = set() if was is None else set(_taken(was))
     for role, collection in _taken(asked):
         if (role, collection) not in known:
@@ -39,7 +41,7 @@ def may_declare(caller: Caller, asked: Pipeline, *, was: Pipeline | None = None)
     everybody = (Resource(ResourceKind.PIPELINE, "*"),)
     if not kept and asked.account != caller.principal.name and not caller.principal.has_role((Role.ADMIN,), everybody):
         raise PermissionDenied(
-            f"the account {asked.account!r} is not yours: leave it out, or ask somebody with the role admin on pipeline:*"
+            f"the account {asked.account!r} is not yours: omit it, or ask somebody with the role admin on pipeline:*"
         )
 
 
@@ -63,8 +65,11 @@ def _taken(pipeline: Pipeline) -> Iterator[tuple[Role, str]]:
 
 
 def kept_secrets(was: Pipeline, declared: Any) -> dict[str, str]:
-    """The secrets of `was` that go on: not those of a part that is sent elsewhere, or to whom another certificate vouches for, or else who may
-    change a pipeline could read them."""
+    """Return the secrets of `was` that remain valid under `declared`.
+
+    A part with another address, or another certificate authority, keeps none: otherwise whoever may change a pipeline
+    could read its secrets.
+    """
     found = {}
     before = was.to_json()
     for path, text in was.secrets().items():

@@ -1,5 +1,7 @@
-"""The calls as routes, by Kafka Connect's vocabulary, and what each needs. What changes something is a PUT or a DELETE: a browser sends neither
-for a page from elsewhere."""
+"""The calls as routes, in Kafka Connect's vocabulary, and the permission that each needs.
+
+Calls that change something are PUT or DELETE, since a browser sends neither on behalf of a page from another site.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +207,7 @@ def router(management: Management, answers: dict[int | str, dict[str, Any]]) -> 
 
 
 def _known_parameters(request: Request) -> None:
-    """Raises InvalidArgument for a parameter that the call does not have: it would be done as if that had not been said."""
+    """Raise InvalidArgument for a parameter that the call does not have, instead of ignoring it."""
     known = {each.alias for each in request.scope["route"].dependant.query_params}
     unknown = sorted(set(request.query_params) - known)
     if unknown:
@@ -261,7 +263,7 @@ def _service(made: APIRouter, management: Management) -> None:
 
     @made.get("/pipelines-quotas")
     def pipelines_quotas() -> list[QuotaRow]:
-        """Of each account what its pipelines may take together, and what they do; ``*`` is each account without a quota of its own."""
+        """Quota and usage of each account; ``*`` stands for each account without a quota of its own."""
         return [
             QuotaRow(account=quota.account, quota=_values(quota), used=_values(used))
             for quota, used in management.quotas()
@@ -285,12 +287,12 @@ def _values(quota: Quota) -> QuotaValues:
 def _declare(made: APIRouter, management: Management) -> None:
     @made.put("/pipelines/{pipeline}", status_code=201)
     def create_pipeline(request: Request, pipeline: Id, declaration: Declaration) -> PipelineView:
-        """Make it: its index base, topics, policy and deployment; STOPPED. All of it is made, or nothing of it is left."""
+        """Create it with its index base, topics, policy and deployment; STOPPED. All of it is created, or nothing."""
         return _view(management, management.create(_caller(request), pipeline, declaration))
 
     @made.put("/pipelines/{pipeline}/validate")
     def validate_pipeline(pipeline: Id, declaration: Declaration) -> Valid:
-        """Check a declaration: 422 with a problem for each wrong field. Nothing is made. Secrets of one that is there need not be given."""
+        """Check a declaration; 422 with a problem for each wrong field. Secrets of an existing one may be omitted."""
         return Valid(declaration=management.check(pipeline, declaration).to_json())
 
     @made.get("/pipelines/{pipeline}")
@@ -302,8 +304,11 @@ def _declare(made: APIRouter, management: Management) -> None:
     def update_pipeline(
         request: Request, pipeline: Id, declaration: Declaration, version: Annotated[int, Query(ge=1, le=1 << 62)]
     ) -> Changed:
-        """Put a declaration in place of the one of `version` (409 where there is a newer one). Name, description, account and labels change
-        while it runs; for anything else its worker is started again, between two micro-batches. Secrets that are left out stay."""
+        """Replace the declaration of `version`; 409 if there is a newer one.
+
+        Name, description, account and labels change while it runs. Any other change restarts its worker between two
+        micro-batches. Omitted secrets stay.
+        """
         record, restarts = management.update(_caller(request), pipeline, declaration, version=version)
         return Changed(pipeline=_view(management, record), restarted_for=restarts)
 
@@ -313,8 +318,10 @@ def _declare(made: APIRouter, management: Management) -> None:
         pipeline: Id,
         force: Annotated[bool, Query(description="leave what cannot be taken away now")] = False,
     ) -> None:
-        """Delete it with the topics and the index that were made for it; those that were there before stay. 409 unless it is STOPPED. With
-        `force` what cannot be reached any more stays, too, and the history names it."""
+        """Delete it with the topics and the index that were created for it; older ones stay. 409 unless it is STOPPED.
+
+        With `force`, whatever cannot be reached stays, too, and the history records it.
+        """
         management.delete(_caller(request), pipeline, force=force)
 
 
@@ -403,7 +410,7 @@ def _operate(made: APIRouter, management: Management) -> None:
 
     @made.put("/pipelines/{pipeline}/redrive", status_code=202)
     def redrive(request: Request, pipeline: Id, asked: Redrive) -> RedriveStatus:
-        """Begin to send the error topic through it again, all or a selection; twice is the same as once. 409 while another is under way."""
+        """Start to send the error topic, or a part of it, through it again. Idempotent. 409 while a redrive runs."""
         options = asked.model_dump()
         again, dry_run = options.pop("again"), options.pop("dry_run")
         return management.redrive(_caller(request), pipeline, Selection(**options), again=again, dry_run=dry_run)

@@ -1,6 +1,6 @@
-"""A pipeline's worker as a launched run: ``python -m millrace.pipelines.deploy FILE``, what millrace.runtime.launch starts, once for each run id.
+"""A pipeline's worker as a launched run: ``python -m millrace.pipelines.deploy FILE``, started once for each run id.
 
-It supervises the worker (millrace.pipelines.worker.supervisor) and says at its end how it ended.
+It supervises the worker (millrace.pipelines.worker.supervisor) and reports at the end how the worker ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Pipelines whose worker Airflow keeps: declared so (``deployment: airflow``), each with a DAG of its own that runs it on Spark.
+"""Pipelines whose worker Airflow supervises (``deployment: airflow``), each by its own DAG that runs it on Spark.
 
-The run id is the one that the service would use, so that there is one worker, and the service stops, looks at and asks it as any other; it
-only starts none. What is asked for (RUNNING, PAUSED, STOPPED) stands in the store, where the DAG's task looks.
+The run id is the one that the service would use, so that there is one worker. The service stops, observes and controls
+it as any other, but never starts it. The wanted state (RUNNING, PAUSED, STOPPED) is in the store, where the DAG's task
+reads it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def app_name(pipeline: str) -> str:
 
 
 def airflow_pipelines(settings: Settings) -> list[Record]:
-    """Those that are to have a DAG; none, and nothing is made, where no pipeline was ever kept. Raises MetaUnavailable."""
+    """Return the pipelines that need a DAG; creates no store if there is none. Raises MetaUnavailable."""
     if not is_kept(settings):
         return []
     with open_pipelines(settings) as store:

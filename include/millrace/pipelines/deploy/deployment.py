@@ -1,4 +1,4 @@
-"""A pipeline's worker: one run id a pipeline, started, asked and stopped through the launcher that starts all jobs of a data folder."""
+"""A pipeline's worker: one run id for each pipeline, started, queried and stopped through the launcher."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class Deployment:
         replace_json(declaration_path(self._settings, pipeline.id), with_secrets(pipeline, self._keys), synced=True)
 
     def seal_anew(self, store: PipelineStore) -> None:
-        """Seal the secrets of files that are there by the first key of now: a supervisor starts its worker by them. Raises SecretUnreadable."""
+        """Seal the secrets of existing files with the newest key: supervisors restart workers from them.
+
+        Raises SecretUnreadable.
+        """
         for record in store.all():
             path = declaration_path(self._settings, record.id)
             if path.exists():
@@ -90,14 +93,14 @@ class Deployment:
             return False
 
     def gave_up(self, pipeline: str) -> bool:
-        """Whether its worker's supervisor ended by itself: the worker died so often that starting it again is somebody's decision."""
+        """Return whether the worker's supervisor ended on its own, because the worker died too often."""
         try:
             return self._launcher.poll(run_id(pipeline)).state is RunState.FAILED
         except RunNotFound:
             return False
 
     def status(self, pipeline: str) -> PipelineStatus:
-        """As its worker said last; what no worker stands behind any more is STOPPED, or FAILED with how its run ended."""
+        """Return the worker's last status; without a worker it is STOPPED, or FAILED with the end of its run."""
         said = read_status(self._settings, pipeline)
         try:
             run = self._launcher.poll(run_id(pipeline))
@@ -112,7 +115,7 @@ class Deployment:
         return said.resting()
 
     def _as_watched(self, said: PipelineStatus, begun: float) -> PipelineStatus:
-        """With what its supervisor, that began at `begun`, knows besides: how its worker ended, and that it does not speak."""
+        """Return the status with what its supervisor, started at `begun`, knows: the worker's end, or its silence."""
         end = read_end(self._settings, said.pipeline)
         if end.at < begun:
             end = End()
@@ -122,12 +125,12 @@ class Deployment:
         spoke = last_pulse(self._settings, said.pipeline)
         silent = time.time() - spoke
         if spoke >= begun and silent > QUIET_SECONDS:
-            words = f"its worker has not spoken for {silent:.0f} s: behind {SILENT_SECONDS:.0f} s it is ended and started again"
+            words = f"its worker has been silent for {silent:.0f} s; after {SILENT_SECONDS:.0f} s it is restarted"
             return told.model_copy(update={"state": State.FAILED, "cause": words})
         return told
 
     def remove(self, pipeline: str) -> None:
-        """Stop its worker, and take away its folder and where its tasks stand. Raises CommitFenced, TableUnavailable."""
+        """Stop its worker, remove its folder and its tasks' positions. Raises CommitFenced, TableUnavailable."""
         self.stop(pipeline)
         forget_positions(self._settings, pipeline)
         shutil.rmtree(pipeline_folder(self._settings, pipeline), ignore_errors=True)

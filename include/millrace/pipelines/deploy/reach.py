@@ -1,8 +1,9 @@
-"""Where a declaration may lead this service and its workers: whoever may declare a pipeline chooses the addresses that they connect to.
+"""Where a declaration may lead this service and its workers: its writer chooses the addresses that they connect to.
 
-Link-local addresses are refused always: there are the keys of the machine that a cloud hands out (169.254.169.254), and no Kafka or
-OpenSearch. ``reach.hosts`` of pipeline-config.yaml allows those that it names, and no others. Where a name leads is looked at again by the connection
-to OpenSearch itself (sinks/opensearch/connection.py), and before a client of Kafka is made (pipelines/brokers.py).
+Link-local addresses are always refused: there a cloud serves the machine's keys (169.254.169.254), and no Kafka or
+OpenSearch. ``reach.hosts`` of pipeline-config.yaml restricts the others to those that it names. The connection to
+OpenSearch checks the resolved address again (sinks/opensearch/connection.py), and so does pipelines/brokers.py before
+it creates a client of Kafka.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from millrace.pipelines.model.sinks import OpenSearchSink
 
 
 def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:
-    """Raises PipelineInvalid where an address is none of `hosts` (patterns of names, or networks; none: all), or a link-local one."""
+    """Raise PipelineInvalid if an address is link-local or matches none of `hosts`.
+
+    `hosts` are patterns of names, or networks; empty means all.
+    """
     wrong = []
     for path, host in _hosts(pipeline):
         if hosts and not any(_matches(host, pattern) for pattern in hosts):
@@ -33,7 +37,7 @@ def require_allowed(pipeline: Pipeline, hosts: Sequence[str]) -> None:
 
 
 def require_reachable(pipeline: Pipeline) -> None:
-    """As :func:`require_allowed`, of what the names are now: a name may lead to such an address. Raises PipelineInvalid."""
+    """Do as :func:`require_allowed` for the current addresses of the names. Raises PipelineInvalid."""
     wrong = []
     for path, host in _hosts(pipeline):
         if leads_astray(host):

@@ -1,9 +1,10 @@
 """A redrive as a run of its own, beside its pipeline's worker: one at a time, which a crash does not lose.
 
-    python -m millrace.pipelines.deploy.redriving FILE --params JSON --result FILE --progress FILE       # what the launcher starts
+    python -m millrace.pipelines.deploy.redriving FILE --params JSON --result FILE --progress FILE
 
-What was asked for and how far it is lie in its run's folder (millrace.runtime.launch), the latter after each batch that the sink has. A run that
-died, or whose brokers or sink were not there, goes on from there with the next `tend`, later and later, MAX_TRIES times in a row without progress.
+The launcher runs this command. The request and the progress are in its run's folder (millrace.runtime.launch); the
+progress is written after each batch that the sink has acknowledged. A run that died, or whose brokers or sink were
+unavailable, resumes there at a later `tend`, after growing pauses, at most MAX_TRIES times in a row without progress.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Redrives:
         known = self.status(pipeline)
         if known.state in (RedriveState.RUNNING, RedriveState.WAITING):
             raise PipelineBusy(
-                f"a redrive of {pipeline!r} is {known.state}, asked for by {known.asked_by}: wait for its end, or cancel it"
+                f"a redrive of {pipeline!r} by {known.asked_by} is {known.state}: wait for its end, or cancel it"
             )
         asked = {
             "id": uuid.uuid4().hex[:12],

@@ -1,4 +1,4 @@
-"""A saga run against the world, each step kept in the store before the next: who comes behind a crash goes on where it was."""
+"""Run a saga against the world. Each step is stored before the next, so that a successor resumes after a crash."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class World(Protocol):
 
 
 def run(store: PipelineStore, record: Record, world: World, *, leave: bool = False) -> Record | None:
-    """Go on to the end: the pipeline READY, or None where it is gone. A step that cannot be made, for whatever reason, undoes the others.
+    """Run to the end; return the pipeline READY, or None if it was removed. A step that fails undoes the others.
 
-    An undo that fails raises, and the next call repeats it; with `leave` what it would have undone stays, and is noted in the history.
-    Raises PipelineConflict where another process goes on with it meanwhile, PipelineBusy for an undo that fails unforeseen.
+    A failed undo raises, and the next call repeats it. With `leave`, what it would have undone stays, and the history
+    records it. Raises PipelineConflict if another process continues the saga meanwhile, and PipelineBusy for an undo
+    that fails unexpectedly.
     """
     while True:
         saga = Saga.from_json(record.saga)
@@ -59,7 +60,7 @@ def run(store: PipelineStore, record: Record, world: World, *, leave: bool = Fal
                 raise
             else:
                 raise PipelineBusy(
-                    f"{record.id!r}: {do.step} cannot be undone ({cause}): mend it and delete again, or delete with force"
+                    f"{record.id!r}: cannot undo {do.step} ({cause}): fix it and delete again, or delete with force"
                 ) from error
         hit(f"saga.{do.what}.{do.step}.done")
         record = store.move(record, phase=record.phase, saga=behind.to_json())

@@ -1,8 +1,8 @@
-"""How a pipeline comes to be and goes: steps in order, each planned, made, and undone when a later one fails. Pure: what is next, and what is
-so behind it; `runner.py` does it.
+"""The creation and deletion of a pipeline: steps in order, each planned, made, and undone if a later one fails.
 
-A step is planned before it is made: what is not there yet, and so is its own to make and to undo. The plan is kept before anything is made of
-it, so that whoever goes on behind a crash knows what may be there already, and nothing else is ever undone.
+Pure: it computes the next step and the state after it; `runner.py` executes them. A step is planned before it is made:
+the plan lists what does not exist yet, which the step may create and later undo. The plan is stored before anything is
+created, so that a successor after a crash knows what may exist, and nothing else is ever undone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the steps of a pipeline's saga do: on its Kafka, its OpenSearch, and this machine.
 
-A thing that a step makes is noted with the cluster that it is in (``input:flights <id>``): a pipeline may be sent elsewhere before it is
-deleted, and what has the same name there is somebody else's.
+A created thing is recorded with its cluster (``input:flights <id>``): a pipeline may be sent elsewhere before it is
+deleted, and a thing of the same name there belongs to somebody else.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a pipeline is: its declaration as pydantic models, what is wrong with one by field, and the file of defaults. No Spark, no Kafka."""
+"""A pipeline's declaration as pydantic models, its problems by field, and the file of defaults. No Spark, no Kafka."""

@@ -1,5 +1,7 @@
-"""Addresses that no pipeline may reach: where the keys lie that a cloud hands out (link-local ones such as 169.254.169.254, and those few of
-its that are not), multicast and 0.0.0.0."""
+"""Addresses that no pipeline may reach: metadata services of clouds, multicast and 0.0.0.0.
+
+Metadata services hand out keys. Most have a link-local address such as 169.254.169.254; the few others are listed here.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ _MAX_LABEL: Final = 63
 
 
 def check_address(address: str) -> None:
-    """Check that `address` is ``host``, ``host:port`` or the same with an IPv6 address in brackets, as a resolver takes it.
+    """Check that `address` is ``host`` or ``host:port``, where the host may be an IPv6 address in brackets.
 
-    Raises ValueError that says what is wrong.
+    Raises ValueError that describes the problem.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:
@@ -50,7 +52,7 @@ def check_address(address: str) -> None:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that `host` is, one of IPv4 where it leads there through IPv6 (mapped, 6to4, NAT64); None where it is a name."""
+    """Return `host` as an address, or None if it is a name. IPv4 inside IPv6 (mapped, 6to4, NAT64) is extracted."""
     try:
         found = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -68,7 +70,10 @@ def is_forbidden(host: str) -> bool:
 
 
 def leads_astray(host: str) -> bool:
-    """Whether `host` is such an address, or a name that leads to one now. Asks the resolver; who connects says what it does not know."""
+    """Return whether `host` is such an address, or a name that resolves to one now.
+
+    Asks the resolver. Unresolvable names are left to whoever connects.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -1,6 +1,6 @@
 """``pipeline-config.yaml``: what the service listens on, and the defaults of pipelines that say nothing themselves.
 
-Names and defaults are reference document 004's, section 5.1 and 7.1, as they are written there; docs/pipelines.md says where each works.
+Names and defaults are those of reference document 004, sections 5.1 and 7.1. docs/pipelines.md says where each applies.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Reach(Part):
     hosts: tuple[str, ...] = Field(
         default=(),
         max_length=1000,
-        description="patterns of names (*.svc.cluster.local) and networks (10.0.0.0/8) that pipelines may reach; none: all but link-local",
+        description="names (*.svc.cluster.local) and networks (10.0.0.0/8) to allow; empty: all but link-local",
     )
 
 
@@ -84,7 +84,7 @@ class Configuration(Part):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the file, with ``${env:NAME}`` from the environment. Raises InvalidSettings that names each wrong key."""
+        """Read the file, with ``${env:NAME}`` from the environment. Raises InvalidSettings, naming each wrong key."""
         return cls.parse(expanded(read_yaml(path)), where=path.name)
 
     @classmethod
@@ -124,8 +124,10 @@ class Configuration(Part):
         return found
 
     def _errors(self, declared: dict[str, Any], *, alone: bool) -> dict[str, Any]:
-        """Where the error topic has brokers of its own, their time-out; of one whose source has none (`alone`) those of `mq` where it names no
-        others."""
+        """Return the brokers' time-out of an error topic that has brokers of its own.
+
+        If the source has no brokers (`alone`) and the error topic names none, use those of `mq`.
+        """
         cluster, ours = declared.get("cluster"), self.brokers()
         if not isinstance(cluster, dict) and not (cluster is None and alone and ours):
             return declared
@@ -155,8 +157,11 @@ def sealed(token: bytes) -> str:
 
 
 def expanded(value: Any, *, env: Mapping[str, str] | None = None, unseal: Callable[[bytes], str] | None = None) -> Any:
-    """What a file of the operator's, or of the service's, says: ``${env:NAME}`` is a value of the environment, ``${sealed:…}`` what `unseal`
-    decrypts. Raises InvalidSettings, and what `unseal` does."""
+    """Return a value of the operator's or the service's file with its references resolved.
+
+    ``${env:NAME}`` is a variable of the environment, ``${sealed:…}`` is decrypted by `unseal`. Raises InvalidSettings,
+    and the errors of `unseal`.
+    """
     if isinstance(value, str):
         found = _FROM.fullmatch(value)
         if found is None:

@@ -1,6 +1,7 @@
-"""Expressions in CEL and JSON Schemas, checked when they are declared. Both are sandboxed: no clock, file, network or code of Python's.
+"""Expressions in CEL and JSON Schemas, checked at their declaration.
 
-An expression sees the document as ``doc`` and its record as ``record`` (topic, partition, offset, key, timestamp in ms).
+They are sandboxed: no clock, file, network or Python code. An expression sees the document as ``doc`` and its record as
+``record`` (topic, partition, offset, key, timestamp in ms).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_EXPRESSION: Final = 2000
 MAX_UNFOLDED: Final = 20_000
 """Values of a JSON Schema with its references written out: nobody can interrupt the validator."""
 _MACROS: Final = 3
-"""Comprehensions in one expression: each may go over a list within another's, so that what it costs grows with their product."""
+"""Comprehensions in one expression. They may nest, so that the cost grows with the product of their lists."""
 _COMPREHENSION: Final = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_]\w*)")
 
 _MAP: Final = re.compile(r"\.\s*map\s*\(")
@@ -40,7 +41,7 @@ def compiled(text: str) -> Any:
     unknown = sorted(set(program.variables()) - {DOC, RECORD, *bound})
     if unknown:
         raise ValueError(
-            f"names {', '.join(unknown)}; an expression has {DOC} (the document) and {RECORD} alone: write {DOC}.{unknown[0]}"
+            f"unknown names {', '.join(unknown)}; an expression has only {DOC} and {RECORD}: write {DOC}.{unknown[0]}"
         )
     return program
 
@@ -73,7 +74,7 @@ def _short(error: Exception) -> str:
 
 
 UNCOMPILED: Final = "uncompiled"
-"""In the context of a validation: expressions and schemas are taken as they stand, since they were, or will be, compiled elsewhere."""
+"""A key of a validation's context: skip compiling expressions and schemas, which happens elsewhere."""
 
 
 def _checked(text: str, info: ValidationInfo) -> str:
@@ -98,8 +99,10 @@ def validator(schema: dict[str, Any], *, formats: bool = True) -> Any:
 
 
 def unfolded(schema: dict[str, Any]) -> int:
-    """How many values `schema` has with each of its references within itself written out, those that lead back counted as one: what a
-    validator looks at for one document, at most. A few lines that refer to each other twice make more of them than anybody can wait for.
+    """Return how many values `schema` has with all of its internal references expanded, recursive ones counted once.
+
+    That is the most that a validator visits for one document. A few lines that refer to each other twice expand to more
+    than anybody can wait for.
     """
     named = _named(schema)
     known: dict[int, int] = {}
@@ -126,7 +129,7 @@ def unfolded(schema: dict[str, Any]) -> int:
 
 
 def _referred(schema: dict[str, Any], reference: str, named: Mapping[str, Any]) -> Any:
-    """What a pointer (``#/$defs/a``), or the name of an anchor, leads to within `schema`; None where that is not there."""
+    """Return the target of a pointer (``#/$defs/a``) or an anchor's name within `schema`; None if it does not exist."""
     if not reference.startswith("#/") and reference != "#":
         return named.get(reference)
     found: Any = schema
@@ -167,7 +170,8 @@ def _schema_checked(schema: dict[str, Any], info: ValidationInfo) -> dict[str, A
         return schema
     if (size := unfolded(schema)) > MAX_UNFOLDED:
         raise ValueError(
-            f"its references make {size if size < 10**12 else 'more than a billion'} values of it, and a document is checked by at most"
+            f"its references expand to {size if size < 10**12 else 'over a trillion'} values; a document is checked by"
+            " at most"
             f" {MAX_UNFOLDED}: refer to each definition once"
         )
     validator(schema)

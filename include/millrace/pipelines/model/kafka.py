@@ -1,6 +1,7 @@
 """How Kafka's clients are reached: brokers, TLS, SASL and time-outs, by librdkafka's names.
 
-Names and defaults of the time-outs are those of ``pipeline-config.yaml`` in reference document 004 (docs/pipelines.md has the table).
+Names and defaults of the time-outs are those of ``pipeline-config.yaml`` in reference document 004. docs/pipelines.md
+has the table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What all parts of a declaration have in common, and how what is wrong with one is told: an error a field, by the path a user wrote.
+"""What all parts of a declaration share, and how problems are reported: one for each field, by the path a user wrote.
 
-A part is frozen, takes no field it does not know, and has a description and bounds for each field, so that its JSON schema makes the form.
+A part is frozen and refuses unknown fields. Each field has a description and bounds, from which its JSON schema makes
+the form.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def invalid(problems: Sequence[Problem], *, what: str = "the pipeline") -> Pipel
 
 
 def problems_of(error: ValidationError, value: Any) -> list[Problem]:
-    """What pydantic found in `value`, each at the path that its writer knows: without pydantic's tags for the kinds of a union."""
+    """Return pydantic's errors in `value`, at the paths that its writer knows: without pydantic's tags for unions."""
     found = []
     for each in error.errors(include_url=False, include_input=False):
         said = _WORDS.get(each["type"])
@@ -158,7 +159,7 @@ def secrets_of(part: BaseModel) -> dict[str, str]:
 
 
 def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
-    """Raises ValueError where `value` is nested deeper than so many levels, or has a text that cannot be written down."""
+    """Raise ValueError if `value` is nested more than `left` levels deep, or contains text that cannot be encoded."""
     if left <= 0:
         raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):

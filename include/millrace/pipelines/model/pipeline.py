@@ -1,9 +1,9 @@
-"""A pipeline, whole: source, steps, sink, and what becomes of errors. What API, store, deployment and worker hand to each other.
+"""A whole pipeline: source, steps, sink and error handling. API, store, deployment and worker pass it to each other.
 
     pipeline = Pipeline.parse({"id": "flights", "source": {"kind": "kafka", ...}, "sink": {"kind": "opensearch", ...}})
     Pipeline.parse(pipeline.to_json(), secrets=pipeline.secrets()) == pipeline
 
-Secrets are apart: `to_json` leaves them out, `secrets` has them by path, and `parse` puts them back.
+Secrets are separate: `to_json` omits them, `secrets` returns them by path, and `parse` restores them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Pipeline(Part):
             isinstance(self.sink, DeltaSink) or getattr(self.sink, "ids", "key") == "position"
         ):
             raise ValueError(
-                "sink: rows of a collection share their positions, so ids are by key or template, and not in a Delta table"
+                "sink: rows of a collection share their positions, so use ids by key or template, and no Delta table"
             )
         if not isinstance(self.source, KafkaSource) and self.errors.cluster is None:
             raise ValueError("errors.cluster: the source has no brokers, so say where the error topic is")
@@ -144,10 +144,10 @@ class Pipeline(Part):
 
     @classmethod
     def parse(cls, value: Any, *, secrets: Mapping[str, str] | None = None, compiled: bool = True) -> Self:
-        """The pipeline that `value` (JSON) declares, with `secrets` by path where `value` has none of its own. Without `compiled` its expressions
-        and JSON Schemas are not looked at: of a stranger's that may take for ever (`pipelines/samples`).
+        """Return the pipeline that `value` (JSON) declares, with `secrets` by path where `value` has none.
 
-        Raises PipelineInvalid with a problem for each wrong field (`problems`), before anything is made of it.
+        Without `compiled`, its expressions and JSON Schemas are not compiled: a stranger's may take for ever
+        (`pipelines/samples`). Raises PipelineInvalid with a problem for each wrong field (`problems`).
         """
         if not isinstance(value, Mapping):
             raise invalid([Problem("", "is an object with id, source and sink", "type")])
@@ -205,9 +205,9 @@ class Pipeline(Part):
         }
 
     def unordered(self) -> Problem | None:
-        """Why the sink's versions cannot tell the newer of two documents of one id; None: they can, as far as the declaration says.
+        """Say why the sink's versions cannot order two documents of one id; None if the declaration allows it.
 
-        Not a part of `parse`: what an earlier build took goes on.
+        Not a part of `parse`, so that pipelines of earlier builds still load.
         """
         sink, source = self.sink, self.source
         if not isinstance(sink, OpenSearchSink) or not isinstance(source, KafkaSource):
@@ -215,7 +215,7 @@ class Pipeline(Part):
         if not sink.versions or sink.ids == "position" or sink.version_field is not None or len(source.topics) == 1:
             return None
         words = (
-            f"the versions are offsets, and those of {len(source.topics)} topics do not say which of two documents of one id is the newer:"
+            f"the versions are offsets, and those of {len(source.topics)} topics do not order two documents of one id:"
             " name the field that does, or say sink.versions: false (the later one wins)"
         )
         return Problem("sink.version_field", words, "versions")

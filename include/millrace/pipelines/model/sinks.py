@@ -63,12 +63,12 @@ class OpenSearchSink(Part):
         default="position",
     )
     versions: bool = words(
-        "with ids by key or template: the record's offset is the document's external version, so that nothing older wins;"
+        "with ids by key or template: the record's offset is the document's external version, so that the newest wins;"
         " keys of one id have to be in one partition",
         default=True,
     )
     version_field: FieldPath | None = words(
-        "a path in the document, to a whole number or a moment (ISO 8601 with its zone), that is the version in place of the record's offset:"
+        "a path in the document to a whole number or time (ISO 8601 with zone) that replaces the offset as the version:"
         " the larger wins, of equal ones the later",
         default=None,
     )

@@ -31,7 +31,7 @@ class State(StrEnum):
     STOPPED = "STOPPED"
     """It has no worker. Offsets may be changed."""
     FAILED = "FAILED"
-    """Of a task: over the failure threshold, with its cause; it is recovered at `retry_at`. Of a pipeline: all of its tasks, or its worker."""
+    """A task is over the failure threshold, and is retried at `retry_at`; or all tasks of a pipeline, or its worker."""
 
 
 class TaskStatus(BaseModel):
@@ -85,7 +85,7 @@ class PipelineStatus(BaseModel):
     last_end: str = Field(default="", description="how its worker ended before the last of them, in words")
 
     def resting(self, state: State = State.STOPPED, cause: str = "") -> Self:
-        """The same where no worker stands behind it any more: counts and positions stay, what only a process has does not."""
+        """Return the status without a worker: counts and positions stay, what only a process has does not."""
         tasks = tuple(
             each.model_copy(
                 update={
@@ -131,5 +131,8 @@ def ends_path(settings: Settings, pipeline: str) -> Path:
 
 
 def commands_path(settings: Settings, pipeline: str) -> Path:
-    """What management asks of a running worker: ``{"paused": bool, "restart": "" | "all" | "failed", "serial": int}``, replaced whole."""
+    """Return the file of commands to a running worker, replaced as a whole.
+
+    It contains ``{"paused": bool, "restart": "" | "all" | "failed", "serial": int}``.
+    """
     return pipeline_folder(settings, pipeline) / "wanted.json"

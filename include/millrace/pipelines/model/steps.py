@@ -1,6 +1,7 @@
 """What is done to a document, step by step. Each step is data; ``pipelines/transform`` compiles it.
 
-Paths are `paths.py`'s. A step that cannot do its work on a document sends it to the error topic with the step's name and the reason.
+Paths are those of `paths.py`. A document on which a step fails goes to the error topic, with the step's name and the
+reason.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millrace.pipelines.model.part import Part, check_json, words
 from millrace.pipelines.model.paths import FieldPath, TemplateText, split
 
 CastType = Literal["string", "int", "float", "bool", "timestamp"]
-"""``timestamp``: ISO 8601, or seconds, milliseconds or microseconds since 1970 by their size, becomes ISO 8601 in UTC."""
+"""``timestamp``: ISO 8601, or seconds, milliseconds or microseconds since 1970 by magnitude, to ISO 8601 in UTC."""
 
 MAX_FIELDS = 256
 
@@ -36,7 +37,7 @@ class Step(Part):
 
 
 class Rename(Step):
-    """Values move from one path to another. A path that is not there stays so; what stood at the new one is replaced."""
+    """Move values from one path to another. A missing path stays missing; a value at the new path is replaced."""
 
     kind: Literal["rename"] = "rename"
     fields: dict[FieldPath, FieldPath] = words("old path: new path", min_length=1, max_length=MAX_FIELDS)
@@ -71,7 +72,7 @@ class Constant(Step):
 
 
 class TemplateId(Step):
-    """The document's id, from its values. A value that is missing, null or no scalar is an error, never the text ``None``."""
+    """The document's id, from its values. A missing, null or non-scalar value is an error, never the text ``None``."""
 
     kind: Literal["template_id"] = "template_id"
     template: TemplateText = words("such as {carrier}-{flight}")

@@ -1,4 +1,4 @@
-"""What strangers' steps make of documents, found out for the service by a process apart: a step may take for ever, and nobody can interrupt it.
+"""Run strangers' steps on documents in a sandbox: a step may take for ever, and nothing else can interrupt it.
 
-`trying.py` is what the service asks; ``python -m millrace.pipelines.samples`` (`__main__.py`) is that process.
+`trying.py` is the service's side; ``python -m millrace.pipelines.samples`` (`__main__.py`) is the sandboxed process.
 """

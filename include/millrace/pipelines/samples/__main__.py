@@ -1,4 +1,7 @@
-"""The process apart: compiles steps, and shows what they make of records. It has no settings, no secrets, no tables; rows of a lookup it asks for."""
+"""The sandboxed process, which compiles steps and runs them on records.
+
+It has no settings, secrets or tables, and asks its caller for the rows of a lookup.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,11 @@ _STEP: Final[TypeAdapter[Any]] = TypeAdapter(AnyStep)
 
 
 def handle(question: Any, talk: CallerConnection) -> Any:
-    """``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample for each
-    record. ``("run", rules, records)``: nothing, when it is done."""
+    """Answer one request.
+
+    ``("check", steps)``: the problems of steps, by their place in a declaration. ``("show", rules, records)``: a sample
+    for each record. ``("run", rules, records)``: nothing, when done.
+    """
     if question[0] == "check":
         return _check(question[1], talk)
     if question[0] == "run":

@@ -42,12 +42,15 @@ class Trying(Closeable):
     def show(
         self, pipeline: Pipeline, records: Sequence[Record], open_rows: Callable[[Lookup], Rows]
     ) -> list[dict[str, Any]]:
-        """What each step makes of each record (:class:`millrace.pipelines.transform.transform.Sample`), as JSON. Raises TooMuchWork, ServiceBusy."""
+        """Return the result of each step for each record, as JSON.
+
+        The form is that of :class:`millrace.pipelines.transform.transform.Sample`. Raises TooMuchWork, ServiceBusy.
+        """
         found: list[dict[str, Any]] = self._apart.call(("show", Rules.of(pipeline), list(records)), _told_of(open_rows))
         return found
 
     def run(self, pipeline: Pipeline, record: Record, open_rows: Callable[[Lookup], Rows]) -> None:
-        """Have the steps do what they do with `record`, for nothing but to see it end. Raises TooMuchWork, whose `where` is the step."""
+        """Run the steps on `record` only to see whether they end. Raises TooMuchWork, whose `where` is the step."""
         self._apart.call(("run", Rules.of(pipeline), [record]), _told_of(open_rows))
 
     def close(self) -> None:

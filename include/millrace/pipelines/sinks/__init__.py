@@ -1,1 +1,1 @@
-"""Where a pipeline's documents go: one protocol (`sink.py`), a folder a sink, one suite that all of them pass (tests/pipelines/sinks)."""
+"""The sinks of pipelines: one protocol (`sink.py`), one folder for each, one suite for all (tests/pipelines/sinks)."""

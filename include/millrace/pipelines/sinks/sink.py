@@ -3,10 +3,10 @@
 The promise, which the conformance suite holds:
 
 - `write` returns when every action is acknowledged durably or is one of the failures; nothing is in flight then.
-- What is repeated has no second effect: the same actions again, all or some, after an error or a crash, leave the same documents.
-- Of one id the action with the larger version wins, in whatever order and how often they are told; without versions the later one.
-- One action's trouble (a malformed document) is its failure alone. What is all actions' trouble is raised: SinkBusy with
-  the seconds to wait, where it may pass; SinkRefused where somebody has to mend something, and where it takes none of many.
+- Repetition is idempotent: the same actions again, all or some, after an error or a crash, leave the same documents.
+- Of one id the action with the larger version wins, in any order and number of repetitions; without versions the last.
+- One action's error (a malformed document) is its own failure. An error of all actions is raised: SinkBusy with the
+  seconds to wait if it may pass; SinkRefused if somebody has to fix something, or if it takes none of many.
 """
 
 from __future__ import annotations
@@ -49,16 +49,19 @@ class Written:
 
 
 ALL_REFUSED: Final = 20
-"""So many documents at least, of which a sink takes none, are no documents' fault: of fewer each one may be malformed by itself."""
+"""Number of documents from which a sink that takes none is at fault: fewer may each be malformed."""
 
 
 def require_some(written: Written, refused: Sequence[Failure], sink: str) -> None:
-    """Check that the documents of `refused` failed by themselves. Raises SinkRefused where `sink` took none of many: the whole stream would
-    go into the error topic."""
+    """Check that the documents of `refused` failed on their own.
+
+    Raises SinkRefused if `sink` took none of many: otherwise the whole stream would go to the error topic.
+    """
     if len(refused) >= ALL_REFUSED and not written.acknowledged:
         last = refused[-1]
         raise SinkRefused(
-            f"{sink} took none of {len(refused)} documents, the last of them {last.record.position}: {last.kind}: {last.reason}"
+            f"{sink} took none of {len(refused)} documents, the last of them"
+            f" {last.record.position}: {last.kind}: {last.reason}"
         )
 
 
@@ -70,7 +73,7 @@ class Sink(Protocol):
         ...
 
     def write(self, actions: Sequence[Action], /) -> Written:
-        """Do all of `actions`. Raises SinkBusy, SinkRefused: nothing is said of any of them then, and all may be told again."""
+        """Perform all of `actions`. Raises SinkBusy, SinkRefused: then none is reported, and all may be repeated."""
         ...
 
     def close(self) -> None:
@@ -84,7 +87,7 @@ SINKS: Final[dict[str, str]] = {
     "collection": "millrace.pipelines.sinks.collection.sink:made",
     "delta": "millrace.pipelines.sinks.delta.sink:made",
 }
-"""Kind -> ``module:function``, from (pipeline, settings) a Sink. A new one is a folder, a model in model/sinks.py, and a line here."""
+"""Kind -> ``module:function``, from (pipeline, settings) to a Sink. A new sink is a folder, a model and a line here."""
 
 
 def sink_of(pipeline: Pipeline, settings: Settings) -> Sink:

@@ -1,1 +1,1 @@
-"""What management keeps of pipelines: one SQL database, transactions, versions, roles, quotas, an audit log, encrypted secrets."""
+"""Management's data on pipelines in one SQL database: versions, roles, quotas, an audit log, encrypted secrets."""

@@ -1,8 +1,9 @@
-"""The key that secrets of pipelines are encrypted with: from outside, or a file of its own in the data folder, never a default.
+"""The keys that encrypt secrets of pipelines: from outside, or from a file in the data folder. There is no default.
 
-``MILLRACE_PIPELINE_KEYS`` holds Fernet keys, newest first, separated by commas: the first encrypts, each decrypts. Without it the file
-``access/pipelines.key`` of the data folder has them, one a line, generated at the first need, for its owner alone. To rotate, put a new
-key before the old one, run ``millrace pipelines rotate-keys``, and take the old one away.
+``MILLRACE_PIPELINE_KEYS`` holds Fernet keys, newest first, separated by commas: the first encrypts, each decrypts.
+Without it they are in the data folder's file ``access/pipelines.key``, one per line, generated at the first need and
+readable by its owner only. To rotate, put a new key before the old one, run ``millrace pipelines rotate-keys``, and
+remove the old one.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What the pipelines of an account may take together; `cpus` and `memory_mib` are the sums of their limits. 0: nothing at all."""
+    """The limits of all of an account's pipelines; `cpus` and `memory_mib` are sums of their limits. 0 means none."""
 
     account: str
     pipelines: int

@@ -1,7 +1,7 @@
 """The store of pipelines: SQLite embedded, or MariaDB where the meta store is one. Each call is one transaction.
 
-Two who edit at once: a change names the version that it was made from, and the later one is PipelineConflict. Of each pipeline the
-newest KEPT_EVENTS lines of history stay, and KEPT_DELETED of those that are gone.
+Concurrent edits: a change names the version that it was made from, and the later one raises PipelineConflict. Of each
+pipeline the newest KEPT_EVENTS lines of history stay, and KEPT_DELETED of each deleted one.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ _upgrade = partial(
 
 
 def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -> PipelineStore:
-    """The store that the settings name: the meta store's MariaDB or SQLite; an etcd holds no tables, so with one it is SQLite in the data
-    folder, as with none. What the data folder had before the settings named another place is taken over.
+    """Open the store that the settings name: the meta store's MariaDB or SQLite.
 
-    Raises MetaUnavailable, UnsupportedVersion, PipelineExists (both have one of one id), InvalidSettings where the settings name none of the
-    places any more that the pipelines were taken over into.
+    An etcd holds no tables, so with one, as without a meta store, it is SQLite in the data folder. If the settings name
+    a new place, the pipelines of the data folder are moved there.
+
+    Raises MetaUnavailable, UnsupportedVersion, PipelineExists (both have one of the same id), and InvalidSettings if
+    the settings no longer name the place to which the pipelines were moved.
     """
     keys = Keys(settings.data_dir, env=env)
     url, path = settings.meta_store, settings.data_dir / FILE
@@ -85,7 +87,7 @@ def open_pipelines(settings: Settings, *, env: Mapping[str, str] = os.environ) -
 
 
 def is_kept(settings: Settings) -> bool:
-    """Whether a pipeline may ever have been kept: there is a database, or one that only its server can say of. Makes nothing."""
+    """Return whether pipelines may exist: in a database here, or in one that only its server knows. Creates nothing."""
     url = settings.meta_store
     if url.startswith("mariadb:"):
         return True
@@ -94,7 +96,7 @@ def is_kept(settings: Settings) -> bool:
 
 
 class PipelineStore(Closeable):
-    """Every call raises MetaUnavailable where nothing was done; one that writes MetaAmbiguous where the answer was lost."""
+    """Calls raise MetaUnavailable if nothing was done; those that write raise MetaAmbiguous if the answer was lost."""
 
     def __init__(self, engine: sa.Engine, keys: Keys, *, clock: Callable[[], float] = time.time) -> None:
         """Make or migrate the tables. Raises MetaUnavailable, UnsupportedVersion."""
@@ -104,7 +106,8 @@ class PipelineStore(Closeable):
                 upgrade_exclusively(db, _upgrade)
                 if was_taken_over(db):
                     raise InvalidSettings(
-                        "the pipelines of this data folder were taken over into the database that MILLRACE_META_STORE named: set it again"
+                        "the pipelines of this data folder were moved to the database that MILLRACE_META_STORE named:"
+                        " set it again"
                     )
         except BaseException:
             engine.dispose()
@@ -126,7 +129,7 @@ class PipelineStore(Closeable):
     def _writing(self) -> AbstractContextManager[sa.Connection]:
         return transaction(self._engine)
 
-    # --- pipelines ----------------------------------------------------------------------------------------------------------
+    # --- pipelines ---------------------------------------------------------------------------------------------------
 
     def create(
         self, declaration: Mapping[str, Any], *, secrets: Mapping[str, str], who: str, saga: Mapping[str, Any]
@@ -203,7 +206,7 @@ class PipelineStore(Closeable):
             return _record(_row(db, pipeline))
 
     def want(self, pipeline: str, wanted: str, *, who: str, what: str) -> Record:
-        """Note what is asked for (RUNNING, PAUSED, STOPPED), and who asked by which call. Raises PipelineNotFound, PipelineBusy."""
+        """Store the wanted state (RUNNING, PAUSED, STOPPED), call and caller. Raises PipelineNotFound, PipelineBusy."""
         with self._writing() as db:
             _ready(db, pipeline)
             db.execute(sa.update(PIPELINE).where(PIPELINE.c.id == pipeline).values(wanted=wanted))
@@ -213,8 +216,10 @@ class PipelineStore(Closeable):
     def move(
         self, was: Record, *, phase: Phase, saga: Mapping[str, Any], who: str = "", what: str = "", **detail: Any
     ) -> Record:
-        """Put phase and saga in place of those of `was`, with a line in the history where `what` is given. Raises PipelineNotFound,
-        and PipelineConflict where another process has moved it on meanwhile, or where it is to run now."""
+        """Replace phase and saga of `was`, and add a line to the history if `what` is given.
+
+        Raises PipelineNotFound, and PipelineConflict if another process has changed it, or if it should run now.
+        """
         with self._writing() as db:
             _unmoved(db, was)
             moved = sa.update(PIPELINE).where(PIPELINE.c.id == was.id)
@@ -237,7 +242,7 @@ class PipelineStore(Closeable):
                 old = sa.delete(EVENT).where(EVENT.c.id <= oldest)
                 db.execute(old.where(EVENT.c.pipeline.not_in(sa.select(PIPELINE.c.id))))
 
-    # --- history ------------------------------------------------------------------------------------------------------------
+    # --- history -----------------------------------------------------------------------------------------------------
 
     def note(self, pipeline: str, *, who: str, what: str, **detail: Any) -> None:
         """A line of history."""
@@ -245,7 +250,7 @@ class PipelineStore(Closeable):
             self._note(db, pipeline, who, what, detail)
 
     def events(self, pipeline: str | None, *, before: int | None = None, limit: int = 100) -> list[Event]:
-        """Its history, newest first; those with a smaller id than `before`. None: of all, those that are gone and the service's own too."""
+        """Return the history before the id `before`, newest first. None: of all, including deleted ones and service."""
         query = sa.select(EVENT) if pipeline is None else sa.select(EVENT).where(EVENT.c.pipeline == pipeline)
         if before is not None:
             query = query.where(EVENT.c.id < before)
@@ -262,7 +267,7 @@ class PipelineStore(Closeable):
         if oldest is not None:
             db.execute(sa.delete(EVENT).where(EVENT.c.pipeline == pipeline, EVENT.c.id <= oldest))
 
-    # --- roles --------------------------------------------------------------------------------------------------------------
+    # --- roles -------------------------------------------------------------------------------------------------------
 
     def roles(self, pipeline: str) -> dict[str, PipelineRole]:
         """Who is what to it, by principal. Raises PipelineNotFound."""
@@ -280,7 +285,7 @@ class PipelineStore(Closeable):
     def set_role(
         self, pipeline: str, principal: str, role: PipelineRole | None, *, who: str
     ) -> dict[str, PipelineRole]:
-        """Give somebody a role in place of the one he had, or (None) none. One owner stays. Raises PipelineNotFound, InvalidArgument."""
+        """Set or (None) remove a person's role. At least one owner stays. Raises PipelineNotFound, InvalidArgument."""
         with self._writing() as db:
             _row(db, pipeline)
             rows = db.execute(sa.select(ROLE).where(ROLE.c.pipeline == pipeline)).all()
@@ -299,7 +304,7 @@ class PipelineStore(Closeable):
             self._note(db, pipeline, who, "role", {"principal": principal, "role": role and str(role)})
             return dict(sorted(found.items()))
 
-    # --- secrets ------------------------------------------------------------------------------------------------------------
+    # --- secrets -----------------------------------------------------------------------------------------------------
 
     def secret_names(self, pipeline: str) -> list[str]:
         """Where secrets of it are set, by path."""
@@ -323,7 +328,7 @@ class PipelineStore(Closeable):
             self._note(db, KEYS, who, "rotate keys", {"secrets": len(rows)})
         return len(rows)
 
-    # --- quotas -------------------------------------------------------------------------------------------------------------
+    # --- quotas ------------------------------------------------------------------------------------------------------
 
     def quotas(self) -> list[Quota]:
         """Those that somebody set, by account."""
@@ -344,7 +349,7 @@ class PipelineStore(Closeable):
             self._note(db, QUOTAS, who, "drop quota", {"account": account})
 
     def set_quota(self, quota: Quota, *, who: str) -> None:
-        """From now on; what an account has beyond it stays. The account ``*`` stands for each without a quota. Raises InvalidArgument."""
+        """Set a quota from now on; ``*`` is each account without one. Usage beyond it stays. Raises InvalidArgument."""
         with self._writing() as db:
             db.execute(sa.delete(QUOTA).where(QUOTA.c.account == quota.account))
             if db.execute(sa.select(sa.func.count()).select_from(QUOTA)).scalar_one() >= MAX_QUOTAS:

@@ -1,6 +1,6 @@
-"""Pipelines that were kept in the data folder before the settings named a database: taken over into it once, when it is first opened.
+"""Move the pipelines of the data folder into a database, once, when it is first opened after the settings name it.
 
-Who goes by the file from then on fails: its table of pipelines has another name.
+Processes that still use the file then fail: its table of pipelines has another name.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def was_taken_over(db: sa.Connection) -> bool:
 
 
 def take_over(old: sa.Engine, new: sa.Engine, upgrade: Callable[[sa.Connection], None]) -> None:
-    """Move the pipelines of the SQLite `old`, brought to this build's form by `upgrade`, into `new`, all or none; nothing where that was
-    done. Raises PipelineExists where both have a pipeline of one id, MetaUnavailable, UnsupportedVersion.
+    """Move all pipelines of the SQLite `old`, migrated by `upgrade`, into `new`; does nothing if that was done.
+
+    Raises PipelineExists if both have a pipeline of the same id, MetaUnavailable, UnsupportedVersion.
     """
     # As a writer of both: what another process still writes into the old one is waited for.
     with transaction(old) as source:
@@ -44,7 +45,7 @@ def _copy(source: sa.Connection, target: sa.Connection) -> None:
     there = {row.id: row.created_at for row in target.execute(made)}
     if both := sorted(name for name, at in ours.items() if there.get(name, at) != at):
         raise PipelineExists(
-            f"the data folder and the database that MILLRACE_META_STORE names both have a pipeline {both[0]!r}: delete one of them,"
+            f"both the data folder and the database of MILLRACE_META_STORE have a pipeline {both[0]!r}: delete one,"
             " by a service whose settings name the place that it is in"
         )
     if ours and ours.keys() <= there.keys():

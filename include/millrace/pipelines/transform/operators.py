@@ -1,6 +1,6 @@
 """Each step as a function of a document: it changes the document in place, and says whether it stays.
 
-What cannot be done raises Refused. A step sees nothing but the document, its record, and (lookup) the rows that it was made with.
+A step that fails raises Refused. It sees only the document, its record, and (lookup) the rows that it was made with.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _flatten(step: steps.Flatten, open_rows: Open) -> Apply:
             for inner, each in value.items() if type(value) is dict else enumerate(value):
                 left = flatten(each, f"{name}{separator}{inner}" if name else str(inner), depth - 1, found, left)
             return left
-        # A long name above many values is in the name of each: a document of one megabyte may become one of ten gigabytes.
+        # A long name above many values becomes part of each name: one megabyte may become ten gigabytes.
         left -= len(name)
         if left < 0:
             raise Refused("TOO_LARGE", f"the names of the flat document have more than {MAX_DOCUMENT_BYTES} characters")
@@ -270,7 +270,7 @@ _NAMED: Final = re.compile(
 
 
 def names_read(expression: str) -> frozenset[str] | None:
-    """The names of the document that `expression` reads; None: it may read any. What is read is all that has to be handed over."""
+    """Return the names of the document that `expression` reads, which are passed to it; None if it may read any."""
     found = set()
     for each in _NAMED.finditer(expression):
         name = each[1] or each[2] or each[3]
@@ -298,7 +298,7 @@ def evaluator(expression: str) -> Callable[[Document, Context], Any]:
         try:
             return execute(values)
         except BaseException as error:
-            # What the evaluator's own code panics with is no Exception of Python's, and one document's trouble all the same.
+            # A panic of the evaluator's native code is no Exception in Python, but still one document's failure.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             told = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
@@ -308,9 +308,9 @@ def evaluator(expression: str) -> Callable[[Document, Context], Any]:
 
 
 def _bounded(given: Document, loops: Loops) -> None:
-    """Raises Refused where what the expression may do to this document has no reasonable end: the evaluator cannot be interrupted.
+    """Raise Refused if the expression may take unreasonably long on this document: the evaluator cannot be interrupted.
 
-    Work grows with the longest list, once for each comprehension; text with what is read, once for each sum.
+    Work grows with the longest list, once for each comprehension; text grows with what is read, once for each sum.
     """
     values = text = longest = 0
     waiting: list[Any] = [given]

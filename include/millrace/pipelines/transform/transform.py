@@ -1,4 +1,4 @@
-"""Records into what the sink is to do: JSON read, steps applied, an id given; or the reason why not, for each record by itself.
+"""Turn records into the sink's actions: parse JSON, apply steps, give an id; or a reason, separately for each record.
 
 done = Transform(pipeline).run(records)
 len(records) == len(done.actions) + len(done.failures) + done.filtered      # always
@@ -100,8 +100,10 @@ class Transform:
         self._context = Context()
 
     def run(self, records: Sequence[Record], hand: Hand | None = None) -> Transformed:
-        """Every record's outcome; `hand` is told of each that comes to the steps. Raises nothing of a document's own: that is its failure;
-        a MillraceError where a lookup's collection cannot be read, which is no document's fault."""
+        """Return every record's outcome; `hand` is called with each one that reaches the steps.
+
+        An error of a document is its own failure. Raises a MillraceError if a lookup's collection cannot be read.
+        """
         done = Transformed()
         actions, failures = done.actions, done.failures
         decode, encode, context, operators = self._decode, self._encode, self._context, self._operators
@@ -162,8 +164,10 @@ class Transform:
         keep: Callable[[Document], Document] = copy.deepcopy,
         at: Callable[[str], object] = lambda step: None,
     ) -> Sample:
-        """A dry run: the document behind each step, as `keep` makes a copy of it. `at` is told each step before it is taken. Raises what `keep`
-        does, and MemoryError."""
+        """Run without effects and return the document after each step, as copied by `keep`.
+
+        `at` is called with each step before it runs. Raises the errors of `keep`, and MemoryError.
+        """
         shown: list[Shown] = []
         context, document = Context(), None
         context.record = record
@@ -218,7 +222,8 @@ class Transform:
         if not 0 <= found < 1 << 63:
             raise Refused(
                 "NO_VERSION",
-                f"the version field holds {_told(value)}: it is a whole number from 0 on, or a moment since 1970 with its zone",
+                f"the version field holds {_told(value)}: expected a whole number from 0 on,"
+                " or a time since 1970 with its zone",
             )
         return found
 

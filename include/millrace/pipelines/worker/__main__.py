@@ -1,6 +1,7 @@
-"""``python -m millrace.pipelines.worker FILE``: run the pipeline that FILE declares until SIGTERM or SIGINT; its log is pipeline.log in its folder.
+"""``python -m millrace.pipelines.worker FILE``: run the pipeline of FILE until SIGTERM or SIGINT.
 
-FILE is a declaration with its secrets (JSON or YAML). ``--config`` names a pipeline-config.yaml; ``--until-end`` ends where the topics end now.
+FILE is a declaration with its secrets (JSON or YAML). ``--config`` names a pipeline-config.yaml; ``--until-end`` stops
+at the present end of the topics. The log is pipeline.log in the pipeline's folder.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Beat(PeriodicTask):
             self.say()
 
     def _end_late(self) -> None:
-        """A process of Spark's that has one record in hand for ever lets none of its own threads run; this one has no supervisor."""
+        """End a process of Spark's that is stuck in one record, which blocks its threads. It has no supervisor."""
         below = {each.pid for each in self._process.children(recursive=True)}
         held = late(self._definition.settings, self._definition.pipeline.id, below)
         if held is not None:
@@ -108,7 +108,7 @@ class Beat(PeriodicTask):
         self._taken, self._at = taken, now
 
     def take(self) -> None:
-        """What was asked since: a restart clears what failed; tasks that are to start again are told so by their next plan."""
+        """Take new commands: a restart clears failures; tasks that should restart learn it from their next plan."""
         wanted = read_wanted(self._definition.settings, self._definition.pipeline.id)
         if wanted.serial != self._serial:
             self._serial = wanted.serial

@@ -1,7 +1,7 @@
 """A declaration as a file: YAML or JSON, with secrets from the environment (``${env:NAME}``) where it says so.
 
-For files that the machine's own operator wrote, and those of the service, whose secrets are sealed by its keys; what comes through an API is
-never expanded.
+This is for files of the machine's operator, and for those of the service, whose secrets are sealed by its keys. What
+comes through an API is never expanded.
 """
 
 from __future__ import annotations

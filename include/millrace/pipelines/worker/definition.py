@@ -1,4 +1,4 @@
-"""A pipeline as a user of the range loop: channels are partitions, a plan is what lies behind the committed position."""
+"""A pipeline as a user of the range loop: channels are partitions, a plan is what follows the committed position."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class PipelineRun(LoopDefinition[Work, Done]):
         return PipelinePlanner(self)
 
     def run(self, plan: Work) -> Done:
-        """What goes wrong is reported, so that the driver counts it: nothing of the range is committed, and it is planned again."""
+        """Run a range. An error is reported to the driver, which counts it, commits nothing, and plans it again."""
         with self._lock:
             life, task = self._tasks.pop(plan.channel, (plan.life, None))
         try:
@@ -154,8 +154,10 @@ class PipelineRun(LoopDefinition[Work, Done]):
         return PipelineCommitter(self, metrics)
 
     def watch(self, metrics: Metrics) -> Callable[[Sequence[Done]], None]:
-        """Spark's driver says how the pipeline is doing as the other host does, until `end`, and ends behind a range where its processes take
-        more memory than they may."""
+        """Return what Spark's driver calls after each range: it publishes the pipeline's state, as the other host does.
+
+        It ends after a range if the processes take more memory than they may.
+        """
         beat = Beat(self, metrics, on_spark=True)
         beat.start()
         self._beats.append(beat)

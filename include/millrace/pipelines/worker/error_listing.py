@@ -1,6 +1,7 @@
-"""What lies in a pipeline's error topic, newest first, a page at a time: the reason, where it came from, the record itself.
+"""The content of a pipeline's error topic, newest first, page by page: the reason, the origin, the record itself.
 
-Kafka reads forward alone, so a page is read in windows from the end back; it looks at so many records at most, whatever is searched for.
+Kafka only reads forward, so a page is read in windows from the end backwards. Each call reads a bounded number of
+records, whatever it searches for.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ErrorRow(BaseModel):
 class ErrorPage(BaseModel):
     topic: str
     total: int = Field(
-        description="records of the pipeline that the topic holds, at most: all of the topic, but those of others that this page saw"
+        description="upper bound of the pipeline's records in the topic: all records without others' that this page saw"
     )
     errors: list[ErrorRow]
     next: str | None = Field(description="hand it over as `before`; null: that is all")

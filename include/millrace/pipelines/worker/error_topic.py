@@ -1,8 +1,8 @@
-"""The error topic: the record as it came, with Kafka Connect's headers that say where it failed and why.
+"""The error topic: the record as it arrived, with Kafka Connect's headers that say where it failed and why.
 
-A header that is there already (of an earlier failure, elsewhere, or somebody's invention) is never written over: ours come behind it, and
-of one name the last counts. What is produced is acknowledged by all
-in-sync replicas before the offsets move; a range that is repeated may bring its failures again, with the same origin in the headers.
+An existing header (of an earlier failure, elsewhere, or made up) is never overwritten: ours follow it, and of one name
+the last one counts. All in-sync replicas acknowledge the records before the offsets move. A repeated range may produce
+its failures again, with the same origin in the headers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from millrace.pipelines.worker.topics import logger
 PREFIX: Final = "__connect.errors."
 MAX_BYTES: Final = 64 << 20
 OMITTED: Final = "millrace.value.omitted"
-"""The header of a record whose value (and own headers) the error topic does not take: it stands where the other headers say."""
+"""The header of a record whose value and own headers were too large: the other headers say where to find it."""
 _SECONDS: Final = 60.0
 _KEY: Final = 1024
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE})
 
 
 def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes]:
-    """Kafka Connect's, by name (DeadLetterQueueReporter); the stack trace is what led to it in words, ours has no Java."""
+    """Return Kafka Connect's headers (DeadLetterQueueReporter), with a description instead of a Java stack trace."""
     record = failure.record
     return {
         f"{PREFIX}topic": record.topic.encode(),
@@ -47,8 +47,10 @@ def headers_of(failure: Failure, *, pipeline: str, task: str) -> dict[str, bytes
 
 
 def origin_of(record: Record) -> Record | None:
-    """The record that failed, of one of the error topic: as it came, at its first place. None where the headers say no place, or where its
-    value was left out."""
+    """Return the failed record of a record of the error topic, with its first position.
+
+    None if the headers name no position, or if its value was omitted.
+    """
     told = {name: value for name, value in record.headers if name.startswith(PREFIX)}  # the last of each name
     if OMITTED in dict(record.headers):
         return None
@@ -62,7 +64,7 @@ def origin_of(record: Record) -> Record | None:
 
 
 def is_of(record: Record, pipeline: str) -> bool:
-    """Whether a record of the error topic is of `pipeline`: several may share the topic, and nobody's record is another's to read or write."""
+    """Return whether a record of the error topic is of `pipeline`: several pipelines may share the topic."""
     names = [value for name, value in record.headers if name == f"{PREFIX}connector.name"]
     return bool(names) and names[-1] == pipeline.encode()
 
@@ -104,8 +106,8 @@ class ErrorTopic:
         for failure in failures:
             self._produce(failure, task, trouble, too_large)
         left = self._producer.flush(_SECONDS + 5)
-        # A topic that somebody made takes less than the source's. One by one, since for one of them a whole batch is refused; without its value
-        # the record is told of all the same.
+        # An existing topic may take less than the source's. Send one by one, since one large record fails a whole
+        # batch; without its value, the record is still recorded.
         for failure in too_large:
             alone: list[Failure] = []
             self._produce(failure, task, trouble, alone)
@@ -120,7 +122,7 @@ class ErrorTopic:
             raise SinkBusy(f"error topic {self._topic}: {said}", retry_after=1.0)
 
     def _produce(self, failure: Failure, task: str, trouble: list[KafkaError], too_large: list[Failure] | None) -> None:
-        """Hand it to the producer; what goes wrong comes into `trouble`, what is too large into `too_large`; None: without its value."""
+        """Pass it to the producer. Errors go to `trouble`, too large ones to `too_large`; None: omit the value."""
 
         def told(error: KafkaError | None, _: Any = None) -> None:
             if error is None:
@@ -155,7 +157,7 @@ class ErrorTopic:
 
 
 def ensure_topic(pipeline: Pipeline) -> None:
-    """Make the error topic where it is not there and may be made. Raises LogUnavailable, InvalidSettings, SinkRefused."""
+    """Create the error topic if necessary and allowed. Raises LogUnavailable, InvalidSettings, SinkRefused."""
     topic = pipeline.errors_topic
     if topic in topic_admin.look(pipeline.errors_cluster).topics:
         return

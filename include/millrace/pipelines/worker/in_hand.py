@@ -1,9 +1,9 @@
-"""Which record a task has in hand, kept where others see it and where it outlives the process: steps that have no end hold all
-threads of their process, and those that take all memory end it, so neither says anything itself.
+"""The record that a task is processing, stored where others see it and where it outlives the process.
 
-Who watches a worker ends it where one record is in hand for LATE_SECONDS (`supervisor.py`; on Spark the driver, `beat.py`). The
-record that a process had in hand when it ended, however that was, is tried by a process apart before the next one takes it
-(`task.py`).
+Steps without end block all threads of their process, and those that take all memory end it, so neither can report
+itself. A watcher ends a worker that has had one record in hand for LATE_SECONDS (`supervisor.py`; on Spark the driver,
+`beat.py`). The record that a process had in hand at its end, however it ended, is tried in a sandbox before the next
+process takes it (`task.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InHand(Closeable):
             os.close(file)
         found: int = _PLACE.unpack_from(self._map)[0]
         self.suspect = found - 1 if found else None
-        """The offset of the record that the process before had in hand at its end; None where that had nothing in hand."""
+        """The offset of the record that the previous process had in hand at its end; None if there was none."""
         self._pid = os.getpid()
 
     def take(self, offset: int) -> None:
@@ -64,7 +64,8 @@ class Held(NamedTuple):
     pid: int
 
     def __str__(self) -> str:
-        return f"{self.task} has had the record at offset {self.offset} in hand for {self.seconds:.0f} s (process {self.pid}), which ends without it"
+        held = f"{self.task} has had the record at offset {self.offset} in hand for {self.seconds:.0f} s"
+        return f"{held}: process {self.pid} ends"
 
 
 def late(settings: Settings, pipeline: str, processes: Container[int]) -> Held | None:

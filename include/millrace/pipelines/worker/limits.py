@@ -1,5 +1,7 @@
-"""What a worker may take of its machine, as its pipeline's resources say, and what it takes: on Spark with the processes below it, which do the
-work there."""
+"""The limits of a worker on its machine, from its pipeline's resources, and its usage.
+
+On Spark the usage includes the processes below it, which do the work there.
+"""
 
 from __future__ import annotations
 

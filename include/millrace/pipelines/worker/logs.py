@@ -1,6 +1,7 @@
-"""A worker's log: a line of JSON each, with the pipeline's id, in a file that is rotated as ``log:`` of pipeline-config.yaml says.
+"""A worker's log: one JSON line per event, with the pipeline's id, in a file that rotates by pipeline-config.yaml.
 
-``developMode`` writes lines for people instead, and all that is said for debugging. maxSize is MB of a file, maxBackups files, maxAge days.
+``developMode`` writes text for people instead, including debug messages. maxSize is in MB of a file, maxBackups counts
+files, maxAge is in days.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _DAY: Final = 86_400
 class JsonLine(logging.Formatter):
     """One object a line: time (UTC), level, logger, pipeline, run, message, and the error's stack where there is one.
 
-    `run` is the same in all lines of one worker's life, `request` in those that were written for one request: what belongs together.
+    `run` is the same in all lines of one worker's life, `request` in all lines for one request.
     """
 
     def __init__(self, *, pipeline: str, run: str) -> None:
@@ -63,7 +64,7 @@ class _Rotated(RotatingFileHandler):
 
 
 def begin_log(folder: Path, log: Log, *, pipeline: str, run: str, file: str = FILE) -> logging.Handler:
-    """Have everything this process says go into `file` of `folder`; what is older than maxAge is removed now, and with each rotation."""
+    """Write this process's log to `file` of `folder`; remove files older than maxAge, now and at each rotation."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file
     forget(path, days=log.maxAge)

@@ -1,4 +1,4 @@
-"""The rows of a collection by their key, for lookups: read whole, and again when they are older than the step allows."""
+"""The rows of a collection by key, for lookups: read as a whole, and again once they are older than the step allows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CollectionRows:
         self._lock = threading.Lock()
 
     def get(self, key: str, /) -> Mapping[str, Any] | None:
-        """The row of `key`. What has been read stays in use where the collection cannot be read anew now; raises where nothing was."""
+        """Return the row of `key`. Old rows stay in use while the collection cannot be read; raises without any."""
         rows = self._rows
         if rows is None or time.monotonic() - self._read_at >= self._step.refresh_seconds:
             rows = self._fresh()

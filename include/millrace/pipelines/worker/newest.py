@@ -17,9 +17,10 @@ _MOST_BYTES: Final = 16 << 20
 
 
 def newest_records(pipeline: Pipeline, count: int) -> list[Record]:
-    """At most `count`, of all its partitions, the newest last; fewer where they are large.
+    """Return at most `count` records of all its partitions, the newest last; fewer if they are large.
 
-    Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), InvalidArgument where its source is no topic.
+    Raises LogUnavailable, ChannelNotFound, InvalidSettings (the brokers refuse), and InvalidArgument if its source is
+    not a topic.
     """
     source, group = pipeline.source, f"{pipeline.group}-look"
     if not isinstance(source, KafkaSource):

@@ -1,7 +1,8 @@
-"""How far each task has come: one live row a task in a Delta table of the pipeline's own, moved by the fenced commit alone.
+"""The position of each task: one live row for each in the pipeline's own Delta table, moved only by the fenced commit.
 
-All before ``position`` is in the sink, in the error topic, or was filtered. A commit goes in only onto the row that its range was planned
-from, so that of two workers one is fenced; changing an offset by hand is a commit, too, and fences what is under way.
+Everything before ``position`` is in the sink, in the error topic, or was filtered. A commit succeeds only onto the row
+from which its range was planned, so that one of two workers is fenced. Changing an offset by hand is a commit, too, and
+fences running work.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Position:
     records_stale: int = 0
     """Documents that were left out: the sink held a newer one of their id."""
     topic_id: str = ""
-    """Of the topic that the position is in; a topic of the same name that is made anew has another. Empty: not known."""
+    """The id of the position's topic, which a topic that is created again does not share. Empty if unknown."""
     path: str | None = None
 
     @property
@@ -75,7 +76,7 @@ def positions_uri(settings: Settings, pipeline: str) -> str:
 
 
 def pipeline_tables(settings: Settings) -> dict[str, str]:
-    """The tables of all pipelines, by name: each commit of positions replaces a small file, which somebody has to take away."""
+    """Return the tables of all pipelines, by name: each commit replaces a small file, which maintenance must remove."""
     found = {}
     for folder in (FOLDER, OUTPUTS):
         for name in store_at(settings.table_uri(folder)).folders():
@@ -109,7 +110,7 @@ def read_positions(table: TableHandle | None) -> dict[str, Position]:
 
 
 def commit_positions(table: TableHandle, moves: Sequence[tuple[Position | None, Position]]) -> CommitOutcome:
-    """Move each task from the row it was planned from to the next. By place, which were fenced. Raises what commit_fenced does."""
+    """Move each task from the row it was planned from to the next; return the fenced ones. Raises as commit_fenced."""
     parts = []
     for before, after in moves:
         sink = FileSink.at(table.uri, COLUMNS, ())
@@ -128,8 +129,10 @@ def commit_positions(table: TableHandle, moves: Sequence[tuple[Position | None, 
 
 
 def forget_positions(settings: Settings, pipeline: str) -> None:
-    """Have its tasks begin as if it had never been: a pipeline of the same id may come, and the topics may be others then. What still runs
-    is fenced. Raises CommitFenced where another commit was first."""
+    """Remove the positions of its tasks: a later pipeline of the same id may have other topics.
+
+    Running work is fenced. Raises CommitFenced if another commit was first.
+    """
     table = open_table(positions_uri(settings, pipeline))
     known = [] if table is None else [each for each in read_positions(table).values() if not each.forgotten]
     if table is not None and known:
@@ -140,7 +143,7 @@ def forget_positions(settings: Settings, pipeline: str) -> None:
 def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, int]) -> dict[str, Position]:
     """Set the next offset of tasks (``flights-0``) by hand, while no worker runs; counts stay. All rows afterwards.
 
-    A worker that runs all the same is fenced once and goes on from there. Raises CommitFenced where another commit was first.
+    A running worker is fenced once and continues from there. Raises CommitFenced if another commit was first.
     """
     table = ensure_positions(positions_uri(settings, pipeline))
     known = read_positions(table)
@@ -155,6 +158,6 @@ def change_positions(settings: Settings, pipeline: str, offsets: Mapping[str, in
 
 
 def positions_of(settings: Settings, pipeline: str) -> dict[str, Position]:
-    """Where the tasks of `pipeline` stand now; none before its first commit, or before the first one behind it was deleted."""
+    """Return the positions of the tasks of `pipeline`; none before its first commit, or after its deletion."""
     found = read_positions(open_table(positions_uri(settings, pipeline)))
     return {task: each for task, each in found.items() if not each.forgotten}

@@ -1,10 +1,11 @@
-"""What lies in the error topic, through the pipeline again, as it is declared now.
+"""Send the content of the error topic through the pipeline again, as it is declared now.
 
-A redriven record has the topic, partition and offset that it came from: its id and version are what they would have been, so that
-doing it twice is the same as once, and nothing newer is replaced where versions are on. What fails again stays where it is, in the topic.
-Where the last redrive ended is kept by a consumer group of its own, ``<group>-redrive``; one of a selection moves nothing.
+A redriven record has the topic, partition and offset that it came from. Its id and version are therefore those of the
+first attempt, so that a redrive is idempotent and, with versions, never replaces anything newer. What fails again stays
+in the topic. The consumer group ``<group>-redrive`` stores where the last redrive ended; a selection moves nothing.
 
-How far it is, is told after each batch that the sink has acknowledged; whoever begins again with what was told last loses nothing.
+Progress is reported after each batch that the sink has acknowledged. A successor that resumes from the last report
+loses nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from millrace.runtime.sandbox.errors import TooMuchWork
 _ITEMS: Final = 5_000
 _BYTES: Final = 16 << 20
 _REMEMBERED: Final = 200_000
-"""Origins by which a repeated one is known; one that comes again behind so many others is redriven again, with the same effect."""
+"""Origins that are remembered to recognise repeated records. Redriving one again would have the same effect."""
 
 
 class Redriven(NamedTuple):
@@ -56,7 +57,7 @@ class Redriven(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a redrive is: all before `places` is done, and `ends` are where it ends, by partition of the error topic."""
+    """A redrive's progress, by partition of the error topic: everything before `places` is done; it ends at `ends`."""
 
     begins: dict[str, int] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
@@ -84,10 +85,11 @@ def redrive(
     behind: Progress | None = None,
     tell: Callable[[Progress], bool] = _silent,
 ) -> Redriven:
-    """Redrive up to where the topic ends now, what `selection` takes. `again`: from the beginning.
+    """Redrive what `selection` takes, up to the present end of the topic. `again`: from the beginning.
 
-    `tell` gets how far it is after each batch, and ends it there where it says so; `behind` is what it was told last by one that did not
-    come to its end. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: what was told stands, and the rest is done again without harm.
+    Calls `tell` with the progress after each batch; the redrive stops there if it returns true. `behind` is the last
+    progress of a redrive that did not finish. Raises LogUnavailable, ChannelNotFound, SinkBusy, SinkRefused: reported
+    progress stays valid, and the rest can be repeated.
     """
     source = error_source(pipeline)
     group = f"{pipeline.group}-redrive"
@@ -128,7 +130,7 @@ def redrive(
                     stopped = tell(progress)
             finally:
                 reader.close()
-            # Also of a partition that an earlier attempt came to the end of: it may have ended between its last word and this.
+            # Also for a partition that an earlier attempt finished: it may have died between its last report and this.
             if selection.whole and not dry_run and progress.places[task] >= end:
                 hit("redrive.done")
                 _keep(consumer_of(source, group), TopicPartition(topic, partition, end))
@@ -185,7 +187,7 @@ def _by_place(records: list[Record]) -> list[Record]:
 
 
 def _keep(consumer: Consumer, place: TopicPartition) -> None:
-    """Have the group stand at `place`. Raises LogUnavailable, InvalidSettings: who asked goes on with what was told last."""
+    """Commit `place` for the group. Raises LogUnavailable, InvalidSettings; the last report then stays valid."""
     try:
         consumer.commit(offsets=[place], asynchronous=False)
     except KafkaException as error:

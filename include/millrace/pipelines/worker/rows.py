@@ -1,7 +1,8 @@
-"""A collection's rows as records: what became visible between two time ticks, a row each, and a tombstone for what was deleted.
+"""A collection's rows as records: what became visible between two time ticks, and a tombstone for each deleted row.
 
-One task a collection, named ``<collection>-0``. A record's offset is its row's time tick, which is its version in the sink: rows of one
-message share it, so ids are by key. A range is all between two ticks, handed on bulk by bulk; its position moves when all of it is done.
+There is one task for each collection, named ``<collection>-0``. A record's offset is its row's time tick, which is its
+version in the sink: rows of one message share it, so ids are by key. A range is everything between two ticks, passed on
+in parts; its position moves when all of it is done.
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ class RowsReader:
         self._connected, self._channels = _Connected(settings, source), source.channels
 
     def chunks(self, start: int, end: int, *, items: int) -> Iterator[list[Record]]:
-        """All behind tick `start` up to `end`, about `items` at a time, in the order of each VChannel.
+        """Yield everything after tick `start` up to `end`, about `items` at a time, in the order of each VChannel.
 
-        An upsert is one record, not a tombstone and a row. Raises PositionTruncated, ChangesRefused, LogUnavailable, and
-        InvalidArgument for a channel that the collection is not on.
+        An upsert is one record, not a tombstone and a row. Raises PositionTruncated, ChangesRefused, LogUnavailable,
+        and InvalidArgument for a channel of another collection.
         """
         collection = self._connected.collection()
         collection.refresh()

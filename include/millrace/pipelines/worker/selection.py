@@ -1,4 +1,4 @@
-"""Which records of an error topic are meant: by what they failed of, by where they lie in the topic, or one by one. All of it holds together."""
+"""A selection of records of an error topic: by cause, by position, or one by one. All conditions must hold."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Place(NamedTuple):
         found = _ID.fullmatch(text)
         if found is None:
             raise InvalidArgument(
-                f"{text[:60]!r} is no place in an error topic: partition and offset, such as 0-17 (as the list of errors has it)"
+                f"{text[:60]!r} is not a position in an error topic: give partition and offset, such as 0-17"
+                " (see the list of errors)"
             )
         return cls(int(found[1]), int(found[2]))
 

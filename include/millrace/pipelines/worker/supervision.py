@@ -1,6 +1,7 @@
-"""Which tasks run and which failed: failures in a row up to the threshold, then a pause that grows, then another try, so many times.
+"""Which tasks run and which failed: consecutive failures up to the threshold, then growing pauses and limited retries.
 
-What is known lies in ``<data>/pipelines/<id>/tasks.json``, replaced whole by the driver; the planner leaves out what has failed and is not due.
+The state is in ``<data>/pipelines/<id>/tasks.json``, which the driver replaces as a whole. The planner leaves out tasks
+that have failed and are not due.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def tasks_path(settings: Settings, pipeline: str) -> Path:
 
 
 def read_tasks(path: Path) -> dict[str, Health]:
-    """What the file says; nothing where it is not there or was cut by a crash of the machine: it is about failures, not about positions."""
+    """Read the file; empty if it is missing or was cut by a crash: it is about failures, not about positions."""
     try:
         return {task: Health(**value) for task, value in json.loads(path.read_text(encoding="utf-8")).items()}
     except (FileNotFoundError, ValueError, TypeError, AttributeError):
@@ -132,7 +133,7 @@ class Wanted:
     """``all`` or ``failed``, once for each `serial`."""
     serial: int = 0
     whole: int = 0
-    """The serial of the last restart of all tasks: a task that was opened before it is closed, and opened anew for its next range."""
+    """The serial of the last restart of all tasks: a task opened before it is closed and opened again."""
 
 
 def read_wanted(settings: Settings, pipeline: str) -> Wanted:

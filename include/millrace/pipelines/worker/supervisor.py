@@ -1,6 +1,7 @@
-"""A worker process kept alive: one that dies, or does not speak any more, is started again, behind pauses that grow.
+"""Supervise a worker process: one that dies or falls silent is restarted, after growing pauses.
 
-Its tasks' own failures are its own matter (`supervision.py`); here it is about the process: killed, out of memory, gone, stopped, stuck.
+`supervision.py` deals with failures of its tasks; this is about the process: killed, out of memory, gone, stopped,
+stuck.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _WORDS: Final = 2000
 
 
 class Pulse:
-    """In a supervisor: for how long a worker has not spoken. Time in which this process did not run either is not counted."""
+    """How long a worker has been silent, in its supervisor; times in which this process did not run do not count."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
@@ -62,10 +63,11 @@ class Pulse:
 
 
 class SupervisorWatch(PeriodicTask):
-    """In a worker: touches `pulse` while this process runs; sets `stop` once its supervisor is gone, and kills this process where it has
-    not ended `patience` seconds later.
+    """The worker's view of its supervisor: touches `pulse` while this process runs, and ends it with the supervisor.
 
-    A supervisor that was killed can stop nobody: without this its worker would go on beside the next one's, also when the pipeline is stopped.
+    It sets `stop` once the supervisor is gone, and kills this process if it has not ended `patience` seconds later. A
+    killed supervisor can stop nobody: otherwise its worker would run beside its successor's, even when the pipeline is
+    stopped.
     """
 
     def __init__(self, supervisor: int, stop: threading.Event, *, patience: float, pulse: Path | None = None) -> None:
@@ -141,9 +143,10 @@ def supervise(
     silent_seconds: float = SILENT_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Run the worker of `file` until SIGTERM or SIGINT, which it gets too; its exit code. Its words go to worker.log in its folder.
+    """Run the worker of `file` until SIGTERM or SIGINT, which it gets too; return its exit code.
 
-    Bounded by `until_end`, and by recovery.attempts starts in a row that came to nothing.
+    Its output goes to worker.log in its folder. Bounded by `until_end`, and by recovery.attempts fruitless starts in a
+    row.
     """
     configuration = Configuration() if config is None else Configuration.load(config)
     pipeline = read_pipeline(file, configuration, keys=Keys(settings.data_dir))

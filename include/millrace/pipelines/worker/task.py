@@ -1,4 +1,4 @@
-"""One task: a partition's records, long-polled, processed as JSON, executed on the sink; what failed goes into the error topic.
+"""One task: long-poll a partition's records, process them as JSON, and write them to the sink or the error topic.
 
 The names are reference document 004's: Run, Stop, Execute, longPolling, processJSON.
 """
@@ -50,7 +50,7 @@ class Work:
     topic_id: str = ""
     """Of the topic that there is now; empty: not known."""
     share: int = 1
-    """It takes one part in so many of what a range takes: one that failed is tried in ever smaller ones, so that what works is done."""
+    """The task takes one part in `share` of a range: ever smaller parts after failures, so that the rest gets done."""
 
     @property
     def channel(self) -> str:
@@ -124,7 +124,8 @@ class Task:
         known = "" if work.base is None else work.base.topic_id
         if known and work.topic_id and known != work.topic_id:
             raise LogRegressed(
-                f"{work.channel}: the topic was made anew since offset {work.start} (its id was {known}, and is {work.topic_id}):"
+                f"{work.channel}: the topic was created again since offset {work.start}"
+                f" (its id was {known}, now {work.topic_id}):"
                 " set the offset, and give it a new index where its versions are offsets"
             )
         begun = time.thread_time()
@@ -167,7 +168,7 @@ class Task:
         )
 
     def long_polling(self, work: Work) -> Iterator[tuple[list[Record], int]]:
-        """Records of the range, part by part, and the offset behind each part: one part of a topic, as many as it takes of a collection."""
+        """Yield the range's records in parts, with the offset after each: one for a topic, several for a collection."""
         flush = self._pipeline.flush
         if isinstance(self._reader, RowsReader):
             for records in self._reader.chunks(work.start, work.end, items=BULKS * flush.items):

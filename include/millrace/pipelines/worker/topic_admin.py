@@ -42,8 +42,11 @@ def look(cluster: KafkaCluster, *, seconds: float = SECONDS) -> Found:
 
 
 def require_no_loop(pipeline: Pipeline) -> None:
-    """Raises InvalidSettings where what a pipeline writes comes in again: its error or output topic is one of its source's, in the same cluster
-    by whatever name that was declared. Raises as :func:`look`."""
+    """Raise InvalidSettings if a pipeline reads what it writes.
+
+    That is: its error or output topic is one of its source's, in the same cluster under whatever name. Raises as
+    :func:`look`.
+    """
     source = pipeline.source
     if not isinstance(source, KafkaSource):
         return
@@ -53,12 +56,13 @@ def require_no_loop(pipeline: Pipeline) -> None:
     for field, cluster, topic in written:
         if topic in source.topics and look(cluster).cluster == look(source).cluster:
             raise InvalidSettings(
-                f"{field}: {topic} at {', '.join(cluster.bootstrap)} is the topic of the source: what goes out would come in again for ever"
+                f"{field}: {topic} at {', '.join(cluster.bootstrap)} is also the source's topic: the output would be"
+                " read again"
             )
 
 
 class BrokersLook:
-    """Whether brokers answer, asked again every few seconds at most: whoever looks often costs them nothing. Thread-safe."""
+    """Whether brokers answer, checked at most every few seconds: frequent queries cost them nothing. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,8 +82,10 @@ class BrokersLook:
 
 
 def make(cluster: KafkaCluster, topics: Iterable[str], *, settings: Mapping[str, str] | None = None) -> None:
-    """One partition each, with the brokers' own number of replicas; no effect where there is one. `settings` are left out where the brokers
-    do not allow them. Raises as :func:`look`."""
+    """Create topics of one partition, with the brokers' default of replicas; existing ones stay.
+
+    `settings` are omitted if the brokers do not allow them. Raises as :func:`look`.
+    """
     config = dict(settings or {})
     admin = _admin(cluster)
     for topic in topics:

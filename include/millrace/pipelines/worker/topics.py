@@ -25,7 +25,7 @@ from millrace.pipelines.model.sources import KafkaSource
 from millrace.pipelines.records import Record
 
 _AT_ONCE: Final = 100
-"""Records that one call of the client hands over, at most: it looks at their number alone, and each may be of any size."""
+"""Records that one call of the client returns at most: it limits only their number, and each may be of any size."""
 _GUESS: Final = 1 << 20
 """Bytes of a record, before any was seen."""
 _QUEUED_KIB: Final = 16 << 10
@@ -165,7 +165,7 @@ class Topics:
         return self._ids
 
     def at(self, milliseconds: int) -> dict[str, int]:
-        """Of each task the first record of that moment or later, by the records' own timestamps; the end where there is none."""
+        """Return, for each task, the first record of that time or later by record timestamps, or the end."""
         ends = self.ends()
         places = [TopicPartition(topic, partition, milliseconds) for topic, partition in self.partitions()]
         found = self._ask("offsets of a moment", lambda: self._client().offsets_for_times(places, timeout=self._wait))
@@ -178,7 +178,7 @@ class Topics:
         return offsets
 
     def mirror(self, offsets: Iterable[tuple[str, int, int]]) -> None:
-        """Tell the consumer group where (topic, partition) stand, for other tools; what keeps it from that is not ours."""
+        """Commit (topic, partition, offset) to the consumer group, for other tools. Errors are ignored."""
         places = [TopicPartition(topic, partition, offset) for topic, partition, offset in offsets]
         if places:
             try:
@@ -222,7 +222,7 @@ class Reader:
         self._what = task_of(topic, partition)
         self._poll = source.poll_timeout_ms / 1000
         self._patience = source.socket_timeout_ms / 1000
-        # Where its queue is full the client waits a second before it fetches again; of so small a one it would run dry meanwhile.
+        # The client waits a second after its queue was full; a small queue would run dry meanwhile.
         ahead = {"queued.max.messages.kbytes": _QUEUED_KIB, "fetch.queue.backoff.ms": 10}
         self._consumer = consumer_of(source, group, **ahead)
         self._next: int | None = None
@@ -230,11 +230,12 @@ class Reader:
         """Bytes of a record, as they came lately."""
 
     def read(self, start: int, end: int, *, items: int, size: int, seconds: float) -> tuple[list[Record], int]:
-        """Records from offset `start` on, below `end`: at most about `items`, and `size` bytes, within `seconds`; and the next offset. What goes
-        beyond `size` is one record, or few where they grow all at once.
+        """Return the records from offset `start` below `end`, and the next offset.
 
-        The next offset may lie behind a gap (compacted, or a transaction's end) and is beyond `start` where anything came. Raises
-        LogUnavailable where nothing came; PositionTruncated, LogRegressed where `start` lies outside of what the partition has.
+        At most about `items` records and `size` bytes, within `seconds`. What exceeds `size` is one record, or few if
+        they grow suddenly. The next offset may be after a gap (compacted, or a transaction's end); it is beyond `start`
+        if anything came. Raises LogUnavailable if nothing came; PositionTruncated or LogRegressed if `start` is outside
+        of the partition.
         """
         if self._next != start:
             self._consumer.assign([TopicPartition(self._place.topic, self._place.partition, start)])
@@ -282,7 +283,8 @@ class Reader:
             low, high = self._consumer.get_watermark_offsets(self._place, timeout=self._patience)
             if start < low:
                 raise PositionTruncated(
-                    f"{self._what}: offset {start} is gone by retention; the earliest is {low}. Set the offset (docs/pipelines.md)",
+                    f"{self._what}: offset {start} was removed by retention; the earliest is {low}."
+                    " Set the offset (docs/pipelines.md)",
                     earliest=(0, low),
                 )
             raise LogRegressed(

@@ -1,6 +1,7 @@
-"""How a pipeline did over the last quarter of an hour: samples that its worker leaves in ``samples.jsonl`` of its folder, as rates for charts.
+"""A pipeline's last quarter of an hour, as rates for charts: samples from its worker in its folder's ``samples.jsonl``.
 
-A sample has the counts of all tasks since they began, the lag and the latency of that moment. Nothing decides by it; History bounds the file.
+A sample has the counts of all tasks since they began, and the current lag and latency. Nothing decides by it; History
+bounds the file.
 """
 
 from __future__ import annotations

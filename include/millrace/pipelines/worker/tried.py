@@ -14,7 +14,7 @@ from millrace.runtime.sandbox.pool import Sandbox
 
 
 def tried(pipeline: Pipeline, records: Sequence[Record], open_rows: Open) -> tuple[list[Record], list[Failure]]:
-    """Those that may be taken, and those whose work has no end in half the time for which a worker waits, or ends its process."""
+    """Split `records`: acceptable ones, and failures that take over half a worker's patience or end their process."""
     left, failures = [], []
     with Trying(Sandbox(TRYING, seconds=LATE_SECONDS / 2, max_processes=1)) as trying:
         for record in records:

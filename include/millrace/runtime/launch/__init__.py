@@ -1,4 +1,4 @@
-"""Launched jobs: a folder a run, a lock that says whether it lives, a history of what ended.
+"""Launched jobs: one folder for each run, a lock that shows whether the job lives, and a history of ended runs.
 
-Begin with `launcher.py`.
+Start with `launcher.py`.
 """

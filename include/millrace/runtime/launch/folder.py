@@ -70,10 +70,7 @@ class RunFolder:
         self._lock = self.path / "lock"
 
     def try_lock(self) -> int | None:
-        """Return an open file that holds the lock, to pass to the job and close here;
-
-        None if another process holds it.
-        """
+        """Return an open file that holds the lock, to pass to the job and close here; None if the lock is taken."""
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
             try:

@@ -224,8 +224,7 @@ class Launcher:
         return sorted((each for each in found if each is not None), key=lambda each: each.started_at, reverse=True)
 
     def clean(self, *, older_than: float = RETENTION_SECONDS, keep: int = RETAINED_RUNS) -> list[str]:
-        """Remove runs that ended more than `older_than` seconds ago, and all but the newest `keep`; return their
-        ids."""
+        """Remove runs that ended over `older_than` seconds ago, and all but the newest `keep`; return their ids."""
         now = time.time()
         removed = []
         for place, status in enumerate(self.runs()):
@@ -329,10 +328,13 @@ def _judge(folder: RunFolder, *, alive: bool, result: dict[str, Any] | None) -> 
 def _lost_words(folder: RunFolder) -> str:
     """Describe a process that ended without a result: its last progress and its last lines."""
     was_at = str((read_json(folder.progress) or {}).get("words") or "")
-    during = f' while it said "{was_at}"' if was_at else ""
+    during = f' while it reported "{was_at}"' if was_at else ""
     last = log_tail(folder.log, lines=5)
     if not last:
-        return f"the process of the run was killed{during or ' before it wrote a line'}; the kernel's log says whether memory ran out"
+        return (
+            f"the process of the run was killed{during or ' before it wrote a line'};"
+            " the kernel's log says whether memory ran out"
+        )
     return f"the process of the run ended without a result{during} (log: {folder.log}): {last}"
 
 

@@ -1,4 +1,4 @@
-"""The caller side of a sandbox: a few worker processes, started on demand, reused, and killed when they exceed a limit.
+"""The caller side of a sandbox: a few worker processes, started on demand, reused, and killed if they exceed a limit.
 
 sandbox = Sandbox("millrace.pipelines.samples")
 sandbox.call(request)                 # JSON; raises TooMuchWork, ServiceBusy
@@ -73,9 +73,9 @@ class Sandbox(Closeable):
                     found = child.ask(body, on_callback)
                 except _Gone:
                     child.end()
-                    if used:  # it idled out between two requests: take another
+                    if used:  # it reached its idle limit between two requests: take another
                         continue
-                    raise ServiceBusy(f"{self._module} ends before it answers") from None
+                    raise ServiceBusy(f"{self._module} ended before it answered") from None
                 except BaseException:
                     child.end()
                     raise
@@ -94,11 +94,11 @@ class Sandbox(Closeable):
     def _turn(self) -> Iterator[None]:
         with self._lock:
             if self._asking >= self._most:
-                raise ServiceBusy(f"{self._most} dry runs or checks of declarations are under way: try again")
+                raise ServiceBusy(f"{self._most} dry runs or checks of declarations are running: try again")
             self._asking += 1
         try:
             if not self._free.acquire(timeout=_START_SECONDS + self._seconds * self._most):
-                raise ServiceBusy("dry runs and checks of declarations take long now: try again")
+                raise ServiceBusy("dry runs and checks of declarations take long at the moment: try again")
             try:
                 yield
             finally:
@@ -123,7 +123,7 @@ class Sandbox(Closeable):
 
 
 class _Gone(Exception):
-    """The worker ended by itself before it answered."""
+    """The worker ended on its own before it answered."""
 
 
 class _Child:
@@ -155,7 +155,7 @@ class _Child:
         try:
             self._hear(deadline)
         except TooMuchWork:
-            raise ServiceBusy("a process for dry runs and checks of declarations does not start: try again") from None
+            raise ServiceBusy("a process for dry runs and checks of declarations did not start: try again") from None
 
     def ask(self, body: bytes, reply: Callable[[Any], Any] | None) -> Any:
         deadline = Deadline.after(self._seconds)
@@ -164,16 +164,16 @@ class _Child:
             kind, found = self._hear(deadline)
             if kind == FrameKind.CALLBACK and reply is not None:
                 begun = deadline.clock()
-                told = json.dumps(reply(found)).encode()
+                answer = json.dumps(reply(found)).encode()
                 deadline = deadline.extended(deadline.clock() - begun)
-                self._say(FrameKind.CALLBACK_RESULT, told, deadline)
+                self._say(FrameKind.CALLBACK_RESULT, answer, deadline)
             elif kind == FrameKind.LIMIT:
                 limit, words = found
                 raise self._over(str(limit)[:_WORDS], str(words)[:_WORDS])
             elif kind == FrameKind.RESULT:
                 return found
             else:
-                raise RuntimeError(f"a process apart: {str(found)[:_WORDS]}")
+                raise RuntimeError(f"error in a sandbox: {str(found)[:_WORDS]}")
 
     def end(self) -> None:
         """Kill it. Idempotent."""
@@ -216,7 +216,7 @@ class _Child:
         poll = select.poll()
         poll.register(file, event)
         if not poll.poll(1000 * deadline.remaining()):
-            raise self._over("time", f"it is not done within {self._seconds:g} s")
+            raise self._over("time", f"not done within {self._seconds:g} s")
 
     def _ended(self) -> Exception:
         """Derive from the exit code why the worker closed its pipes."""
@@ -227,12 +227,12 @@ class _Child:
         if code in (0, -signal.SIGTERM):
             return _Gone()
         if code == -signal.SIGXCPU:
-            return self._over("time", f"it is not done within {self._seconds:g} s")
+            return self._over("time", f"not done within {self._seconds:g} s")
         if code in (-signal.SIGABRT, -signal.SIGKILL):  # by its allocator, or by the kernel
-            return self._over("memory", f"it needs more than {MEMORY_MIB} MiB of memory")
+            return self._over("memory", f"more than {MEMORY_MIB} MiB of memory needed")
         if code in (-signal.SIGSEGV, -signal.SIGBUS):
-            return self._over("depth", "it goes too deep")
-        return self._over("crash", f"it ends its process ({code})")
+            return self._over("depth", "nested too deeply")
+        return self._over("crash", f"the process crashed ({code})")
 
     def _over(self, limit: str, words: str) -> TooMuchWork:
         where = os.pread(self._where, POSITION_BYTES, 0).decode(errors="replace").strip()

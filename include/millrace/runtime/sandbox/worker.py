@@ -89,6 +89,6 @@ def serve(handle: Callable[[Any, CallerConnection], Any]) -> None:
         except TooMuchWork as error:
             talk.send(FrameKind.LIMIT, [error.limit, str(error)])
         except MemoryError:
-            talk.send(FrameKind.LIMIT, ["memory", f"it needs more than {memory_mib} MiB of memory"])
+            talk.send(FrameKind.LIMIT, ["memory", f"more than {memory_mib} MiB of memory needed"])
         except Exception as error:
             talk.send(FrameKind.FAILURE, f"{type(error).__name__}: {error}"[:2000])

@@ -41,14 +41,16 @@ def spark_configuration(settings: Settings, *, light_jvm: bool = False) -> dict[
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(settings.data_dir / "spark" / "warehouse"),
-        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop gives files modes of its own, whatever the process's umask
+        # Hadoop gives files modes of its own, whatever the process's umask is.
+        "spark.hadoop.fs.permissions.umask-mode": "077",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": cores,
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": cores,
         "spark.databricks.delta.snapshotPartitions": cores,
-        "spark.speculation": "false",  # an attempt's files are named for it; a second one at once would be waste
+        "spark.speculation": "false",  # each attempt writes files of its own name; a concurrent second one is waste
         "spark.python.worker.reuse": "true",
-        "spark.python.authenticate.socketTimeout": "120s",  # a JVM on a busy machine may answer its worker late: 15 s fail the query
+        # A JVM on a busy machine may answer its worker late; the default of 15 s would fail the query.
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.executorEnv.PYTHONPATH": _python_path(),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": str(settings.spark_ui).lower(),

@@ -58,16 +58,16 @@ def spark_slot(settings: Settings, job: str, progress: Progress, *, poll: float 
         while (before := _before(folder, number)) and len(before) >= settings.spark_slots:
             now = time.time()
             starts = expected_start(before, median_durations(folder), settings.spark_slots, now=now)
-            when = "" if starts is None else f", expected to begin in about {_words(starts - now)}"
+            when = "" if starts is None else f", expected to begin in about {_duration_text(starts - now)}"
             progress.update(
-                f"waiting for a place: {len(before)} before it ({', '.join(each.job for each in before)}){when}",
+                f"waiting for a slot: {len(before)} before it ({', '.join(each.job for each in before)}){when}",
                 **{JOBS_AHEAD: len(before), **({} if starts is None else {EXPECTED_START: starts})},
             )
             time.sleep(poll)
         begun = time.time()
         _write(handle, Ticket(job, os.getpid(), begun, running=True))
         yield
-        _took(folder, job, time.time() - begun)
+        _record_duration(folder, job, time.time() - begun)
     finally:
         with suppress(FileNotFoundError):
             (folder / _NAME.format(number)).unlink()
@@ -75,8 +75,9 @@ def spark_slot(settings: Settings, job: str, progress: Progress, *, poll: float 
 
 
 def expected_start(before: Sequence[Ticket], typical: Mapping[str, float], places: int, *, now: float) -> float | None:
-    """Estimate when the operation after `before` starts, in Unix seconds (at least `now`), or None if a duration is
-    unknown.
+    """Estimate the Unix time (at least `now`) at which the operation after `before` starts.
+
+    None if a duration is unknown.
 
     A queued ticket takes the first slot that becomes free. It may start out of turn: a holder may have ended since the
     last poll, and processes with other settings may have started earlier.
@@ -94,19 +95,19 @@ def expected_start(before: Sequence[Ticket], typical: Mapping[str, float], place
 
 def median_durations(folder: Path) -> dict[str, float]:
     """Return the median duration in seconds of the newest runs, by job."""
-    return {job: statistics.median(each) for job, each in _lengths(folder).items()}
+    return {job: statistics.median(each) for job, each in _durations(folder).items()}
 
 
-def _took(folder: Path, job: str, seconds: float) -> None:
+def _record_duration(folder: Path, job: str, seconds: float) -> None:
     """Record how long a job held its slot; the newest DURATION_SAMPLES of each job are kept."""
     with _alone(folder):
-        lengths = _lengths(folder)
+        lengths = _durations(folder)
         replace_json(
             folder / DURATIONS_FILE, {**lengths, job: [*lengths.get(job, []), round(seconds, 3)][-DURATION_SAMPLES:]}
         )
 
 
-def _lengths(folder: Path) -> dict[str, list[float]]:
+def _durations(folder: Path) -> dict[str, list[float]]:
     found = read_json(folder / DURATIONS_FILE) or {}
     return {str(job): [float(each) for each in lengths] for job, lengths in found.items() if lengths}
 
@@ -127,7 +128,7 @@ def _take(folder: Path, job: str) -> tuple[int, int]:
         number = max((each for each, _ in _live(folder)), default=0) + 1
         draft = (
             folder / f".{os.getpid()}.draft"
-        )  # written and locked under another name: a ticket without a lock counts as left by a killed process
+        )  # written and locked under another name first: a ticket without a lock counts as left by a killed process
         handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
         _write(handle, Ticket(job, os.getpid(), time.time(), running=False))
@@ -170,5 +171,5 @@ def _read(handle: int) -> Ticket:
         return Ticket("?", 0, 0.0, running=False)
 
 
-def _words(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""Whether a declared stream can run, found without running it: its source, columns, event time, sink and letters, its function.
+"""Check whether a declared stream can run, without running it: source, columns, event time, sink, letters, function.
 
 What only Spark can tell (the columns that its transform gives, whether its state is bounded) is in
 :mod:`millrace.streams.running.frames`.
@@ -91,7 +91,10 @@ def _source(stream: Stream, known: dict[str, CollectionInfo]) -> Iterator[Findin
     windows = stream.operator is not None and stream.operator.windows is not None
     chosen = "kinds" in source.model_fields_set
     if windows and not chosen and collection.schema.on_duplicate == "replace":
-        words = f"{source.collection!r} replaces rows, and windows count each version of one: say 'skip others' if they are to, or 'inserts' to stop there"
+        words = (
+            f"{source.collection!r} replaces rows, and windows count each version of one:"
+            " say 'skip others' if they are to, or 'inserts' to stop there"
+        )
         yield Finding("warning", "source.kinds", words)
     mark = source.watermark
     if mark is None:
@@ -201,8 +204,10 @@ def rows_schema(collection: CollectionInfo, columns: Sequence[str]) -> pa.Schema
 
 
 def planned(stream: Stream, schema: pa.Schema, right: CollectionInfo | None) -> tuple[pa.Schema, pa.Schema, list[str]]:
-    """Return, for the stream's operator over rows of `schema`, the columns of answers and late rows, each as their sink has
-    them, and what lets the state grow. Raises InvalidArgument."""
+    """Return the columns of the operator's answers over rows of `schema`, those of late rows, and what grows its state.
+
+    The columns are those that the sinks get. Raises InvalidArgument.
+    """
     operation, mark = stream.operator, stream.source.watermark
     assert operation is not None
     assert mark is not None
@@ -215,7 +220,10 @@ def planned(stream: Stream, schema: pa.Schema, right: CollectionInfo | None) -> 
 
 
 def given_columns(stream: Stream, operator: Operator, schema: pa.Schema) -> tuple[pa.Schema, pa.Schema]:
-    """Return the columns of the operator's answers and of late rows, each as their sink has them. Raises InvalidArgument if two have one name."""
+    """Return the columns of the operator's answers and of late rows, as their sinks have them.
+
+    Raises InvalidArgument if two columns have the same name.
+    """
     mark = stream.source.watermark
     assert mark is not None
     answers = operator.output_schema(schema)
@@ -281,7 +289,10 @@ def _sql(stream: Stream) -> Iterator[Finding]:
 
 
 def _state(stream: Stream, parsed: Any) -> Iterator[Finding]:
-    """What lets the state of its SQL grow, as far as the words tell: nothing in it is of the event time. Spark is asked by `explain`."""
+    """Yield what lets the state of its SQL grow, judged by the text: nothing in it is of the event time.
+
+    `explain` asks Spark.
+    """
     from sqlglot import exp
 
     if not any(parsed.find_all(exp.Group, exp.Distinct, exp.AggFunc)):

@@ -1,10 +1,11 @@
-"""A stream as its user declares it, in Python or YAML: the same fields in both, checked as far as they can be by themselves.
+"""A stream as its user declares it, in Python or YAML: the same fields in both, each checked on its own.
 
-    STREAMS = [Stream(name="hourly", source=From(collection="flights", watermark=Watermark(column="time_hour", delay="1 day")),
+    STREAMS = [Stream(name="hourly",
+                      source=From(collection="flights", watermark=Watermark(column="time_hour", delay="1 day")),
                       transform=hourly, sink=Into(collection="flights_by_hour", mode="upsert"), output_mode="update")]
 
-A transform is a function of a DataFrame that gives a DataFrame, kept as ``module:function``, so that a declaration is data and the
-job that runs it finds the function. Nothing here imports Spark: Airflow parses declarations.
+A transform is a function from a DataFrame to a DataFrame, stored as ``module:function``, so that a declaration is data
+and the job that runs it finds the function. Nothing here imports Spark: Airflow parses declarations.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Watermark(_Model):
     """Of the rows; or ``_log_time``, which every row has: when it became visible, by its time tick."""
     delay: str = Field(default="0 seconds", pattern=_DELAY)
     max_ahead: str | None = Field(default=None, pattern=_DELAY)
-    """How far a row's event time may be ahead of its log time: an operator puts those aside that are further. Default: no bound."""
+    """How far an event time may be ahead of its log time; an operator puts later rows aside. Default: no bound."""
 
     @property
     def ahead(self) -> timedelta | None:
@@ -180,7 +181,7 @@ class Table(_Model):
 
 
 class Stream(_Model):
-    """A declared stream. Raises InvalidStream by :meth:`of`, which names each field; pydantic's error where it is made directly."""
+    """A declared stream. :meth:`of` raises InvalidStream, which names each field; the constructor pydantic's error."""
 
     name: str = Field(pattern=_NAME)
     source: Annotated[From, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)]
@@ -190,7 +191,7 @@ class Stream(_Model):
     tables: dict[str, Table] = {}
     """Collections that rows are joined with, by the name they have in `sql`, or as which the transform gets them."""
     operator: Operation | None = None
-    """Behind the transform: windows, deduplication, a pattern, an as-of join (docs/operators.md), over the watermark's column."""
+    """The operator after the transform: windows, deduplication, a pattern, an as-of join (docs/operators.md)."""
     late: Annotated[
         Into | None, BeforeValidator(lambda each: {"collection": each} if isinstance(each, str) else each)
     ] = None
@@ -251,14 +252,14 @@ class Stream(_Model):
 
     @classmethod
     def of(cls, value: object, *, where: str = "a stream") -> Stream:
-        """The stream that a dict (of YAML, say) declares. Raises InvalidStream, which names each field that is wrong."""
+        """Return the stream that a dict (from YAML, say) declares. Raises InvalidStream, naming each wrong field."""
         try:
             return value if isinstance(value, cls) else cls.model_validate(value)
         except ValidationError as error:
             raise InvalidStream(f"{where}: {words(error)}") from None
 
     def fingerprint(self) -> str:
-        """Tells whether what a checkpoint holds was made by the same declaration: of all that decides which rows it gives."""
+        """Identify the declaration of a checkpoint: covers everything that decides which rows the stream gives."""
         kept = self.model_dump(mode="json", include={"source", "transform", "sql", "sink", "output_mode", "version"})
         for name in ("after", "snapshot", "max_bytes"):
             del kept["source"][name]
@@ -268,7 +269,7 @@ class Stream(_Model):
             del kept["source"]["channels"]
         if self.source.watermark is not None and self.source.watermark.max_ahead is None:
             del kept["source"]["watermark"]["max_ahead"]
-        # What a declaration need not say says nothing where it does not: checkpoints go on that were made before it could.
+        # An omitted optional field adds nothing, so that checkpoints from before it existed continue.
         kept |= self.model_dump(mode="json", include={"tables", "operator", "late"}, exclude_defaults=True)
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Which streams are declared: those shipped, then those of the modules and YAML files that the setting ``stream_declarations`` names.
+"""Find the declared streams: shipped ones, then those of the setting ``stream_declarations`` (modules, YAML files).
 
 A module has ``STREAMS = [Stream(...), ...]``; a YAML file a list of streams under ``streams``.
 """

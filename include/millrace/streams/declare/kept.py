@@ -1,8 +1,8 @@
 """What is kept of a declared stream over its runs: ``<data>/streams/<name>/``.
 
-``state.json`` says which *incarnation* runs (each has a checkpoint of its own, ``<number>/``: Spark's, with the sink's memory in it), where that
-began, by which declaration its checkpoint was made, and whether the stream is paused. A replay, or an upgrade without state, is a new
-incarnation; the checkpoint before stays until the one after it is begun.
+``state.json`` names the running *incarnation*, where it began, the declaration that made its checkpoint, and whether
+the stream is paused. Each incarnation has its own checkpoint ``<number>/`` with Spark's state and the sink's memory. A
+replay, or an upgrade without state, is a new incarnation; the previous checkpoint stays until the new one has begun.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Where an incarnation begins: behind a tick, with a snapshot at one, or by PChannel behind `ticks`; else as the declaration says."""
+    """The start of an incarnation: after a tick, with a snapshot at one, after `ticks` by PChannel, or as declared."""
 
     after: int | str | None = None
     snapshot: int | str | None = None
@@ -42,7 +42,7 @@ class State:
     begun: Begun = Begun()
     paused: bool = False
     handed: bool = False
-    """Whether a micro-batch of the incarnation was handed to the sink. Until then another declaration takes its place."""
+    """Whether the sink got a micro-batch of the incarnation. Until then another declaration replaces it."""
 
 
 class Kept:
@@ -60,7 +60,8 @@ class Kept:
             return State()
         if value.get("version", VERSION) > VERSION:
             raise UnsupportedVersion(
-                f"the state of stream {self.name} has version {value['version']}, and this build knows {VERSION}: run the newer build"
+                f"the state of stream {self.name} has version {value['version']}, and this build supports {VERSION}:"
+                " run the newer build"
             )
         return State(
             value["incarnation"],
@@ -88,8 +89,10 @@ class Kept:
         self.keep(replace(self.state, paused=paused))
 
     def admitted(self, stream: Stream) -> State:
-        """The state to run `stream` by; to be called with the lock held. Raises InvalidStream where it is paused, or another declaration
-        has given rows to the sink with its checkpoint."""
+        """Return the state to run `stream` by; call it with the lock held.
+
+        Raises InvalidStream if it is paused, or if another declaration has given rows to the sink with its checkpoint.
+        """
         state, mine = self.startable(stream), stream.fingerprint()
         if state.fingerprint != mine:
             shutil.rmtree(self.checkpoint(state), ignore_errors=True)  # of a declaration that gave its sink nothing
@@ -110,13 +113,14 @@ class Kept:
             raise InvalidStream(f"the stream {self.name!r} is paused: `millrace streams resume {self.name}`")
         if state.handed and state.fingerprint not in ("", stream.fingerprint()):
             raise InvalidStream(
-                f"the stream {self.name!r} was declared otherwise when it ran last: `millrace streams upgrade {self.name} --keep-state`"
-                " goes on with its checkpoint (Spark refuses state that does not fit), `--fresh-state` from the same place without it"
+                f"the declaration of stream {self.name!r} changed since it ran last:"
+                f" `millrace streams upgrade {self.name} --keep-state`"
+                " continues with its checkpoint (Spark refuses state that does not fit), `--fresh-state` without it"
             )
         return state
 
     def upgrade(self, stream: Stream, *, keep_state: bool) -> State:
-        """Take a changed declaration: with the state there is, or without it from where the stream stands. Raises StreamBusy."""
+        """Accept a changed declaration, with the present state, or from here without it. Raises StreamBusy."""
         with self.locked():
             state = replace(self.state, fingerprint=stream.fingerprint())
             if not keep_state:
@@ -161,9 +165,9 @@ class Lock:
 
 
 def position(checkpoint: Path) -> dict[str, int] | None:
-    """By PChannel the tick up to which the newest micro-batch that ended had come, by Spark's own checkpoint; None where none has.
+    """Return, by PChannel, the tick that the last completed micro-batch reached, from Spark's checkpoint.
 
-    Of a snapshot that was not given whole it is None too: there is no tick to go on behind.
+    None without one, and for an incomplete snapshot: there is no tick after which to continue.
     """
     numbers = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
     if not numbers:

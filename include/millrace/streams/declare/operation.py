@@ -1,4 +1,4 @@
-"""The operator of a declared stream (docs/operators.md), as data: what YAML and Python say, checked without Spark, and the operator it makes."""
+"""The operator of a declared stream as data (docs/operators.md), checked without Spark, and the operator it makes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def sink_names(names: Iterable[str], *, collection: bool) -> dict[str, str]:
 
 
 def late_names(names: Iterable[str], *, collection: bool) -> dict[str, str]:
-    """Return the columns of late rows that their sink gets, with their names there. Of an as-of join it gets ``right_side``, which side
-    a row is of, and the right side's columns as ``right_temp``."""
+    """Return the columns of late rows that their sink gets, with their names there.
+
+    Those of an as-of join include ``right_side``, the side of a row, and the right side's columns as ``right_temp``.
+    """
     left_out = {GONE, ORDER}
     return {
         each: SIDE if each == RIGHT else f"right_{each.removeprefix(_RIGHT_OF)}" if each.startswith(_RIGHT_OF) else name
@@ -82,7 +84,7 @@ class WindowsOf(_Model):
     """Aggregates by key and window, or session."""
 
     aggregates: dict[str, str]
-    """By column of the answer what it is: ``count(*)``, or count, sum, min, max or avg of a column, ``avg(dep_delay)``."""
+    """By column of the answer: ``count(*)``, or count, sum, min, max or avg of a column, such as ``avg(dep_delay)``."""
     keys: tuple[str, ...] = ()
     size: Duration = None
     slide: Duration = None
@@ -145,15 +147,19 @@ class AsOfOf(_Model):
     columns: dict[str, str]
     """Columns of the right side in the answer: by column its name there."""
     time: str
-    """The right side's event time: a column of it; or ``_log_time``, when a row became visible, and then a deleted row is one that is valid
-    no longer: the join is with the version that was valid."""
+    """The right side's event time: a column, or ``_log_time``, when a row became visible.
+
+    With ``_log_time``, a deleted row is no longer valid, and the join is with the version that was valid.
+    """
     tolerance: Duration = None
     inner: bool = False
     left: tuple[str, ...] = ()
     """Columns of the stream in the answer; default: all, without those of changes."""
     policy: Literal["min", "max"] | None = None
-    """Whether the watermark is that of the side further behind, or of the one further ahead; default: the first, and by ``_log_time`` the second,
-    for what seldom changes would hold back all answers."""
+    """Whether the watermark is that of the slower side ("min") or of the faster one ("max").
+
+    The default is "min", but "max" for ``_log_time``: a side that seldom changes would hold back all answers.
+    """
 
     @property
     def versioned(self) -> bool:
@@ -172,7 +178,7 @@ class AsOfOf(_Model):
         )
 
     def both(self, left: pa.Schema, right: pa.Schema, time: str) -> pa.Schema:
-        """The columns of the stream that both sides are. Raises InvalidArgument where the right side lacks one, or keys differ in type."""
+        """Return the stream's columns of both sides. Raises InvalidArgument if the right side does not fit."""
         import pyarrow as pa
 
         from millrace.streams.patterns.sorted_rows import column_of
@@ -212,7 +218,7 @@ class Operation(_Model):
         return self
 
     def made(self, time: str, schema: pa.Schema) -> Operator:
-        """The operator over rows of `schema` (of an as-of join: of the left side), by their event time. Raises InvalidArgument."""
+        """Return the operator over rows of `schema` (of an as-of join: the left side's). Raises InvalidArgument."""
         from millrace.wal.visible.changes import CHANGE_COLUMNS
 
         if self.as_of is not None:

@@ -1,1 +1,1 @@
-"""Keyed operators over streams: explicit, columnar state by shard of keys, committed together with what it answers (docs/operators.md)."""
+"""Keyed operators over streams: columnar state by shard of keys, committed with its answers (docs/operators.md)."""

@@ -1,9 +1,10 @@
-"""What a watermark is made of: the newest event time of each side, and how far ahead of the log a row's may be.
+"""The basis of a watermark: the newest event time of each side, and how far ahead of the log a row's may be.
 
-The watermark is `delay` behind the newest event time of all batches before. Of an operator with two sides (:attr:`Operator.sides`) the side
-counts that is further behind, and there is none until both have come: so no row is late for the other side was quicker. A row whose event
-time is more than `max_ahead` ahead of its own log time, that of its tick, is not believed: it is rejected, goes to the side and moves nothing, where
-it would have made all that follows late. All of it follows from the rows, so that a batch that is repeated comes to the same.
+The watermark is `delay` before the newest event time of all earlier batches. With two sides (:attr:`Operator.sides`)
+the slower one counts, and there is no watermark until both have rows: so no row is late because the other side was
+faster. A row whose event time is more than `max_ahead` after its own log time, that of its tick, is rejected: it goes
+to the side and moves nothing, instead of making all that follows late. All of this depends only on the rows, so a
+repeated batch gives the same.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TICK: Final = "_time_tick"
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest event times so far (:func:`times_of`), of the left side and of the right; of an operator with one side, `left`."""
+    """The newest event times so far (:func:`times_of`) of the left and the right side; only `left` for one side."""
 
     left: int | None = None
     right: int | None = None
@@ -69,7 +70,8 @@ class Clock:
             raise InvalidArgument(f"max_ahead is negative: {self.max_ahead}")
         if TICK not in schema.names or schema.field(TICK).type != pa.int64():
             raise InvalidArgument(
-                f"max_ahead goes by the column {TICK}, which the rows have not: name it among the source's columns, and let a transform keep it"
+                f"max_ahead needs the column {TICK}, which the rows lack: name it among the source's columns, and"
+                " keep it in the transform"
             )
 
     def watermark(self, operator: Operator, newest: Newest) -> int | None:
@@ -79,7 +81,7 @@ class Clock:
         return min(known) - units(self.delay) if len(known) == len(times) else None
 
     def advance(self, operator: Operator, state: State, rows: pa.Table, watermark: int | None) -> tuple[Step, Newest]:
-        """:meth:`Operator.advance` with the rows that this clock believes, the others beside the late ones; and their newest times."""
+        """Do :meth:`Operator.advance` with acceptable rows; return the others among the late ones, and newest times."""
         believed, ahead = self._parted(operator, rows)
         step = operator.advance(state, believed, watermark)
         if ahead is not None:

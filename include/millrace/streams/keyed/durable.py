@@ -1,4 +1,4 @@
-"""Operators over batches with a number each, exactly once: whoever repeats a batch, after any crash, changes nothing."""
+"""Operators over numbered batches, exactly once: repeating a batch, after any crash, is idempotent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from millrace.streams.keyed.store import Advanced, KeyedTable
 
 
 class DurableRun:
-    """A stream in the calling process whose answers, late rows and state are a table at `uri`. Processes may come and go, and be two at a
-    time: the commit lets one through. `warnings` say what lets the state grow. Raises InvalidArgument."""
+    """A stream in the calling process whose answers, late rows and state are a table at `uri`.
+
+    Processes may come and go, and two may run at a time: only one commit succeeds. `warnings` say what lets the state
+    grow. Raises InvalidArgument.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,10 @@ class DurableRun:
         return self.table.base().batch + 1
 
     def batch(self, number: int, rows: pa.Table) -> bool:
-        """Take the batch of that number; False where it, or a later one, is there already. Raises CommitFenced where another committed meanwhile: ask :attr:`next_batch`."""
+        """Take the batch of that number; return False if it, or a later one, was taken before.
+
+        Raises CommitFenced if another process committed meanwhile: ask :attr:`next_batch`.
+        """
         return self._take(number, rows, ended=False)
 
     def finish(self, number: int) -> bool:

@@ -1,8 +1,9 @@
-"""An operator behind Spark's shuffle: each micro-batch goes to its keys' shards, a task advances one, the driver commits what all of them wrote.
+"""An operator after Spark's shuffle: keys go to shards, a task advances each shard, the driver commits all results.
 
-A shard is a partition of ``repartition(shards, keys)``, whose hash is Spark's own and fixed; the table remembers how many there are. A task opens
-the table, reads its shard's state, and writes answers, late rows and state as durable files; only their names come back. A micro-batch
-that Spark repeats finds its number in the table. The numbers are those of one checkpoint: its folder and the table carry the same name.
+A shard is a partition of ``repartition(shards, keys)``, whose hash is Spark's own and fixed; the table stores the
+number of shards. A task opens the table, reads its shard's state, and writes answers, late rows and state as durable
+files; only their names come back. A micro-batch that Spark repeats finds its number in the table. The numbers are those
+of one checkpoint: its folder and the table carry the same name.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ class KeyedFrames:
         shards: int,
         max_ahead: timedelta | None = None,
     ) -> None:
-        """`folder` goes with the query's checkpoint. `warnings` say what lets the state grow. Raises InvalidArgument: a column, the operator,
-        or a table at `uri` of another query."""
+        """`folder` belongs to the query's checkpoint. `warnings` say what lets the state grow.
+
+        Raises InvalidArgument for a column, the operator, or a table at `uri` of another query.
+        """
         if shards < 1:
             raise InvalidArgument(f"{shards} shards hold no key: there is at least one")
         self.warnings = operator.check(schema)
@@ -69,7 +72,7 @@ class KeyedFrames:
         self._shards = shards if operator.keys else 1
 
     def write_frame(self, frame: DataFrame, batch_id: int) -> Taken:
-        """Take a micro-batch. Raises CommitFenced where another driver of the same query was first, and what a task raises."""
+        """Take a micro-batch. Raises CommitFenced if another driver of the query was first, and the errors of tasks."""
         base = self._table.base()
         if batch_id <= base.batch:
             return Taken(again=True)
@@ -82,8 +85,10 @@ class KeyedFrames:
         return self._table.answers_of(batch_id)
 
     def counted(self, frame: DataFrame, late: pa.Table) -> Operated:
-        """What became of the rows of a micro-batch that an earlier process took and did not tell: by the rows it put aside; those that an operator
-        drops count as taken."""
+        """Count the rows of a micro-batch that an earlier process took without reporting, from the rows it put aside.
+
+        Rows that an operator drops count as taken.
+        """
         reasons = late.column(REASON).to_pylist()
         gone, rejected = reasons.count(IS_LATE), reasons.count(IS_TIMELESS) + reasons.count(IS_AHEAD)
         return Operated(frame.count() - gone - rejected, gone, rejected, reasons.count(IS_PARTLY_LATE))
@@ -115,7 +120,7 @@ class KeyedFrames:
 
 
 def answered(frame: DataFrame, operator: Operator, shards: int, *, max_ahead: timedelta | None = None) -> DataFrame:
-    """The operator's answers over all rows of a batch: those that a stream of them gives when it has ended, as nothing is late."""
+    """Return the operator's answers over all rows of a batch: those of the finished stream, as nothing is late."""
     schema = columns_of(frame)
     operator.check(schema)
     clock = Clock(0, max_ahead)

@@ -1,4 +1,4 @@
-"""Operators in the calling process, batch by batch: the same functions that tasks run, over one shard or several, without a table."""
+"""Operators in the calling process, batch by batch: the functions that tasks run, over shards, without a table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from millrace.streams.keyed.shards import shards_of
 
 @dataclass
 class Run:
-    """A stream of batches through an operator. `delay`: the watermark is that far behind the newest time of the batches before; `max_ahead`: how
-    far a row's time may be ahead of its log time (millrace.streams.keyed.clock)."""
+    """A stream of batches through an operator.
+
+    The watermark is `delay` before the newest time of earlier batches. `max_ahead` bounds how far a row's time may be
+    ahead of its log time (millrace.streams.keyed.clock).
+    """
 
     operator: Operator
     schema: pa.Schema

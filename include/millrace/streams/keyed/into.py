@@ -1,8 +1,9 @@
-"""An operator with a sink behind it: its answers go on, and its late rows to a sink of their own where there is one.
+"""An operator with a sink after it: its answers go there, and its late rows to a sink of their own if there is one.
 
-The operator's table takes a micro-batch first, in one commit; then the sinks get what that batch came to, read from the table, under the same
-number. A micro-batch that Spark repeats finds the table's answers there and hands the same ones on, so that the sink's guarantee is the stream's: whatever dies
-between the two, the sink sees equal rows under an equal number.
+The operator's table takes a micro-batch first, in one commit. Then the sinks get the batch's results, read from the
+table, under the same number. A micro-batch that Spark repeats finds its answers in the table and passes on the same
+ones, so that the sink's guarantee is the stream's: whatever crashes in between, the sink sees equal rows under an equal
+number.
 """
 
 from __future__ import annotations

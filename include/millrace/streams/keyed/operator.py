@@ -1,7 +1,7 @@
-"""What an operator over keyed rows is: a function of its state, new rows and the watermark, of a shard of keys at a time.
+"""An operator over keyed rows: a function of its state, new rows and the watermark, for one shard of keys at a time.
 
-It keeps nothing else: what it is given and what it returns are Arrow tables, so that a host may run it anywhere, twice, or again
-from an older state, and gets the same.
+It holds nothing else. Its input and output are Arrow tables, so a host may run it anywhere, twice, or again from an
+older state, with the same result.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ class Step:
     state: State
     """Tables that are the very same object as before need not be written again."""
     late: pa.Table
-    """Rows put aside: the input's columns, LATE_BY (int64, in units of the time column, how far behind the watermark, or less than 0: how far
-    ahead of the log; of times, microseconds), WINDOW (where there is one) and REASON."""
+    """Rows put aside: the input's columns, LATE_BY, WINDOW (if there is one) and REASON.
+
+    LATE_BY is an int64 in units of the time column (microseconds for times): how far the row is behind the watermark,
+    or, if negative, ahead of the log.
+    """
     counts: Counts
     """What became of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of each row that came, what became of it: ``taken + late + rejected`` is what came, always. The others count beside that."""
+    """The outcome of each input row: ``taken + late + rejected`` is the input, always. The other counts are extra."""
 
     taken: int = 0
     late: int = 0
@@ -85,7 +88,7 @@ class Operator(ABC):
 
     @property
     def sides(self) -> str | None:
-        """A boolean column that says which rows are of the right one of two sides, where the watermark is that of the side further behind."""
+        """The boolean column that marks rows of the right side, if the watermark is that of the slower of two sides."""
         return None
 
     @abstractmethod
@@ -98,8 +101,11 @@ class Operator(ABC):
 
     @abstractmethod
     def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
-        """Take `rows`, which came in any order, none of the shard's keys elsewhere. Before `watermark` (None: not known yet; END: nothing comes any
-        more) all rows have come, but for late ones. `state` is what the last step left; empty at first."""
+        """Take `rows`, in any order; none of the shard's keys is elsewhere.
+
+        All rows before `watermark` have come, except late ones (None: not known yet; END: no more rows). `state` is
+        what the last step returned; empty at first.
+        """
 
     def describe(self) -> str:
         """What makes its state what it is: an operator of another description does not go on from it."""
@@ -127,7 +133,10 @@ def units(duration: timedelta | int) -> int:
 
 
 def check_time(schema: pa.Schema, name: str, *durations: timedelta | int | None) -> None:
-    """Raises InvalidArgument where the column is no time (or number), a duration does not go with it, or the rows have columns that late rows get."""
+    """Raise InvalidArgument if the column is no time or number, a duration does not fit it, or a name is reserved.
+
+    Reserved are the columns that late rows get.
+    """
     if taken := {LATE_BY, REASON, WINDOW} & {each.lower() for each in schema.names}:
         raise InvalidArgument(f"late rows get a column {', '.join(sorted(taken))}: name that of the stream otherwise")
     kind = schema.field(column_of(schema, name)).type
@@ -183,13 +192,18 @@ def from_number(numbers: Any, kind: pa.DataType) -> Any:
 
 
 class Ordered(Operator):
-    """An operator that gets its rows in the order of time: they wait until the watermark has passed them. A row of a time before the
-    watermark is late and goes to the side; equal times are put in an order by the operator, never by arrival."""
+    """An operator that gets its rows in order of time: they wait until the watermark has passed them.
+
+    A row of a time before the watermark is late and goes to the side. The operator orders equal times itself, never by
+    arrival.
+    """
 
     @abstractmethod
     def step(self, state: State, ready: pa.Table, watermark: int) -> tuple[pa.Table, State, int]:
-        """Take rows whose times are before the watermark, all of them, and behind those of the step before; in no order. Gives the
-        answers, the state, and how many of its rows the watermark has passed, so that they are forgotten."""
+        """Take all rows with times before the watermark that no earlier step took, in no order.
+
+        Return the answers, the state, and how many rows of the state the watermark has passed and removed.
+        """
 
     def advance(self, state: State, rows: pa.Table, watermark: int | None) -> Step:
         kind = rows.schema.field(column_of(rows.schema, self.time)).type

@@ -1,9 +1,10 @@
 """Answers, late rows and state of a keyed stream in one Delta table, which one fenced commit moves from batch to batch.
 
-The table is partitioned by `kind`: ``output`` (the answers' columns), ``late`` (the rows left out, in the struct `late`), ``state`` (files of the operator's
-own columns, read by name; the newest of each shard and table counts). App ids of the commit are the truth: how many batches were committed, the
-number of the last one, and the newest times, from which the watermark is made. So a batch that is repeated, by whomever, finds itself
-there and has no second effect; one that died before its commit left files that nobody names.
+The table is partitioned by `kind`: ``output`` (the answers' columns), ``late`` (the rows left out, in the struct
+`late`) and ``state`` (files with the operator's own columns, read by name; the newest of each shard and table counts).
+The commit's app ids are the truth: how many batches were committed, the number of the last one, and the newest times,
+from which the watermark follows. So a repeated batch finds itself there and has no second effect. One that died before
+its commit left files that nobody names.
 """
 
 from __future__ import annotations
@@ -79,8 +80,11 @@ class Advanced:
 
 
 class KeyedTable:
-    """The table of one stream at `uri`, made where there is none. `placement` says how keys come to shards, `stream` whose batches its numbers
-    are. Raises InvalidArgument where it is of another operator, input, placement or stream."""
+    """The table of one stream at `uri`, created if there is none.
+
+    `placement` says how keys are assigned to shards, `stream` whose batches the numbers are. Raises InvalidArgument if
+    the table belongs to another operator, input, placement or stream.
+    """
 
     def __init__(self, uri: str, operator: Operator, schema: pa.Schema, *, placement: str, stream: str = "") -> None:
         self._operator, self._schema = operator, schema
@@ -105,16 +109,18 @@ class KeyedTable:
             )
         if found[ROWS] != described[ROWS]:
             raise InvalidArgument(
-                f"the rows were {found[ROWS]} when {uri} was made, and are {described[ROWS]}: select the columns that the operator"
+                f"the rows were {found[ROWS]} when {uri} was created, and are {described[ROWS]}:"
+                " select the columns that the operator"
                 " needs, by name, so that new ones do not come in, or take another table"
             )
         if found[PLACEMENT] != placement:
             raise InvalidArgument(
-                f"the keys of {uri} lie in shards by {found[PLACEMENT]}, not by {placement}: go on with as many shards, or take another table"
+                f"{uri} assigns keys to shards by {found[PLACEMENT]}, not by {placement}:"
+                " use the same number of shards, or another table"
             )
         if found[STREAM] != stream:
             raise InvalidArgument(
-                f"{uri} is the table of another query, or of this one with another checkpoint, whose batches have other numbers:"
+                f"{uri} belongs to another query, or to another checkpoint of this one, with other batch numbers:"
                 " go on with that checkpoint, or take another table"
             )
 
@@ -128,7 +134,8 @@ class KeyedTable:
             parts = path.rpartition("/")[2].split("-")
             if len(parts) != 4:
                 raise TableDamaged(
-                    f"{path} of {self.table.uri} is no state that this stream wrote: another program has rewritten the table (OPTIMIZE takes"
+                    f"{path} of {self.table.uri} is not this stream's state: another program has rewritten the table"
+                    " (OPTIMIZE takes"
                     " WHERE kind = 'output'). Restore its version before, or begin with another table"
                 )
             number, shard, name, _ = parts
@@ -174,7 +181,7 @@ class KeyedTable:
         return files
 
     def commit(self, base: Base, batch: int, taken: Advanced, *, ended: bool = False) -> None:
-        """Everything of a batch, or nothing. Raises CommitFenced where another was first, and what commit_fenced raises."""
+        """Commit everything of a batch, or nothing. Raises CommitFenced if another was first, and as commit_fenced."""
         if base.batches % _TIDY_EVERY == _TIDY_EVERY - 1:
             try:
                 self.tidy()  # before: the answers of the newest batch stay in files of their own (:meth:`answers_of`)
@@ -197,7 +204,7 @@ class KeyedTable:
         self.table.vacuum(keep_hours, dry_run=False, full=True)
 
     def answers_of(self, batch: int) -> tuple[pa.Table, pa.Table] | None:
-        """Answers and late rows of the batch that was committed last, where that is `batch`; None where it is another."""
+        """Return answers and late rows of the last committed batch if that is `batch`, otherwise None."""
         base = self.base()
         return (
             (self._answers(f"{base.batches:012d}-"), self._late_rows(f"{base.batches:012d}-"))

@@ -1,7 +1,7 @@
 """Joins by time: each row gets the last version of its key that was before it, or valid then.
 
-Both sides come as one stream: rows of the right side are marked in the column `side`, and of a versioned right side those that end a version
-in `deleted`. State is the last version of each key, and what waits for the watermark.
+Both sides come as one stream. The column `side` marks rows of the right side, and `deleted` those that end a version of
+a versioned right side. The state is the last version of each key, and rows that wait for the watermark.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _LEFT = "__left"
 
 @dataclass(frozen=True)
 class AsOf(Ordered):
-    """For each row of the left side the last one of the right side of its key, not after it: an as-of join; of versions, with `deleted`, a
-    temporal one. A left row without such, or without a key, has nulls, or with `inner` no answer. Of equal times the right side is
-    first; of several right rows of one key and time the last by `order` counts, then by their other columns."""
+    """Join each left row with the last right row of its key that is not after it; a temporal join with `deleted`.
+
+    A left row without a match, or without a key, has nulls, or no answer with `inner`. Of equal times the right side
+    comes first. Of several right rows of one key and time the last by `order` counts, then by their other columns.
+    """
 
     name: ClassVar[str] = "as_of"
     keys: tuple[str, ...]
@@ -44,8 +46,11 @@ class AsOf(Ordered):
     order: tuple[str, ...] = ()
     """Columns that put versions of one key and time in order, such as the tick of a change."""
     policy: Literal["min", "max"] = "min"
-    """Of both sides' watermarks: the least, so that no row is late for the other side was quicker, but a side on which nothing comes holds back the
-    answers; or the greatest, for a right side that seldom changes. As Spark's multipleWatermarkPolicy."""
+    """The watermark of the two sides, as Spark's multipleWatermarkPolicy.
+
+    "min": no row is late because the other side was faster, but an idle side holds back the answers. "max" is for a
+    right side that seldom changes.
+    """
 
     @property
     def sides(self) -> str | None:
@@ -121,7 +126,10 @@ class AsOf(Ordered):
 
 @dataclass(frozen=True)
 class Distinct(Ordered):
-    """The first row of each key, and again one when the last that was given is more than `within` before it. Of equal times the first by the other columns."""
+    """The first row of each key, and one again if the previous answer is more than `within` before it.
+
+    Of equal times the first by the other columns counts.
+    """
 
     name: ClassVar[str] = "distinct"
     keys: tuple[str, ...]
@@ -165,7 +173,10 @@ class Distinct(Ordered):
 
 
 def _behind(codes: Any, times: Any, within: int) -> Any:
-    """Of each row, sorted by key and time, the first of its key that is more than `within` later; their number where there is none."""
+    """Return, for each row, the first one of its key more than `within` later, or the number of rows if none is.
+
+    The rows are sorted by key and time.
+    """
     count = len(codes)
     moments, ranks = np.unique(times, return_inverse=True)
     beyond = np.searchsorted(moments, np.minimum(times, END - within) + within, side="right")
@@ -175,8 +186,10 @@ def _behind(codes: Any, times: Any, within: int) -> Any:
 
 
 def _reached(begins: Any, following: Any) -> Any:
-    """Which places are come to from `begins` by going from a place to its following one (their number: the end), in as many passes as the
-    longest way has binary digits."""
+    """Return which positions are reached from `begins` by following `following` (the length means the end).
+
+    Takes as many passes as the longest path has binary digits.
+    """
     count = len(begins)
     reached, following = np.append(begins, False), np.append(following, count)  # the end follows itself
     for _ in range(count.bit_length()):

@@ -1,7 +1,7 @@
 """MATCH_RECOGNIZE over a stream: the rows that may still matter are kept, and looked at again when others have come.
 
-Matches are answered in the order of their first rows, each when nothing that comes can change it: a match that could go on, or that a
-preferred one could take the place of, waits for a row that decides, or for WITHIN's end by the watermark.
+Matches are answered in the order of their first rows, each once nothing can change it. A match that could continue, or
+be replaced by a preferred one, waits for a row that decides, or until the watermark passes the end of WITHIN.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Patterns(Ordered):
     def _counted(
         self, known: pa.Table, rows: SortedRows, starts: Any, base: Any, opened: Any, watermark: int
     ) -> pa.Table:
-        """How many matches each key has had: without the keys that are forgotten, whose last row is old and that have no open match."""
+        """Return the number of matches of each key, without keys whose last row is old and that have no open match."""
         board = rows.board
         names = [column_of(rows.table.schema, each) for each in self.query.partition]
         counts = base + np.bincount(board.partition_of_row[starts], minlength=len(board.starts))

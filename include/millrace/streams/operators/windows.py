@@ -1,7 +1,8 @@
-"""Windows over event time with nothing lost: a late row goes to the side, with how late it is and for which window, or corrects.
+"""Windows over event time without losses: a late row goes to the side, with its lateness and window, or corrects.
 
-A window is answered once, when the watermark (less the allowed lateness) has passed its end; its partial aggregates are the state. A
-row is late when a window of its time was answered: of a sliding window it may be late for one and in time for the next.
+A window is answered once, when the watermark (less the allowed lateness) has passed its end; its partial aggregates are
+the state. A row is late if a window of its time was answered. It may be late for one sliding window and in time for the
+next.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _MERGE: Final = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 
 @dataclass(frozen=True)
 class Windows(Operator):
-    """Aggregates by key and window. `size` with `slide` (default: `size`), or a session of rows less than `gap` apart."""
+    """Aggregates by key and window: `size` with `slide` (default: `size`), or sessions of rows under `gap` apart."""
 
     name: ClassVar[str] = "windows"
     version: ClassVar[int] = 2
@@ -64,8 +65,11 @@ class Windows(Operator):
     lateness: timedelta | int | None = None
     """How long behind its end, by the watermark, a window stays open."""
     late: Late = "side"
-    """drop: late rows are counted alone; side: they go to the side; correct: for windows that are not past `keep`, the answer is given anew, with
-    REVISION one higher, and the rows go nowhere else."""
+    """The treatment of late rows.
+
+    drop: only count them; side: put them aside; correct: answer windows that are not past `keep` again, with REVISION
+    one higher, instead.
+    """
     keep: timedelta | int | None = None
     """With correct: how long answered windows are kept, by the watermark."""
 
@@ -151,7 +155,7 @@ class Windows(Operator):
     def _placed(
         self, rows: pa.Table, times: Places, valid: Any, floor: int | None
     ) -> tuple[pa.Table, Any, Any, Places]:
-        """Partial aggregates of the windows that rows fall into; which rows missed a window, which all of theirs; the last one missed."""
+        """Return partial aggregates by window; which rows missed a window, which all of theirs; the last missed one."""
         size = units(self.size or 0)
         slide = units(self.slide) if self.slide is not None else size
         missed, placed = np.zeros(len(times), dtype=np.bool_), np.zeros(len(times), dtype=np.bool_)
@@ -177,8 +181,11 @@ class Windows(Operator):
     def _sessions(
         self, state: State, rows: pa.Table, times: Places, valid: Any, floor: int | None
     ) -> tuple[pa.Table, Any, Places]:
-        """A row is a session of its own, until it is merged. Sessions that end by `floor` were answered, so a row before it is late unless it lies
-        inside an open session: one that begins a session, or moves its beginning, may be closer than the gap to an answered one."""
+        """Make each row a session, to be merged later. Sessions that end by `floor` were answered.
+
+        So a row before `floor` is late unless it lies inside an open session: one that begins a session, or moves its
+        beginning, may be closer than the gap to an answered one.
+        """
         gap = units(self.gap or 0)
         late = np.zeros(len(times), dtype=np.bool_)
         if floor is not None:

@@ -1,7 +1,7 @@
-"""Rows of many partitions in one array, sorted by partition and order, with one place more behind each partition: its end.
+"""Rows of many partitions in one array, sorted by partition and order, with one extra place after each: its end.
 
-A *place* is an index into that padded array; place `p` of partition `k` is row ``p - k``. So a partition's end is no other's
-beginning, and a step from place to place never leaves a partition.
+A *place* is an index into that padded array; place `p` of partition `k` is row ``p - k``. So the end of a partition is
+not the beginning of another, and a step from place to place never leaves a partition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Board:
-    """The shape of sorted rows. `starts`: the first row of each partition; `open`: whether more rows of a partition may come."""
+    """The shape of sorted rows: `starts` are partitions' first rows, `open` whether more rows may come to each."""
 
     rows: int
     starts: Places

@@ -107,7 +107,7 @@ class Part:
 
 
 def row(name: str, condition: str | None = None) -> Part:
-    """One row, matched as `name` where `condition` holds; without one, where another part of the pattern says it, or any row."""
+    """Return a part of one row, matched as `name` if `condition` holds; without one, another part's, or any row."""
     return Part(made.Variable(name.upper()), {} if condition is None else {name.upper(): condition})
 
 

@@ -1,7 +1,7 @@
-"""What a thread remembers of the rows it has taken: just as much as the conditions ask for, so that threads that remember the same are one.
+"""What a thread remembers of its rows: just what the conditions need, so that threads with equal memories merge.
 
-Each leaf of a condition has a tracker: a small immutable state, moved on by each row. A state is compared and hashed: two threads at
-the same instruction with equal states have the same future, and the later one is dropped.
+Each leaf of a condition has a tracker: a small immutable state, advanced by each row. States are compared and hashed:
+two threads at the same instruction with equal states have the same future, and the later one is dropped.
 """
 
 from __future__ import annotations
@@ -112,8 +112,10 @@ Tracker = Reached | Counted
 
 
 class Memory:
-    """The trackers of all conditions of a pattern, each distinct leaf once; and the conditions, as functions of a context
-    ``(states, partition's begin, partition's end, match number)``."""
+    """The trackers of all conditions of a pattern, each distinct leaf once, and the conditions as functions.
+
+    Their context is ``(states, partition's begin, partition's end, match number)``.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A MATCH_RECOGNIZE clause as text, cut into its clauses: by sqlglot's tokens, so that quotes, comments and parentheses are seen."""
+"""Cut the text of MATCH_RECOGNIZE into clauses, by sqlglot's tokens: quotes, comments, parentheses are respected."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Clause:
         return [Clause(self._sql, each) for each in found]
 
     def called(self) -> str:
-        """The text with ``FINAL f(...)`` and ``RUNNING f(...)`` as calls, ``final_(f(...))``, which an SQL parser takes."""
+        """Return the text with ``FINAL f(...)`` and ``RUNNING f(...)`` as calls, ``final_(f(...))``, for a parser."""
         opened: list[tuple[int, int]] = []
         inserts: dict[int, str] = {}
         cuts: list[tuple[int, int]] = []
@@ -117,7 +117,7 @@ def tokens_of(sql: str) -> list[Any]:
 
 
 def clauses(sql: str) -> dict[str, Clause]:
-    """The clauses of `sql`, which is what stands inside of ``MATCH_RECOGNIZE (...)``, or that with its name around. Raises InvalidArgument."""
+    """Return the clauses of `sql`: the content of ``MATCH_RECOGNIZE (...)``, or all of it. Raises InvalidArgument."""
     tokens = tokens_of(sql)
     words = ["" if sql[each.start] in "'\"" else " ".join(each.text.upper().split()) for each in tokens]
     if words[:2] == ["MATCH_RECOGNIZE", "("] and words[-1:] == [")"]:

@@ -1,8 +1,8 @@
-"""What stands in DEFINE and MEASURES, as values: operations over what is read off the rows of a match.
+"""The expressions of DEFINE and MEASURES as values: operations over what is read from the rows of a match.
 
-A *row expression* is over one row: its columns, its classifier. A *match expression* is over a match, at one of its rows: operations whose
-leaves are :class:`Reach` (a row expression at the row that a navigation leads to), :class:`Aggregate`, :class:`MatchNumber`.
-A plain column ``A.x`` is ``RUNNING LAST(A.x)``.
+A *row expression* is over one row: its columns, its classifier. A *match expression* is over a match, at one of its
+rows: operations whose leaves are :class:`Reach` (a row expression at the row that a navigation leads to),
+:class:`Aggregate` and :class:`MatchNumber`. A plain column ``A.x`` is ``RUNNING LAST(A.x)``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`row` at the `offset`-th row from the first, or from the last, of those matched as one of `variables` (empty: as any), and from
-    there by `shift` physical rows, inside of the partition. `final`: of the whole match, not only up to the present row."""
+    """`row` at the `offset`-th row from the first, or from the last, matched as one of `variables` (empty: any).
+
+    From there it moves by `shift` physical rows, inside the partition. `final`: in the whole match, not only up to the
+    present row.
+    """
 
     row: Expression
     variables: tuple[str, ...] = ()
@@ -60,7 +63,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """`function` of `row` (None: of the rows themselves) over the rows matched as one of `variables` (empty: as any)."""
+    """`function` of `row` (None: of the rows themselves) over the rows matched as one of `variables` (empty: any)."""
 
     function: str
     row: Expression | None
@@ -115,7 +118,7 @@ def conjuncts(expression: Expression) -> list[Expression]:
 
 
 def is_local(expression: Expression, variable: str) -> bool:
-    """Whether a condition of `variable` can be told of each row by its place in the partition, whatever was matched before."""
+    """Return whether a condition of `variable` depends on a row's place in the partition, not on earlier matches."""
     return all(
         isinstance(each, Reach)
         and not each.first
@@ -127,8 +130,10 @@ def is_local(expression: Expression, variable: str) -> bool:
 
 
 def over_rows(expression: Expression, *, what: str) -> tuple[Expression, tuple[str, ...], list[Reach]]:
-    """A match expression as a row expression, for a navigation or an aggregate around it; the variables that all its columns are
-    of, and its navigations. Raises InvalidArgument where they differ."""
+    """Turn a match expression into a row expression, for a navigation or an aggregate around it.
+
+    Return it with the variables of all of its columns, and its navigations. Raises InvalidArgument if they differ.
+    """
     found = list(leaves(expression))
     if any(not isinstance(each, Reach) for each in found):
         raise InvalidArgument(f"{what} cannot be taken over aggregates or MATCH_NUMBER()")

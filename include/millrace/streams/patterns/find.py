@@ -1,4 +1,4 @@
-"""From sorted rows to the matches that are taken: conditions to masks, starts to matches, one match to the next by AFTER MATCH SKIP."""
+"""From sorted rows to the matches: conditions to masks, starts to matches, and to the next one by AFTER MATCH SKIP."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ _ASK, _KNOWN, _WAIT = 0, 1, 2
 
 @dataclass(frozen=True)
 class Matches:
-    """Matches in the order of their first rows. Of match `m` the rows are ``start[m]`` and the following, with the codes and flags
-    from ``offsets[m]`` up to ``offsets[m + 1]``."""
+    """Matches in the order of their first rows.
+
+    The rows of match `m` are ``start[m]`` and the following, with the codes and flags from ``offsets[m]`` up to
+    ``offsets[m + 1]``.
+    """
 
     start: Places
     offsets: Places
@@ -52,8 +55,11 @@ class Found:
 
 
 class Finder:
-    """One query over one set of sorted rows. `begin`: of each partition the first row that a match may begin at; `base`: how many
-    matches were before; `watermark`: no row of this time or before comes any more, in the units of WITHIN."""
+    """One query over one set of sorted rows.
+
+    `begin` is the first row of each partition at which a match may begin, and `base` the number of earlier matches. No
+    row at or before `watermark`, in the units of WITHIN, comes any more.
+    """
 
     def __init__(
         self,
@@ -89,7 +95,10 @@ class Finder:
         self._made: Threads | None = None
 
     def _local(self, condition: Expression, name: str) -> Flags | None:
-        """Where a condition holds, for all rows at once; None where it looks at what was matched, or fails in a row that may never be asked for."""
+        """Return where a condition holds, for all rows at once.
+
+        None if it depends on what was matched, or fails in a row that may never be needed.
+        """
         if not is_local(condition, name):
             return None
         try:
@@ -105,8 +114,11 @@ class Finder:
         return self._take(places, status, ends, nodes)
 
     def _candidates(self) -> tuple[Places, npt.NDArray[np.int8], Places, list[tuple[Node, Places]]]:
-        """Places at which a match may begin; of each whether it is known, asked for or waited for; ends of the known ones, as places; and
-        the nodes that know them, each with the indices of its candidates."""
+        """Return the places at which a match may begin, their states, the ends of known matches, and the nodes.
+
+        A state says whether a start is known, asked for or waited for. Each node has the indices of the candidates that
+        it knows.
+        """
         board, query = self._board, self._query
         masks = {name: board.padded(mask) for name, mask in self._masks.items()}
         is_row = np.ones(board.size, dtype=np.bool_)
@@ -149,7 +161,7 @@ class Finder:
         return places, status, ends, nodes
 
     def _over(self) -> Flags:
-        """Of each row, whether all rows within its time are there: by the watermark, or by a later row of its partition."""
+        """Return, for each row, whether all rows within its time are there: by the watermark, or by a later row."""
         board = self._board
         assert board.times is not None
         until = board.times + within_units(self._query)

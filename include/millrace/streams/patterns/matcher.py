@@ -1,7 +1,8 @@
-"""Threads over rows: the way for conditions that look at captured rows, and for what the columns cannot tell.
+"""Threads over rows: for conditions on captured rows, and for what the columns cannot decide.
 
-The threads of one start stand in order of preference. A row moves all of them on; one that is Done ends those behind it; of two at one
-instruction with equal memories the first stays (millrace.streams.patterns.captures), so that there are as many as differ and no more.
+The threads of one start are ordered by preference. A row advances all of them. One that is Done ends those after it. Of
+two at one instruction with equal memories the first stays (millrace.streams.patterns.captures), so that there are only
+as many threads as differ.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Path = Any
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a start looks: the rows of its partition, up to which row its match may reach, and whether more may come there."""
+    """Where a start looks: its partition's rows, the last row that its match may reach, and whether more may come."""
 
     begin: int
     end: int
@@ -32,7 +33,7 @@ class Span:
 
 @dataclass(slots=True)
 class Threads:
-    """Finds the match that begins at a row. `possible`: of each variable which rows it may be at all; `conditions`: what else must hold."""
+    """Finds the match that begins at a row: `possible` rows of each variable, and `conditions` that must also hold."""
 
     program: tuple[Instruction, ...]
     memory: Memory
@@ -40,7 +41,10 @@ class Threads:
     conditions: Mapping[int, Callable[[Any], Any]]
 
     def find(self, start: int, span: Span, number: int) -> list[tuple[int, bool]] | bool | None:
-        """The codes of the match's rows, with whether they are excluded; None: there is none; False: rows to come decide. Raises InvalidArgument."""
+        """Return the codes of the match's rows, and whether they are excluded; None if there is no match.
+
+        False if rows to come decide. Raises InvalidArgument.
+        """
         program, memory, possible, conditions = self.program, self.memory, self.possible, self.conditions
         found: Path | bool | None = None
         matched = False
@@ -52,7 +56,7 @@ class Threads:
             for thread in threads:
                 finished = self._settle(thread, row, span, number, waiting, seen)
                 if finished is False:
-                    # Whether this one is done is not known yet: it stays the first that could be, if nobody before it still runs.
+                    # Not known yet whether this one is done: it stays the first candidate unless an earlier one runs.
                     return False
                 if isinstance(finished, tuple):
                     found, matched = finished[0], True

@@ -23,7 +23,7 @@ from millrace.streams.patterns.sorted_rows import SortedRows, column_of, one_chu
 
 @dataclass(frozen=True)
 class Points:
-    """Where measures are evaluated: of each point its row, its match (-1: none), and up to which flat place it sees the match."""
+    """Where measures are evaluated: each point's row, match (-1: none), and the flat place up to which it sees it."""
 
     rows: Places
     matches: Places
@@ -38,8 +38,11 @@ def answer(
     decided: Places | None = None,
     covered: Flags | None = None,
 ) -> pa.Table:
-    """The rows that the query says of its matches. `decided`: of each partition up to which row it is known what is unmatched (default:
-    all); `covered`: rows that earlier matches had. Raises InvalidArgument."""
+    """Return the rows of the query's answer for its matches.
+
+    `decided` is the row of each partition up to which it is known what is unmatched (default: all). `covered` are rows
+    of earlier matches. Raises InvalidArgument.
+    """
     points = _points(query, rows, matches, decided, covered)
     table = rows.table
     found: dict[str, Any] = {}
@@ -63,8 +66,10 @@ def answer(
 
 
 def check_conditions(query: MatchRecognize, schema: pa.Schema) -> None:
-    """Raises InvalidArgument where a condition of DEFINE does not go with rows of `schema`: before any row, as those over captured rows
-    are evaluated one by one, and would fail in the middle of a stream."""
+    """Raise InvalidArgument if a condition of DEFINE does not fit rows of `schema`.
+
+    Call it before any row: conditions over captured rows are evaluated one by one, and would fail in mid-stream.
+    """
     none = np.zeros(0, dtype=np.int64)
     rows = sort(schema.empty_table(), query)
     matches = Matches(none, np.zeros(1, dtype=np.int64), none.astype(np.int16), none.astype(np.bool_), none)
@@ -226,7 +231,7 @@ def _aggregated(
 
 
 def scanned(values: Any, of: Places, step: Any) -> Any:
-    """Running `step` over values, beginning anew with each group; in as many passes as the longest group has binary digits."""
+    """Scan values with `step`, restarting at each group, in as many passes as the longest group has binary digits."""
     found = values.copy()
     longest = int(np.bincount(of).max()) if len(of) else 0
     distance = 1
@@ -239,8 +244,10 @@ def scanned(values: Any, of: Places, step: Any) -> Any:
 
 
 def require_sums(name: str, values: Any, groups: Callable[[], Places]) -> None:
-    """Raises InvalidArgument where a running sum of whole numbers, beginning anew with each of the `groups`, leaves the range of a bigint.
-    These are asked for only where the values are large enough for that."""
+    """Raise InvalidArgument if a running sum of whole numbers, restarted at each group, leaves a bigint's range.
+
+    `groups` is called only if the values are large enough for that.
+    """
     extremes = pc.min_max(values)
     least, most = extremes["min"].as_py(), extremes["max"].as_py()
     if least is None or max(abs(least), abs(most)) * len(values) < 1 << 63:
@@ -253,7 +260,7 @@ def require_sums(name: str, values: Any, groups: Callable[[], Places]) -> None:
 
 
 def require_digits(name: str, values: Any, groups: Callable[[], Places]) -> None:
-    """Raises InvalidArgument where a sum of decimals of one of the `groups` has more than 38 digits, which Arrow wraps in silence."""
+    """Raise InvalidArgument if a group's sum of decimals has more than 38 digits, which Arrow wraps silently."""
     extremes = pc.min_max(values)
     least, most = extremes["min"].as_py(), extremes["max"].as_py()
     limit = Decimal(10) ** (values.type.precision - values.type.scale)

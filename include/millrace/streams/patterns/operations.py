@@ -1,11 +1,13 @@
-"""The operations of expressions, each twice with one meaning: over Arrow columns, and over Python values (conditions that look at captured rows).
+"""The operations of expressions, each twice with one meaning: over Arrow columns, and over Python values.
 
-Both bring the arguments to the same types (:func:`wanted_kinds`) and give the same value, null or failure (docs/patterns.md):
+The latter are for conditions on captured rows. Both bring the arguments to the same types (:func:`wanted_kinds`) and
+give the same value, null or failure (docs/patterns.md):
 
 - Nulls are SQL's: a comparison or a sum with one is null, AND and OR are three-valued.
 - ``/`` is of floats; ``/`` and ``%`` by zero are null, as in Spark.
-- A failure (an integer or decimal leaves its type, a cast's value has no place in it) is :class:`Failed`. What need not be looked at does not fail:
-  a branch of CASE that is not taken, what follows the first value of COALESCE, beside a false in AND and a true in OR.
+- A failure (an integer or decimal overflows its type, a cast's value does not fit) is :class:`Failed`. What need not be
+  evaluated does not fail: an unused branch of CASE, arguments after the first value of COALESCE, the other side of a
+  false in AND and of a true in OR.
 
 Timestamps have no zone in here: whoever calls brings them to UTC before.
 """
@@ -68,11 +70,11 @@ class Failed(InvalidArgument):
     code = InvalidArgument.code
 
 
-# --- types ------------------------------------------------------------------------------------------------------------------
+# --- types -----------------------------------------------------------------------------------------------------------
 
 
 def wanted_kinds(name: str, kinds: list[pa.DataType], constants: list[bool]) -> list[pa.DataType]:
-    """The types that arguments of types `kinds` are brought to; those of constants give way to a date or a timestamp."""
+    """Return the types to which arguments of types `kinds` are brought; constants give way to a date or a timestamp."""
     if name in _FLOATS and all(_is_number(each) for each in kinds):
         return [pa.float64()] * len(kinds)
     if name in ("floor", "ceil"):
@@ -137,7 +139,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _decimal_of(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type of an operation of two decimals, with at most 38 digits. Raises InvalidArgument where its scale is more."""
+    """Return the type of an operation of two decimals, at most 38 digits. Raises InvalidArgument for a larger scale."""
     scale = one.scale + other.scale if name == "*" else max(one.scale, other.scale)
     whole = max(one.precision - one.scale, other.precision - other.scale)
     digits = one.precision + other.precision + 1 if name == "*" else whole + scale + (name != "%")
@@ -183,7 +185,10 @@ def summed(total: Any) -> Any:
 
 
 def bounded(name: str, values: Plain, limit: Any) -> Plain:
-    """With Failed beyond the type of the result, from -`limit` on: of whole numbers `limit` itself is beyond, of decimals -`limit` too."""
+    """Mark values outside the result's type as Failed.
+
+    The range begins at -`limit`; for whole numbers it excludes `limit`, for decimals both ends.
+    """
     least = -limit if isinstance(limit, int) else -limit + Decimal((0, (1,), -MOST_DIGITS))
 
     def call(*given: Any) -> Any:
@@ -226,12 +231,14 @@ def rest_of(kind: pa.DataType) -> Plain:
     return lambda left, right: None if right == 0 else abs(left) % abs(right) * (-1 if left < 0 else 1)
 
 
-# --- over columns -----------------------------------------------------------------------------------------------------------
+# --- over columns ----------------------------------------------------------------------------------------------------
 
 
 def over_columns(expression: Expression, leaf: Callable[[Expression], Any]) -> Any:
-    """The expression's value: an array where a leaf of it is one, otherwise a scalar. Raises InvalidArgument where the types do not fit, and Failed where
-    an operation has no value in a row that is looked at."""
+    """Return the expression's value: an array if one of its leaves is an array, otherwise a scalar.
+
+    Raises InvalidArgument if types do not fit, and Failed if an operation has no value in a row that is evaluated.
+    """
     try:
         return _columns(expression, leaf, lazy=False)
     except Failed:
@@ -314,7 +321,7 @@ def constant(value: Any) -> pa.Scalar:
 
 
 def cast(value: Any, kind: pa.DataType) -> Any:
-    """Brought to another type: to whole numbers towards zero, to floats the nearest. Raises ArrowInvalid where it has no place there."""
+    """Cast to another type: to integers towards zero, to the nearest float. Raises ArrowInvalid if it does not fit."""
     have = value.type
     if have == kind:
         return value

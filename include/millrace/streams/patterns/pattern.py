@@ -1,8 +1,9 @@
-"""What stands between the parentheses of PATTERN: its parts, and its grammar. SQL parsers hand it over as text.
+"""The content of PATTERN's parentheses: its parts, and its grammar. SQL parsers hand it over as text.
 
     ^ A+ (B | C){2,3} {- D* -} PERMUTE(E, F)? $ [^ G]
 
-Variables are names; unquoted ones are upper-cased, as in SQL. ``[^ G]`` is ours: no row that would be a `G` follows within WITHIN.
+Variables are names; unquoted ones are upper-cased, as in SQL. ``[^ G]`` is ours: no row that would be a `G` follows
+within WITHIN.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def sequence(*parts: Pattern) -> Pattern:
 
 
 def permute(*parts: Pattern) -> Pattern:
-    """All parts in any order; those orders are preferred that come first when sorted by the parts' places. Raises InvalidArgument."""
+    """Match all parts in any order, preferring orders that sort first by the parts' places. Raises InvalidArgument."""
     if len(parts) > MAX_PERMUTED:
         raise InvalidArgument(f"PERMUTE takes at most {MAX_PERMUTED} parts, not {len(parts)}")
     return Alternation(tuple(sequence(*each) for each in permutations(parts))) if len(parts) > 1 else sequence(*parts)
@@ -151,7 +152,8 @@ def check(pattern: Pattern) -> None:
 
 
 _TOKEN: Final = re.compile(
-    r"\s+|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<quoted>\"(?:[^\"]|\"\")+\")|(?P<number>\d+)|(?P<sign>\{-|-\}|\[\^|[][(){}|*+?,^$])"
+    r"\s+|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<quoted>\"(?:[^\"]|\"\")+\")|(?P<number>\d+)"
+    r"|(?P<sign>\{-|-\}|\[\^|[][(){}|*+?,^$])"
 )
 
 

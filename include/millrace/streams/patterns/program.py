@@ -1,6 +1,6 @@
-"""A pattern as a small program that threads run, after Trino's matcher: six instructions, and where each is followed by another, the next.
+"""A pattern as a small program that threads run, after Trino's matcher: six instructions, each with its successor.
 
-Preference is the order in which a thread's descendants stand: of a Split, `first` before `second`.
+Preference is the order of a thread's descendants: of a Split, `first` before `second`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Instruction: TypeAlias = Label | Split | Jump | Edge | Without | Done
 
 
 def compiled(pattern: Pattern, names: tuple[str, ...]) -> tuple[Instruction, ...]:
-    """The program of `pattern`; a variable's code is its place among `names`. Raises InvalidArgument where it is too long."""
+    """Compile `pattern`; a variable's code is its index in `names`. Raises InvalidArgument if that is too long."""
     writer = _Writer(names)
     writer.write(pattern, False)
     writer.emit(Done())

@@ -1,8 +1,9 @@
 """All matches of conditions that look at no captured row, at once: from each place of a board, column by column.
 
-A node of the pattern is asked backwards: given what comes of its continuation at each place (NO, YES, or OPEN: rows that have not come
-yet decide), what comes of it. It keeps which way it prefers at each place; :meth:`Node.walk` goes these ways forwards for the matches
-that were taken. The result is that of backtracking in order of preference, since with such conditions a way's future depends on its place alone.
+A node of the pattern is evaluated backwards: from the result of its continuation at each place (NO, YES, or OPEN: rows
+to come decide) to its own. It stores the way that it prefers at each place; :meth:`Node.walk` follows these ways
+forwards for the matches that were taken. The result is that of backtracking in order of preference, since with such
+conditions the future of a way depends only on its place.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class TooDeep(Exception):
 
 @dataclass
 class Traces:
-    """Rows of matches: stretches of places that were matched as one variable, or as the one that `codes` has for each place."""
+    """Rows of matches: ranges of places matched as one variable, or as the one in `codes` for each place."""
 
     stretches: list[tuple[Places, Places, Places, Any, bool]] = field(default_factory=list)
 
@@ -215,8 +216,10 @@ class _Here:
 def build(
     pattern: Pattern, board: Board, masks: dict[str, Flags], names: tuple[str, ...], excluded: bool = False
 ) -> Node:
-    """The node of `pattern` over `board`; `masks`, over places, say which rows a variable may be. Raises TooDeep where the columns
-    cannot tell: a repetition, without an end, of what may match no row."""
+    """Return the node of `pattern` over `board`; `masks`, over places, say which rows a variable may be.
+
+    Raises TooDeep if the columns cannot decide: an unbounded repetition of what may match no row.
+    """
 
     def again(inside: Pattern) -> Node:
         return build(inside, board, masks, names, excluded)

@@ -20,7 +20,7 @@ from millrace.streams.patterns.query import MatchRecognize, Order
 
 @dataclass
 class SortedRows:
-    """`table` in order, one chunk a column; `board`, its shape. Times with a zone are in UTC and without it in `values`."""
+    """`table` in order, one chunk per column, and its shape, `board`. In `values`, zoned times are in UTC."""
 
     table: pa.Table
     board: Board
@@ -84,7 +84,7 @@ class SortedRows:
         return pc.if_else(pc.is_valid(rows), found, pa.scalar(None, found.type))
 
     def local(self, condition: Expression, variable: str) -> Flags:
-        """Where a condition of `variable` holds that looks at the present row and by physical offsets. Raises InvalidArgument."""
+        """Return where a condition on the present row and physical offsets holds. Raises InvalidArgument."""
         board = self.board
 
         def leaf(reach: Expression) -> Any:
@@ -114,7 +114,7 @@ class SortedRows:
 
 
 def column_of(schema: pa.Schema, name: str) -> str:
-    """The column that is meant: of that very name, or the only one but for upper and lower case. Raises InvalidArgument."""
+    """Return the column of that name, or the only one that differs just in case. Raises InvalidArgument."""
     if name in schema.names:
         return name
     alike = [each for each in schema.names if each.lower() == name.lower()]
@@ -140,8 +140,11 @@ def _spread(found: Any, rows: int) -> Any:
 
 
 def sort(table: pa.Table, query: MatchRecognize, *, open_: bool = False, ties: bool = False) -> SortedRows:
-    """Rows in partitions, in the query's order. Equal ones stay in the table's order; with `ties` the other columns decide, so that
-    it does not matter in which order rows came. Raises InvalidArgument."""
+    """Sort rows into partitions, in the query's order.
+
+    Equal rows stay in the table's order; with `ties` the other columns decide, so that the order of arrival does not
+    matter. Raises InvalidArgument.
+    """
     codes = key_codes(table, query.partition)
     chosen = order_rows(table, codes, query.order, ties=ties)
     inside = codes[chosen]
@@ -233,7 +236,7 @@ def _rank(table: pa.Table, name: str, descending: bool) -> Places:
 
 
 def ranks(column: Any, *, descending: bool, tiebreaker: str) -> Places:
-    """Ranks of values from 1 on, as :func:`pyarrow.compute.rank` gives them: NaN is greater than every number, and nulls come last."""
+    """Return ranks from 1 on, as :func:`pyarrow.compute.rank` does: NaN is above every number, and nulls come last."""
     direction = "descending" if descending else "ascending"
     found: Places = (
         pc.rank(column, sort_keys=direction, tiebreaker=tiebreaker).to_numpy(zero_copy_only=False).astype(np.int64)

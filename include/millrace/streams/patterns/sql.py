@@ -1,4 +1,4 @@
-"""MATCH_RECOGNIZE as SQL has it, to a query: clauses by their words, expressions by sqlglot, the pattern by a grammar of ours."""
+"""MATCH_RECOGNIZE from SQL to a query: clauses by keyword, expressions by sqlglot, the pattern by our own grammar."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _AGGREGATES: Final[Mapping[type[exp.Expression], str]] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.ArrayAgg: "array_agg",
 }  # fmt: skip
 _CASTS: Final[Mapping[str, str]] = {
-    "BOOLEAN": "boolean", "INT": "bigint", "BIGINT": "bigint", "SMALLINT": "bigint", "DOUBLE": "double", "FLOAT": "double",
+    "BOOLEAN": "boolean", "INT": "bigint", "BIGINT": "bigint", "SMALLINT": "bigint", "DOUBLE": "double",
+    "FLOAT": "double",
     "VARCHAR": "varchar", "TEXT": "varchar", "DATE": "date", "TIMESTAMP": "timestamp",
 }  # fmt: skip
 _UNITS: Final[Mapping[str, timedelta]] = {

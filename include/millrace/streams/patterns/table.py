@@ -11,17 +11,22 @@ from millrace.streams.patterns.sorted_rows import sort
 
 
 def match_table(query: MatchRecognize, table: pa.Table) -> pa.Table:
-    """The answer to `query` over `table`. Rows that the order calls equal stay in the table's order; partitions come in the order of
-    their first rows. Raises InvalidArgument."""
+    """Return the answer to `query` over `table`.
+
+    Rows that the order calls equal stay in the table's order; partitions come in the order of their first rows. Raises
+    InvalidArgument.
+    """
     check_conditions(query, table.schema)
     rows = sort(table, query)
     return answer(query, rows, Finder(query, rows).find().matches)
 
 
 def match_recognize(table: pa.Table, query: str | MatchRecognize) -> pa.Table:
-    """The answer to a MATCH_RECOGNIZE over the rows of an Arrow table (docs/patterns.md); `query` is what SQL has inside of
-    ``MATCH_RECOGNIZE (...)``, or made by :func:`millrace.row`. Rows that ORDER BY calls equal stay in the table's order; partitions come in
-    the order of their first rows. Raises InvalidArgument."""
+    """Return the answer to a MATCH_RECOGNIZE over the rows of an Arrow table (docs/patterns.md).
+
+    `query` is the content of SQL's ``MATCH_RECOGNIZE (...)``, or made by :func:`millrace.row`. Rows that ORDER BY calls
+    equal stay in the table's order; partitions come in the order of their first rows. Raises InvalidArgument.
+    """
     if isinstance(query, str):
         from millrace.streams.patterns.sql import parse
 

@@ -1,6 +1,7 @@
-"""The operations of expressions over Python values, for conditions that look at captured rows: compiled once, called for each row.
+"""The operations of expressions over Python values, for conditions on captured rows: compiled once, called per row.
 
-They mean what :mod:`millrace.streams.patterns.operations` says, whose types they take: a property holds the two to each other, and both to DuckDB.
+They mean what :mod:`millrace.streams.patterns.operations` says, and use its types. A property test compares the two
+with each other, and both with DuckDB.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ _UNFAILING: Final = frozenset({"is null", "in", "nullif"})
 def over_values(
     expression: Expression, leaf: Callable[[Expression], Callable[[Any], Any]], kinds: Kinds
 ) -> Callable[[Any], Any]:
-    """A function of a context that gives the expression's value as a Python value, or raises Failed; `leaf` makes such functions of leaves, whose
-    values are of `kinds`."""
+    """Return a function from a context to the expression's Python value; the function may raise Failed.
+
+    `leaf` makes such functions of leaves, whose values are of `kinds`.
+    """
     return _compiled(expression, leaf, kinds)[0]
 
 

@@ -45,7 +45,12 @@ _WRAPPED: Final = re.compile(r"^\w+\((.*)\)$", re.DOTALL)
 _NUMBERS: Final = re.compile(r"#\d+L?")
 
 
-def rows_of(spark: SparkSession, settings: Settings, stream: Stream, begun: Begun = Begun()) -> DataFrame:  # noqa: B008 - frozen
+def rows_of(
+    spark: SparkSession,
+    settings: Settings,
+    stream: Stream,
+    begun: Begun = Begun(),  # noqa: B008 - frozen
+) -> DataFrame:
     """The stream's source as a streaming DataFrame, from where `begun` says, with its watermark."""
     given = stream.source
     anew = begun.after is not None or begun.snapshot is not None or begun.ticks is not None
@@ -116,7 +121,7 @@ def _marked(stream: Stream, frame: DataFrame) -> DataFrame:
 
 
 def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: DataFrame) -> DataFrame:
-    """What the stream makes of its rows, and of its tables. Raises InvalidStream where the transform fails on them, or gives no DataFrame."""
+    """Apply the stream's transform to its rows and tables. Raises InvalidStream if it fails or returns no DataFrame."""
     beside = {name: table_rows(spark, settings, each) for name, each in stream.tables.items()}
     try:
         if stream.sql is not None:
@@ -132,7 +137,7 @@ def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: D
 
 
 def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFrame:
-    """A table's rows at its moment; versions are pinned here, so that every micro-batch of the query joins with the same ones."""
+    """Return a table's rows at its moment; pins versions, so that every micro-batch joins with the same ones."""
     tick = None if table.at in (None, "now") else resolve_tick(table.at)
     with connect(settings=settings) as client:
         found = client.definition(table.collection)
@@ -146,7 +151,7 @@ def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFra
 
 
 def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: pa.Schema) -> None:
-    """Create the collection of a sink that says `create`, with these columns, if there is none. Raises InvalidArgument."""
+    """Create the collection of a sink with `create`, with these columns, unless it exists. Raises InvalidArgument."""
     if into is None or into.collection is None or not into.create:
         return
     plain = pa.schema([each for each in columns if each.name not in CHANGE_COLUMNS.names])
@@ -183,7 +188,7 @@ def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None 
 
 
 def found_by_spark(spark: SparkSession, settings: Settings, stream: Stream) -> tuple[str, list[Finding]]:
-    """The plan of the stream's query as text, and what is found in it: columns that its sink does not take, state without a bound."""
+    """Return the query's plan as text, and findings: columns that the sink does not take, state without a bound."""
     try:
         frame = transformed(spark, settings, stream, rows_of(spark, settings, stream, Begun(after=0)))
     except InvalidStream as error:
@@ -217,7 +222,8 @@ def _operated(settings: Settings, stream: Stream, columns: pa.Schema) -> tuple[p
     answers, aside, warnings = planned(stream, columns, right)
     keys = ", ".join(operation.made(mark.column, columns).keys) or "nothing, so in one shard"
     words = [
-        f"Operator {operation.kind}, keyed by {keys}, in {operation.shards} shards, {mark.delay} behind the newest {mark.column}",
+        f"Operator {operation.kind}, keyed by {keys}, in {operation.shards} shards,"
+        f" {mark.delay} behind the newest {mark.column}",
         f"  answers: {', '.join(f'{each.name} {each.type}' for each in answers)}",
         f"  late rows, to {stream.late.target if stream.late else 'its table alone'}: {', '.join(aside.names)}",
         *(f"  {each}" for each in warnings),
@@ -231,9 +237,9 @@ def _analyzed(frame: DataFrame) -> Any:
 
 
 def _unbounded(node: Any) -> Iterator[str]:
-    """What lets state grow without a bound, of all of a plan's operators: those whose key, or a join's condition, has no event time with a watermark.
+    """Yield the operators of a plan whose state grows without a bound: no watermarked event time in key or condition.
 
-    A join with a table has no state, and what is done with tables alone neither.
+    A join with a table has no state, nor has work on tables alone.
     """
     children = [node.children().apply(each) for each in range(node.children().size())]
     for each in children:
@@ -251,4 +257,5 @@ def _unbounded(node: Any) -> Iterator[str]:
         return
     text = _WRAPPED.sub(r"\1", str(getattr(node, key)().toString()))
     if not _MARKED.search(text):
-        yield f"{name} by [{_NUMBERS.sub('', text)}], where no event time is (a window of it, say): its state grows without a bound"
+        key = _NUMBERS.sub("", text)
+        yield f"{name} by [{key}], without an event time (a window of it, say): its state grows without a bound"

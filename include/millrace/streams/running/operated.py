@@ -35,7 +35,10 @@ def operator_of(stream: Stream, frame: DataFrame) -> Operator:
 def right_rows(
     spark: SparkSession, settings: Settings, stream: Stream, *, until: Moment | None = None, batch: bool = False
 ) -> DataFrame | None:
-    """The right side of an as-of join, from its collection's beginning, as a stream or a batch up to `until`; None of another operator."""
+    """Return the right side of an as-of join, as a stream from the collection's beginning or a batch up to `until`.
+
+    None for another operator.
+    """
     joined = None if stream.operator is None else stream.operator.as_of
     if joined is None:
         return None
@@ -93,7 +96,7 @@ def operated_sink(
     folder: Path,
     sink_in: Callable[[Path, Into | None], Sink | FrameSink],
 ) -> KeyedInto:
-    """The operator with the stream's sinks behind it; `frame` is what it takes. Raises InvalidArgument, and closes what it has opened."""
+    """Return the operator with the stream's sinks; `frame` is its input. Raises InvalidArgument."""
     operation, mark = stream.operator, stream.source.watermark
     assert operation is not None
     assert mark is not None

@@ -1,8 +1,9 @@
-"""What a running stream tells of itself: a file that views and supervisors read, and metrics.
+"""What a running stream reports: a file that views and supervisors read, and metrics.
 
-Rows add up: in = out + rejected + late, of a stream whose transform keeps rows; of one that aggregates, in counts rows and out counts
-results. Late are rows that Spark dropped behind the watermark, by its own count, in which rows of one window that came together are one. An operator
-of ours counts each row that it was given, under `operated`: taken + late + rejected, always.
+Rows add up: in = out + rejected + late, for a stream whose transform keeps rows; for one that aggregates, in counts
+rows and out counts results. Late rows were dropped by Spark behind the watermark, by its own count, in which
+simultaneous rows of one window are one. An operator of ours counts each input row under `operated`: taken + late +
+rejected, always.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Told(StreamingQueryListener):
         """Nothing new is known."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The file stays as it is. A session tells all of its listeners of each query, one after the other, and would keep this one."""
+        """Keep the file. A session calls all of its listeners for each query in turn, and would wait for this one."""
         if str(event.runId) == self.run_id:
             self._streams.removeListener(self)
 

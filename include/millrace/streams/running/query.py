@@ -1,4 +1,4 @@
-"""The query of a declared stream, for :func:`millrace.runtime.job.run`: alone in its driver, or beside others of its group."""
+"""The query of a declared stream, for :func:`millrace.runtime.job.run`: alone in its driver, or with its group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters sent again: rows that fit now go to the stream's sink, and their letters are gone, in one batch that is taken once."""
+"""Send dead letters again: rows that fit now go to the stream's sink and leave the letters, in one batch, once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from millrace.streams.sinks.collection.sink import CollectionSink
 
 
 def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
-    """Send the letters of a stopped stream again; ``{"sent": rows, "left": rows}``. Raises InvalidStream, StreamBusy, TickNotReached.
+    """Send the letters of a stopped stream again; return ``{"sent": rows, "left": rows}``.
 
-    What an earlier redrive that was killed had begun comes to its end first.
+    Completes an earlier redrive that was killed first. Raises InvalidStream, StreamBusy, TickNotReached.
     """
     name = stream.sink.dead_letters
     if name is None:

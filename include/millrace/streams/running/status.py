@@ -48,8 +48,11 @@ class StreamStatus:
     state_rows: int
     state_bytes: int
     operated: dict[str, int] | None
-    """Of an operator, what became of the rows it was given: taken + late + rejected (without an event time, or ahead of the log) are all of them. Beside that partly_late
-    (taken, too late for one of their windows), corrected (answers given anew) and evicted (rows of state that the watermark has passed)."""
+    """The outcome of an operator's input rows: taken + late + rejected are all of them.
+
+    Rejected rows have no event time, or are ahead of the log. Extra counts are partly_late (taken, but too late for one
+    of their windows), corrected (answers given again) and evicted (rows of state that the watermark has passed).
+    """
     at: float | None
     error: str | None
 

@@ -1,1 +1,1 @@
-"""Where a stream's rows go: a collection, a Delta table, a Kafka topic, a function of yours; each by the guarantee that is chosen (docs/sinks.md)."""
+"""Sinks of streams by the chosen guarantee: a collection, a Delta table, a Kafka topic, a function (docs/sinks.md)."""

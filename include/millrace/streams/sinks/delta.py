@@ -1,8 +1,8 @@
 """A Delta table as a sink, written by Spark.
 
-``exactly once`` by Delta's own app transactions: each commit carries an app id and the number of its micro-batch, and Delta
-leaves out one whose number it has. The app id is made with the sink's folder, so it goes with the checkpoint: a query that begins anew
-numbers its batches from 0, and under the old app id all of them would be left out in silence.
+``exactly once`` uses Delta's own app transactions: each commit carries an app id and the number of its micro-batch, and
+Delta skips a number that it has. The app id is created with the sink's folder, so it belongs to the checkpoint: a query
+that begins again numbers its batches from 0, and the old app id would skip all of them silently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DeltaSink:
     def __init__(
         self, folder: Path, path: str, *, guarantee: Guarantee = "exactly once", merge_schema: bool = False
     ) -> None:
-        """With `merge_schema` columns that the table does not have are added to it, where Spark otherwise refuses the batch."""
+        """With `merge_schema`, columns that the table lacks are added; otherwise Spark refuses the batch."""
         require_guarantee(guarantee, OFFERED)
         self._path = path
         self._options = {"mergeSchema": "true"} if merge_schema else {}

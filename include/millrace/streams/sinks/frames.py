@@ -1,7 +1,8 @@
 """A streaming DataFrame into a sink: Spark's foreachBatch on one side, Arrow batches on the other.
 
-The tasks write a micro-batch's rows as Arrow files beside the sink's memory, under names that no other attempt has; the driver hands
-them to the sink in the order of the tasks, and removes them. So the JVM never collects rows, and the driver maps them instead of holding them.
+The tasks write a micro-batch's rows as Arrow files beside the sink's memory, under names that no other attempt has. The
+driver passes them to the sink in the order of the tasks, and removes them. So the JVM never collects rows, and the
+driver maps them instead of loading them.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def start(
 ) -> StreamingQuery:
     """Start a query that hands each micro-batch of `frame` to `sink`, which is closed when the query has ended.
 
-    A micro-batch begins every `seconds` (default: as soon as there is something); with `available_now` the query ends at what there is
-    now. `told` hears what became of each, and `begins` is called before each is handed on, in a thread of Spark's.
+    A micro-batch begins every `seconds` (default: as soon as there is data); with `available_now` the query ends when
+    the present data is done. In a thread of Spark's, `begins` is called before each one is passed on, and `told` with
+    the result.
     """
     staged = sink_folder(checkpoint) / "staged"
     try:

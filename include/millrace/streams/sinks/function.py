@@ -1,7 +1,8 @@
-"""A function of yours as a sink: it takes the micro-batch as a DataFrame and its number, as Spark's foreachBatch has them.
+"""A user's function as a sink: it takes the micro-batch as a DataFrame and its number, like Spark's foreachBatch.
 
-``at least once``: a micro-batch whose end was not noted comes again, with the same number and rows: a function that writes under that
-number is exactly once by itself. ``at most once``: a batch is noted before the function is called, and never comes again.
+``at least once``: a micro-batch whose end was not noted comes again, with the same number and rows; a function that
+writes under that number is exactly once. ``at most once``: a batch is noted before the function is called, and never
+comes again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sink promises of a micro-batch that is repeated: see :mod:`millrace.streams.sinks.sink`. Imports nothing heavy."""
+"""What a sink promises for a repeated micro-batch: see :mod:`millrace.streams.sinks.sink`. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """A Kafka topic as a sink: a row is a message, its value JSON, its key a column's value as text.
 
-``at least once``: a batch counts as taken once the broker has acknowledged each message; one that is repeated is sent again. Each
-message says in its headers which one it is (``millrace-stream``, made with the sink's folder; ``millrace-batch``; ``millrace-row``), so that a
-consumer who keeps the greatest (batch, row) of a stream and partition drops repeats: effectively once. For that a repeated row has to come to
-the partition that it came to before: one without a key goes to a partition by its number in the batch, where Kafka would draw one. Both hold
-while the topic keeps its number of partitions. A topic that is compacted by key needs no such consumer. Kafka's transactions are not used: they do not tell a sink that was killed whether its last one stands.
+``at least once``: a batch counts as taken once the broker has acknowledged each message; a repeated one is sent again.
+The headers identify each message (``millrace-stream``, created with the sink's folder; ``millrace-batch``;
+``millrace-row``), so that a consumer that stores the greatest (batch, row) of a stream and partition can drop repeats:
+effectively once. For that, a repeated row must go to its previous partition, so one without a key is assigned by its
+number in the batch, where Kafka would draw one. Both hold while the topic keeps its number of partitions. A topic that
+is compacted by key needs no such consumer. Kafka's transactions are not used: they do not tell a killed sink whether
+its last one was committed.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class KafkaSink:
         guarantee: Guarantee = "at least once",
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """`key` is the column whose value is a message's key; `options` go to confluent-kafka's producer (security, say)."""
+        """`key` is the column with a message's key; `options` go to confluent-kafka's producer (security, say)."""
         require_guarantee(guarantee, OFFERED)
         from confluent_kafka import Producer
 
@@ -63,8 +65,11 @@ class KafkaSink:
             raise InvalidArgument(f"the rows have no column {self._key!r}, which is the messages' key")
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> Taken:
-        """Send a micro-batch. Raises LogUnavailable where not all of it is acknowledged in time, InvalidArgument for rows without
-        the key's column."""
+        """Send a micro-batch.
+
+        Raises LogUnavailable if not all of it is acknowledged in time, InvalidArgument for rows without the key's
+        column.
+        """
         refused: list[str] = []
 
         def answered(error: Any, message: Any) -> None:

@@ -1,13 +1,14 @@
-"""What a sink is: it takes a micro-batch as Arrow batches and a number, and says what became of the rows.
+"""The protocol of a sink: it takes a micro-batch as Arrow batches and a number, and returns what became of the rows.
 
-Spark repeats a micro-batch whose end it has not noted, with the same number and the same rows. What that does is the guarantee:
+Spark repeats a micro-batch whose end it has not noted, with the same number and the same rows. The guarantee says what
+happens then:
 
 - ``exactly once``: a batch that was taken before has no second effect.
-- ``at least once``: a batch that is repeated is sent again whole; none is left out.
+- ``at least once``: a repeated batch is sent again as a whole; none is left out.
 - ``at most once``: a batch that was begun is never sent again; what a crash interrupts is lost.
 
-A sink's memory of what it took lies in a folder beside the query's checkpoint, and goes with it: a query that begins anew has other
-numbers for other rows, and a sink that remembered the old ones would leave rows out in silence.
+A sink's memory of what it took is in a folder beside the query's checkpoint, and belongs to it: a query that begins
+again has other numbers for other rows, and a sink with the old memory would silently leave rows out.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Sink(Protocol):
         ...
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> Taken:
-        """Take a micro-batch; when this returns it stands by the guarantee. Raises what keeps it from that: it is not taken, then."""
+        """Take a micro-batch by the guarantee before returning. Raises if that fails; then the batch is not taken."""
         ...
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class Sink(Protocol):
 
 
 def name_in(folder: Path, file: str) -> str:
-    """A random name that is made when `folder`, which goes with a query's checkpoint, is new, and stays in `file` there."""
+    """Return the random name in `file` of `folder`, created with the folder, which belongs to a query's checkpoint."""
     make_folder(folder)
     path = folder / file
     try:
@@ -96,8 +97,10 @@ class Noted:
         return cls(value["batch"], Taken(value["rows"], value["rejected"]))
 
     def keep(self, folder: Path, *, synced: bool = True) -> None:
-        """Write it down. Not `synced` it is written in place, which takes no wait for the disk: who stops meanwhile, a machine above all, may leave a file that
-        :meth:`load` raises ValueError for."""
+        """Write it to the folder. Unless `synced`, it is written in place, without waiting for the disk.
+
+        A crash, above all of the machine, may then leave a file for which :meth:`load` raises ValueError.
+        """
         value = {"batch": self.batch_id, "rows": self.taken.rows, "rejected": self.taken.rejected}
         path = folder / "taken.json"
         if synced or not path.exists():

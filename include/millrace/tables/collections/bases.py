@@ -1,11 +1,9 @@
 """The Delta table ``bases``: per PChannel, the tick up to which the collections' tables were verified against the WAL.
 
 A base at tick B asserts that the collections' tables hold what became visible up to B, as the WAL had it. So the WAL
-before B
-may be removed. A rebuild starts from the tables up to B and the catalog in the base, and reads the WAL from
-LastConfirmed in
-the base (transactions that were open at B begin after it). One live row per PChannel; earlier bases are in earlier
-versions.
+before B may be removed. A rebuild starts from the tables up to B and the catalog in the base, and reads the WAL from
+LastConfirmed in the base (transactions that were open at B begin after it). One live row per PChannel; earlier bases
+are in earlier versions.
 """
 
 from __future__ import annotations

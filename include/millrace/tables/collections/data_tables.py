@@ -2,12 +2,9 @@
 file.
 
 ``collections/<id>``: the fields of the collection's schema, then the columns that locate a row. ``deletes/<id>``: the
-key and
-the columns that locate the delete. Both are partitioned by ``_date`` (of the visible tick). They are limited to what
-delta-rs
-and delta-spark both read and append to: reader 1, writer 2; with a timestamp_ntz reader 3, writer 7 and that one
-feature.
-Creation and alteration are idempotent.
+key and the columns that locate the delete. Both are partitioned by ``_date`` (of the visible tick). They are limited to
+what delta-rs and delta-spark both read and append to: reader 1, writer 2; with a timestamp_ntz reader 3, writer 7 and
+that one feature. Creation and alteration are idempotent.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ FOLDED_APP: Final = "millrace/folded"
 """App id of the rows table. Its version is the tick up to which no row is left that a delete or a drop hides.
 
 Deletes up to that tick may be gone from the deletes table. A writer that adds rows at or below it again must leave out
-those
-that are dead there.
+those that are dead there.
 """
 
 
@@ -94,8 +90,7 @@ def ensure_columns(table: TableHandle, wanted: pa.Schema) -> None:
     """Add the columns of `wanted` that the table lacks, all nullable, and make columns nullable where `wanted` does.
 
     `table` is then at the version that has them. Raises ChannelParked if a column exists with another type, because a
-    collection
-    of the same id existed before.
+    collection of the same id existed before.
     """
     add_columns(table, wanted, refuse=lambda differing: _refuse(table, differing))
 

@@ -2,12 +2,9 @@
 base.
 
 A row is dead at B if a delete with a tick <= B hits it, or if its partition or collection was dropped after it at a
-tick <= B.
-The same holds if the collection was created again under its id, or an Import replaced the rows of its VChannel. A row
-with a
-tick > B is never dead. Compaction removes rows by this rule, and verification applies it to both sides, so it does not
-matter
-which dead rows were removed already.
+tick <= B. The same holds if the collection was created again under its id, or an Import replaced the rows of its
+VChannel. A row with a tick > B is never dead. Compaction removes rows by this rule, and verification applies it to both
+sides, so it does not matter which dead rows were removed already.
 """
 
 from __future__ import annotations

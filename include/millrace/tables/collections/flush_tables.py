@@ -1,12 +1,9 @@
 """The ``segments`` and ``checkpoints`` tables: the state of each segment, and the progress of the flusher.
 
 ``segments`` gets a row each time the WAL shows a new state of a segment (growing, flushed, dropped); the newest row
-counts.
-``checkpoints`` has one live row per PChannel: everything visible up to ``time_tick`` is in the collections' tables, and
-a
-reader continues at the row's LastConfirmed with the row's catalog. Earlier checkpoints are in earlier versions of the
-table.
-``written_at`` is for people: no decision uses it.
+counts. ``checkpoints`` has one live row per PChannel: everything visible up to ``time_tick`` is in the collections'
+tables, and a reader continues at the row's LastConfirmed with the row's catalog. Earlier checkpoints are in earlier
+versions of the table. ``written_at`` is for people: no decision uses it.
 """
 
 from __future__ import annotations

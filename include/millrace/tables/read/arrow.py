@@ -72,10 +72,9 @@ def read_arrow(
     reached).
 
     Columns are the collection's fields at that tick, or those of `selection`. `with_ticks` adds the columns that locate
-    a row
-    (``_partition`` ...). Rows have no order unless `selection` asks for one.
-    Memory: all selected rows, before deletes, and all deletes up to that tick.
-    Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged, InvalidArgument.
+    a row (``_partition`` ...). Rows have no order unless `selection` asks for one. Memory: all selected rows, before
+    deletes, and all deletes up to that tick. Raises TickNotReached, TickTooOld, CollectionNotFound, TableDamaged,
+    InvalidArgument.
     """
     for last in (False, True):
         plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)

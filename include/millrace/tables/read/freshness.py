@@ -1,9 +1,8 @@
 """How far a collection can be read, including what the log knows: an idle PChannel does not delay a read.
 
 The ``wal`` table's tick of an idle PChannel does not move, because a tick without news becomes no row. So a reader
-appends a
-tick to each PChannel and checks whether the log has any row up to that tick that the table lacks. If not, the table is
-complete up to that tick.
+appends a tick to each PChannel and checks whether the log has any row up to that tick that the table lacks. If not, the
+table is complete up to that tick.
 """
 
 from __future__ import annotations
@@ -60,10 +59,8 @@ def confirm_ticks(
     """Return by PChannel the tick up to which the ``wal`` table is complete, and what is missing.
 
     Waits up to `seconds` for the streaming job, and for the tick `at`. Without `at`, waits for everything that was
-    decided on any
-    of the PChannels before the call. Returns at once if `at` is more than `seconds` ahead of the clock. A PChannel that
-    cannot be
-    asked (because it is parked, say) is left out; a read then uses the table's own tick.
+    decided on any of the PChannels before the call. Returns at once if `at` is more than `seconds` ahead of the clock.
+    A PChannel that cannot be asked (because it is parked, say) is left out; a read then uses the table's own tick.
     """
     end = Deadline.after(seconds)
     ticks: dict[str, int] = {}
@@ -184,8 +181,8 @@ def lacks_rows(wal: WalTable | None, log: Log, pchannel: str, *, up_to: int = MA
     """Return whether the log has an entry that becomes a message of a tick <= `up_to` and that `wal` lacks.
 
     Without `up_to`, rejections count too. TimeTick messages do not count: they tell nothing of rows. If the log is
-    truncated
-    meanwhile, `wal` has what was removed (truncation requires that), so it is refreshed and the check repeated.
+    truncated meanwhile, `wal` has what was removed (truncation requires that), so it is refreshed and the check
+    repeated.
     """
     while True:
         position = None if wal is None else wal.position(pchannel)

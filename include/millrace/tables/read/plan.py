@@ -1,12 +1,9 @@
 """Plans a read at a time tick: the tick, the versions of the tables, and the tail of the WAL that complements them.
 
 All versions are pinned here, once, in the order checkpoints, deletes, rows, wal. So the pinned ``wal`` has everything
-after
-the tables' ticks, and a delete that compaction folded in and removed is gone from the rows too. The rows of a VChannel
-up to
-the tick F of its rows table (and its deletes up to the tick of its deletes table) come from the table, the rest up to T
-from
-the WAL. Each row is seen once, however far flusher and WAL are apart.
+after the tables' ticks, and a delete that compaction folded in and removed is gone from the rows too. The rows of a
+VChannel up to the tick F of its rows table (and its deletes up to the tick of its deletes table) come from the table,
+the rest up to T from the WAL. Each row is seen once, however far flusher and WAL are apart.
 """
 
 from __future__ import annotations
@@ -132,8 +129,7 @@ def plan_read(
     """Pin the versions and choose the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick.
 
     `confirmed` gives by PChannel the tick up to which the ``wal`` table is complete, if the caller knows more than the
-    table's own
-    last tick (the table of an idle PChannel does not move, because a tick without news becomes no row).
+    table's own last tick (the table of an idle PChannel does not move, because a tick without news becomes no row).
     Raises TickNotReached, TickTooOld, and CollectionNotFound if the collection is incomplete or dropped at that tick.
     """
     wanted = None if at is None else resolve_tick(at)
@@ -187,8 +183,7 @@ def tick_span(table: TableHandle | None) -> tuple[int, int]:
     """Return the bounds of ``_time_tick`` in the table, from its files' statistics.
 
     The bounds are (0, MAX_TICK) if a file has no statistics, and empty without rows. A filter that they satisfy for
-    every row is
-    omitted, so that a scan need not read its columns.
+    every row is omitted, so that a scan need not read its columns.
     """
     actions = None if table is None else table.actions()
     if actions is None or actions.num_rows == 0:
@@ -218,7 +213,7 @@ def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_
 
 
 def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[WalCatalog, int]:
-    """Return the catalog at the read's tick (or the checkpoint's, if later), and the size of the tail's staged files."""
+    """Return the catalog at the read's tick (or the checkpoint's, if later), and the bytes of the tail's staged files."""
     catalog, staged_bytes = checkpoint.catalog, 0
     for rows in read_range(store_at(settings.wal_uri), tail, types=CATALOG_TYPES):
         for imported in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
@@ -238,7 +233,8 @@ def _check_base(rows: TableHandle | None, tick: int) -> None:
     base = earliest_readable_tick(rows)
     if tick < base:
         raise TickTooOld(
-            f"the oldest readable tick is {base}, not {tick}: compaction folded what was before, or it was trimmed with the WAL"
+            f"the oldest readable tick is {base}, not {tick}: compaction folded what was before,"
+            " or it was trimmed with the WAL"
         )
 
 

@@ -6,10 +6,8 @@ truncated string) but never narrower; only timestamps may be, since other writer
 without bounds may hold anything. Conditions other than comparisons of a column with a literal exclude nothing.
 
 A widened field has several columns, each with some of its values. Arrow checks the bounds of one column at a time and
-knows
-nothing of a column that a file lacks. Here a row group may match if one of its columns may match; a column that is
-missing or
-null throughout matches nothing.
+knows nothing of a column that a file lacks. Here a row group may match if one of its columns may match; a column that
+is missing or null throughout matches nothing.
 """
 
 from __future__ import annotations

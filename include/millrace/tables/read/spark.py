@@ -2,10 +2,8 @@
 :func:`millrace.tables.read.arrow.read_arrow`.
 
 Versions are pinned once, when `read_spark` is called: the DataFrame gives the same rows however often it is evaluated.
-Rows up
-to the tables' ticks come from Delta. The tail of the WAL comes as a local relation if it is small, otherwise through a
-batch
-data source whose tasks read and decode it. Deletes are one left anti join, omitted if there are none.
+Rows up to the tables' ticks come from Delta. The tail of the WAL comes as a local relation if it is small, otherwise
+through a batch data source whose tasks read and decode it. Deletes are one left anti join, omitted if there are none.
 """
 
 from __future__ import annotations

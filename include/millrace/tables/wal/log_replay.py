@@ -40,8 +40,7 @@ class UncommittedMessages:
     """The messages that the log has after the ``wal`` table, by the chain's rules. For one reader.
 
     A call continues after the previous one, or after the table if that is further. Memory: a piece of the log, and one
-    channel
-    state per PChannel.
+    channel state per PChannel.
     """
 
     def __init__(self, wal_uri: str, service: LogService) -> None:

@@ -1,14 +1,11 @@
 """Rows of one PChannel from one pinned version of the ``wal`` table, in id order, by tick or from a message id on.
 
 A :class:`WalSnapshot` is one version: everything read through it is consistent. Files are chosen by the partition
-values and
-statistics in the Delta log alone, and only those are opened. So the cost of a read grows with its result, and with the
-number
-of live files only by their listing. Batches, and with them memory, are bounded.
+values and statistics in the Delta log alone, and only those are opened. So the cost of a read grows with its result,
+and with the number of live files only by their listing. Batches, and with them memory, are bounded.
 
 Files of different commits hold disjoint ranges of ids (compaction keeps that). A file out of order raises WalGap; rows
-are
-never reordered or duplicated.
+are never reordered or duplicated.
 """
 
 from __future__ import annotations
@@ -177,10 +174,8 @@ class WalSnapshot:
         read.
 
         `max_bytes` (of files) ends the range earlier, after a whole file, but includes at least one file beyond
-        `after_tick`. The
-        range's ``up_to_tick`` then tells where it ends. Raises WalGap if files overlap, and PositionTruncated if
-        retention removed
-        rows after `start`.
+        `after_tick`. The range's ``up_to_tick`` then tells where it ends. Raises WalGap if files overlap, and
+        PositionTruncated if retention removed rows after `start`.
         """
         begin = start or FIRST_ID
         if start is not None:

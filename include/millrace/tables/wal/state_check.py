@@ -1,10 +1,8 @@
 """State rows of the ``wal`` table that need proof: older states to fall back to, and a replay that proves a state.
 
 A state row has a checksum. One that an earlier build wrote has none until its PChannel's next commit. It is checked
-against
-the log: the chain, run from an older state, must give exactly these bytes. An older state is that of the previous
-commit,
-whose file exists until VACUUM, or the state before the log's first entry.
+against the log: the chain, run from an older state, must give exactly these bytes. An older state is that of the
+previous commit, whose file exists until VACUUM, or the state before the log's first entry.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ def check_state(table: WalTable, log: Log, pchannel: str) -> None:
     StateDamaged.
 
     If the log no longer reaches back to an older state, nothing can be checked. A log that ends before the row's
-    position is
-    another error (LogRegressed), which the next reader raises.
+    position is another error (LogRegressed), which the next reader raises.
     """
     position = table.position(pchannel)
     stands = position.position

@@ -1,10 +1,8 @@
 """The ``wal`` Delta table: its creation, and the position of a PChannel at one version.
 
 Plain Delta (reader 1, writer 2), so that delta-rs and delta-spark both append to it and read it; partitioned by kind,
-PChannel
-and date of the tick. Only the committer (millrace.node.ingest.committer) and its compaction write to it. A position is
-the one
-live row of kind ``state`` of a PChannel; each commit replaces that row's file.
+PChannel and date of the tick. Only the committer (millrace.node.ingest.committer) and its compaction write to it. A
+position is the one live row of kind ``state`` of a PChannel; each commit replaces that row's file.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 ``wal_trims``.
 
 A trim removes whole files of a PChannel and moves the app id ``<pchannel>/trimmed`` to its tick, in one commit to
-``wal``. So a
-reader of any version knows from that version alone up to where rows are gone. The number of rows and their digest are
-in this
-table, in a row that is written before that commit and valid from it on.
+``wal``. So a reader of any version knows from that version alone up to where rows are gone. The number of rows and
+their digest are in this table, in a row that is written before that commit and valid from it on.
 """
 
 from __future__ import annotations

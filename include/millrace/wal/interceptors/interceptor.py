@@ -1,10 +1,9 @@
 """The interface of an interceptor, and its optional abilities.
 
 Each folder holds one interceptor. ``decide`` judges a run of messages from the channel state and may call ``proceed``
-for the
-inner interceptors; ``evolve`` applies decided messages to the state. decide never modifies the state, and recovery and
-rebuilds
-run evolve alone. Abilities are protocols of one method: the chain checks once which interceptors have them.
+for the inner interceptors; ``evolve`` applies decided messages to the state. decide never modifies the state, and
+recovery and rebuilds run evolve alone. Abilities are protocols of one method: the chain checks once which interceptors
+have them.
 """
 
 from __future__ import annotations

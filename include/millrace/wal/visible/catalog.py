@@ -1,10 +1,8 @@
 """The catalog of one PChannel's WAL at a tick: collections by VChannel, their schemas, partitions and segments.
 
 A :class:`WalCatalog` evolves by visible rows alone, so it does not depend on how they were split into ranges. The
-flusher stores
-it with each checkpoint, and readers evolve it over the tail of the WAL. It keeps what is gone for as long as a read at
-an
-earlier tick may need it: drop ticks of partitions and collections, and the tick of each schema.
+flusher stores it with each checkpoint, and readers evolve it over the tail of the WAL. It keeps what is gone for as
+long as a read at an earlier tick may need it: drop ticks of partitions and collections, and the tick of each schema.
 """
 
 from __future__ import annotations

@@ -6,19 +6,14 @@ effect.
         ...  # batch.rows: the collection's columns and CHANGE_COLUMNS; batch.position
 
 There are three kinds. ``insert`` is a row, written or imported. ``delete`` is a key as the log has it: it hits the rows
-of that
-key on its VChannel, in its partition (0: in all), that precede it in (``_time_tick``, ``_write_tick``). ``retract`` has
-no
-columns: it removes all rows of its VChannel, in its partition (0: all), with a smaller ``_time_tick``. DropPartition,
-DropCollection and a replacing Import give one each, the last before its own rows.
+of that key on its VChannel, in its partition (0: in all), that precede it in (``_time_tick``, ``_write_tick``).
+``retract`` has no columns: it removes all rows of its VChannel, in its partition (0: all), with a smaller
+``_time_tick``. DropPartition, DropCollection and a replacing Import give one each, the last before its own rows.
 
 Promises: folding the changes up to a tick gives the result of a read at that tick. Rows and their order are those of
-the log,
-whatever the commits, flushes, compactions and batches were. A :class:`ChangePosition` permanently names a place between
-two
-rows of that order, also inside an import or a transaction. Memory: the rows of one push, which its source bounds, and
-about
-BATCH_BYTES of payload or one piece of a staged file.
+the log, whatever the commits, flushes, compactions and batches were. A :class:`ChangePosition` permanently names a
+place between two rows of that order, also inside an import or a transaction. Memory: the rows of one push, which its
+source bounds, and about BATCH_BYTES of payload or one piece of a staged file.
 """
 
 from __future__ import annotations
@@ -150,8 +145,7 @@ class ChangeReader:
         push.
 
         Raises Malformed if the WAL was altered; StagedFileDamaged; CollectionNotFound; and InvalidArgument if the start
-        is not a
-        position of this collection, or rows do not fit the requested schema.
+        is not a position of this collection, or rows do not fit the requested schema.
         """
         mine = visible.filter(pc.equal(visible["collection_id"], self._collection_id))
         if mine.num_rows == 0:

@@ -51,9 +51,8 @@ def collection_rows(
     """Yield the rows (`deletes` False), the deletes (True) or both (None) of `stretch`, a slice from WalCatalog.apply.
 
     Ignores other message types. `imports` has the rows of imports. An Upsert is a delete of its keys in all partitions
-    followed,
-    with the same ticks, by its rows.
-    Raises Malformed for a payload that the chain cannot have accepted (the WAL was altered), and StagedFileDamaged.
+    followed, with the same ticks, by its rows. Raises Malformed for a payload that the chain cannot have accepted (the
+    WAL was altered), and StagedFileDamaged.
     """
     if not deletes and stretch.num_rows and stretch["type"][0].as_py() == MessageType.IMPORT.name:
         yield from imported_rows(stretch.slice(0, 1).to_pylist()[0], catalog, imports)

@@ -1,4 +1,7 @@
-"""Rows of files of every format, packed or not: all of them, or the line, the column and the value of what does not fit."""
+"""Rows of files of every format, packed or not.
+
+All of them, or the line, the column and the value of what does not fit.
+"""
 
 from __future__ import annotations
 

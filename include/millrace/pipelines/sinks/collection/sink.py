@@ -1,7 +1,8 @@
-"""The sink of a collection: of several documents of a key the last one counts, and what does not fit is that document's failure.
+"""The sink of a collection: the last document of a key wins, and a document that does not fit is its own failure.
 
-A row is known by the collection's own primary key, which the document holds; a tombstone's key is its record's. Told again, in order, the
-same rows come out. There are no versions in a collection: what is told out of order (a redrive) replaces what is there.
+The collection's primary key, which the document contains, identifies a row; a tombstone's key is its record's. Replayed
+in order, the same rows result. A collection has no versions: what is sent out of order (a redrive) replaces what is
+there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The sink of a Delta table: a row a record, by the fenced commit, exactly once.
+"""The sink of a Delta table: one row for each record, by the fenced commit, exactly once.
 
-Columns: id, document (JSON), topic, partition, offset, timestamp. Each partition's app id carries the offset behind the last record that
-is in the table, and moves in the commit that brings the rows; a record from before it (a redrive) is looked for, and comes in where it is not there.
+Columns: id, document (JSON), topic, partition, offset, timestamp. The app id of each partition holds the offset after
+the last record in the table, and moves in the commit that adds the rows. A record before that offset (a redrive) is
+looked up, and added if it is missing.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class DeltaSink:
         sink = FileSink.at(self._uri, COLUMNS, ("partition", "offset"))
         sink.write(pa.Table.from_pylist(rows, schema=COLUMNS), {})
         behind = max(mark, max(new) + 1)
-        # A commit that moves nothing would be no fence: what comes from before the mark rests on the look, and on there being one redrive at a time.
+        # A commit that moves no app id is no fence: records before the mark rely on the lookup, and on one redrive at a
+        # time.
         moves = {app: AppTransaction(mark, behind)} if behind > mark else {}
         outcome = commit_fenced(table, [CommitPart(adds=sink.finish(), app_transactions=moves)])
         if outcome.fenced:

@@ -1,7 +1,8 @@
-"""The Kafka sink: an idempotent producer, so that one attempt neither loses, doubles nor reorders; a repeated range appends again.
+"""The Kafka sink: an idempotent producer, so that one attempt neither loses, doubles nor reorders records.
 
-A topic keeps all that it is told: what is told twice is there twice, with the same key and the header ``millrace.position``, which is
-the source's place and one by which readers tell it. A compacted topic ends in the same documents.
+A topic keeps every record, so a repeated range appends its records again, with the same key and the same header
+``millrace.position``. The header is the source's position, by which readers recognise duplicates. A compacted topic
+ends in the same documents.
 """
 
 from __future__ import annotations

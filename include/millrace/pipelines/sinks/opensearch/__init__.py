@@ -1,1 +1,1 @@
-"""Documents into OpenSearch by bulk requests: what is answered item by item, and a bulk whose size follows what the cluster takes."""
+"""Write documents to OpenSearch by bulk requests: answers item by item, and a size that follows the cluster's load."""

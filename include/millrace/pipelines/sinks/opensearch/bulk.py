@@ -90,7 +90,7 @@ _DONE: Final = Item(Verdict.DONE)
 
 
 def body(actions: Sequence[Action], *, equal_wins: bool = False) -> bytes:
-    """Newline-delimited, as the bulk API takes it. `equal_wins`: of two documents of one version the later one replaces the other."""
+    """Return the bulk API's newline-delimited body. With `equal_wins`, a later document replaces one of its version."""
     encode = msgspec.json.encode
     kind = b"external_gte" if equal_wins else b"external"
     parts: list[bytes] = []
@@ -115,7 +115,10 @@ def send(
     alias: bool = False,
     equal_wins: bool = False,
 ) -> list[Item]:
-    """What became of each of `actions`, in their order, in the index at `path`, or behind the `alias` there. Raises Busy, TooLarge, Refused."""
+    """Send a bulk to the index at `path`, or to the one of the `alias` there; return the result of each of `actions`.
+
+    Raises Busy, TooLarge, Refused.
+    """
     # An alias that is gone is then an error; without this an index of its name would be made.
     params = {"filter_path": FILTER} | ({"refresh": "true"} if refresh else {})
     params |= {"require_alias": "true"} if alias else {}
@@ -155,7 +158,8 @@ def _judged(item: dict[str, Any], action: Action) -> Item:
     if status < 300 or (status == 404 and action.body is None and not error):
         return _DONE
     kind = str(error.get("type", ""))
-    # The kind of the error first, the status second: a conflict under external versions says that as new a one is there.
+    # Check the kind of the error before the status: a conflict under external versions means that the document is as
+    # new.
     if kind == "version_conflict_engine_exception" and action.version is not None:
         told = _NEWER.search(str(error.get("reason", "")))
         there = None if told is None else int(told[1])

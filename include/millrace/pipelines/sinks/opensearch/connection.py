@@ -1,8 +1,7 @@
-"""The connection of the OpenSearch client that looks where it has come out, before it says anything, and takes no more of an answer than one
-of OpenSearch's may be.
+"""A connection of the OpenSearch client that checks its peer's address before it sends, and limits an answer's size.
 
-Addresses are checked when a pipeline is declared (millrace.pipelines.deploy.reach), but a name may lead elsewhere by the time that
-somebody connects, and its owner decides where; what answers there may be no OpenSearch, and answer without end.
+Addresses are checked when a pipeline is declared (millrace.pipelines.deploy.reach). But a name may lead elsewhere when
+somebody connects, and its owner decides where. What answers there may not be OpenSearch, and may answer without end.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ class _Looking:
         made: socket.socket = super()._new_conn()  # type: ignore[misc]
         if is_forbidden(str(made.getpeername()[0])):
             made.close()
-            raise NewConnectionError(self, "its name leads to an address that no pipeline may reach")  # type: ignore[arg-type]
+            forbidden = "its name leads to an address that no pipeline may reach"
+            raise NewConnectionError(self, forbidden)  # type: ignore[arg-type]
         return made
 
     def getresponse(self) -> Any:

@@ -1,4 +1,4 @@
-"""The index (or alias) of a sink: whether it is there, made as it was declared, taken away; and which cluster it is in."""
+"""The index (or alias) of a sink: whether it exists, its creation and removal, and the identity of its cluster."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from millrace.pipelines.sinks.opensearch.bulk import AGAIN, Json, is_answer
 from millrace.pipelines.sinks.opensearch.connection import LookingConnection
 
 GC_DELETES: Final = "24h"
-"""How long an index that is made here remembers the versions of what was deleted: as long, an older record cannot bring it back."""
+"""How long a created index remembers versions of deleted documents: an older record cannot restore one that long."""
 _WORDS: Final = 500
 
 
 def client_of(declared: Declared, *, seconds: float | None = None) -> OpenSearch:
-    """A client that tries nothing again by itself, and waits for an answer for `seconds`, or as long as was declared."""
+    """Return a client that retries nothing, and waits `seconds` for an answer, or as long as was declared."""
     options: dict[str, Any] = {}
     if declared.username:
         # In UTF-8, as OpenSearch reads it (RFC 7617); the client's own way takes latin-1 alone.
@@ -62,12 +62,15 @@ class Target(NamedTuple):
 
     alias: bool = False
     identity: str = ""
-    """Of the index itself, which one of its name that is made later has not; empty for an alias, or where this login may not ask."""
+    """The index's identity, which differs for a later one of the same name; empty for an alias, or if unknown."""
 
 
 def target_of(client: OpenSearch, declared: Declared) -> Target:
-    """What the name leads to. Raises SinkRefused where that takes no documents as it is (closed, a data stream, an alias without a write
-    index, gone), SinkBusy."""
+    """Return what the name leads to.
+
+    Raises SinkBusy, and SinkRefused if that takes no documents as it is: closed, a data stream, an alias without a
+    write index, removed.
+    """
     name = declared.index_base
     told = _asked(client, declared, f"/_resolve/index{index_path(name)}") or {}
     if told.get("data_streams"):
@@ -133,7 +136,7 @@ def make(client: OpenSearch, declared: Declared) -> None:
 
 
 def remove(client: OpenSearch, declared: Declared, index: str) -> None:
-    """Take `index` away, and nothing else that its name may match; no effect where it is not there. Raises SinkBusy, SinkRefused."""
+    """Remove `index`, if it exists, and nothing else that its name may match. Raises SinkBusy, SinkRefused."""
     try:
         client.transport.perform_request("DELETE", index_path(index), params={"expand_wildcards": "none"})
     except TransportError as error:
@@ -144,7 +147,7 @@ def remove(client: OpenSearch, declared: Declared, index: str) -> None:
 
 
 def cluster_of(client: OpenSearch, declared: Declared) -> str:
-    """What tells its cluster from others: the cluster's own id, or its addresses where it does not say. Raises SinkBusy, SinkRefused."""
+    """Return what identifies the cluster: its id, or its addresses if it hides it. Raises SinkBusy, SinkRefused."""
     try:
         return str(client.transport.perform_request("GET", "/")["cluster_uuid"])
     except TransportError as error:
@@ -158,8 +161,10 @@ def cluster_of(client: OpenSearch, declared: Declared) -> str:
 
 
 def error_of(error: OpenSearchException, declared: Declared) -> MillraceError:
-    """One of ours for one of the client's. Of an answer that is none of OpenSearch's nothing is told: it may be of a server that is nobody's
-    business here."""
+    """Translate a client's error into one of ours.
+
+    Reveals nothing of an answer that is not OpenSearch's: it may come from a server that is nobody's business here.
+    """
     pause = declared.backoff_ms / 1000
     if isinstance(error, NoConnection):
         return SinkBusy(f"OpenSearch does not answer: {told(error)}", retry_after=pause)

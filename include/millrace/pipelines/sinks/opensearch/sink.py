@@ -1,7 +1,7 @@
-"""The OpenSearch sink: lanes of bulk requests, each with ids of its own, sent again with jittered pauses until answered item by item.
+"""The OpenSearch sink: lanes of bulk requests, each with its own ids, retried with jittered pauses, item by item.
 
-An id's actions are in one lane, in order; without external versions no bulk holds an id twice, so that an item that is sent again
-never comes behind a later one. What a request did that got no answer is not known: it is sent again, which is the same.
+An id's actions are in one lane, in order. Without external versions no bulk holds an id twice, so that a retried item
+never follows a later one. The effect of an unanswered request is unknown: it is repeated, which is idempotent.
 """
 
 from __future__ import annotations
@@ -115,20 +115,20 @@ class OpenSearchSink:
         return written
 
     def _require_same(self) -> None:
-        """Raises SinkRefused where the index is gone, or another one of its name, which a bulk makes with whatever mappings come to its mind."""
+        """Raise SinkRefused if the index is gone or was replaced by another of its name, with arbitrary mappings."""
         if self._target is None:
             self.open()
         elif self._target.identity:
             if identity_of(self._client, self._declared) != self._target.identity:
                 target_of(self._client, self._declared)  # says it better where the name is no index any more
                 raise SinkRefused(
-                    f"index {self._declared.index_base} was deleted and made anew while this ran: see to its mappings, and set the"
+                    f"index {self._declared.index_base} was replaced during the run: check its mappings, and set the"
                     " offsets to where its documents begin"
                 )
             self._looked = self._clock()
 
     def _require_documents_fault(self, written: Written) -> None:
-        """Raises SinkRefused where what was refused is the index's own trouble, so that the whole stream would go into the error topic."""
+        """Raise SinkRefused if the index itself refuses documents: otherwise everything would go to the error topic."""
         refused = [each for each in written.failures if each.kind != _ID_LENGTH]
         if refused and any(each.kind not in _DOCUMENTS_FAULT for each in refused):
             target_of(self._client, self._declared)  # what was known of the index stays: it may be another one by now
@@ -230,10 +230,10 @@ class OpenSearchSink:
         suspects: Sequence[Action],
         tries: dict[str, int],
     ) -> bool:
-        """Put `bulk` before what is left, in smaller bulks, behind a pause; whether documents were put aside.
+        """Put `bulk` before what is left, in smaller bulks, after a pause; return whether documents were put aside.
 
-        Once patience is over, `suspects` (documents that were answered with 500 by themselves, counted in `tries`) are put aside where the
-        index takes others. Raises SinkBusy where there are none.
+        When patience has run out, `suspects` (documents that were answered with 500 on their own, counted in `tries`)
+        are put aside if the index takes others. Raises SinkBusy if there are none.
         """
         aside: set[int] = set()
         for each in suspects:
@@ -243,12 +243,15 @@ class OpenSearchSink:
             if suspects and (written.acknowledged or is_healthy(self._client, self._declared)):
                 aside = {id(each) for each in suspects}
                 for each in suspects:
-                    words = f"OpenSearch fails on the document {each.id[:MAX_ID_BYTES]!r} ({each.record.position}): {reason}"
+                    words = (
+                        f"OpenSearch fails on document {each.id[:MAX_ID_BYTES]!r} ({each.record.position}): {reason}"
+                    )
                     written.failures.append(Failure(each.record, TASK_PUT, STEP, "HTTP_500", words))
             if not aside:
                 first = bulk[0]
                 raise SinkBusy(
-                    f"OpenSearch does not take {len(bulk)} documents, the first {first.id[:100]!r} ({first.record.position}): {reason}",
+                    f"OpenSearch does not take {len(bulk)} documents, the first {first.id[:100]!r}"
+                    f" ({first.record.position}): {reason}",
                     retry_after=self._declared.max_backoff_ms / 1000,
                 )
         left.extendleft(each for each in reversed(bulk) if id(each) not in aside)
@@ -278,7 +281,10 @@ class OpenSearchSink:
 def _count_late(
     written: Written, item: Item, action: Action, actions: Sequence[Action], behind: dict[int, int]
 ) -> None:
-    """Count an action of `actions` that a newer version was there before. `behind` gets, once, by action the largest version of its id from it on."""
+    """Count an action of `actions` that a newer version preceded.
+
+    `behind` gets, once, by action the largest version of its id from it on.
+    """
     if not behind:
         newest: dict[str, int] = {}
         for each in reversed(actions):

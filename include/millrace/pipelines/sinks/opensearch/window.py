@@ -1,4 +1,4 @@
-"""How large a bulk may be now: halved when the cluster asks for less, a quarter more with each one that it takes, up to the flush limits."""
+"""The size of a bulk: halved when the cluster asks for less, a quarter larger after each success, within the limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A micro-batch of changes folded to what is left of it: what is retracted, which keys go, which rows come.
 
-Of the changes of a key the last counts. Their order is that of ``_time_tick`` and ``_write_tick`` where the rows have these columns
-(at one tick a retraction comes first, then deletes, then inserts, as the source has them), else that of the rows.
+The last change of a key counts. The order is that of ``_time_tick`` and ``_write_tick`` if the rows have these columns
+(at one tick a retraction comes first, then deletes, then inserts, as in the source), otherwise that of the rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Folded:
 
 
 def fold(changes: pa.Table, key: Sequence[str]) -> Folded:
-    """What `changes` come to for a collection whose rows have the key fields `key`. Raises InvalidArgument, ChangesRefused."""
+    """Return the net effect of `changes` on rows with the key fields `key`. Raises InvalidArgument, ChangesRefused."""
     if KIND not in changes.column_names:
         raise InvalidArgument(f"the rows have no column {KIND!r}: it says insert, upsert, delete or retract of each")
     missing = [name for name in key if name not in changes.column_names]
@@ -87,7 +87,8 @@ def _retracted(changes: pa.Table, codes: np.ndarray) -> tuple[tuple[str, ...], p
     places = np.flatnonzero(codes == 0)
     if pc.any(pc.not_equal(changes["_partition_id"].take(pa.array(places)), 0)).as_py():
         raise ChangesRefused(
-            "a partition of the source was dropped, and which rows of the sink came from it is not known: delete them, and begin"
+            "a partition of the source was dropped, and it is unknown which of the sink's rows came from it:"
+            " delete them, and begin"
             " the stream again behind that tick, or with a new snapshot"
         )
     homes = changes["_vchannel"].combine_chunks().dictionary_encode()

@@ -1,20 +1,21 @@
-"""Exactly once into the log: a micro-batch's messages are durable, with their numbers, before the first of them is sent.
+"""Exactly once into the log: a micro-batch's messages are durable, with their numbers, before the first one is sent.
 
-The producer's identity is the sink's (made once, and kept in its folder), the sequences are the batch's. So a batch that is repeated
-after a crash sends the same messages with the same numbers, and the chain takes each once (law 8). Three cases are left:
+The producer's identity is the sink's (created once, and stored in its folder); the sequences are the batch's. So a
+batch that is repeated after a crash sends the same messages with the same numbers, and the chain accepts each once (law
+8). Three cases remain:
 
-- The batch is journaled and not done: its messages are sent as the journal has them, before anything else; what Spark gives again
-  is not looked at.
-- The chain has forgotten the producer meanwhile (UNKNOWN_PRODUCER; a first message has a barrier tick, so that it is not taken for a
-  new one), or no longer keeps a result (ALREADY_APPLIED): the WAL is waited for up to now, what stands in it stands, and only the rest
-  gets numbers of a new epoch, journaled before it is sent.
-- A message was rejected (its partition is gone, say): the batch stops with that, and the next attempt sends what was rejected
-  under new numbers.
+- The batch is journaled and not done: its messages are sent as the journal has them, before anything else. What Spark
+  gives again is not looked at.
+- The chain has meanwhile forgotten the producer (UNKNOWN_PRODUCER; a first message has a barrier tick, so that it is
+  not taken for a new one), or no longer holds a result (ALREADY_APPLIED). The sink waits for the WAL up to now: what is
+  in it took effect, and only the rest gets numbers of a new epoch, journaled before it is sent.
+- A message was rejected (its partition was dropped, say): the batch stops with that, and the next attempt sends the
+  rejected messages under new numbers.
 
-The journal stays when its batch is done, and the next one's takes its place: so the note that it is done need not be durable, for a batch that is done and
-not noted is sent again with its numbers, and has no second effect.
+The journal stays when its batch is done, and the next batch replaces it. So the note that a batch is done need not be
+durable: a batch that is done but not noted is sent again with its numbers, which has no second effect.
 
-An older driver of the same sink that still lives is fenced by the new epoch; on one machine a lock keeps it out.
+An older driver of the same sink that still runs is fenced by the new epoch; on one machine a lock excludes it.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ class Journal:
     def write(self, batch_id: int, taken: Taken, messages: Sequence[MutableMessage]) -> None:
         """Have `messages` take effect, in order within each VChannel, each once, as the batch `batch_id`.
 
-        Raises AppendRejected for the first that the chain refused, AppendUnresolved, TickNotReached, DeadlineExceeded: the next attempt
-        goes on with it.
+        Raises AppendRejected for the first one that the chain refused, AppendUnresolved, TickNotReached,
+        DeadlineExceeded: the next attempt continues.
         """
         if messages:
             batch = self._stamped(batch_id, taken, messages)
@@ -133,7 +134,7 @@ class Journal:
         else:
             self._done(Batch(batch_id, taken, {}))
 
-    # --- numbers --------------------------------------------------------------------------------------------------------
+    # --- numbers -----------------------------------------------------------------------------------------------------
 
     def _owned(self) -> Producer:
         """The producer of this process's epoch, which fences older ones."""
@@ -157,11 +158,11 @@ class Journal:
         return batch
 
     def _number(self, batch: Batch, pchannel: str, messages: list[MutableMessage]) -> None:
-        # One after the other by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
+        # Sort by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
         order = {name: place for place, name in enumerate(dict.fromkeys(each.vchannel for each in messages))}
         stamped = self._owned().lane(pchannel).stamp(sorted(messages, key=lambda each: order[each.vchannel]))
         if not all(each.sequence for each in stamped):
-            # A chain that forgets this producer while these are on their way must know that they are not a new one's (docs/chain.md).
+            # A chain that forgets this producer must not take these messages for a new producer's (docs/chain.md).
             barrier = max(1, self._client.append.tick(pchannel, persist=False))
             stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
         batch.groups[pchannel] = list(group_messages(stamped))
@@ -181,7 +182,7 @@ class Journal:
         self._keep(batch)
         hit("sink.renumbered")
 
-    # --- sending --------------------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     def _settle(self, batch: Batch, producer: Producer) -> None:
         for _ in range(EPOCHS):
@@ -245,7 +246,7 @@ class Journal:
         return found
 
     def _in_wal(self, batch: Batch) -> set[Number]:
-        """The numbers of the batch's messages that took effect: the WAL, complete up to now, has them behind `since`."""
+        """Return the numbers of the messages that took effect: those after `since` in the WAL, complete up to now."""
         settings = self._client.settings
         pchannels = sorted(batch.groups)
         require_confirmed_ticks(settings, self._name, pchannels, self._client.append, None, settings.read_deadline)
@@ -259,7 +260,7 @@ class Journal:
                 found |= {(row["vchannel"], row["epoch"], row["sequence"]) for row in mine.to_pylist()}
         return found
 
-    # --- the file -------------------------------------------------------------------------------------------------------
+    # --- the file ----------------------------------------------------------------------------------------------------
 
     def _keep(self, batch: Batch) -> None:
         self._begun = True
@@ -286,7 +287,7 @@ class Journal:
 
 
 def _noted(folder: Path) -> Noted:
-    """The newest batch that is done: what was noted last, or, where a machine that stopped lost that, the one before the journal's."""
+    """Return the newest done batch: the last noted one, or, if a crash lost that, the one before the journal's."""
     batch = _load(folder)
     before = Noted() if batch is None else Noted(batch.batch_id - 1)
     try:

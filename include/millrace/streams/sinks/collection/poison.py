@@ -1,7 +1,7 @@
-"""Poison rows: rows that no message can carry (a null where none may be, a number that is too large) are told from the rest, with why.
+"""Poison rows: separate rows that no message can carry (a null in a non-nullable column, a number out of range).
 
-They become rows of a collection of dead letters, in the same micro-batch and as exactly once as the others: what went wrong in
-words, and the row itself as Arrow bytes, from which `redriven` makes it again.
+They become rows of a collection of dead letters, in the same micro-batch and exactly once like the others: a
+description of the error, and the row as Arrow bytes, from which `redriven` restores it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ LETTERS: Final = CollectionSchema(
     ),
     "id",
 )
-"""The schema of a collection of dead letters: `row` is the row as JSON, to be read; `payload` the row as an Arrow stream, to be sent again."""
+"""The schema of a collection of dead letters: `row` is JSON for people, `payload` an Arrow stream to send it again."""
 
 
 def sift(table: pa.Table, fits: Callable[[pa.Table], object]) -> tuple[pa.Table, list[tuple[pa.Table, str]]]:
     """The rows that `fits` takes without InvalidArgument, and each other one with what was said of it.
 
-    Where few of n rows are poison it is asked about log n times for each. Raises what `fits` says of the whole where more than MOST are.
+    If few of n rows are poison, `fits` is called about log n times for each. Raises its error for the whole if there
+    are more than MOST.
     """
     try:
         fits(table)

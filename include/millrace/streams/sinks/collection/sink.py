@@ -3,12 +3,12 @@
     with CollectionSink(settings, folder, "hourly", mode="upsert") as sink:
         sink.write(0, batches)
 
-Modes: ``append`` inserts the rows; ``upsert`` replaces the rows of their keys (of several of one key the last counts);
-``changes`` applies what the column ``_change`` says: insert and upsert replace the row of the key, delete takes it away, and a retract
-takes away all that a VChannel of the source had, which needs a sink with the source's key and as many VChannels. So a stream of all
-changes of a collection keeps another as its mirror.
+Modes: ``append`` inserts the rows. ``upsert`` replaces the rows of their keys (the last of several of one key counts).
+``changes`` applies the column ``_change``: insert and upsert replace the row of the key, delete removes it, and a
+retract removes everything of one of the source's VChannels, which needs a sink with the source's key and as many
+VChannels. So a stream of all changes of a collection maintains another one as its mirror.
 
-A key changes at one tick, and a batch does not: readers may see a part of one. Memory: the micro-batch, as its messages.
+A key changes at one tick, but a batch does not: readers may see a part of one. Memory: the micro-batch, as messages.
 """
 
 from __future__ import annotations
@@ -70,9 +70,12 @@ class CollectionSink(Closeable):
         dead_letters: str | None = None,
         stream: str = "",
     ) -> None:
-        """`folder` goes with the query's checkpoint. `dead_letters` is a collection of LETTERS for rows that do not fit, where a stream
-        otherwise stops; `stream` is whose letters they are. Raises CollectionNotFound, InvalidArgument, StreamBusy, and what
-        keeps a batch that an earlier process began from its end."""
+        """Open the sink; `folder` belongs to the query's checkpoint.
+
+        `dead_letters` is a collection of LETTERS for rows that do not fit, at which a stream otherwise stops; `stream`
+        is the name of their stream. Raises CollectionNotFound, InvalidArgument, StreamBusy, and the errors of
+        completing a batch that an earlier process began.
+        """
         require_guarantee(guarantee)
         if mode not in MODES:
             raise InvalidArgument(f"the mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
@@ -107,12 +110,15 @@ class CollectionSink(Closeable):
         self._client.close()
 
     def check(self, schema: pa.Schema) -> None:
-        """Raises InvalidArgument where rows of these columns do not fit the collection: an unknown column, one that is missing."""
+        """Raise InvalidArgument if rows of these columns do not fit the collection: a column is unknown or missing."""
         require_fit(schema, self._client.definition(self._name), changes=self._mode == "changes")
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> Taken:
-        """Take a micro-batch. Raises InvalidArgument for rows that do not fit (without `dead_letters`), ChangesRefused for a
-        retraction that the sink cannot follow, AppendRejected, AppendUnresolved, and what :meth:`Journal.write` raises."""
+        """Take a micro-batch.
+
+        Raises InvalidArgument for rows that do not fit (without `dead_letters`), ChangesRefused for a retraction that
+        the sink cannot follow, AppendRejected, AppendUnresolved, and the errors of :meth:`Journal.write`.
+        """
         if self._journal is not None:
             self._journal.resume()  # what an attempt of this process left
         again = (self._journal.noted if self._journal else self._noted).again(batch_id)
@@ -134,10 +140,10 @@ class CollectionSink(Closeable):
         return taken
 
     def redrive(self, found: pa.Table) -> int:
-        """Take the rows of those of the letters `found` that fit now, in the order in which the stream gave them, and delete these letters;
-        how many. Of an exactly-once sink.
+        """Take the rows of the letters `found` that fit now, in the stream's order, and delete these letters.
 
-        Raises what :meth:`write` raises, but for rows that do not fit.
+        Return their number. For an exactly-once sink. Raises the errors of :meth:`write`, but not for rows that do not
+        fit.
         """
         assert self._journal is not None
         assert self._letters is not None
@@ -159,7 +165,7 @@ class CollectionSink(Closeable):
             self._journal.write(batch_id, Taken(len(taken)), messages)
         return len(taken)
 
-    # --- messages -------------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def _messages(self, batch_id: int, table: pa.Table) -> tuple[list[MutableMessage], Taken]:
         if not len(table):
@@ -224,7 +230,8 @@ class CollectionSink(Closeable):
             if pc.any(others).as_py():
                 kind = table[KIND].filter(others)[0].as_py()
                 raise ChangesRefused(
-                    f"the rows hold a {kind}, and {self._name!r} takes inserts alone: use the mode 'changes', or leave out others in"
+                    f"the rows contain a {kind}, and {self._name!r} only takes inserts:"
+                    " use the mode 'changes', or leave out others in"
                     " the source (kinds='skip others')"
                 )
         return table.select([name for name in table.column_names if name not in CHANGE_COLUMNS.names])
@@ -245,7 +252,7 @@ class CollectionSink(Closeable):
             )
             if source is None or not alike:
                 raise ChangesRefused(
-                    f"all rows of {name} are gone, and {self._name!r} does not keep them on a VChannel of their own: it needs the"
+                    f"all rows of {name} were retracted, and {self._name!r} has no VChannel for them: it needs the"
                     " source's key and as many VChannels to follow that"
                 )
             homes.append(collection.vchannels[source.vchannels.index(name)])

@@ -1,8 +1,7 @@
 """Lock: row changes share a VChannel; an exclusive message is a barrier on it, or on the whole PChannel.
 
 A run of inserts, deletes and upserts is judged together; every other message is judged alone. An exclusive message that
-the
-inner interceptors accept fails the open transactions in its scope, in the order of their Begin ids, before it takes
+the inner interceptors accept fails the open transactions in its scope, in the order of their Begin ids, before it takes
 effect.
 """
 

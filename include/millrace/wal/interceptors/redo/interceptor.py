@@ -1,8 +1,8 @@
 """Redo: if the shard has no growing segment for an insert, have one created first and run the rest again.
 
 Milvus' redo interceptor waits until a segment is allocated. Here nothing waits: the run ends before the first insert
-without a
-segment, or is that insert alone; the shard then emits the CreateSegment message before it, with a time tick of its own.
+without a segment, or is that insert alone; the shard then emits the CreateSegment message before it, with a time tick
+of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Idempotent producers (law 8): per VChannel and producer, a retried sequence has one effect and gets the first result.
 
 docs/chain.md, "Producers". A duplicate gets a stored result. So a run is cut before a duplicate that follows new
-messages of
-the same producer: it is judged once their results are in the state.
+messages of the same producer: it is judged once their results are in the state.
 """
 
 from __future__ import annotations
@@ -118,8 +117,7 @@ def _stretches(state: ChannelState, rows: DecidedBatch, mine: npt.NDArray[np.int
     """Split `mine` so that each part may be applied producer by producer.
 
     The producer that a registration evicts depends on all rows before it and none after it. Judging has cut its runs
-    there
-    (`_judge_producer`); a replay has slices over many runs.
+    there (`_judge_producer`); a replay has slices over many runs.
     """
     beginning = np.flatnonzero(rows.sequence[mine] == 0)
     codes, counts = np.unique(rows.vchannel[mine[beginning]], return_counts=True)

@@ -2,8 +2,7 @@
 one.
 
 It runs beside the timetick interceptor, from where Milvus calls it. A transaction is on one VChannel, its lease is in
-log
-time, and each message is judged by its own time tick. docs/chain.md, "Types".
+log time, and each message is judged by its own time tick. docs/chain.md, "Types".
 """
 
 from __future__ import annotations
