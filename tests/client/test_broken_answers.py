@@ -14,6 +14,7 @@ import pytest
 from millrace.base.errors import LogUnavailable
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.append_client import AppendClient
+from millrace.client.remote_tables import read_import
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc.link import ConnectionLost
 from millrace.rpc.selection import ALL_ROWS
@@ -79,14 +80,14 @@ def client_of(server: Server) -> AppendClient:
 @pytest.mark.parametrize("clean", [False, True], ids=["with an error", "as if it were whole"])
 def test_an_import_that_breaks_off_goes_on_after_the_rows_that_came(clean: bool) -> None:
     server = Server(11, [(2, clean), (0, clean), (1, clean)])
-    found = [key for rows, _ in client_of(server).read_import("p0", 7) for key in rows["id"].to_pylist()]
+    found = [key for rows, _ in read_import(server, "p0", 7) for key in rows["id"].to_pylist()]
     assert found == list(range(11))
 
 
 def test_an_import_that_never_goes_on_is_an_error_that_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "deadline", 0.3)
     found: list[int] = []
-    answer = client_of(Server(11, [(2, False), *[(0, False)] * 100])).read_import("p0", 7)
+    answer = read_import(Server(11, [(2, False), *[(0, False)] * 100]), "p0", 7)
     with pytest.raises(LogUnavailable, match="after 4 rows"):
         found.extend(key for rows, _ in answer for key in rows["id"].to_pylist())
     assert found == [0, 1, 2, 3]

@@ -12,7 +12,6 @@ producer sequence.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +20,13 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.data_folder import prepare_data_folder
 from millrace.base.deadline import Deadline
-from millrace.base.errors import LogUnavailable, NotSupportedRemotely, ServerFull
+from millrace.base.errors import LogUnavailable, NotSupportedRemotely
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.channel_router import MARGIN, ChannelRouter
 from millrace.client.produce.lane import deliver_single
-from millrace.message.ids import LogId
-from millrace.message.tombstones import Tombstone
 from millrace.rpc import calls
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Entries, as_values
 from millrace.rpc.calls import ServerCall
@@ -43,18 +39,15 @@ from millrace.rpc.tail import Evicted, Mvcc, TailBatch, from_wire_rows
 from millrace.rpc.wire import APPEND_ROLE, DEFAULT_DEADLINE
 from millrace.wal.definitions import PChannelDefinitions
 
-TOMBSTONE_SECONDS: Final = 120.0
-"""Timeout for replacing an entry, which includes a commit to the ``wal`` table."""
-
 READ_SECONDS: Final = 600.0
 """Timeout for the transfer of a collection's rows."""
-PIECE_SECONDS: Final = 60.0
-"""Timeout for one piece of the messages in the ``wal`` table."""
-_FULL_PAUSE: Final = 0.1
 
 
 class AppendClient(Closeable):
-    """Connection to the append host of one data folder: appends, ticks, tails, reads and catalog calls. Thread-safe."""
+    """A connection to the append host of one data folder, for calls, catalog calls and reads. Thread-safe.
+
+    It sends an append once, through the route to the PChannel's owner.
+    """
 
     def __init__(self, service: RemoteLogService) -> None:
         self.service = service
@@ -75,7 +68,7 @@ class AppendClient(Closeable):
         """Connect to the log in `<data_dir>/log`.
 
         With `start`, start the server if none runs, as `launch` says; `launch` must include the append host. Without
-        `eager`, the first call that needs the server looks for it.
+        `now`, the first call that needs the server looks for it.
 
         Raises LogUnavailable if no server runs and `start` is False, or the error that kept the server from starting.
         Raises UnsafeDataFolder.
@@ -88,6 +81,11 @@ class AppendClient(Closeable):
         if not now:
             return cls(RemoteLogService(folder.absolute(), start=start, deadline=deadline, launch=launch))
         return cls(RemoteLogService.connect(folder, start=start, deadline=deadline, launch=launch))
+
+    def call(self, call: ServerCall, request: Mapping[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
+        """Make a call of the registry (millrace.rpc.calls) within `seconds` (default: the deadline of `connect`)."""
+        limit = self.service.deadline if seconds is None else seconds
+        return self.service.call(call, request, seconds=limit, margin=MARGIN)
 
     def append(
         self,
@@ -119,7 +117,6 @@ class AppendClient(Closeable):
         At most `appends` appends or `bytes` bytes are in flight. `deadline` bounds the wait for each answer, in seconds
         (default: that of `connect`). The caller resends what failed as ambiguous, in order and with the same sequences.
         """
-
         return self.router.route(pchannel, deadline=deadline).pipeline(appends=appends, bytes=bytes)
 
     def tick(self, pchannel: str, *, persist: bool = True, deadline: float = DEFAULT_DEADLINE) -> int:
@@ -128,27 +125,26 @@ class AppendClient(Closeable):
         Without `persist`, append nothing.
         """
         request = {"pchannel": pchannel, "deadline": deadline, "persist": persist}
-        return int(self._act(calls.TICK, request, deadline)["tick"])
+        return int(self.call(calls.TICK, request, seconds=deadline)["tick"])
 
     def mvcc(self, vchannel: str) -> Mvcc:
         """Return the tick up to which a VChannel is readable now.
 
         Raises ChannelNotFound, or the error that parked its PChannel.
         """
-        return Mvcc(**self._act(calls.MVCC, {"vchannel": vchannel}, self.service.deadline))
+        return Mvcc(**self.call(calls.MVCC, {"vchannel": vchannel}))
 
     def confirm(self, pchannel: str, tick: int, *, deadline: float = DEFAULT_DEADLINE) -> int:
         """Wait until everything up to `tick` is decided and return the confirmed tick.
 
         Raises DeadlineExceeded.
         """
-        return int(
-            self._act(calls.CONFIRM, {"pchannel": pchannel, "tick": tick, "deadline": deadline}, deadline)["tick"]
-        )
+        request = {"pchannel": pchannel, "tick": tick, "deadline": deadline}
+        return int(self.call(calls.CONFIRM, request, seconds=deadline)["tick"])
 
     def describe(self, pchannel: str) -> dict[str, Any]:
         """Describe the append host's state for a PChannel: position, last_tick, term, parked."""
-        return self._act(calls.DESCRIBE_HOST, {"pchannel": pchannel}, self.service.deadline)
+        return self.call(calls.DESCRIBE_HOST, {"pchannel": pchannel})
 
     def definitions(
         self, pchannel: str, collection_id: int | None, *, deadline: float = DEFAULT_DEADLINE
@@ -158,7 +154,7 @@ class AppendClient(Closeable):
         See :meth:`millrace.node.append.host.AppendHost.definitions`.
         """
         request = {"pchannel": pchannel, "collection_id": collection_id, "deadline": deadline}
-        return PChannelDefinitions.from_json(self._act(calls.DEFINITIONS, request, deadline))
+        return PChannelDefinitions.from_json(self.call(calls.DEFINITIONS, request, seconds=deadline))
 
     def metrics(self) -> str:
         """Return the host's metrics in the Prometheus text format."""
@@ -173,10 +169,6 @@ class AppendClient(Closeable):
             return str(found.body.to_pybytes().decode())
 
         return self.service.call_with_retry(call, seconds=self.service.deadline)
-
-    def flow(self) -> dict[str, Any]:
-        """Return the state of flow control: mode, rate (bytes/s, or None), why, readings, levels, delayed, refused."""
-        return self._act(calls.FLOW, {}, self.service.deadline)
 
     def catalog(self, call: str, arguments: Mapping[str, Any], *, repeat: bool) -> dict[str, Any]:
         """Call the catalog on the host (millrace.catalog.calls).
@@ -199,28 +191,13 @@ class AppendClient(Closeable):
         This restarts the follower on the host, and on the node that owns the PChannel.
         """
         request, seconds = {"pchannel": pchannel}, self.service.deadline
-        self._act(calls.RESTART, request, seconds)
+        self.call(calls.RESTART, request, seconds=seconds)
         self.router.refresh(Deadline.after(seconds), whole=True)
         if pchannel in self.router.known():
             route = self.router.route(pchannel)
             deliver_single(
                 lambda deadline: route.act(calls.RESTART, request, deadline), deadline=Deadline.after(seconds)
             )
-
-    def inspect_parked_entry(self, pchannel: str, entry: LogId) -> dict[str, Any]:
-        """Describe the entry at `entry`, which a tombstone may replace.
-
-        See :meth:`millrace.node.append.tombstones.TombstonePlacer.inspect`.
-        """
-        return self._act(calls.TOMBSTONE, {"pchannel": pchannel, "entry": list(entry)}, self.service.deadline)
-
-    def place_tombstone(self, pchannel: str, entry: LogId, *, sha256: str, author: str, reason: str) -> Tombstone:
-        """Replace the entry that parks a PChannel.
-
-        See :meth:`millrace.node.append.tombstones.TombstonePlacer.place`.
-        """
-        request = {"pchannel": pchannel, "entry": list(entry), "sha256": sha256, "author": author, "reason": reason}
-        return Tombstone.from_json(pchannel, self._act(calls.TOMBSTONE, request, TOMBSTONE_SECONDS))
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
         """Return the messages after `after_tick` from the host's buffer.
@@ -271,94 +248,10 @@ class AppendClient(Closeable):
     def _reading(self, collection: CollectionInfo, at: int | None, seconds: float) -> dict[str, Any]:
         return {"extension": APPEND_ROLE, "read": collection.name, "at": at, "deadline": seconds}
 
-    def describe_wal(self, pchannel: str, *, confirmed_at: int | None = None) -> dict[str, Any]:
-        """Describe a PChannel's part of the ``wal`` table.
-
-        See :meth:`millrace.node.append.history_reads.HistoryReads.describe`.
-        """
-        request = {"pchannel": pchannel} | ({} if confirmed_at is None else {"confirmed_at": confirmed_at})
-        return self._act(calls.DESCRIBE_WAL, request, self.service.deadline)
-
-    def read_wal_piece(
-        self, pchannel: str, request: Mapping[str, Any]
-    ) -> tuple[list[pa.RecordBatch], list[int] | None]:
-        """Read a piece of a PChannel's messages in the ``wal`` table.
-
-        Returns the batches and the message id of the next piece, or None after the last. While the server is full, the
-        call is retried until the deadline. See :meth:`millrace.node.append.history_reads.HistoryReads.stream`.
-        """
-        ticket = {"extension": APPEND_ROLE, "history": pchannel, **request}
-        until = Deadline.after(self.service.deadline)
-
-        def piece(link: Link, deadline: Deadline) -> tuple[list[pa.RecordBatch], list[int] | None]:
-            batches, said = link.get(ticket, timeout=PIECE_SECONDS)
-            if "next" not in said:
-                raise ConnectionLost("the answer ended early")
-            return [batch for batch in batches if batch.num_rows], said["next"]
-
-        while True:
-            try:
-                return self.service.call_with_retry(piece, seconds=self.service.deadline)
-            except ServerFull:
-                if until.expired():
-                    raise
-            threading.Event().wait(jittered(_FULL_PAUSE))
-
-    def read_import(self, pchannel: str, tick: int) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
-        """Stream the rows of the Import at a tick, each batch with the server's metadata.
-
-        A broken stream is resumed after the rows that arrived.
-
-        Raises LogUnavailable, and what reading the files on the server raises.
-        """
-        came = 0
-        until = Deadline.after(self.service.deadline)
-        while True:
-            ticket = {"extension": APPEND_ROLE, "imported": pchannel, "at": tick, "skip": came}
-            link = self.service.link(until)
-            try:
-                link.check()
-                _, parts = link.parts(ticket, timeout=READ_SECONDS)
-                for batch, said in parts:
-                    if batch.num_rows:
-                        came += batch.num_rows
-                        until = Deadline.after(self.service.deadline)
-                        yield batch, said or {}
-                    elif said is not None and "rows" in said:
-                        return
-                reason: Exception = ConnectionLost("the answer ended early")
-            except ConnectionLost as error:
-                self.service.drop_link(link)
-                reason = error
-            except ServerFull as error:
-                reason = error
-            if until.expired():
-                raise LogUnavailable(f"the rows of an import broke off after {came:,} rows: {reason}") from reason
-            threading.Event().wait(jittered(_FULL_PAUSE))
-
-    def describe_checkpoint(self, pchannel: str, collection_id: int) -> dict[str, Any]:
-        """Describe the newest checkpoint of a collection.
-
-        See :meth:`millrace.node.append.history_reads.HistoryReads.checkpointed`.
-        """
-        request = {"pchannel": pchannel, "collection_id": collection_id}
-        return self._act(calls.DESCRIBE_CHECKPOINT, request, self.service.deadline)
-
-    def call_group(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a consumer-group call; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.handle`."""
-        return self._act(calls.GROUP, dict(request), self.service.deadline)
-
-    def drop_group(self, group: str) -> None:
-        """Delete a consumer group; see :meth:`millrace.node.append.consumer_groups.ConsumerGroups.drop`."""
-        self._act(calls.DROP_CONSUMER_GROUP, {"group": group}, self.service.deadline)
-
     def close(self) -> None:
         """Close the connection; the server keeps running. Idempotent."""
         self.router.close()
         self.service.close()
-
-    def _act(self, call: ServerCall, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        return self.service.call(call, request, seconds=seconds, margin=MARGIN)
 
 
 _OLDER: Final = "the server runs an older build, which only returns whole collections: select from the result of `read`"

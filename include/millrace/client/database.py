@@ -46,6 +46,7 @@ from millrace.log.protocol import LogService
 from millrace.message.bodies import ImportSource
 from millrace.message.ids import Moment, resolve_tick
 from millrace.message.types import OnDuplicate
+from millrace.rpc import calls
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection
@@ -467,7 +468,7 @@ class Database(Closeable):
 
         Raises GroupBusy while a consumer of the group runs anywhere.
         """
-        self.append.drop_group(group)
+        self.append.call(calls.DROP_CONSUMER_GROUP, {"group": group})
 
     def _opened(self, made: Consumer | ChangeStream) -> None:
         """Close `made` with this database. Those that their users closed are not kept."""

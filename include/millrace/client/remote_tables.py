@@ -5,19 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from millrace.base.errors import GroupBusy, InvalidArgument, MillraceError
+from millrace.base.backoff import jittered
+from millrace.base.deadline import Deadline
+from millrace.base.errors import GroupBusy, InvalidArgument, LogUnavailable, MillraceError, ServerFull
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.append_client import AppendClient
+from millrace.client.append_client import READ_SECONDS, AppendClient
 from millrace.client.consume.scan import WalOpener
 from millrace.message.bodies import VChannelImport
 from millrace.message.ids import LogId, MessageId, pchannel_of
+from millrace.rpc import calls
+from millrace.rpc.link import ConnectionLost, Link
+from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection
 from millrace.rpc.tail import from_wire_rows
+from millrace.rpc.wire import APPEND_ROLE
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
 FIRST_PIECE_BYTES: Final = 1 << 20
 """Approximate size of the first piece of the WAL: small, so that a reader starts soon."""
 PIECE_BYTES: Final = 16 << 20
+PIECE_SECONDS: Final = 60.0
+"""Timeout for one piece of the WAL."""
+_FULL_PAUSE: Final = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +61,8 @@ class RemoteTables:
         from millrace.wal.visible.catalog import VChannelInfo  # not needed by producers and consumers
         from millrace.wal.visible.changes import ChangeStart
 
-        said = self._append.describe_checkpoint(pchannel, collection_id)
+        request = {"pchannel": pchannel, "collection_id": collection_id}
+        said = self._append.call(calls.DESCRIBE_CHECKPOINT, request)
         found = {name: VChannelInfo.from_json(info) for name, info in said["vchannels"].items()}
         return ChangeStart.of(after, int(said["time_tick"]), found)
 
@@ -131,7 +141,9 @@ class RemoteWalView:
         return int(tick), LogId(*earliest)
 
     def confirmed_at(self, pchannel: str, tick: int) -> MessageId:
-        return MessageId(*self._append.describe_wal(pchannel, confirmed_at=tick)["confirmed"])
+        return MessageId(
+            *self._append.call(calls.DESCRIBE_WAL, {"pchannel": pchannel, "confirmed_at": tick})["confirmed"]
+        )
 
     def messages(
         self,
@@ -149,7 +161,7 @@ class RemoteWalView:
             "columns": columns if columns is None else list(columns),
             "vchannels": None if not own or pchannel in self._channels else own,
         }
-        first = self._append.read_wal_piece(pchannel, request | {"max_bytes": FIRST_PIECE_BYTES})
+        first = _read_piece(self._append.service, pchannel, request | {"max_bytes": FIRST_PIECE_BYTES})
         return self._pieces(pchannel, request, *first)
 
     def _pieces(
@@ -161,12 +173,12 @@ class RemoteWalView:
             if follows is None:
                 return
             piece = request | {"start": follows, "max_bytes": PIECE_BYTES}
-            batches, follows = self._append.read_wal_piece(pchannel, piece)
+            batches, follows = _read_piece(self._append.service, pchannel, piece)
 
     def _of(self, pchannel: str) -> dict[str, Any]:
         found = self._known.get(pchannel)
         if found is None:
-            found = self._known[pchannel] = self._append.describe_wal(pchannel)
+            found = self._known[pchannel] = self._append.call(calls.DESCRIBE_WAL, {"pchannel": pchannel})
         return found
 
 
@@ -177,7 +189,7 @@ class RemoteImports:
         self._append = append
 
     def rows(self, named: VChannelImport) -> Iterator[tuple[int, pa.RecordBatch]]:
-        for batch, said in self._append.read_import(pchannel_of(named.vchannel), named.tick):
+        for batch, said in read_import(self._append.service, pchannel_of(named.vchannel), named.tick):
             yield int(said["partition"]), batch.cast(named.schema.arrow())
 
 
@@ -255,4 +267,61 @@ class RemoteGroupPositions:
         return found
 
     def _call(self, group: str, **what: Any) -> dict[str, Any]:
-        return self._append.call_group({"group": group, "holder": self._holder, **what})
+        return self._append.call(calls.GROUP, {"group": group, "holder": self._holder, **what})
+
+
+def _read_piece(
+    service: RemoteLogService, pchannel: str, request: Mapping[str, Any]
+) -> tuple[list[pa.RecordBatch], list[int] | None]:
+    """Read a piece of a PChannel's messages in the ``wal`` table.
+
+    Returns the batches and the message id of the next piece, or None after the last. While the server is full, the call
+    is retried until the deadline. See :meth:`millrace.node.append.history_reads.HistoryReads.stream`.
+    """
+    ticket = {"extension": APPEND_ROLE, calls.READ_WAL.ticket: pchannel, **request}
+    until = Deadline.after(service.deadline)
+
+    def piece(link: Link, deadline: Deadline) -> tuple[list[pa.RecordBatch], list[int] | None]:
+        batches, said = link.get(ticket, timeout=PIECE_SECONDS)
+        if "next" not in said:
+            raise ConnectionLost("the answer ended early")
+        return [batch for batch in batches if batch.num_rows], said["next"]
+
+    while True:
+        try:
+            return service.call_with_retry(piece, seconds=service.deadline)
+        except ServerFull:
+            if not until.pause(jittered(_FULL_PAUSE)):
+                raise
+
+
+def read_import(service: RemoteLogService, pchannel: str, tick: int) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    """Stream the rows of the Import at a tick, each batch with the server's metadata.
+
+    A broken stream is resumed after the rows that arrived.
+
+    Raises LogUnavailable, and what reading the files on the server raises.
+    """
+    came = 0
+    until = Deadline.after(service.deadline)
+    while True:
+        ticket = {"extension": APPEND_ROLE, calls.READ_IMPORT.ticket: pchannel, "at": tick, "skip": came}
+        link = service.link(until)
+        try:
+            link.check()
+            _, parts = link.parts(ticket, timeout=READ_SECONDS)
+            for batch, said in parts:
+                if batch.num_rows:
+                    came += batch.num_rows
+                    until = Deadline.after(service.deadline)
+                    yield batch, said or {}
+                elif said is not None and "rows" in said:
+                    return
+            reason: Exception = ConnectionLost("the answer ended early")
+        except ConnectionLost as error:
+            service.drop_link(link)
+            reason = error
+        except ServerFull as error:
+            reason = error
+        if not until.pause(jittered(_FULL_PAUSE)):
+            raise LogUnavailable(f"the rows of an import broke off after {came:,} rows: {reason}") from reason

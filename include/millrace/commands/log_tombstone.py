@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,10 @@ from millrace.message.ids import LogId
 
 if TYPE_CHECKING:
     from millrace.message.tombstones import Tombstone
+
+
+_PLACE_SECONDS: Final = 120.0
+"""Timeout for replacing an entry, which includes a commit to the ``wal`` table."""
 
 
 @app.command()
@@ -36,20 +40,24 @@ def tombstone(
     Example: `millrace log tombstone dml_0 0:17`
     """
     from millrace.client.append_client import AppendClient
+    from millrace.message.tombstones import Tombstone
+    from millrace.rpc import calls
     from millrace.rpc.launch import launch_of
 
     settings = load_settings(data)
     place = LogId.parse(entry)
     if yes and not (checksum and reason):
         raise InvalidArgument("--yes needs --checksum and --reason: look at the entry first, without --yes")
+    request: dict[str, Any] = {"pchannel": pchannel, "entry": list(place)}
     with AppendClient.connect(
         settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
     ) as client:
         if yes:
-            placed = client.place_tombstone(pchannel, place, sha256=checksum, author=_user(), reason=reason)
-            _say_placed(placed, as_json=as_json)
+            request |= {"sha256": checksum, "author": _user(), "reason": reason}
+            placed = client.call(calls.TOMBSTONE, request, seconds=_PLACE_SECONDS)
+            _say_placed(Tombstone.from_json(pchannel, placed), as_json=as_json)
         else:
-            _show(client.inspect_parked_entry(pchannel, place), pchannel, entry, as_json=as_json)
+            _show(client.call(calls.TOMBSTONE, request), pchannel, entry, as_json=as_json)
 
 
 def _user() -> str:

@@ -42,6 +42,7 @@ from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run
+from millrace.rpc import calls
 from millrace.tables.read.arrow import read_arrow
 from tests.node.append.samples import insert
 
@@ -228,7 +229,7 @@ def test_a_watermark_of_zero_is_not_looked_at() -> None:
 @pytest.mark.slow
 def test_the_host_of_a_deployment_tells_its_flow_state(settings: Settings) -> None:
     with connect(settings=settings) as client:
-        found = client.append.flow()
+        found = client.append.call(calls.FLOW, {})
         client.append.service.shutdown()
     assert found["mode"] == "normal"
     assert found["rate"] is None

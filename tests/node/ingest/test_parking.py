@@ -8,8 +8,10 @@ import pytest
 
 from millrace.client.append_client import AppendClient
 from millrace.message.ids import LogId
+from millrace.message.tombstones import Tombstone
 from millrace.node.ingest.definition import IngestLoop
 from millrace.node.range_loop.parking import read_parked, unpark
+from millrace.rpc import calls
 from millrace.storage.table import table_at
 from tests.node.ingest.deployment import Deployment
 from tests.node.log_samples import accepted, opening, poison
@@ -24,9 +26,11 @@ def test_a_parked_pchannel_goes_on_behind_a_tombstone(deployment: Deployment) ->
         assert host.step() == ["p1"]
         assert [each.position for each in read_parked(parked)] == [entry]
         client = AppendClient(deployment.service)
-        seen = client.inspect_parked_entry("p1", entry)
+        named = {"pchannel": "p1", "entry": entry}
+        seen = client.call(calls.TOMBSTONE, named)
         assert LogId(*seen["committed"]) == entry
-        placed = client.place_tombstone("p1", entry, sha256=seen["sha256"], author="ada", reason="INC-1")
+        signed = {"sha256": seen["sha256"], "author": "ada", "reason": "INC-1"}
+        placed = Tombstone.from_json("p1", client.call(calls.TOMBSTONE, named | signed))
         client.restart("p1")
         unpark(parked, "p1")
         host.clock.now += 10
