@@ -7,6 +7,7 @@ Each answers whether it is met, what was found, and in words how far it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,12 +67,13 @@ def lag_below(settings: Settings, *, seconds: float) -> ConditionResult:
     """The oldest log entry that the ``wal`` table lacks is younger than `seconds`, on every PChannel that is not
     parked."""
     from millrace.base.errors import LogUnavailable
-    from millrace.commands.status import deployment_status
+    from millrace.observe.observer import Observer
 
-    status = deployment_status(settings)
-    if not status["log_server"]["running"]:
-        raise LogUnavailable("the log's server does not run, so nobody knows how far the wal table is behind")
-    lags = {row["pchannel"]: row["lag_seconds"] or 0.0 for row in status["pchannels"] if not row["parked"]}
+    with closing(Observer(settings)) as observer:
+        overview = observer.overview()
+    if not overview.log_server:
+        raise LogUnavailable("the log's server does not run, so the lag of the wal table is unknown")
+    lags = {each.name: each.lag_seconds or 0.0 for each in overview.pchannels if not each.parked}
     most = max(lags.values(), default=0.0)
     return ConditionResult(
         most < seconds, f"the lag is {most:.1f} s; waiting for less than {seconds:g} s", {"lag_seconds": lags}

@@ -17,6 +17,7 @@ from typing import Any
 from typer.main import get_command
 
 from millrace.commands.main import app
+from millrace.commands.parts.command_line import SHARED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 MARK = "<!-- From here on the page is made by `python -m tests.cli.reference`. -->\n"
@@ -49,13 +50,27 @@ class Command:
         )
         lines = [f"### millrace {' '.join(self.path)}", "", f"`{usage}`", "", self.words, ""]
         lines += [f"    {example}" for example in self.examples]
-        lines += ["", "| | |", "|---|---|"]
-        for each in [*arguments, *options]:
-            names = each.metavar or each.name.upper() if each in arguments else ", ".join(each.opts)
-            value = "" if each in arguments or each.is_flag else f" {_value(each)}"
-            default = "" if each.default in (None, False) or each in arguments else f" Default: {_plain(each.default)}."
-            lines.append(f"| `{names}{value}` | {each.help}{default} |")
+        lines += ["", *_table([*arguments, *options])] if arguments or options else []
+        shared = [f"`{each.opts[0]}`" for each in shared_options() if each.name in self.takes]
+        lines += ["", f"Shared options: {', '.join(shared)}."] if shared else []
         return "\n".join(lines) + "\n"
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names of the shared options that it takes."""
+        takes: tuple[str, ...] = getattr(self.definition.context_class, "takes", ())
+        return takes
+
+
+def _table(parameters: list[Any]) -> list[str]:
+    lines = ["| | |", "|---|---|"]
+    for each in parameters:
+        argument = each.param_type_name == "argument"
+        names = each.metavar or each.name.upper() if argument else ", ".join(each.opts)
+        value = "" if argument or each.is_flag else f" {_value(each)}"
+        default = "" if each.default in (None, False, "") or argument else f" Default: {_plain(each.default)}."
+        lines.append(f"| `{names}{value}` | {each.help}{default} |")
+    return lines
 
 
 def _value(option: Any) -> str:
@@ -79,6 +94,11 @@ def _walk(group: Any, path: tuple[str, ...]) -> Iterator[Command]:
 @cache
 def _program() -> Any:
     return get_command(app)
+
+
+def shared_options() -> list[Any]:
+    """The options of the program that commands take too."""
+    return [each for each in _program().params if each.name in SHARED]
 
 
 def commands() -> list[Command]:
@@ -112,7 +132,16 @@ def written(page: str) -> str:
     """The page with its second part made anew."""
     prose, mark, _ = page.partition(MARK)
     assert mark, f"{PAGE.name} has no line {MARK!r}"
-    parts = [prose + mark, "## Every command\n", *(each.markdown() for each in commands())]
+    parts = [
+        prose + mark,
+        "## Shared options\n",
+        "Options of the program that many commands take. They stand before or after the command's name; each command\n"
+        "below says which it takes.\n",
+        *_table(shared_options()),
+        "",
+        "## Every command\n",
+        *(each.markdown() for each in commands()),
+    ]
     return "\n".join(parts)
 
 

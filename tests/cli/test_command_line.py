@@ -214,6 +214,62 @@ def test_the_shell_completes_names_of_collections(users: Deployment) -> None:
     assert result.stdout.split() == ["users"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--data", "{}", "--json", "config", "show"],
+        ["--data", "{}", "config", "show", "--json"],
+        ["config", "show", "--json", "--data", "{}"],
+        ["--data", "/elsewhere", "config", "show", "--json", "--data", "{}"],
+    ],
+    ids=" ".join,
+)
+def test_a_shared_option_stands_before_or_after_the_command_which_takes_precedence(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    result = CliRunner().invoke(app, [each.format(tmp_path / "mine") for each in arguments])
+    assert result.exit_code == 0, result.stderr
+    shown = {each["setting"]: each for each in json.loads(result.stdout)}
+    assert (shown["data_dir"]["value"], shown["data_dir"]["source"]) == (str(tmp_path / "mine"), "--data")
+
+
+def test_a_shared_option_before_a_command_that_does_not_take_it_is_wrong_usage(tmp_path: Path) -> None:
+    for arguments in (["--json", "log", "stop"], ["--server", "https://host", "status"], ["--roots", "x", "version"]):
+        result = CliRunner().invoke(app, ["--data", str(tmp_path / "data"), *arguments])
+        assert result.exit_code == 2
+        assert arguments[0] in result.stderr
+        assert "does not take" in result.stderr
+    result = CliRunner().invoke(
+        app, ["status"], env={"MILLRACE_PIPELINES": "https://host", "MILLRACE_DATA": str(tmp_path)}
+    )
+    assert result.exit_code == 0, "a variable is for the commands that take it"
+
+
+def test_the_address_of_the_service_is_taken_from_before_the_command_then_the_variable(tmp_path: Path) -> None:
+    environment = {
+        "MILLRACE_PIPELINES": "host-by-variable",
+        "MILLRACE_DATA": str(tmp_path),
+        "MILLRACE_SERVER_TOKEN": "t",
+    }
+    for words, address in (
+        (["--server", "host-before", "pipelines", "list"], "host-before"),
+        (["pipelines", "list", "--server", "host-after"], "host-after"),
+        (["pipelines", "list"], "host-by-variable"),
+    ):
+        result = CliRunner().invoke(app, words, env=environment)
+        assert result.exit_code == 1
+        assert f"{address!r} is" in result.stderr
+
+
+def test_no_command_declares_a_shared_option_itself() -> None:
+    shared = {each.opts[0] for each in reference.shared_options()}
+    assert shared == {"--data", "--json", "--server", "--roots"}
+    for each in reference.commands():
+        assert not shared & {name for option in each.definition.params for name in option.opts}, each.path
+    takes_data = [each for each in reference.commands() if "data" in each.takes]
+    assert len(takes_data) > 70
+
+
 def test_the_page_about_the_command_line_says_what_the_program_does() -> None:
     page = reference.PAGE.read_text(encoding="utf-8")
     assert page == reference.written(page), "run: python -m tests.cli.reference"

@@ -18,9 +18,12 @@ import pytest
 import yaml
 
 from millrace.access.grants import Grant, Role
+from millrace.base.errors import ChannelNotFound
 from millrace.base.settings import Settings
 from millrace.pipelines.model.status import PipelineStatus, State, TaskStatus, status_path
 from millrace.pipelines.store.store import open_pipelines
+from millrace.pipelines.worker import supervisor
+from millrace.pipelines.worker.topics import Topics
 from millrace.service.server import serving
 from tests.cli.deployment import Deployment
 from tests.pipelines.api.test_routes import DECLARED, OWN, Service
@@ -172,3 +175,17 @@ def test_where_no_service_ever_ran_it_is_said_to_start_one(settings: Settings, m
         monkeypatch.delenv(name, raising=False)
     for folder in (settings, replace(settings, data_dir=settings.data_dir / "absent")):
         assert "millrace pipelines serve" in Deployment(folder).fails("SERVICE_UNAVAILABLE", "pipelines", "list")
+
+
+def test_a_pipeline_in_the_foreground_says_what_its_worker_waits_for(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: object) -> Any:
+        raise ChannelNotFound("there is no topic flights: create it")
+
+    monkeypatch.setenv("SINK_PASSWORD", "hunter2")
+    monkeypatch.setattr(Topics, "partitions", missing)
+    monkeypatch.setattr(supervisor, "supervise", lambda *_, **__: 0)
+    ran = Deployment(settings).run("pipelines", "run", declared(tmp_path))
+    assert ran.exit_code == 0
+    assert "CHANNEL_NOT_FOUND: there is no topic flights: create it. The worker tries again." in ran.stderr

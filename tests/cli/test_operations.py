@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from millrace.base import extras
+from millrace.operations import entry
 from millrace.operations.registry import operations
 from tests.cli import reference
 from tests.cli.deployment import Deployment
@@ -12,9 +14,17 @@ from tests.cli.deployment import Deployment
 @pytest.mark.parametrize("name", sorted(operations()))
 def test_an_operation_has_a_command_with_an_option_for_each_parameter(name: str) -> None:
     command = reference.command(("operations", name.replace("_", "-")))
-    names = {each.name for each in command.definition.params}
+    names = {each.name for each in command.definition.params} | set(command.takes)
     assert names == {*operations()[name].params.model_fields, "params", "data", "as_json"}
     assert operations()[name].example
+
+
+def test_a_missing_library_of_an_operation_is_reported_before_spark_starts(
+    shared: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda module: None if module == "great_expectations" else object())
+    monkeypatch.setattr(entry, "spark_session", lambda *_: pytest.fail("Spark was started"))
+    assert "great_expectations is not installed" in shared.fails("INVALID_SETTINGS", "operations", "quality")
 
 
 def test_options_go_over_params_and_what_came_of_it_is_printed(shared: Deployment) -> None:

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import millrace
-from millrace.base.errors import CollectionNotFound, InvalidArgument, TickNotReached
+from millrace.base.errors import CollectionNotFound, InvalidArgument, LogCorrupted, TickNotReached
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
@@ -31,6 +32,7 @@ from millrace.node.range_loop.parking import Parked, park, unpark
 from millrace.observe import exposition
 from millrace.observe.observer import Observer
 from millrace.observe.wal_search import WalQuery
+from millrace.rpc.remote_log import RemoteLog
 from millrace.runtime.launch import history as launch_history
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.wal.reader import WalSnapshot
@@ -141,6 +143,24 @@ def test_a_collection_is_counted_by_its_tables(world: World, observer: Observer)
     assert observer.collections()[0].name == "users"
     with pytest.raises(CollectionNotFound):
         observer.collection("nobody")
+
+
+def test_a_log_that_cannot_be_described_is_told_of_its_pchannel_alone(
+    world: World, observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RemoteLog.describe
+
+    def describe(log: RemoteLog) -> Any:
+        if log.pchannel == "dml_0":
+            raise LogCorrupted("a record is damaged")
+        return real(log)
+
+    monkeypatch.setattr(RemoteLog, "describe", describe)
+    found = {each.name: each for each in observer.overview().pchannels}
+    assert found["dml_0"].parked == "log: LOG_CORRUPTED: a record is damaged"
+    assert (found["dml_0"].log_end, found["dml_0"].lag_seconds) == (None, None)
+    assert found["dml_1"].log_end is not None
+    assert {each.pchannel: each.log_end for each in observer.checkpoints().checkpoints}["dml_0"] is None
 
 
 def test_checkpoints_say_what_holds_the_log(world: World, observer: Observer) -> None:

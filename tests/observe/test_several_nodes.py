@@ -14,7 +14,6 @@ import psutil
 from millrace.base.file_lock import ProcessRegistration
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
-from millrace.commands.status import streaming_job_status
 from millrace.node.range_loop.ownership import assigned_path, write_assigned
 from millrace.observe.exposition import job_metrics
 from millrace.observe.jobs import pchannel_owners, read_jobs
@@ -35,13 +34,11 @@ def _says(settings: Settings, *, alive: bool, rows: int, failure: str = "", assi
 def test_the_nodes_of_a_cluster_are_seen_together_and_one_that_ended_counts_no_more(settings: Settings) -> None:
     _reporter = ProcessRegistration(settings.run_path)
     assert [each.state for each in read_jobs(settings)] == ["never started"] * 2
-    assert streaming_job_status(settings) == {"running": False}
     beat = {"pid": os.getpid(), "at": time.time(), "queries": {"streaming-node": {"message": "Waiting for data"}}}
     replace_json(settings.node_run_path / "streaming.heartbeat.json", beat)
     assert [each.state for each in read_jobs(settings)] == ["running", "never started"], "before its first batch"
-    assert streaming_job_status(settings)["running"]
     replace_json(settings.node_run_path / "streaming.heartbeat.json", {"queries": {"streaming-node": {}}})
-    assert streaming_job_status(settings) == {"running": False}
+    assert read_jobs(settings)[0].state == "never started"
     first, second, third = (replace(settings, node=name) for name in ("n1", "n2", "n3"))
     (settings.run_path / "nodes" / "no node").mkdir(parents=True)
     _says(first, alive=True, rows=2, failure="it waits", assigned="dml_0")
@@ -50,7 +47,6 @@ def test_the_nodes_of_a_cluster_are_seen_together_and_one_that_ended_counts_no_m
     job = read_jobs(settings)[0]
     assert (job.state, job.batches, job.rows, job.failures) == ("running", 2, 5, {"dml_0": "it waits"})
     assert job.seconds == {"commit": 3.0}
-    assert streaming_job_status(settings)["running"]
     assert pchannel_owners(settings) == {
         "dml_0": f"n1 (process {os.getpid()})",
         "dml_1": f"n2 (process {os.getpid()})",

@@ -26,7 +26,7 @@ from millrace.message.schema_changes import AddField, apply_change
 from millrace.node.flush.definition import FlushLoop, flush_to_end
 from millrace.node.range_loop.query import start_query
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import LiveFile, live_files, merge_groups
+from millrace.operations.compaction.files import live_files, merge_groups
 from millrace.operations.compaction.need import need
 from millrace.operations.compaction.run import compact, run
 from millrace.operations.compaction.vacuum import vacuum_table
@@ -34,8 +34,8 @@ from millrace.operations.quality.checks import Check, CheckResult, TableCheckRes
 from millrace.operations.quality.ranges import TickRange
 from millrace.operations.quality.results import record_run
 from millrace.runtime.progress import Progress
-from millrace.storage.table import table_at
-from millrace.tables.collections.data_tables import deletes_uri, rows_uri
+from millrace.storage.table import LiveFile, table_at
+from millrace.tables.collections.data_tables import TICK, deletes_uri, rows_uri
 from millrace.tables.read.arrow import read_arrow
 from tests.operations.test_compaction_beside_writers import Filled, filled, rows
 from tests.operations.test_compaction_keeps_reads import accounted_for
@@ -247,7 +247,7 @@ def test_a_collection_that_is_not_there_is_an_error(filled: Filled, tmp_path: Pa
 
 
 def file(name: str, count: int, day: str = "2025-01-01") -> LiveFile:
-    return LiveFile(name, count, count, (("_date", day),), low_tick=1)
+    return LiveFile(name, count, count, {"_date": day}, {TICK: 1})
 
 
 def grouped(files: list[LiveFile], *, min_files: int = 2) -> list[list[str]]:
@@ -277,12 +277,12 @@ def test_many_runs_rewrite_a_row_a_few_times_only() -> None:
     files: list[LiveFile] = []
     written = 0
     for number in range(400):
-        files.append(LiveFile(f"{number}", 1, 10_000, (("_date", "d"),), low_tick=number))
+        files.append(LiveFile(f"{number}", 1, 10_000, {"_date": "d"}, {TICK: number}))
         for group in merge_groups(files, bytes_per_row=1_000, target=256 << 20, min_files=8):
             count = sum(each.rows for each in group.files)
             written += count
             files = [each for each in files if each.path not in group.paths]
-            files.append(LiveFile(f"m{number}", 1, count, (("_date", "d"),), low_tick=number))
+            files.append(LiveFile(f"m{number}", 1, count, {"_date": "d"}, {TICK: number}))
     assert written <= 400 * 10_000 * 6
     assert len(files) < 40
 

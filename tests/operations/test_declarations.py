@@ -176,3 +176,19 @@ def test_a_package_registers_an_operation_and_one_that_does_not_load_stops_no_ot
     monkeypatch.delitem(sys.modules, "greeting")
     with pytest.raises(InvalidArgument, match="several operations are named backup"):
         operations()
+
+
+def test_the_old_names_of_a_declaration_and_a_report_warn_and_work() -> None:
+    with pytest.warns(DeprecationWarning, match="use low_priority"):
+        old = Operation(name="mine", summary="Mine.", params=OperationParams, run="a:b", stands_behind=True)
+    with pytest.warns(DeprecationWarning, match="use set_by_dag"):
+        Operation(name="mine", summary="Mine.", params=OperationParams, run="a:b", of_the_run=())
+    assert old.low_priority
+    with pytest.warns(DeprecationWarning, match="name it succeeded"):
+
+        class Report(OperationReport):
+            @property
+            def holds(self) -> bool:
+                return False
+
+    assert not Report().succeeded

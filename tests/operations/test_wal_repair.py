@@ -21,7 +21,11 @@ from tests.operations.log_maker import Things
 def test_a_log_that_gives_another_number_of_rows_than_were_committed_repairs_nothing(things: Things, more: int) -> None:
     things.fill(2)
     table = WalTable.open(things.settings.wal_uri)
-    file = next(each for each in live_files(table.table) if each.kind == "message" and each.pchannel == "p0")
+    file = next(
+        each
+        for each in live_files(table.table)
+        if each.partition["kind"] == "message" and each.partition["pchannel"] == "p0"
+    )
     before = set(Path(table.uri).rglob("*.parquet"))
     with pytest.raises(RepairImpossible, match="rows for"):
         _rebuild(things.settings, table, things.log, replace(file, rows=file.rows + more))
@@ -58,7 +62,11 @@ def test_a_repair_goes_on_behind_a_commit_that_fails_and_is_done_once(
 ) -> None:
     things.fill(2)
     table = WalTable.open(things.settings.wal_uri)
-    file = next(each for each in live_files(table.table) if each.kind == "message" and each.pchannel == "p0")
+    file = next(
+        each
+        for each in live_files(table.table)
+        if each.partition["kind"] == "message" and each.partition["pchannel"] == "p0"
+    )
     before, state = rows_of(table), table.position("p0").state
     Unlucky(monkeypatch, times=1 if stands else 3, stands=stands)
     assert _rebuild(things.settings, table, things.log, file) == file.rows
@@ -74,7 +82,11 @@ def test_a_repair_whose_commit_the_storage_never_takes_says_so_and_loses_no_file
 ) -> None:
     things.fill(2)
     table = WalTable.open(things.settings.wal_uri)
-    file = next(each for each in live_files(table.table) if each.kind == "message" and each.pchannel == "p0")
+    file = next(
+        each
+        for each in live_files(table.table)
+        if each.partition["kind"] == "message" and each.partition["pchannel"] == "p0"
+    )
     before = set(Path(table.uri).rglob("*.parquet"))
     Unlucky(monkeypatch, times=100)
     for repair in (

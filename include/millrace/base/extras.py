@@ -39,9 +39,14 @@ def require_extras(*extras: str) -> None:
     Raises InvalidSettings if one is missing.
     """
     for extra in extras:
-        for module in EXTRAS[extra]:
-            if find_spec(module) is None:
-                raise _not_installed(module, extra)
+        require_modules(*EXTRAS[extra])
+
+
+def require_modules(*modules: str) -> None:
+    """Check that the top-level `modules`, each of an extra, are installed. Raises InvalidSettings if one is missing."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise _not_installed(module, next(extra for extra, names in EXTRAS.items() if module in names))
 
 
 def _not_installed(module: str, extra: str) -> InvalidSettings:

@@ -11,10 +11,9 @@ from millrace.base.errors import BackupNotFound, InvalidArgument
 from millrace.commands.parts.command_line import (
     EXIT_VERIFICATION_FAILED,
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    CommandContext,
+    JsonContext,
     command_group,
-    load_settings,
     print_facts,
     print_json,
     print_rows,
@@ -38,14 +37,13 @@ BackupArgument = Annotated[
 
 @app.command()
 def make(
+    context: JsonContext,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="FOLDER", help="The folder of backups. Without it: backup_dir.")
     ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Backups of this deployment to keep, including this one.")] = 7,
     verify: Annotated[bool, typer.Option("--verify", help="Read the backup again and compare digests.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be copied.")] = False,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Make a backup while the deployment runs. It contains everything that was acknowledged before it began.
 
@@ -57,18 +55,18 @@ def make(
 
     folder = "" if to is None else str(to.expanduser().absolute())
     params = BackupParams.parse({"to": folder, "keep": keep, "verify": verify, "dry_run": dry_run})
-    print_facts(run(load_settings(data), params, Progress()).to_json(), as_json=as_json)
+    print_facts(run(context.settings, params, Progress()).to_json(), as_json=context.as_json)
 
 
 @app.command(name="list")
-def list_(folder: BackupsOption = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def list_(context: JsonContext, folder: BackupsOption = None) -> None:
     """List the backups in a folder, the newest first.
 
     Example: `millrace backup list --in /mnt/backups/millrace`
     """
     from millrace.operations.backup.manifest import list_backups
 
-    place = _place(folder, data)
+    place = _place(folder, context)
     if place.exists() and not place.is_dir():
         raise BackupNotFound(f"{place} is not a folder: name the one that backups go to")
     rows = [
@@ -84,19 +82,19 @@ def list_(folder: BackupsOption = None, data: DataFolder = None, as_json: AsJson
         for each, manifest in list_backups(place)
     ]
     columns = ("id", "started", "bytes", "files", "log", "deployment")
-    print_rows(rows, columns=columns, as_json=as_json, empty="There is no backup in that folder.")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="There is no backup in that folder.")
 
 
 @app.command()
-def verify(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def verify(context: JsonContext, backup: BackupArgument = None) -> None:
     """Read a backup and compare sizes and digests. The exit code is 3 if a file differs.
 
     Example: `millrace backup verify /mnt/backups/millrace`
     """
     from millrace.operations.backup.verify import verify_backup as read_back
 
-    found = read_back(_place(backup, data))
-    if as_json:
+    found = read_back(_place(backup, context))
+    if context.as_json:
         print_json(found.to_json())
     else:
         for words in found.problems:
@@ -107,20 +105,20 @@ def verify(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJs
 
 
 @app.command()
-def restore(backup: BackupArgument = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def restore(context: JsonContext, backup: BackupArgument = None) -> None:
     """Restore a backup into an empty data folder. `make up` then continues the deployment.
 
     Example: `millrace backup restore /mnt/backups/millrace --data /srv/millrace`
     """
     from millrace.operations.backup.restore import restore_backup as bring_back
 
-    print_facts(bring_back(load_settings(data), _place(backup, data)).to_json(), as_json=as_json)
+    print_facts(bring_back(context.settings, _place(backup, context)).to_json(), as_json=context.as_json)
 
 
-def _place(given: Path | None, data: Path | None) -> Path:
+def _place(given: Path | None, context: CommandContext) -> Path:
     if given is not None:
         return given.expanduser().absolute()
-    named = load_settings(data).backup_dir
+    named = context.settings.backup_dir
     if not named:
         raise InvalidArgument("name the folder of backups, or set backup_dir")
     return Path(named)

@@ -17,18 +17,15 @@ from millrace.base.extras import require_extras
 from millrace.commands.parts.command_line import (
     INSPECT_PANEL,
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
-    load_settings,
+    CommandContext,
+    JsonContext,
+    exec_python,
     print_facts,
     print_rows,
     root,
 )
-from millrace.commands.parts.exec_python import exec_python
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from millrace.base.settings import Settings
     from millrace.meta.store import MetaStore
 
@@ -47,11 +44,11 @@ class OnOff(StrEnum):
 
 
 @contextmanager
-def _store(data: Path | None) -> Iterator[MetaStore]:
+def _store(context: CommandContext) -> Iterator[MetaStore]:
     from millrace.coord.clock import SystemClock
     from millrace.coord.store_factory import open_cluster_store, require_cluster
 
-    settings = load_settings(data)
+    settings = context.settings
     require_cluster(settings)
     with open_cluster_store(settings, SystemClock()) as store:
         yield store
@@ -59,24 +56,24 @@ def _store(data: Path | None) -> Iterator[MetaStore]:
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def coord(
+    context: CommandContext,
     name: Annotated[str, typer.Option("--name", help="Name of the coordinator. Default: host and process.")] = "",
-    data: DataFolder = None,
 ) -> None:
     """Run a coordinator in the foreground. It assigns PChannels to nodes. Several may run; one of them leads.
 
     Example: `millrace coord --name c1`
     """
     require_extras("coord")
-    exec_python(["-m", "millrace.service", *(["--name", name] if name else [])], load_settings(data))
+    exec_python(["-m", "millrace.service", *(["--name", name] if name else [])], context.settings)
 
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def node(
+    context: CommandContext,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the node in the cluster.")],
     spark: Annotated[
         bool, typer.Option("--spark", help="Run the streaming job on Spark instead of in this process.")
     ] = False,
-    data: DataFolder = None,
 ) -> None:
     """Run a cluster node in the foreground. It ingests and flushes the PChannels that the coordinator assigns to it.
 
@@ -87,20 +84,20 @@ def node(
     from millrace.runtime.launch.command import jobs_folder
 
     require_extras("coord")
-    settings = replace(load_settings(data), node=name)
+    settings = replace(context.settings, node=name)
     alone = ["-m", "millrace.node.cluster"]
     exec_python([str(jobs_folder() / "streaming_node.py"), "--with-flusher"] if spark else alone, settings)
 
 
 @root.command(rich_help_panel=INSPECT_PANEL)
-def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
+def nodes(context: JsonContext) -> None:
     """Show the nodes of a cluster: addresses, assigned PChannels, and which nodes are draining.
 
     Example: `millrace nodes`
     """
     from millrace.coord import control
 
-    with _store(data) as store:
+    with _store(context) as store:
         rows = [
             {
                 "name": each.name,
@@ -113,7 +110,9 @@ def nodes(data: DataFolder = None, as_json: AsJson = False) -> None:
             for each in control.nodes(store)
         ]
     columns = ("name", "state", "pchannels", "owns", "session", "address")
-    print_rows(rows, columns=columns, as_json=as_json, empty="No node is registered: `millrace node NAME` starts one.")
+    print_rows(
+        rows, columns=columns, as_json=context.as_json, empty="No node is registered: `millrace node NAME` starts one."
+    )
 
 
 def _rates(settings: Settings, addresses: list[str]) -> dict[str, dict[str, float | None]]:
@@ -133,7 +132,7 @@ def _rates(settings: Settings, addresses: list[str]) -> dict[str, dict[str, floa
 
 
 @root.command(rich_help_panel=INSPECT_PANEL)
-def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
+def channels(context: JsonContext) -> None:
     """Show the owner, role, term and cause of each PChannel's assignment, waiting DDL broadcasts, and ingest rates.
 
     Example: `millrace channels`
@@ -142,10 +141,10 @@ def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
     from millrace.coord.session import INGEST
     from millrace.observe.broadcasts import waiting_broadcasts
 
-    waits = waiting_broadcasts(load_settings(data))
-    with _store(data) as store:
+    waits = waiting_broadcasts(context.settings)
+    with _store(context) as store:
         records = control.channels(store)
-        rates = _rates(load_settings(data), [each.owner.address for each in records if each.owner is not None])
+        rates = _rates(context.settings, [each.owner.address for each in records if each.owner is not None])
         rows = [
             {
                 "pchannel": each.pchannel,
@@ -166,14 +165,15 @@ def channels(data: DataFolder = None, as_json: AsJson = False) -> None:
             for each in records
         ]
     columns = ("pchannel", "role", "state", "term", "node", "cause", *_RATES, "not_let_go", "broadcasts")
-    print_rows(rows, columns=columns, as_json=as_json, empty="Nothing is assigned yet: `millrace coord` does that.")
+    print_rows(
+        rows, columns=columns, as_json=context.as_json, empty="Nothing is assigned yet: `millrace coord` does that."
+    )
 
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def balance(
+    context: JsonContext,
     switch: Annotated[OnOff | None, typer.Argument(metavar="[on|off]", help="Without it: show the state.")] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show the leader and the state of the balancer; `off` stops moves for balance, `on` allows them again.
 
@@ -183,7 +183,7 @@ def balance(
     """
     from millrace.coord import control
 
-    with _store(data) as store:
+    with _store(context) as store:
         if switch is not None:
             control.freeze(store, frozen=switch is OnOff.OFF)
         asked = control.read_control_state(store)
@@ -195,17 +195,17 @@ def balance(
             "draining": sorted(asked.drains),
             "pchannels": {each.name: len(each.owns) for each in control.nodes(store)},
         }
-    print_facts(facts, as_json=as_json)
+    print_facts(facts, as_json=context.as_json)
 
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def drain(
+    context: CommandContext,
     name: NodeName,
     undo: Annotated[bool, typer.Option("--undo", help="Allow assignments to the node again.")] = False,
     wait: Annotated[
         float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait this long for the node to own nothing.")
     ] = 0.0,
-    data: DataFolder = None,
 ) -> None:
     """Move all PChannels of a node to others and assign none to it until `--undo`. The node can then be stopped.
 
@@ -215,7 +215,7 @@ def drain(
     """
     from millrace.coord import control
 
-    with _store(data) as store:
+    with _store(context) as store:
         if undo:
             control.undrain(store, name)
             typer.echo(f"{name} can be assigned PChannels again.")

@@ -16,12 +16,11 @@ from millrace.base.errors import DeadlineExceeded, InvalidArgument
 from millrace.catalog.sqlite_file import read_collections
 from millrace.commands.parts.command_line import (
     DATA_PANEL,
-    AsJson,
     CollectionName,
-    DataFolder,
+    CommandContext,
+    JsonContext,
     command_group,
     find_collection,
-    load_settings,
     print_facts,
     print_rows,
     tick_time,
@@ -39,8 +38,7 @@ _POLL_SECONDS = 0.1
 
 @app.command("list")
 def list_collections(
-    data: DataFolder = None,
-    as_json: AsJson = False,
+    context: JsonContext,
     dropped: Annotated[bool, typer.Option("--dropped", help="Include dropped collections.")] = False,
 ) -> None:
     """List the collections.
@@ -48,15 +46,16 @@ def list_collections(
     Example: `millrace collections list --json`
     """
     print_rows(
-        [_summary(each) for each in read_collections(load_settings(data).data_dir, dropped=dropped)],
+        [_summary(each) for each in read_collections(context.settings.data_dir, dropped=dropped)],
         columns=("name", "id", "state", "vchannels", "partitions", "fields", "primary_key", "schema_version"),
-        as_json=as_json,
+        as_json=context.as_json,
         empty="No collections yet: `millrace collections create --help` tells how to make one.",
     )
 
 
 @app.command()
 def create(
+    context: JsonContext,
     name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The new collection's name.")],
     field: Annotated[
         list[str] | None,
@@ -94,8 +93,6 @@ def create(
     partition: Annotated[
         list[str] | None, typer.Option("--partition", metavar="NAME", help="A partition. Repeatable.")
     ] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create a collection, from fields or from a file's.
 
@@ -124,23 +121,23 @@ def create(
         generated_key=generated_key,
     )
     schema = with_rules(schema, parse_rules(default), parse_rules(computed), parse_rules(check))
-    with connect(settings=load_settings(data)) as client:
+    with connect(settings=context.settings) as client:
         made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
-    if as_json:
+    if context.as_json:
         print_facts(_summary(made) | {"schema": schema.to_json()}, as_json=True)
     else:
         typer.echo(f"Created {name} (id {made.id}) on {', '.join(made.vchannels)}.")
 
 
 @app.command()
-def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = False) -> None:
+def describe(context: JsonContext, name: CollectionName) -> None:
     """Show a collection's fields, partitions, VChannels and the location of its rows.
 
     Example: `millrace collections describe users`
     """
     from millrace.tables.collections.data_tables import rows_uri
 
-    settings = load_settings(data)
+    settings = context.settings
     found = find_collection(settings, name)
     facts = _summary(found) | {
         "event_time": found.schema.event_time,
@@ -149,7 +146,7 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
         **_rules(found),
         "table": str(rows_uri(settings, found.id)),
     }
-    if as_json:
+    if context.as_json:
         facts |= {"fields": found.schema.to_json()["fields"], "partition_ids": found.partitions}
         print_facts(facts, as_json=True)
         return
@@ -167,15 +164,15 @@ def describe(name: CollectionName, data: DataFolder = None, as_json: AsJson = Fa
 
 @app.command()
 def drop(
+    context: CommandContext,
     name: CollectionName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    data: DataFolder = None,
 ) -> None:
     """Drop a collection. Its table stays until maintenance removes it.
 
     Example: `millrace collections drop users --yes`
     """
-    settings = load_settings(data)
+    settings = context.settings
     found = find_collection(settings, name)
     if not yes:
         typer.confirm(f"Drop {name} (id {found.id}) in {settings.data_dir}?", abort=True)
@@ -186,13 +183,12 @@ def drop(
 
 @app.command()
 def flush(
+    context: JsonContext,
     name: CollectionName,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the flusher has written everything to the table.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Maximum wait, in seconds.")] = 300.0,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Seal and flush the growing segments of a collection.
 
@@ -200,23 +196,23 @@ def flush(
 
     Example: `millrace collections flush users --wait`
     """
-    settings = load_settings(data)
+    settings = context.settings
     find_collection(settings, name)
     with _client(settings) as client:
         ticks = client.catalog.flush(name)
     if wait:
         _wait_flushed(settings, ticks, timeout)
     rows = [{"vchannel": vchannel, "tick": tick, "time": tick_time(tick)} for vchannel, tick in sorted(ticks.items())]
-    print_rows(rows, columns=("vchannel", "tick", "time"), as_json=as_json, empty="")
-    if not as_json and not any(ticks.values()):
+    print_rows(rows, columns=("vchannel", "tick", "time"), as_json=context.as_json, empty="")
+    if not context.as_json and not any(ticks.values()):
         typer.echo("There were no growing segments.")
 
 
 @app.command("add-field")
 def add_field(
+    context: CommandContext,
     name: CollectionName,
     field: Annotated[str, typer.Argument(metavar="NAME:TYPE?", help="The new field; it must be nullable.")],
-    data: DataFolder = None,
 ) -> None:
     """Add a field. It is null in existing rows.
 
@@ -226,7 +222,7 @@ def add_field(
     from millrace.message.schema_changes import AddField
 
     spec = parse_field(field)
-    settings = load_settings(data)
+    settings = context.settings
     find_collection(settings, name)
     if not spec.nullable:
         raise InvalidArgument(f"the rows that are there have no {spec.name!r}: write it as '{field}?'")
@@ -237,6 +233,7 @@ def add_field(
 
 @app.command("alter")
 def alter(
+    context: CommandContext,
     name: CollectionName,
     drop: Annotated[
         list[str] | None,
@@ -268,7 +265,6 @@ def alter(
         list[str] | None, typer.Option(metavar="NAME=CONDITION", help="Add a check that new rows must satisfy.")
     ] = None,
     drop_check: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Drop a check.")] = None,
-    data: DataFolder = None,
 ) -> None:
     """Change the schema at one tick. The order is: drop, rename, widen, relax, add, order.
 
@@ -294,7 +290,7 @@ def alter(
         set_default=parse_rules(set_default),
         add_check=parse_rules(add_check),
     )
-    settings = load_settings(data)
+    settings = context.settings
     find_collection(settings, name)
     with _client(settings) as client:
         version = client.catalog.alter(name, resolve_paths(made, lambda: client.definition(name).schema))
@@ -305,15 +301,15 @@ def alter(
 
 @app.command("add-partition")
 def add_partition(
+    context: CommandContext,
     name: CollectionName,
     partition: Annotated[str, typer.Argument(metavar="PARTITION", help="The new partition's name.")],
-    data: DataFolder = None,
 ) -> None:
     """Add a partition.
 
     Example: `millrace collections add-partition users eu`
     """
-    settings = load_settings(data)
+    settings = context.settings
     find_collection(settings, name)
     with _client(settings) as client:
         number = client.catalog.create_partition(name, partition)
@@ -322,16 +318,16 @@ def add_partition(
 
 @app.command("drop-partition")
 def drop_partition(
+    context: CommandContext,
     name: CollectionName,
     partition: Annotated[str, typer.Argument(metavar="PARTITION", help="The partition's name.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    data: DataFolder = None,
 ) -> None:
     """Drop a partition with its rows.
 
     Example: `millrace collections drop-partition users eu --yes`
     """
-    settings = load_settings(data)
+    settings = context.settings
     find_collection(settings, name)
     if not yes:
         typer.confirm(f"Drop the partition {partition} of {name} with its rows?", abort=True)

@@ -12,10 +12,8 @@ from millrace.base.package import VERSION
 from millrace.base.settings import PREFIX, Settings, describe
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    JsonContext,
     command_group,
-    load_settings,
     print_facts,
     print_rows,
     root,
@@ -28,19 +26,18 @@ LIBRARIES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "duckdb")
 
 @app.command()
 def show(
-    data: DataFolder = None,
-    as_json: AsJson = False,
+    context: JsonContext,
     changed: Annotated[bool, typer.Option("--changed", help="Only settings that differ from their default.")] = False,
 ) -> None:
     """Show every setting with its value, source, environment variable and meaning. Credentials are never shown.
 
     Example: `millrace config show --changed`
     """
-    rows = setting_rows(load_settings(data), by_option=data is not None)
+    rows = setting_rows(context.settings, by_option=context.data is not None)
     print_rows(
         [row for row in rows if not changed or row["source"] != "default"],
         columns=("setting", "value", "source", "variable", "meaning"),
-        as_json=as_json,
+        as_json=context.as_json,
         empty="All settings have their defaults.",
     )
 
@@ -77,7 +74,7 @@ def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]
 
 
 @root.command(rich_help_panel=OPERATE_PANEL)
-def version(as_json: AsJson = False) -> None:
+def version(context: JsonContext) -> None:
     """Show the versions of Millrace, its chain, Python and the main libraries.
 
     Example: `millrace version`
@@ -98,4 +95,4 @@ def version(as_json: AsJson = False) -> None:
             facts[library] = installed(library)
         except PackageNotFoundError:
             facts[library] = None
-    print_facts(facts, as_json=as_json)
+    print_facts(facts, as_json=context.as_json)

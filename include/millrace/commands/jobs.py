@@ -10,17 +10,16 @@ import typer
 from millrace.base.errors import ChannelNotFound, DeadlineExceeded, LogUnavailable
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    CommandContext,
+    JsonContext,
     command_group,
+    exec_python,
     iso_time,
-    load_settings,
     parse_json_object,
     print_json,
     print_rows,
     root,
 )
-from millrace.commands.parts.exec_python import exec_python
 from millrace.runtime.child_processes import JobFailed
 from millrace.runtime.launch.command import jobs_folder
 
@@ -36,6 +35,7 @@ _COLUMNS = ("run_id", "job", "state", "attempt", "pid", "started", "progress")
 
 @app.command()
 def run(
+    context: CommandContext,
     with_flusher: Annotated[
         bool,
         typer.Option("--with-flusher", help="Run the flusher too: it writes collections, segments and checkpoints."),
@@ -43,7 +43,6 @@ def run(
     available_now: Annotated[
         bool, typer.Option("--available-now", help="Process the available data, then end.")
     ] = False,
-    data: DataFolder = None,
 ) -> None:
     """Run the streaming node in the foreground until Ctrl-C or SIGTERM. It finishes its micro-batch first.
 
@@ -53,7 +52,7 @@ def run(
 
     Example: `millrace jobs run --with-flusher --available-now`
     """
-    settings = load_settings(data)
+    settings = context.settings
     arguments = [str(jobs_folder() / "streaming_node.py")]
     arguments += ["--with-flusher"] if with_flusher else []
     arguments += ["--available-now"] if available_now else []
@@ -62,8 +61,8 @@ def run(
 
 @root.command(rich_help_panel=OPERATE_PANEL)
 def unpark(
+    context: CommandContext,
     pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
-    data: DataFolder = None,
 ) -> None:
     """Resume a parked PChannel after its cause is fixed. If the cause remains, the PChannel parks again.
 
@@ -74,7 +73,7 @@ def unpark(
     from millrace.client.append_client import AppendClient
     from millrace.node.range_loop.parking import unpark as unpark_node
 
-    settings = load_settings(data)
+    settings = context.settings
     freed = []
     try:
         unpark_node(settings.parked_path, pchannel)
@@ -95,6 +94,7 @@ def unpark(
 
 @app.command()
 def start(
+    context: JsonContext,
     job: Annotated[str, typer.Argument(metavar="JOB", help="An operation, or a file of jobs/ without its suffix.")],
     params: Annotated[
         str | None, typer.Option("--params", metavar="JSON", help="The job's parameters, for jobs that take them.")
@@ -106,8 +106,6 @@ def start(
         str | None, typer.Option("--run", metavar="RUN", help="The run id; default: the job's name.")
     ] = None,
     wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Wait this long for the job to end.")] = 0.0,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Start a detached job, or attach to the active run of that id. The job outlives this command.
 
@@ -123,7 +121,7 @@ def start(
     chosen = None if params is None else parse_json_object(params)
     if chosen is not None and (operation := operations().get(job)) is not None:
         operation.params.parse(chosen)  # else the run would end by it, after this command has said that it runs
-    launcher = Launcher(load_settings(data))
+    launcher = Launcher(context.settings)
     name = run_id or job.replace("_", "-")
     status = launcher.start(name, find_job(job), params=chosen, arguments=argument or ())
     if wait and status.active:
@@ -137,29 +135,28 @@ def start(
         launcher.mark_collected(name)
         print_json(status.report or {})
         return
-    _print([status], as_json=as_json)
+    _print([status], as_json=context.as_json)
 
 
 @app.command("list")
-def list_runs(data: DataFolder = None, as_json: AsJson = False) -> None:
+def list_runs(context: JsonContext) -> None:
     """List the runs of jobs, newest first: active ones and those of the last days.
 
     Example: `millrace jobs list`
     """
     from millrace.runtime.launch.launcher import Launcher
 
-    _print(Launcher(load_settings(data)).runs(), as_json=as_json)
+    _print(Launcher(context.settings).runs(), as_json=context.as_json)
 
 
 @app.command()
 def stop(
+    context: JsonContext,
     run_id: RunId,
     deadline: Annotated[
         float | None,
         typer.Option("--deadline", metavar="SECONDS", help="Kill the job after this time. Default: stop_deadline."),
     ] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Stop a run: SIGTERM, then SIGKILL. A streaming job ends between two micro-batches.
 
@@ -169,14 +166,14 @@ def stop(
     """
     from millrace.runtime.launch.launcher import Launcher
 
-    _print([Launcher(load_settings(data)).stop(run_id, deadline=deadline)], as_json=as_json)
+    _print([Launcher(context.settings).stop(run_id, deadline=deadline)], as_json=context.as_json)
 
 
 @app.command()
 def log(
+    context: CommandContext,
     run_id: RunId,
     lines: Annotated[int, typer.Option("--lines", min=1, help="Number of lines.")] = 100,
-    data: DataFolder = None,
 ) -> None:
     """Print the last lines of a run's log.
 
@@ -184,7 +181,7 @@ def log(
     """
     from millrace.runtime.launch.launcher import Launcher
 
-    typer.echo(Launcher(load_settings(data)).poll(run_id).tail(lines))
+    typer.echo(Launcher(context.settings).poll(run_id).tail(lines))
 
 
 def _print(found: list[RunStatus], *, as_json: bool) -> None:

@@ -11,11 +11,10 @@ from millrace.base.errors import ChannelNotFound, InvalidArgument, LogUnavailabl
 from millrace.commands.parts.command_line import (
     EXIT_VERIFICATION_FAILED,
     INSPECT_PANEL,
-    AsJson,
-    DataFolder,
+    CommandContext,
+    JsonContext,
     command_group,
     iso_time,
-    load_settings,
     print_json,
     print_rows,
 )
@@ -38,13 +37,13 @@ Channel = Annotated[str | None, typer.Argument(metavar="[PCHANNEL]", help="A PCh
 
 
 @app.command()
-def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def describe(context: JsonContext, pchannel: Channel = None) -> None:
     """Show the begin, the end and the size of each PChannel's log.
 
     Example: `millrace log describe`
     """
     rows = []
-    with open_log_read_only(load_settings(data)) as (service, _):
+    with open_log_read_only(context.settings) as (service, _):
         for name in _names(service, pchannel):
             log = service.open(name)
             found = log.describe()
@@ -61,17 +60,17 @@ def describe(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson 
                 }
             )
     columns = ("pchannel", "begin", "end", "bytes", "last_append")
-    print_rows(rows, columns=columns, as_json=as_json, empty="No PChannels yet.")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="No PChannels yet.")
 
 
 @app.command()
-def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = False) -> None:
+def verify(context: JsonContext, pchannel: Channel = None) -> None:
     """Verify every checksum of the log. The exit code is 3 if one is wrong.
 
     Example: `millrace log verify dml_0`
     """
     rows: list[dict[str, Any]] = []
-    with open_log_read_only(load_settings(data)) as (service, _):
+    with open_log_read_only(context.settings) as (service, _):
         for name in _names(service, pchannel):
             log: Any = service.open(name)
             try:
@@ -93,16 +92,15 @@ def verify(pchannel: Channel = None, data: DataFolder = None, as_json: AsJson = 
                 rows.append({"pchannel": name, "holds": False, "detail": f"{error.code}: {error}"})
             log.close()
     columns = ("pchannel", "holds", "entries", "records", "bytes", "first_bad", "detail")
-    print_rows(rows, columns=columns, as_json=as_json, empty="No PChannels yet.")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="No PChannels yet.")
     if not all(row["holds"] for row in rows):
         raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
 
 @app.command()
 def truncate(
+    context: JsonContext,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how far the log could be truncated.")] = False,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Truncate the log up to the checkpoints of the WAL and the flusher.
 
@@ -112,7 +110,7 @@ def truncate(
     from millrace.operations.quality.gate import require_unblocked
     from millrace.tables.wal.table import WalTable
 
-    settings = load_settings(data)
+    settings = context.settings
     if not dry_run:
         require_unblocked(settings, what="truncation of the log")
     rows: list[dict[str, Any]] = []
@@ -132,11 +130,13 @@ def truncate(
                 for found in truncate_log(settings, service, dry_run=dry_run)
             ]
     columns = ("pchannel", "begin", "position", "freed_bytes")
-    print_rows(rows, columns=columns, as_json=as_json, empty="Nothing was flushed yet: the log keeps everything.")
+    print_rows(
+        rows, columns=columns, as_json=context.as_json, empty="Nothing was flushed yet: the log keeps everything."
+    )
 
 
 @app.command()
-def stop(data: DataFolder = None) -> None:
+def stop(context: CommandContext) -> None:
     """Stop the log server with its append host. The next command that needs the server starts it again.
 
     Example: `millrace log stop`
@@ -144,7 +144,7 @@ def stop(data: DataFolder = None) -> None:
     from millrace.rpc.discovery import await_record
     from millrace.rpc.remote_log import RemoteLogService
 
-    settings = load_settings(data)
+    settings = context.settings
     if await_record(settings.log_path, seconds=_FOUND_SECONDS) is None:
         typer.echo(f"No log server runs for {settings.data_dir}.")
         return
@@ -156,9 +156,8 @@ def stop(data: DataFolder = None) -> None:
 
 @app.command()
 def clock(
+    context: JsonContext,
     accept: Annotated[bool, typer.Option("--accept", help="Accept the wall clock, however far it jumped.")] = False,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show the clock of the embedded log: wall clock, stamps, and whether a jump ahead is held. Starts no server.
 
@@ -166,7 +165,7 @@ def clock(
     """
     from millrace.rpc.remote_log import RemoteLogService
 
-    settings = load_settings(data)
+    settings = context.settings
     rows: list[dict[str, Any]] = []
     try:
         with RemoteLogService.connect(settings.log_path, start=False, deadline=5.0) as service:
@@ -188,11 +187,12 @@ def clock(
         )
     columns = ("wall_clock", "stamps", "ahead_seconds", "held", "held_since", "leap_seconds")
     empty = f"No log server runs for {settings.data_dir}: nothing is stamped now."
-    print_rows(rows, columns=columns, as_json=as_json, empty=empty)
+    print_rows(rows, columns=columns, as_json=context.as_json, empty=empty)
 
 
 @app.command()
 def read(
+    context: CommandContext,
     pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
     start: Annotated[
         str, typer.Option("--from", metavar="earliest|latest|POSITION", help="Where to begin, such as 0:17.")
@@ -200,7 +200,6 @@ def read(
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new messages until Ctrl-C.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Include payloads: rows, keys and bodies.")] = False,
-    data: DataFolder = None,
 ) -> None:
     """Print the messages of a log as they were appended, before the chain, as JSON lines.
 
@@ -208,7 +207,7 @@ def read(
     """
     from millrace.commands.parts.message_json import log_json, payload_decoder
 
-    settings = load_settings(data)
+    settings = context.settings
     payload = payload_decoder(settings) if rows else None
     shown = 0
     with open_log_read_only(settings) as (service, client):

@@ -11,7 +11,10 @@ import typer
 
 from millrace.base.deadline import Deadline
 from millrace.commands.log import app
-from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_rows
+from millrace.commands.parts.command_line import (
+    JsonContext,
+    print_rows,
+)
 
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def switch(
+    context: JsonContext,
     to: Annotated[
         str, typer.Option("--to", metavar="URL", help="kafka://…, pulsar://…, rocksmq:///folder or rocksmq.")
     ],
@@ -28,8 +32,6 @@ def switch(
     offline: Annotated[
         bool, typer.Option("--offline", help="Switch without a server; nothing of the deployment may run.")
     ] = False,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Continue the log in another backend while everything runs. Run the command again if it was interrupted.
 
@@ -37,7 +39,7 @@ def switch(
     """
     from millrace.coord.store_factory import exclude_append_nodes
 
-    settings = load_settings(data)
+    settings = context.settings
     with exclude_append_nodes(settings) as check, (_offline if offline else _online)(settings) as switching:
         passed = replace(switching, check=check).run(to, dry_run=dry_run)
     rows = [
@@ -50,7 +52,7 @@ def switch(
         for each in passed
     ]
     empty = f"The log is at {to} already, or has no PChannel yet."
-    print_rows(rows, columns=("pchannel", "old_end", "new_begin", "seconds"), as_json=as_json, empty=empty)
+    print_rows(rows, columns=("pchannel", "old_end", "new_begin", "seconds"), as_json=context.as_json, empty=empty)
 
 
 class _Hosted:

@@ -10,7 +10,12 @@ import typer
 
 from millrace.base.errors import InvalidArgument
 from millrace.commands.log import app
-from millrace.commands.parts.command_line import AsJson, DataFolder, iso_time, load_settings, print_facts, print_json
+from millrace.commands.parts.command_line import (
+    JsonContext,
+    iso_time,
+    print_facts,
+    print_json,
+)
 from millrace.message.ids import LogId
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ _PLACE_SECONDS: Final = 120.0
 
 @app.command()
 def tombstone(
+    context: JsonContext,
     pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
     entry: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="The entry that parks it, such as 0:17.")],
     checksum: Annotated[
@@ -30,8 +36,6 @@ def tombstone(
     ] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the rejection for ever.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do it. Without: only show what stands there.")] = False,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Replace the entry that parks a PChannel, and that no host has judged, by a tombstone: what it held is given up.
 
@@ -44,7 +48,7 @@ def tombstone(
     from millrace.rpc import calls
     from millrace.rpc.launch import launch_of
 
-    settings = load_settings(data)
+    settings = context.settings
     place = LogId.parse(entry)
     if yes and not (checksum and reason):
         raise InvalidArgument("--yes needs --checksum and --reason: look at the entry first, without --yes")
@@ -55,9 +59,9 @@ def tombstone(
         if yes:
             request |= {"sha256": checksum, "author": _user(), "reason": reason}
             placed = client.call(calls.TOMBSTONE, request, seconds=_PLACE_SECONDS)
-            _say_placed(Tombstone.from_json(pchannel, placed), as_json=as_json)
+            _say_placed(Tombstone.from_json(pchannel, placed), as_json=context.as_json)
         else:
-            _show(client.call(calls.TOMBSTONE, request), pchannel, entry, as_json=as_json)
+            _show(client.call(calls.TOMBSTONE, request), pchannel, entry, as_json=context.as_json)
 
 
 def _user() -> str:

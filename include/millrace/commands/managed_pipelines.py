@@ -10,32 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from millrace.base.errors import InvalidArgument, PipelineNotFound
-from millrace.commands.parts.command_line import AsJson, DataFolder, load_settings, print_facts, print_json, print_rows
+from millrace.commands.parts.command_line import (
+    JsonServiceContext,
+    ServiceContext,
+    print_facts,
+    print_json,
+    print_rows,
+)
 from millrace.commands.pipelines import app
 
 if TYPE_CHECKING:
+    from millrace.base.settings import Settings
     from millrace.commands.parts.pipeline_client import PipelineClient
 
 Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="Its id.", show_default=False)]
 File = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="The declaration, YAML or JSON; ${env:NAME} for secrets.", show_default=False),
-]
-Server = Annotated[
-    str,
-    typer.Option(
-        "--server",
-        metavar="URL",
-        envvar="MILLRACE_PIPELINES",
-        help="Where the service is, such as https://host:13012. Without it: on this host. Its token is in MILLRACE_SERVER_TOKEN.",
-        show_default=False,
-    ),
-]
-Roots = Annotated[
-    Path | None,
-    typer.Option(
-        "--roots", metavar="FILE", help="Certificates (PEM) that the service's is signed by.", show_default=False
-    ),
 ]
 _COLUMNS: Final = ("id", "name", "account", "phase", "wanted", "version", "cpus", "memory_mib")
 _STATUS: Final = ("pipeline", "state", "cause", "pid", "cpu_percent", "memory_bytes")
@@ -44,16 +35,14 @@ _TASK: Final = (
 )  # fmt: skip
 
 
-def _service(data: Path | None, server: str, roots: Path | None) -> PipelineClient:
+def _service(context: ServiceContext) -> PipelineClient:
     from millrace.commands.parts.pipeline_client import PipelineClient
 
-    return PipelineClient(load_settings(data), server, roots=roots)
+    return PipelineClient(context.settings, context.server, roots=context.roots)
 
 
-def _ask(
-    data: Path | None, server: str, roots: Path | None, method: str, path: str, body: Any = None, **query: Any
-) -> Any:
-    with _service(data, server, roots) as service:
+def _ask(context: ServiceContext, method: str, path: str, body: Any = None, **query: Any) -> Any:
+    with _service(context) as service:
         return service.request(method, path, body, **query)
 
 
@@ -77,13 +66,10 @@ def _tell(view: dict[str, Any], *, as_json: bool) -> None:
 
 @app.command()
 def create(
+    context: JsonServiceContext,
     file: File,
     name: Annotated[str, typer.Option("--id", metavar="NAME", help="In place of the declaration's own.")] = "",
     run: Annotated[bool, typer.Option("--run", help="Start it at once. Without it the pipeline is STOPPED.")] = False,
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create a pipeline on the service: index, topics and deployment. A failed create leaves nothing behind.
 
@@ -91,19 +77,17 @@ def create(
     """
     declared = _declared(file)
     found = _id_of(declared, name)
-    view = _ask(data, server, roots, "PUT", f"pipelines/{found}", {**declared, "id": found})
+    view = _ask(context, "PUT", f"pipelines/{found}", {**declared, "id": found})
     if run:
-        view = _ask(data, server, roots, "PUT", f"pipelines/{found}/resume")
-    _tell(view, as_json=as_json)
+        view = _ask(context, "PUT", f"pipelines/{found}/resume")
+    _tell(view, as_json=context.as_json)
 
 
 @app.command()
 def validate(
+    context: ServiceContext,
     file: File,
     name: Annotated[str, typer.Option("--id", metavar="NAME", help="In place of the declaration's own.")] = "",
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
 ) -> None:
     """Check a declaration on the service, with its defaults, without creating anything. `check` needs no service.
 
@@ -111,67 +95,61 @@ def validate(
     """
     declared = _declared(file)
     found = _id_of(declared, name)
-    _ask(data, server, roots, "PUT", f"pipelines/{found}/validate", {**declared, "id": found})
+    _ask(context, "PUT", f"pipelines/{found}/validate", {**declared, "id": found})
     typer.echo("The declaration is valid.")
 
 
 @app.command("list")
 def list_pipelines(
+    context: JsonServiceContext,
     text: Annotated[str, typer.Option("--text", metavar="TEXT", help="In id or name.")] = "",
     account: Annotated[str, typer.Option("--account", metavar="NAME", help="Of this account.")] = "",
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the pipelines that you may read.
 
     Example: `millrace pipelines list`
     """
     rows: list[dict[str, Any]] = []
-    with _service(data, server, roots) as service:
+    with _service(context) as service:
         while True:
             page = service.request("GET", "pipelines", text=text, account=account, offset=len(rows), limit=200)
             rows += page["pipelines"]
             if not page["pipelines"] or len(rows) >= page["total"]:
                 break
     empty = "There are no pipelines: `millrace pipelines create FILE` makes one."
-    print_rows(rows, columns=_COLUMNS, as_json=as_json, empty=empty)
+    print_rows(rows, columns=_COLUMNS, as_json=context.as_json, empty=empty)
 
 
 @app.command()
-def get(name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None) -> None:
+def get(context: ServiceContext, name: Name) -> None:
     """Show a pipeline as JSON: its declaration without secrets, and the version that an update names.
 
     Example: `millrace pipelines get flights`
     """
-    print_json(_ask(data, server, roots, "GET", f"pipelines/{name}"))
+    print_json(_ask(context, "GET", f"pipelines/{name}"))
 
 
 @app.command()
-def status(
-    name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None, as_json: AsJson = False
-) -> None:
+def status(context: JsonServiceContext, name: Name) -> None:
     """Show the state of a pipeline's worker, and of each task the position, lag, counts and last failure.
 
     A pipeline that runs on this host needs no service.
 
     Example: `millrace pipelines status flights`
     """
-    said = _ask(data, server, roots, "GET", f"pipelines/{name}/status") if server else _said_here(data, name)
-    if as_json:
+    said = _ask(context, "GET", f"pipelines/{name}/status") if context.server else _local_status(context.settings, name)
+    if context.as_json:
         print_json(said)
         return
     print_facts({name: said[name] for name in _STATUS}, as_json=False)
     print_rows(said["tasks"], columns=_TASK, as_json=False, empty="It has no tasks yet.")
 
 
-def _said_here(data: Path | None, name: str) -> dict[str, Any]:
+def _local_status(settings: Settings, name: str) -> dict[str, Any]:
     from millrace.base.file_lock import is_report_live
     from millrace.pipelines.model.status import State, pipeline_folder
     from millrace.pipelines.worker.supervision import read_status
 
-    settings = load_settings(data)
     if not pipeline_folder(settings, name).is_dir():
         raise PipelineNotFound(f"no pipeline {name!r} has run on this host with the data folder {settings.data_dir}")
     said = read_status(settings, name)
@@ -182,32 +160,27 @@ def _said_here(data: Path | None, name: str) -> dict[str, Any]:
 
 @app.command()
 def update(
+    context: JsonServiceContext,
     name: Name,
     file: File,
     version: Annotated[
         int, typer.Option("--version", metavar="N", help="The one that the change was made from (`get` shows it).")
     ],
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Replace the declaration, unless it changed since that version. Omitted secrets stay.
 
     Example: `millrace pipelines update flights flights.yaml --version 1`
     """
     path = f"pipelines/{name}/declaration"
-    found = _ask(data, server, roots, "PUT", path, {**_declared(file), "id": name}, version=version)
-    _tell(found["pipeline"], as_json=as_json)
-    if found["restarted_for"] and not as_json:
+    found = _ask(context, "PUT", path, {**_declared(file), "id": name}, version=version)
+    _tell(found["pipeline"], as_json=context.as_json)
+    if found["restarted_for"] and not context.as_json:
         typer.echo(f"A worker that runs starts again, for {', '.join(found['restarted_for'])}.")
 
 
 def _lifecycle(call: str, words: str) -> Callable[..., None]:
-    def command(
-        name: Name, server: Server = "", roots: Roots = None, data: DataFolder = None, as_json: AsJson = False
-    ) -> None:
-        _tell(_ask(data, server, roots, "PUT", f"pipelines/{name}/{call}"), as_json=as_json)
+    def command(context: JsonServiceContext, name: Name) -> None:
+        _tell(_ask(context, "PUT", f"pipelines/{name}/{call}"), as_json=context.as_json)
 
     command.__doc__ = f"{words}\n\n    Example: `millrace pipelines {call} flights`\n    "
     return command
@@ -220,23 +193,21 @@ app.command("stop")(_lifecycle("stop", "Stop a pipeline's worker between two mic
 
 @app.command()
 def restart(
+    context: JsonServiceContext,
     name: Name,
     only_failed: Annotated[bool, typer.Option("--only-failed", help="Only failed tasks.")] = False,
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Start the tasks of a pipeline again.
 
     Example: `millrace pipelines restart flights --only-failed`
     """
     path = f"pipelines/{name}/restart"
-    _tell(_ask(data, server, roots, "PUT", path, only_failed=str(only_failed).lower()), as_json=as_json)
+    _tell(_ask(context, "PUT", path, only_failed=str(only_failed).lower()), as_json=context.as_json)
 
 
 @app.command()
 def clone(
+    context: JsonServiceContext,
     name: Name,
     to: Annotated[str, typer.Argument(metavar="NEW", help="The id of the new one.", show_default=False)],
     changes: Annotated[
@@ -245,21 +216,18 @@ def clone(
             "--changes", metavar="FILE", help="YAML or JSON over its declaration; secrets are to be given anew."
         ),
     ] = None,
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Clone a pipeline.
 
     Example: `millrace pipelines clone flights flights-2`
     """
     body = {} if changes is None else _declared(changes)
-    _tell(_ask(data, server, roots, "PUT", f"pipelines/{name}/clone/{to}", body), as_json=as_json)
+    _tell(_ask(context, "PUT", f"pipelines/{name}/clone/{to}", body), as_json=context.as_json)
 
 
 @app.command()
 def offsets(
+    context: JsonServiceContext,
     name: Name,
     put: Annotated[
         list[str] | None,
@@ -268,10 +236,6 @@ def offsets(
     reset: Annotated[
         str, typer.Option("--reset", metavar="TO", help="earliest, latest, or a moment such as 2026-11-21T13:00.")
     ] = "",
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show the next offset of each task; set some or reset all while the pipeline is STOPPED.
 
@@ -281,13 +245,13 @@ def offsets(
         raise InvalidArgument("--set and --reset are two ways to change offsets: say one of them")
     path = f"pipelines/{name}/offsets"
     if put:
-        found = _ask(data, server, roots, "PUT", path, dict(map(_offset, put)))
+        found = _ask(context, "PUT", path, dict(map(_offset, put)))
     elif reset:
-        found = _ask(data, server, roots, "DELETE", path, to=reset)
+        found = _ask(context, "DELETE", path, to=reset)
     else:
-        found = _ask(data, server, roots, "GET", path)
+        found = _ask(context, "GET", path)
     rows = [{"task": task, "offset": offset} for task, offset in sorted(found.items())]
-    print_rows(rows, columns=("task", "offset"), as_json=as_json, empty="It has read nothing yet.")
+    print_rows(rows, columns=("task", "offset"), as_json=context.as_json, empty="It has read nothing yet.")
 
 
 def _offset(text: str) -> tuple[str, int]:
@@ -299,6 +263,7 @@ def _offset(text: str) -> tuple[str, int]:
 
 @app.command()
 def dry_run(
+    context: ServiceContext,
     name: Name,
     samples: Annotated[
         Path | None, typer.Argument(metavar="SAMPLES", help="Documents, JSON, one a line.", show_default=False)
@@ -310,9 +275,6 @@ def dry_run(
     declaration: Annotated[
         Path | None, typer.Option("--declaration", metavar="FILE", help="By this one in place of its own.")
     ] = None,
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
 ) -> None:
     """Show the result of each step for sample documents, as JSON. Writes nothing.
 
@@ -329,29 +291,26 @@ def dry_run(
     body: dict[str, Any] = {"documents": documents, "newest": newest}
     if declaration is not None:
         body["declaration"] = {**_declared(declaration), "id": name}
-    print_json(_ask(data, server, roots, "PUT", f"pipelines/{name}/dry-run", body))
+    print_json(_ask(context, "PUT", f"pipelines/{name}/dry-run", body))
 
 
 @app.command()
 def errors(
+    context: JsonServiceContext,
     name: Name,
     step: Annotated[str, typer.Option(metavar="NAME", help="What failed in this step.")] = "",
     kind: Annotated[str, typer.Option(metavar="KIND", help="Of this kind, such as CAST.")] = "",
     reason: Annotated[str, typer.Option(metavar="TEXT", help="With these words in its reason.")] = "",
     before: Annotated[str, typer.Option(metavar="CURSOR", help="The `next` of an earlier page.")] = "",
     limit: Annotated[int, typer.Option(metavar="N", min=1, max=200, help="So many at most.")] = 50,
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the records of a pipeline's error topic with reason and origin, newest first; --json shows all fields.
 
     Example: `millrace pipelines errors flights --kind CAST`
     """
     path = f"pipelines/{name}/errors"
-    page = _ask(data, server, roots, "GET", path, step=step, kind=kind, reason=reason, before=before, limit=limit)
-    if as_json:
+    page = _ask(context, "GET", path, step=step, kind=kind, reason=reason, before=before, limit=limit)
+    if context.as_json:
         print_json(page)
         return
     rows = [{**each, "from": f"{each['topic']}-{each['partition']} @ {each['offset']}"} for each in page["errors"]]
@@ -362,6 +321,7 @@ def errors(
 
 @app.command()
 def redrive_errors(
+    context: JsonServiceContext,
     name: Name,
     step: Annotated[str, typer.Option(metavar="NAME", help="What failed in this step.")] = "",
     kind: Annotated[str, typer.Option(metavar="KIND", help="Of this kind, such as CAST.")] = "",
@@ -377,10 +337,6 @@ def redrive_errors(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show how the newest one is; begin none.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="End the one that runs.")] = False,
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Redrive a pipeline's error topic, or a selection of it, on the service. Repeating it is idempotent.
 
@@ -390,11 +346,11 @@ def redrive_errors(
     """
     path = f"pipelines/{name}/redrive"
     if show or cancel:
-        found = _ask(data, server, roots, "DELETE" if cancel else "GET", path)
+        found = _ask(context, "DELETE" if cancel else "GET", path)
     else:
         chosen = {"step": step, "kind": kind, "reason": reason, "first": first, "last": last, "ids": ids or []}
-        found = _ask(data, server, roots, "PUT", path, {**chosen, "again": again, "dry_run": dry_run})
-    if as_json:
+        found = _ask(context, "PUT", path, {**chosen, "again": again, "dry_run": dry_run})
+    if context.as_json:
         print_json(found)
         return
     facts = {
@@ -405,14 +361,12 @@ def redrive_errors(
 
 @app.command()
 def delete(
+    context: ServiceContext,
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Leave what cannot be taken away now; the history names it.")
     ] = False,
-    server: Server = "",
-    roots: Roots = None,
-    data: DataFolder = None,
 ) -> None:
     """Delete a STOPPED pipeline with the topics and the index that were created for it, and their documents.
 
@@ -420,5 +374,5 @@ def delete(
     """
     if not yes:
         typer.confirm(f"Delete {name}, with the topics and the index that were made for it?", abort=True)
-    _ask(data, server, roots, "DELETE", f"pipelines/{name}{'?force=true' if force else ''}")
+    _ask(context, "DELETE", f"pipelines/{name}{'?force=true' if force else ''}")
     typer.echo(f"{name} is deleted.")

@@ -13,11 +13,10 @@ import typer
 from millrace.commands.parts.command_line import (
     EXIT_VERIFICATION_FAILED,
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    CommandGroup,
+    JsonContext,
     ReportingGroup,
     command_group,
-    load_settings,
     parse_json_object,
     print_facts,
 )
@@ -37,7 +36,7 @@ class OperationsGroup(ReportingGroup):
     def commands(self) -> dict[str, Any]:  # type: ignore[override] # an attribute there
         from millrace.operations.registry import operations
 
-        made = typer.Typer(cls=ReportingGroup)
+        made = CommandGroup(cls=ReportingGroup)
         for each in operations().values():
             made.command(each.name.replace("_", "-"))(_command(each))
         group: Any = typer.main.get_group(made)
@@ -55,26 +54,30 @@ app = command_group(
 def _command(operation: Operation) -> Callable[..., None]:
     """The command of an operation: as typer reads it, a function with an option for each of its parameters."""
 
-    def run(*, data: Any, as_json: bool, params: str | None, **given: Any) -> None:
+    def run(*, context: JsonContext, params: str | None, **given: Any) -> None:
         from millrace.operations.entry import run_in_process
         from millrace.runtime.progress import Progress
 
         chosen = operation.params.parse(
             parse_json_object(params) | {name: value for name, value in given.items() if value not in (None, [])}
         )
-        report = run_in_process(operation, load_settings(data), chosen, Progress())
-        print_facts(report.to_json(), as_json=as_json)
+        report = run_in_process(operation, context.settings, chosen, Progress())
+        print_facts(report.to_json(), as_json=context.as_json)
         if not report.succeeded:
             raise typer.Exit(EXIT_VERIFICATION_FAILED)
 
     schema = operation.params.model_json_schema()
-    options: dict[str, Any] = {name: _option(name, field) for name, field in schema["properties"].items()}
-    whole = typer.Option("--params", metavar="JSON", help="Parameters as a JSON object; options go over it.")
-    options |= {"params": Annotated[str | None, whole], "data": DataFolder, "as_json": AsJson}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    default = {"as_json": False}
+    whole = typer.Option("--params", metavar="JSON", help="Parameters as a JSON object; the options override it.")
+    options: dict[str, Any] = {
+        "context": JsonContext,
+        **{name: _option(name, field) for name, field in schema["properties"].items()},
+        "params": Annotated[str | None, whole],
+    }
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, keyword, default=default.get(name), annotation=kind) for name, kind in options.items()]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in options.items()
+        ]
     )
     run.__annotations__ = options
     run.__doc__ = (

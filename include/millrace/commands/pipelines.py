@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.base.errors import MillraceError
 from millrace.base.extras import require_extras
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    CommandContext,
+    JsonContext,
     command_group,
-    load_settings,
+    exec_python,
     print_facts,
     print_json,
 )
+
+if TYPE_CHECKING:
+    from millrace.base.settings import Settings
+    from millrace.pipelines.model.pipeline import Pipeline
 
 app = command_group("pipelines", OPERATE_PANEL, "Pipelines: topics in, transformed documents out.")
 
@@ -35,10 +41,10 @@ def _all() -> None:
 
 @app.command()
 def run(
+    context: CommandContext,
     file: Declaration,
     config: Config = None,
     until_end: Annotated[bool, typer.Option("--until-end", help="Process the available records, then end.")] = False,
-    data: DataFolder = None,
 ) -> None:
     """Run a pipeline in the foreground until Ctrl-C or SIGTERM. A worker that dies restarts with a back-off.
 
@@ -46,21 +52,31 @@ def run(
     """
     from millrace.pipelines.worker.supervisor import supervise
 
-    settings = load_settings(data)
-    _pipeline(file, config)  # what is wrong with it is said here, not by a worker that starts again and again
+    settings = context.settings
+    pipeline = _pipeline(file, config)  # errors of the declaration end the command, not a worker that restarts
+    _report_missing_source(settings, pipeline)
     raise typer.Exit(supervise(settings, file, config=config, until_end=until_end))
 
 
+def _report_missing_source(settings: Settings, pipeline: Pipeline) -> None:
+    """Print why the source cannot be read yet. The worker tries again until it can, and writes to its own log only."""
+    from millrace.pipelines.worker.definition import places_of
+
+    with closing(places_of(settings, pipeline)) as places:
+        try:
+            places.ends()
+        except MillraceError as error:
+            typer.echo(f"{error.code}: {error}. The worker tries again.", err=True)
+
+
 @app.command()
-def serve(config: Config = None, data: DataFolder = None) -> None:
+def serve(context: CommandContext, config: Config = None) -> None:
     """Serve the management API of pipelines (port 13012) and supervise their workers, until Ctrl-C or SIGTERM.
 
     Example: `millrace pipelines serve --config pipeline-config.yaml`
     """
-    from millrace.commands.parts.exec_python import exec_python
-
     more = [] if config is None else ["--config", str(config.absolute())]
-    exec_python(["-m", "millrace.service.pipelines", *more], load_settings(data))
+    exec_python(["-m", "millrace.service.pipelines", *more], context.settings)
 
 
 @app.command()
@@ -75,7 +91,7 @@ def new_key() -> None:
 
 
 @app.command()
-def rotate_keys(data: DataFolder = None) -> None:
+def rotate_keys(context: CommandContext) -> None:
     """Re-encrypt the secrets of all pipelines with the first key of MILLRACE_PIPELINE_KEYS.
 
     Example: `millrace pipelines rotate-keys`
@@ -85,7 +101,7 @@ def rotate_keys(data: DataFolder = None) -> None:
     from millrace.pipelines.deploy.deployment import Deployment
     from millrace.pipelines.store.store import open_pipelines
 
-    settings = load_settings(data)
+    settings = context.settings
     with open_pipelines(settings) as store:
         rotated = store.rotate_keys(who=getuser())
         Deployment(settings).seal_anew(store)
@@ -93,7 +109,7 @@ def rotate_keys(data: DataFolder = None) -> None:
 
 
 @app.command()
-def check(file: Declaration, config: Config = None, as_json: AsJson = False) -> None:
+def check(context: JsonContext, file: Declaration, config: Config = None) -> None:
     """Check a declaration without creating or contacting anything.
 
     Example: `millrace pipelines check flights.yaml`
@@ -111,7 +127,7 @@ def check(file: Declaration, config: Config = None, as_json: AsJson = False) -> 
             "sink": pipeline.sink.kind,
             "error topic": pipeline.errors_topic,
         },
-        as_json=as_json,
+        as_json=context.as_json,
     )
 
 
@@ -138,14 +154,13 @@ def show(
 
 @app.command()
 def redrive(
+    context: JsonContext,
     file: Declaration,
     config: Config = None,
     step: Annotated[str, typer.Option(metavar="NAME", help="Only what failed in this step.")] = "",
     kind: Annotated[str, typer.Option(metavar="KIND", help="Only failures of this kind, such as CAST.")] = "",
     again: Annotated[bool, typer.Option("--again", help="From the beginning: what was redriven before, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Send the records of the error topic through the pipeline again, as it is declared now. Repeating it is idempotent.
 
@@ -155,11 +170,11 @@ def redrive(
     from millrace.pipelines.worker.selection import Selection
 
     chosen = Selection(step=step, kind=kind)
-    report = redriven(load_settings(data), _pipeline(file, config), chosen, again=again, dry_run=dry_run)
-    print_facts(report._asdict(), as_json=as_json)
+    report = redriven(context.settings, _pipeline(file, config), chosen, again=again, dry_run=dry_run)
+    print_facts(report._asdict(), as_json=context.as_json)
 
 
-def _pipeline(file: Path, config: Path | None) -> Any:
+def _pipeline(file: Path, config: Path | None) -> Pipeline:
     from millrace.pipelines.model.configuration import Configuration
     from millrace.pipelines.worker.declared import read_pipeline
 

@@ -21,13 +21,11 @@ from millrace.base.failpoint import hit
 from millrace.commands.parts.command_line import (
     DATA_PANEL,
     EXIT_ERROR,
-    AsJson,
     CollectionName,
-    DataFolder,
+    JsonContext,
     console,
     find_collection,
     format_count,
-    load_settings,
     print_json,
     root,
     tick_time,
@@ -100,6 +98,7 @@ class Tally:
 
 @root.command(rich_help_panel=DATA_PANEL)
 def produce(
+    context: JsonContext,
     name: CollectionName,
     sources: Annotated[
         list[Path] | None,
@@ -162,8 +161,6 @@ def produce(
     ] = None,
     time_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="Format of timestamps in CSV.")] = None,
     batch_rows: Annotated[int, typer.Option(min=1, help="Rows to check and send at a time.")] = BATCH_ROWS,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Append rows to a collection, or delete rows from it.
 
@@ -190,7 +187,7 @@ def produce(
     _check_options(
         partition, partition_by, delete=delete, upsert=upsert, chooses=on_duplicate is not None and not create
     )
-    settings = load_settings(data)
+    settings = context.settings
     form = CsvOptions(delimiter, quote, header, encoding, ("", *(null or ())), decimal, date_format, time_format)
     given = None if file_format is None else InputFormat(file_format)
     files = expand_paths(sources or [Path(STDIN)], given)
@@ -266,8 +263,8 @@ def produce(
         refused = True
         raise
     finally:
-        if not refused or as_json or tally.messages or tally.skipped:  # else the error says all there is
-            _summarise(tally, time.monotonic() - started, deleted=delete, as_json=as_json)
+        if not refused or context.as_json or tally.messages or tally.skipped:  # else the error says all there is
+            _summarise(tally, time.monotonic() - started, deleted=delete, as_json=context.as_json)
     if tally.rejected:
         typer.echo(
             "APPEND_REJECTED: the chain rejected rows; `millrace wal rejections` shows each message with its reason",

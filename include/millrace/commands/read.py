@@ -10,15 +10,13 @@ from millrace.base.errors import CollectionNotFound, LogUnavailable
 from millrace.commands.parts.command_line import (
     DATA_PANEL,
     CollectionName,
-    DataFolder,
+    JsonContext,
     find_collection,
     iso_time,
-    load_settings,
     root,
 )
 from millrace.commands.parts.output import (
     TABLE_ROWS,
-    AsJsonLines,
     FileFormat,
     Output,
     OutputFormat,
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
 @root.command(rich_help_panel=DATA_PANEL)
 def read(
+    context: JsonContext,
     name: CollectionName,
     at: Annotated[
         str | None,
@@ -57,8 +56,6 @@ def read(
     wait: Annotated[
         float | None, typer.Option(min=0, help="Maximum wait for the streaming job, in seconds.", show_default=False)
     ] = None,
-    data: DataFolder = None,
-    as_json: AsJsonLines = False,
 ) -> None:
     """Read a collection's rows, deletes applied, as of any time tick.
 
@@ -73,8 +70,8 @@ def read(
     from millrace.rpc.selection import Selection
     from millrace.tables.read.arrow import count_rows, read_stream
 
-    settings = load_settings(data)
-    chosen = resolve_format(file_format, output, as_json=as_json)
+    settings = context.settings
+    chosen = resolve_format(file_format, output, as_json=context.as_json)
     if limit is None and chosen == OutputFormat.TABLE:
         limit = TABLE_ROWS
     selection = Selection.of(
@@ -98,11 +95,11 @@ def read(
 def _plan(settings: Settings, found: CollectionInfo, tick: int | None, wait: float | None) -> ReadPlan:
     """The read, pinned. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
     from millrace.client.append_client import AppendClient
-    from millrace.commands.status import streaming_job_status
+    from millrace.observe.jobs import read_jobs
     from millrace.tables.read.freshness import ConfirmedTicks, confirm_ticks
     from millrace.tables.read.plan import plan_read
 
-    running = streaming_job_status(settings)["running"]
+    running = read_jobs(settings)[0].state == "running"
     seconds = wait if wait is not None else settings.read_deadline if running else 0.0
     confirmed = ConfirmedTicks({}, "no log server runs")
     why = "the streaming job is behind" + ("." if running else ", and it does not run (`millrace jobs run`).")

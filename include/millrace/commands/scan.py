@@ -10,7 +10,12 @@ import typer
 
 from millrace.base.errors import ChannelNotFound, ChannelParked, InvalidArgument, LogUnavailable, MillraceError
 from millrace.catalog.sqlite_file import read_collections
-from millrace.commands.parts.command_line import DATA_PANEL, DataFolder, load_settings, print_json, root
+from millrace.commands.parts.command_line import (
+    DATA_PANEL,
+    CommandContext,
+    print_json,
+    root,
+)
 from millrace.message.ids import LogId, MessageId
 from millrace.message.types import BEHAVIOUR, MessageType
 
@@ -26,6 +31,7 @@ _VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")
 
 @root.command(rich_help_panel=DATA_PANEL)
 def scan(
+    context: CommandContext,
     channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="A PChannel (dml_0) or a VChannel (dml_0_1v0).")],
     start: Annotated[
         str,
@@ -40,7 +46,6 @@ def scan(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
     rows: Annotated[bool, typer.Option("--rows", help="Include payloads: rows, keys and bodies.")] = False,
-    data: DataFolder = None,
 ) -> None:
     """Print a channel's accepted messages, one JSON object a line.
 
@@ -55,7 +60,7 @@ def scan(
     """
     policy = _policy(start)
     wanted = _types(types or [])
-    settings = load_settings(data)
+    settings = context.settings
     vchannel = _VCHANNEL.fullmatch(channel)
     if vchannel is not None:
         known = [name for each in read_collections(settings.data_dir, dropped=True) for name in each.vchannels]

@@ -9,18 +9,16 @@ import typer
 from millrace.base.errors import InvalidArgument, InvalidStream, RunNotFound
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    CommandContext,
+    JsonContext,
     command_group,
+    exec_python,
     iso_time,
-    load_settings,
     print_facts,
     print_rows,
 )
-from millrace.commands.parts.exec_python import exec_python
 from millrace.commands.parts.output import (
     TABLE_ROWS,
-    AsJsonLines,
     FileFormat,
     Output,
     OutputFormat,
@@ -38,23 +36,22 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream, as it is 
 
 
 @app.command("list")
-def list_streams(data: DataFolder = None, as_json: AsJson = False) -> None:
+def list_streams(context: JsonContext) -> None:
     """List the declared streams with source, sink and state.
 
     Example: `millrace streams list`
     """
     from millrace.streams.running.status import statuses
 
-    rows = [each.to_json() for each in statuses(load_settings(data))]
+    rows = [each.to_json() for each in statuses(context.settings)]
     shown = ("name", "source", "sink", "guarantee", "job", "state", "rows", "lag_seconds")
-    print_rows(rows, columns=shown, as_json=as_json, empty="No streams are declared.")
+    print_rows(rows, columns=shown, as_json=context.as_json, empty="No streams are declared.")
 
 
 @app.command("status")
 def show_status(
+    context: JsonContext,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The stream; without one, all of them.")] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show rates, lag, watermark, state, and late and rejected rows of declared streams; with NAME, all details of one.
 
@@ -65,10 +62,10 @@ def show_status(
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.running.status import status, statuses
 
-    settings = load_settings(data)
+    settings = context.settings
     if name is not None:
         facts = status(settings, declared_stream(settings, name)).to_json()
-        print_facts(facts if as_json else facts | _moment(facts), as_json=as_json)
+        print_facts(facts if context.as_json else facts | _moment(facts), as_json=context.as_json)
         return
     rows = [each.to_json() for each in statuses(settings)]
     shown = (
@@ -83,14 +80,13 @@ def show_status(
         "rejected",
         "state_rows",
     )
-    print_rows(rows, columns=shown, as_json=as_json, empty="No streams are declared.")
+    print_rows(rows, columns=shown, as_json=context.as_json, empty="No streams are declared.")
 
 
 @app.command()
 def validate(
+    context: JsonContext,
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The stream; without one, all of them.")] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Say whether declared streams can run, by the catalog alone: no Java, nothing is started. Exit code 1 where one
     cannot.
@@ -104,7 +100,7 @@ def validate(
     from millrace.streams.declare.checks import checked
     from millrace.streams.declare.found import declared_stream, declared_streams
 
-    settings = load_settings(data)
+    settings = context.settings
     if name is None:
         chosen = list((declared_streams(settings, shipped=False) or declared_streams(settings)).values())
     else:
@@ -116,14 +112,14 @@ def validate(
             {"stream": stream.name, "level": each.level, "field": each.field, "words": each.words} for each in found
         ] or [{"stream": stream.name, "level": "ok", "field": "", "words": ""}]
     columns = ("stream", "level", "field", "words")
-    print_rows(rows, columns=columns, as_json=as_json, empty="No streams are declared.")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="No streams are declared.")
     wrong = sorted({row["stream"] for row in rows if row["level"] == "error"})
     if wrong:
         raise InvalidStream(f"cannot run: {', '.join(wrong)}")
 
 
 @app.command()
-def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
+def explain(context: JsonContext, name: Name) -> None:
     """Say what a stream does: its declaration, its state, the plan of its query, and all that is found in them. Needs
     Java. Exit code 1 where it cannot run.
 
@@ -135,7 +131,7 @@ def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> Non
     from millrace.streams.running.frames import found_by_spark
     from millrace.streams.running.status import status
 
-    settings = load_settings(data)
+    settings = context.settings
     stream = declared_stream(settings, name)
     findings, plan = checked(settings, stream), ""
     if not any(each.level == "error" for each in findings):
@@ -147,22 +143,22 @@ def explain(name: Name, data: DataFolder = None, as_json: AsJson = False) -> Non
         findings += [each for each in more if each not in findings]
     said = status(settings, stream).to_json()
     facts: dict[str, Any] = {
-        **(said if as_json else said | _moment(said)),
+        **(said if context.as_json else said | _moment(said)),
         "declaration": stream.model_dump(mode="json", exclude_defaults=True),
         "findings": [f"{each.level}: {each}" for each in findings],
         "plan": plan,
     }
-    print_facts(facts, as_json=as_json)
+    print_facts(facts, as_json=context.as_json)
     require_runnable(stream, findings)
 
 
 @app.command()
 def run(
+    context: CommandContext,
     name: Name,
     available_now: Annotated[
         bool, typer.Option("--available-now", help="End where the source stands now, instead of going on.")
     ] = False,
-    data: DataFolder = None,
 ) -> None:
     """Run a stream, or a group's, here until Ctrl-C or SIGTERM (it ends behind the batch that it is at). Needs Java.
 
@@ -171,13 +167,14 @@ def run(
     from millrace.runtime.launch.command import jobs_folder
     from millrace.streams.running.query import require_startable, streams_of
 
-    settings = load_settings(data)
+    settings = context.settings
     require_startable(settings, streams_of(settings, name))
     exec_python([str(jobs_folder() / "stream.py"), name, *(["--available-now"] if available_now else [])], settings)
 
 
 @app.command()
 def batch(
+    context: JsonContext,
     name: Name,
     after: Annotated[
         str | None,
@@ -188,8 +185,6 @@ def batch(
     ] = None,
     file_format: FileFormat = None,
     output: Output = None,
-    data: DataFolder = None,
-    as_json: AsJsonLines = False,
 ) -> None:
     """Answer a stream's question over a range of time, once: its sink, its place and its state stay as they are. Needs
     Java.
@@ -204,8 +199,8 @@ def batch(
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.running.frames import batch_of
 
-    settings = load_settings(data)
-    chosen = resolve_format(file_format, output, as_json=as_json)
+    settings = context.settings
+    chosen = resolve_format(file_format, output, as_json=context.as_json)
     stream = declared_stream(settings, name)
     begin, end = (None if each is None else resolve_tick(each) for each in (after, until))
     spark = session("millrace-batch", settings=settings)
@@ -222,7 +217,7 @@ def batch(
 
 
 @app.command()
-def start(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
+def start(context: JsonContext, name: Name) -> None:
     """Start a stream's job detached, or find the one that runs. Under Airflow its DAG does that, and starts it again
     where it ends.
 
@@ -232,23 +227,23 @@ def start(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
     from millrace.streams.running.query import require_startable, streams_of
     from millrace.streams.running.status import run_id
 
-    settings = load_settings(data)
+    settings = context.settings
     require_startable(settings, streams_of(settings, name))
     found = Launcher(settings).start(run_id(name), "stream", arguments=[name])
-    print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=as_json)
+    print_facts({"run_id": found.run_id, "state": str(found.state), "log": str(found.log)}, as_json=context.as_json)
 
 
 @app.command()
-def stop(name: Name, data: DataFolder = None) -> None:
+def stop(context: CommandContext, name: Name) -> None:
     """Stop a stream's job between two micro-batches. Nothing is lost: it goes on where it was when it is started again.
 
     Example: `millrace streams stop flights_hourly`
     """
-    typer.echo(f"{name} is {_stopped(load_settings(data), name)}.")
+    typer.echo(f"{name} is {_stopped(context.settings, name)}.")
 
 
 @app.command()
-def pause(name: Name, data: DataFolder = None) -> None:
+def pause(context: CommandContext, name: Name) -> None:
     """Pause a stream: neither Airflow nor a command starts it until it is resumed. Other streams of its group restart.
 
     Example: `millrace streams pause flights_hourly`
@@ -256,14 +251,14 @@ def pause(name: Name, data: DataFolder = None) -> None:
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.declare.kept import Kept
 
-    settings = load_settings(data)
+    settings = context.settings
     stream = declared_stream(settings, name)
     Kept(settings, name).pause(paused=True)
     typer.echo(f"{name} is paused ({_stopped(settings, stream.job)}).")
 
 
 @app.command()
-def resume(name: Name, data: DataFolder = None) -> None:
+def resume(context: CommandContext, name: Name) -> None:
     """Allow a paused stream to run again.
 
     Example: `millrace streams resume flights_hourly`
@@ -271,7 +266,7 @@ def resume(name: Name, data: DataFolder = None) -> None:
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.declare.kept import Kept
 
-    settings = load_settings(data)
+    settings = context.settings
     declared_stream(settings, name)
     Kept(settings, name).pause(paused=False)
     typer.echo(f"{name} may run: start it, or wait for its DAG.")
@@ -279,6 +274,7 @@ def resume(name: Name, data: DataFolder = None) -> None:
 
 @app.command()
 def replay(
+    context: JsonContext,
     name: Name,
     after: Annotated[
         str | None,
@@ -288,8 +284,6 @@ def replay(
         str | None,
         typer.Option("--snapshot", metavar="TICK", help="Begin with the rows visible at it; now: those of now."),
     ] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Restart a stopped stream from a tick or a snapshot, with a new checkpoint.
 
@@ -308,14 +302,15 @@ def replay(
     def place(text: str | None) -> int | str | None:
         return text if text in (None, "now") else resolve_tick(int(text) if text.isdigit() else text)
 
-    settings = load_settings(data)
+    settings = context.settings
     stream = declared_stream(settings, name)
     state = Kept(settings, name).replay(stream, Begun(after=place(after), snapshot=place(snapshot)))
-    print_facts({"stream": name, "incarnation": state.incarnation}, as_json=as_json)
+    print_facts({"stream": name, "incarnation": state.incarnation}, as_json=context.as_json)
 
 
 @app.command()
 def upgrade(
+    context: JsonContext,
     name: Name,
     keep_state: Annotated[
         bool,
@@ -323,8 +318,6 @@ def upgrade(
             "--keep-state/--fresh-state", help="Go on with the checkpoint, or from its place without its state."
         ),
     ],
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Accept the changed declaration of a stopped stream.
 
@@ -333,14 +326,14 @@ def upgrade(
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.declare.kept import Kept
 
-    settings = load_settings(data)
+    settings = context.settings
     state = Kept(settings, name).upgrade(declared_stream(settings, name), keep_state=keep_state)
-    print_facts({"stream": name, "incarnation": state.incarnation}, as_json=as_json)
+    print_facts({"stream": name, "incarnation": state.incarnation}, as_json=context.as_json)
 
 
 @app.command()
 def letters(
-    name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection to make.")], data: DataFolder = None
+    context: CommandContext, name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection to make.")]
 ) -> None:
     """Create a collection for dead letters: rows of streams that cannot be encoded as messages.
 
@@ -349,13 +342,13 @@ def letters(
     from millrace.client.database import connect
     from millrace.streams.sinks.collection.poison import LETTERS
 
-    with connect(settings=load_settings(data)) as client:
+    with connect(settings=context.settings) as client:
         client.catalog.create_collection(name, LETTERS)
     typer.echo(f"{name} takes dead letters.")
 
 
 @app.command()
-def redrive(name: Name, data: DataFolder = None, as_json: AsJson = False) -> None:
+def redrive(context: JsonContext, name: Name) -> None:
     """Send the dead letters of a stopped stream to its sink again, and remove those that the sink accepts.
 
     Example: `millrace streams redrive flights_hourly`
@@ -363,8 +356,8 @@ def redrive(name: Name, data: DataFolder = None, as_json: AsJson = False) -> Non
     from millrace.streams.declare.found import declared_stream
     from millrace.streams.running.redrive import redrive as redriven
 
-    settings = load_settings(data)
-    print_facts(redriven(settings, declared_stream(settings, name)), as_json=as_json)
+    settings = context.settings
+    print_facts(redriven(settings, declared_stream(settings, name)), as_json=context.as_json)
 
 
 def _moment(facts: dict[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,10 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import MillraceError
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    CommandContext,
+    JsonContext,
     command_group,
     console,
-    load_settings,
     print_json,
 )
 
@@ -42,6 +41,7 @@ OUTPUT_LINE_SECONDS: Final = 30.0
 
 @app.command()
 def up(
+    context: CommandContext,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the system runs, and leave it running.")
     ] = False,
@@ -51,7 +51,6 @@ def up(
             min=0, max=65535, help="Port of the web interface, over [api] port in airflow.cfg; 0: a free one."
         ),
     ] = None,
-    data: DataFolder = None,
 ) -> None:
     """Start the system and show a short status until Ctrl-C, which stops the system.
 
@@ -66,7 +65,7 @@ def up(
     from millrace.runtime.java import find_java
     from millrace.runtime.spark.jars import delta_jars
 
-    settings = load_settings(data)
+    settings = context.settings
     installation = Installation(settings)
     with _asked_to_stop() as stop:
         find_java()
@@ -95,18 +94,18 @@ def up(
 
 
 @app.command()
-def down(data: DataFolder = None) -> None:
+def down(context: CommandContext) -> None:
     """Stop the system: Airflow, the streaming jobs (each finishes its micro-batch) and the log server.
 
     Example: `millrace system down`
     """
     from millrace.installation.system import Installation
 
-    _down(Installation(load_settings(data)))
+    _down(Installation(context.settings))
 
 
 @app.command()
-def status(data: DataFolder = None, as_json: AsJson = False) -> None:
+def status(context: JsonContext) -> None:
     """Show Airflow's components, the streaming job, lag and memory. The exit code is 3 if the system is not healthy.
 
     Example: `millrace system status --json`
@@ -116,14 +115,14 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
     from millrace.installation.system import Installation
     from millrace.observe.observer import Observer
 
-    settings = load_settings(data)
+    settings = context.settings
     installation = Installation(settings)
     observer = Observer(settings)
     try:
         found = read_status(installation, observer)
     finally:
         observer.close()
-    if as_json:
+    if context.as_json:
         print_json(found.to_json())
     else:
         for line in _lines(found):
@@ -136,8 +135,8 @@ def status(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def airflow(
+    context: CommandContext,
     arguments: Annotated[list[str], typer.Argument(metavar="ARGUMENTS", help="What Airflow's own command line takes.")],
-    data: DataFolder = None,
 ) -> None:
     """Run Airflow's own command line with this installation's configuration and secrets.
 
@@ -145,7 +144,7 @@ def airflow(
     """
     from millrace.installation.system import Installation
 
-    environment = Installation(load_settings(data)).environment()
+    environment = Installation(context.settings).environment()
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, "-m", "airflow", *arguments], environment)

@@ -10,11 +10,9 @@ from millrace.base.errors import InvalidArgument
 from millrace.catalog.sqlite_file import read_collections
 from millrace.commands.parts.command_line import (
     INSPECT_PANEL,
-    AsJson,
-    DataFolder,
+    JsonContext,
     complete_collection,
     find_collection,
-    load_settings,
     print_rows,
     root,
     tick_time,
@@ -25,6 +23,7 @@ STATES = ("growing", "flushed", "dropped")
 
 @root.command(rich_help_panel=INSPECT_PANEL)
 def segments(
+    context: JsonContext,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -32,8 +31,6 @@ def segments(
         ),
     ] = None,
     state: Annotated[str | None, typer.Option(metavar="|".join(STATES), help="Only segments in this state.")] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """List segments with their state, rows and size.
 
@@ -44,7 +41,7 @@ def segments(
 
     if state is not None and state not in STATES:
         raise InvalidArgument(f"no state {state!r}; states are {', '.join(STATES)}")
-    settings = load_settings(data)
+    settings = context.settings
     vchannels = None if name is None else find_collection(settings, name).vchannels
     names = {each.id: each.name for each in read_collections(settings.data_dir, dropped=True)}
     partitions = {
@@ -67,11 +64,11 @@ def segments(
     columns = (
         "segment_id", "collection", "partition", "vchannel", "state", "rows", "bytes", "policy", "created", "since",
     )  # fmt: skip
-    print_rows(rows, columns=columns, as_json=as_json, empty="No segments: the flusher has seen none yet.")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="No segments: the flusher has seen none yet.")
 
 
 @root.command(rich_help_panel=INSPECT_PANEL)
-def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
+def checkpoints(context: JsonContext) -> None:
     """Show the flusher's checkpoint of each PChannel.
 
     Example: `millrace checkpoints`
@@ -79,7 +76,7 @@ def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
     from millrace.storage.table import open_table
     from millrace.tables.collections.flush_tables import read_checkpoints
 
-    path = load_settings(data).checkpoints_uri
+    path = context.settings.checkpoints_uri
     rows = [
         {
             "pchannel": name,
@@ -92,4 +89,6 @@ def checkpoints(data: DataFolder = None, as_json: AsJson = False) -> None:
         for name, found in sorted(read_checkpoints(open_table(path)).items())
     ]
     columns = ("pchannel", "time_tick", "time", "last_confirmed", "term", "flush_ticks")
-    print_rows(rows, columns=columns, as_json=as_json, empty="No checkpoints: the flusher has committed nothing yet.")
+    print_rows(
+        rows, columns=columns, as_json=context.as_json, empty="No checkpoints: the flusher has committed nothing yet."
+    )

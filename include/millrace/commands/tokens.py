@@ -15,11 +15,9 @@ from millrace.access.grants import Role
 from millrace.base.errors import InvalidArgument
 from millrace.commands.parts.command_line import (
     OPERATE_PANEL,
-    AsJson,
-    DataFolder,
+    JsonContext,
     command_group,
     iso_time,
-    load_settings,
     print_facts,
     print_json,
     print_rows,
@@ -37,6 +35,7 @@ TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the toke
 
 @app.command()
 def add(
+    context: JsonContext,
     name: TokenName,
     role: Annotated[
         list[Role], typer.Option("--role", help="What it may do. Repeat it.", show_default=False, case_sensitive=False)
@@ -59,8 +58,6 @@ def add(
             show_default=False,
         ),
     ] = None,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create a token and show it once; only its digest is stored. Clients set it as MILLRACE_SERVER_TOKEN.
 
@@ -70,37 +67,37 @@ def add(
     from millrace.access.token_file import TokenFile
     from millrace.base.data_folder import prepare_data_folder
 
-    settings = load_settings(data)
+    settings = context.settings
     grants = [Grant(each, tuple(on or (EVERYTHING,))) for each in dict.fromkeys(role)]
     until = None if expires is None else _moment(expires)
     prepare_data_folder(settings.data_dir)
     token, made = TokenFile(settings.data_dir).add(name, grants, expires=until)
-    print_facts(_facts(made) | {"token": token}, as_json=as_json)
+    print_facts(_facts(made) | {"token": token}, as_json=context.as_json)
 
 
 @app.command(name="list")
-def list_(data: DataFolder = None, as_json: AsJson = False) -> None:
+def list_(context: JsonContext) -> None:
     """List the tokens with their grants and expiry. The tokens themselves cannot be shown again.
 
     Example: `millrace tokens list`
     """
     from millrace.access.token_file import TokenFile
 
-    rows = [_facts(each) for each in TokenFile(load_settings(data).data_dir).tokens()]
+    rows = [_facts(each) for each in TokenFile(context.settings.data_dir).tokens()]
     columns = ("name", "may", "created", "expires", "state")
-    print_rows(rows, columns=columns, as_json=as_json, empty="There are no tokens except the server's own.")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="There are no tokens except the server's own.")
 
 
 @app.command()
-def revoke(name: TokenName, data: DataFolder = None, as_json: AsJson = False) -> None:
+def revoke(context: JsonContext, name: TokenName) -> None:
     """Revoke a token. New calls fail at once; open connections and streams end within two seconds.
 
     Example: `millrace tokens revoke shop-7`
     """
     from millrace.access.token_file import TokenFile
 
-    gone = _facts(TokenFile(load_settings(data).data_dir).revoke(name))
-    if as_json:
+    gone = _facts(TokenFile(context.settings.data_dir).revoke(name))
+    if context.as_json:
         print_json(gone)
     else:
         typer.echo(f"Revoked {name}.")

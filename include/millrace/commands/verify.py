@@ -11,9 +11,7 @@ from millrace.catalog.sqlite_file import pchannel_names, read_collections
 from millrace.commands.parts.command_line import (
     EXIT_VERIFICATION_FAILED,
     INSPECT_PANEL,
-    AsJson,
-    DataFolder,
-    load_settings,
+    JsonContext,
     print_json,
     print_rows,
     root,
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @root.command(rich_help_panel=INSPECT_PANEL)
-def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
+def verify(context: JsonContext) -> None:
     """Check log, WAL and collections against each other, by content. Reads everything; changes nothing.
 
     Checks the log's checksums, the order of time ticks, the committed rows of the WAL, a replay of the log through the
@@ -40,7 +38,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     from millrace.commands.parts.offline_log import open_log_read_only, replayed_definitions
     from millrace.storage.table import open_table
 
-    settings = load_settings(data)
+    settings = context.settings
     channels: list[dict[str, Any]] = []
     parked = parked_channels(settings, None)
     catalog: list[dict[str, Any]] = []
@@ -53,7 +51,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     collections = check_collections(settings) if all(each["holds"] for each in channels) else []
     channels = add_parked(channels, parked)
     holds = all(each["holds"] for each in [*channels, *collections, *catalog])
-    if as_json:
+    if context.as_json:
         print_json({"holds": holds, "pchannels": channels, "collections": collections, "catalog": catalog})
     else:
         print_rows(

@@ -14,11 +14,9 @@ from millrace.base.errors import InvalidArgument
 from millrace.commands.parts.command_line import (
     EXIT_VERIFICATION_FAILED,
     INSPECT_PANEL,
-    AsJson,
-    DataFolder,
+    JsonContext,
     command_group,
     iso_time,
-    load_settings,
     print_json,
     print_rows,
     tick_time,
@@ -34,13 +32,13 @@ _NONE = "The WAL is empty: the streaming job has committed nothing yet."
 
 
 @app.command()
-def describe(data: DataFolder = None, as_json: AsJson = False) -> None:
+def describe(context: JsonContext) -> None:
     """Show each PChannel's position, time tick, rows and digest, and the table's files.
 
     Example: `millrace wal describe`
     """
 
-    path = load_settings(data).wal_uri
+    path = context.settings.wal_uri
     wal = _open(path)
     rows: list[dict[str, Any]] = []
     files: Counter[str] = Counter()
@@ -66,7 +64,7 @@ def describe(data: DataFolder = None, as_json: AsJson = False) -> None:
                 }
             )
     version = None if wal is None else wal.version
-    if as_json:
+    if context.as_json:
         print_json(
             {"path": str(path), "version": version, "files": dict(files), "bytes": dict(sizes), "pchannels": rows}
         )
@@ -79,7 +77,7 @@ def describe(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
+def verify(context: JsonContext) -> None:
     """Verify order, totals and digests of the WAL's rows, without the log. The exit code is 3 if a check fails.
 
     `millrace verify` goes further: it runs the log again and counts the collections.
@@ -88,12 +86,12 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
     """
     from millrace.commands.verify import check_channels
 
-    settings = load_settings(data)
+    settings = context.settings
     rows = check_channels(settings, log=None)
     print_rows(
         rows,
         columns=("pchannel", "holds", "messages", "rejections", "committed", "stored", "detail"),
-        as_json=as_json,
+        as_json=context.as_json,
         empty=_NONE,
     )
     if not all(row["holds"] for row in rows):
@@ -102,6 +100,7 @@ def verify(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def rejections(
+    context: JsonContext,
     reason: Annotated[
         list[str] | None,
         typer.Option("--reason", metavar="REASON", help="Only rejections with this reason. Repeatable."),
@@ -109,8 +108,6 @@ def rejections(
     pchannel: Annotated[str | None, typer.Option(metavar="PCHANNEL", help="Only of this one.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rejections, newest first.")] = 100,
     counts: Annotated[bool, typer.Option("--counts", help="Show only the number by reason.")] = False,
-    data: DataFolder = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the messages that the chain rejected, with reason, origin and detail, newest first.
 
@@ -119,12 +116,14 @@ def rejections(
     Example: `millrace wal rejections --counts`
     """
     wanted = [_reason(text) for text in reason or []]
-    wal = _open(load_settings(data).wal_uri)
+    wal = _open(context.settings.wal_uri)
     rows = [] if wal is None else _search(wal, wanted, pchannel, limit, counts)
     columns = ("reason", "messages", "rows") if counts else (
         "reason", "pchannel", "id", "time", "type", "vchannel", "rows", "producer_id", "sequence", "detail",
     )  # fmt: skip
-    print_rows(rows, columns=columns, as_json=as_json, empty="Nothing was rejected" + (" so." if wanted else "."))
+    print_rows(
+        rows, columns=columns, as_json=context.as_json, empty="Nothing was rejected" + (" so." if wanted else ".")
+    )
 
 
 def _open(uri: str) -> WalTable | None:

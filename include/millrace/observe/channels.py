@@ -57,6 +57,7 @@ def _view(
 ) -> PChannelView:
     state = position.state if position is not None else None
     channel = log.channels.get(name)
+    described = channel.description if channel is not None else None
     tick = position.last_tick if position is not None else 0
     flushed = checkpoint.time_tick if checkpoint is not None else 0
     growing = (
@@ -68,8 +69,8 @@ def _view(
         term=max(state.term if state is not None else 0, channel.term if channel is not None else 0),
         time_tick=str(tick),
         time=tick_unix_seconds(tick),
-        log_end=str(channel.description.end) if channel is not None else None,
-        log_bytes=channel.description.bytes if channel is not None else None,
+        log_end=str(described.end) if described is not None else None,
+        log_bytes=described.bytes if described is not None else None,
         wal_position=str(state.position) if state is not None else None,
         lag_seconds=channel.lag_seconds if channel is not None else None,
         messages=position.totals.messages if position is not None else 0,

@@ -59,6 +59,7 @@ def _view(
     state = position.state if position is not None else None
     target = truncation_limit(position, checkpoint) if position is not None else None
     channel = log.channels.get(name)
+    described = channel.description if channel is not None else None
     embedded = is_in_data_folder(settings.log)
     truncate_time = tick_unix_seconds(target.entry) if embedded and target is not None else None
     files = _log_files(settings, name) if embedded else []
@@ -72,9 +73,9 @@ def _view(
         flush_time=tick_unix_seconds(checkpoint.time_tick) if checkpoint is not None else None,
         confirmed=str(checkpoint.confirmed) if checkpoint is not None else "",
         written=written,
-        log_begin=str(channel.description.begin) if channel is not None else None,
-        log_end=str(channel.description.end) if channel is not None else None,
-        log_bytes=channel.description.bytes if channel is not None else None,
+        log_begin=str(described.begin) if described is not None else None,
+        log_end=str(described.end) if described is not None else None,
+        log_bytes=described.bytes if described is not None else None,
         truncate_to=str(target) if target is not None else None,
         truncate_time=truncate_time,
         files=len(files) if embedded else None,

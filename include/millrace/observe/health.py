@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from millrace.access.token_file import TokenFile
 from millrace.base.errors import TokenFileRefused
 from millrace.base.settings import Settings
-from millrace.coord.catalog_store import CatalogStore
+from millrace.observe.broadcasts import unresolved_broadcasts
 from millrace.observe.maintenance import running_operations
 from millrace.observe.models import HealthFinding, HealthKind, HealthState, JobView, PChannelView
 from millrace.operations.registry import find_operation
@@ -102,12 +102,7 @@ class HealthInputs:
 
 def read_health_inputs(settings: Settings) -> HealthInputs:
     """Read the current data. Creates nothing."""
-    ddl: list[tuple[str, str, float]] = []
-    store = CatalogStore.open_read_only(settings.data_dir)
-    if store is not None:
-        with store:
-            open_ = [each for each in store.broadcasts.list_unresolved() if each.task.open]
-            ddl = [(each.collection, each.task.kind, each.task.at) for each in open_]
+    ddl = [(each.collection, each.kind, each.at) for each in unresolved_broadcasts(settings) if each.open]
     newest: dict[str, Mapping[str, Any]] = {}
     for line in launch_history.read_history(
         launch_history.history_path(settings, launch_history.OPERATIONS), limit=HISTORY_LINES

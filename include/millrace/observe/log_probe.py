@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +25,8 @@ DEADLINE: Final = 3.0
 class ChannelLogView:
     """One PChannel according to its log and the append host."""
 
-    description: LogDescription
+    description: LogDescription | None
+    """None if the log cannot be described. `parked` has the reason."""
     lag_seconds: float | None
     """None if the log cannot be read from the WAL's position on. `parked` has the reason."""
     term: int
@@ -40,6 +41,8 @@ class LogView:
     channels: dict[str, ChannelLogView] = field(default_factory=dict)
     clock: ClockView | None = None
     """The clock that stamps the log. None if brokers stamp."""
+    pid: int | None = None
+    """Process id of the server."""
 
 
 class LogProbe:
@@ -70,7 +73,8 @@ class LogProbe:
         try:
             with self.client() as client:
                 positions = wal.valid_positions(wal.pchannels()) if wal is not None else {}
-                return LogView(True, dict(_channels(client, wal, positions)), _clock(client))
+                pid = int(client.service.ping()["pid"])
+                return LogView(True, dict(_channels(client, wal, positions)), _clock(client), pid)
         except LogUnavailable:
             return LogView(False)
 
@@ -94,22 +98,20 @@ def _channels(
     client: AppendClient, wal: WalTable | None, positions: dict[str, WalPosition]
 ) -> Iterator[tuple[str, ChannelLogView]]:
     for name in client.service.names():
-        log = client.service.open(name)
+        term, parked = _hosted(client, name)
+        described: LogDescription | None = None
+        lag: float | None = None
         try:
-            described = log.describe()
-            position = positions.get(name)
-            begin = (position.position if position is not None else None) or EARLIEST
-            term, parked = _hosted(client, name)
-            lag: float | None = 0.0
-            try:
+            with closing(client.service.open(name)) as log:
+                described = log.describe()
+                position = positions.get(name)
+                begin = (position.position if position is not None else None) or EARLIEST
                 lag = lag_seconds(wal, log, name) if described.end > begin else 0.0
-            except LogUnavailable:
-                raise
-            except MillraceError as error:
-                lag, parked = None, parked or f"log: {error.code}: {error}"
-            yield name, ChannelLogView(described, lag, term, parked)
-        finally:
-            log.close()
+        except LogUnavailable:
+            raise
+        except MillraceError as error:
+            parked = parked or f"log: {error.code}: {error}"
+        yield name, ChannelLogView(described, lag, term, parked)
 
 
 def _clock(client: AppendClient) -> ClockView | None:

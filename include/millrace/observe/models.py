@@ -132,6 +132,8 @@ class Overview(BaseView):
     words: str
     """Reason for the state, in one sentence."""
     log_server: bool
+    log_server_pid: int | None
+    """Process id of the log's server, or None if it does not run."""
     jobs: list[JobView]
     pchannels: list[PChannelView]
     totals: OverviewTotals

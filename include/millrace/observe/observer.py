@@ -101,6 +101,7 @@ class Observer:
             state=state,
             words=words,
             log_server=log.running,
+            log_server_pid=log.pid,
             jobs=jobs,
             pchannels=found,
             findings=wrong,

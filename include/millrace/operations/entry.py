@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from millrace.base.data_folder import prepare_data_folder, restrict_umask
 from millrace.base.errors import MillraceError
+from millrace.base.extras import require_modules
 from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.operations.operation import Operation, OperationParams, OperationReport
@@ -70,7 +71,11 @@ def main(operation: Operation, argv: Sequence[str] | None = None) -> int:
 def run_in_process(
     operation: Operation, settings: Settings, params: OperationParams, progress: Progress
 ) -> OperationReport:
-    """Run `operation` in this process, with a Spark session if it needs one."""
+    """Run `operation` in this process, with a Spark session if it needs one.
+
+    Raises InvalidSettings if a library that it requires is missing.
+    """
+    require_modules(*operation.requires)
     prepare_data_folder(settings.data_dir)
     if operation.low_priority:
         lower_priority()

@@ -11,8 +11,9 @@ declaration may (tests/operations/test_declarations.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from importlib import import_module
 from typing import Annotated, Any, Final, Self, TypeAlias
 
@@ -79,6 +80,13 @@ class OperationReport(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        if "holds" in vars(cls):
+            warnings.warn(f"{cls.__name__}.holds is deprecated: name it succeeded", DeprecationWarning, stacklevel=2)
+            cls.succeeded = vars(cls)["holds"]  # type: ignore[method-assign]
+
     @property
     def succeeded(self) -> bool:
         """Whether the operation found everything in order. If not, the command exits with code 3."""
@@ -106,6 +114,8 @@ class Operation:
     example: str = ""
     """Example options, shown in the help of the command."""
     needs_spark: bool = False
+    requires: tuple[str, ...] = ()
+    """Modules of optional libraries that the run imports. They are checked before Spark starts."""
     low_priority: bool = False
     """Whether the process runs at low priority, so that streaming jobs come first."""
     role: Role = Role.OPERATE
@@ -125,8 +135,19 @@ class Operation:
     """Description in the UI, if it should say more than the summary."""
     changes_data: bool = True
     """Whether a run can change or remove stored data."""
+    stands_behind: InitVar[bool | None] = None
+    """Deprecated name of `low_priority`."""
+    of_the_run: InitVar[tuple[str, ...] | None] = None
+    """Deprecated name of `set_by_dag`."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, stands_behind: bool | None, of_the_run: tuple[str, ...] | None) -> None:
+        for old, new, value in (
+            ("stands_behind", "low_priority", stands_behind),
+            ("of_the_run", "set_by_dag", of_the_run),
+        ):
+            if value is not None:
+                warnings.warn(f"Operation({old}=...) is deprecated: use {new}", DeprecationWarning, stacklevel=3)
+                object.__setattr__(self, new, value)
         unknown = set(self.set_by_dag) - self.params.model_fields.keys()
         if not self.name.isidentifier() or unknown:
             raise InvalidArgument(

@@ -7,10 +7,11 @@ and reopens the handle.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -50,6 +51,22 @@ NO_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, clean
 """:func:`maintain_log` writes checkpoints and cleans up by its own rules."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """One live file of a table as the Delta log describes it."""
+
+    path: str
+    size: int
+    """Bytes on disk."""
+    rows: int
+    partition: Mapping[str, str]
+    """Values of the partition columns, in the table's order."""
+    low: Mapping[str, Any] = field(default_factory=dict)
+    """Lower bounds of the requested columns. None if the log lacks one."""
+    high: Mapping[str, Any] = field(default_factory=dict)
+    """Upper bounds of the requested columns. None if the log lacks one."""
 
 
 class TableHandle:
@@ -120,6 +137,36 @@ class TableHandle:
         """Return the live files, relative to the table, with their sizes in bytes."""
         actions = pa.table(self.delta.get_add_actions())
         return dict(zip(map(unquote, actions["path"].to_pylist()), actions["size_bytes"].to_pylist(), strict=True))
+
+    def describe_files(self, bounds: Sequence[str] = ()) -> list[LiveFile]:
+        """Return the live files, with the bounds of the columns `bounds`. Their order is the log's."""
+        actions = self.actions()
+        names = set(actions.column_names)
+
+        def column(name: str) -> list[Any]:
+            return actions[name].to_pylist() if name in names else [None] * actions.num_rows
+
+        partition = {name: map(str, column(f"partition.{name}")) for name in self.partition_columns}
+        partitions = zip(*partition.values(), strict=True) if partition else itertools.repeat(())
+        lows = zip(*(column(f"min.{name}") for name in bounds), strict=True) if bounds else itertools.repeat(())
+        highs = zip(*(column(f"max.{name}") for name in bounds), strict=True) if bounds else itertools.repeat(())
+        return [
+            LiveFile(
+                path,
+                size,
+                self._count_rows(path) if rows is None else rows,
+                dict(zip(partition, values, strict=True)),
+                dict(zip(bounds, low, strict=True)),
+                dict(zip(bounds, high, strict=True)),
+            )
+            for path, size, rows, values, low, high in zip(
+                column("path"), column("size_bytes"), column("num_records"), partitions, lows, highs, strict=False
+            )
+        ]
+
+    def _count_rows(self, name: str) -> int:
+        with self.open_file(name) as parquet:
+            return int(parquet.metadata.num_rows)
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         """Return the commit infos of the last `limit` commits, newest first."""

@@ -171,6 +171,15 @@ def test_the_lag_is_measured_from_the_log_to_the_consumer(
         assert consumer.lag == 0.0
 
 
+def test_a_consumer_that_delivered_everything_up_to_its_end_has_no_lag(
+    shop: Database, reader: Database, items: CollectionInfo
+) -> None:
+    shop.new_producer().insert(items, item_rows(1, 2))
+    with reader.consumer(items.name, until=now(shop, items), filters=[INSERTS]) as consumer:
+        assert sorted(key for delivery in consumer for key in keys_of(delivery)) == [1, 2]
+        assert consumer.lag == 0.0
+
+
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_no_position_steps_over_a_unit_that_is_not_done(gaps: list[int], chance: object) -> None:

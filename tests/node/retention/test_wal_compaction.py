@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from millrace.node.ingest.committer import WalCommitter
-from millrace.node.retention.wal_compaction import LiveFile, compact_once, live_files, plan_merge
+from millrace.node.retention.wal_compaction import compact_once, live_files, plan_merge
+from millrace.storage.table import LiveFile
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import WalDigest, digest_rows
@@ -41,7 +42,9 @@ def contents(table: WalTable) -> tuple[WalDigest, list[int]]:
 
 
 def small(entry: int, *, size: int = 1000, pchannel: str = "p0", kind: str = "message") -> LiveFile:
-    return LiveFile(f"{entry}.parquet", size, 1, kind, pchannel, "2026-01-01", (0, entry), (0, entry))
+    partition = {"kind": kind, "pchannel": pchannel, "date": "2026-01-01"}
+    bounds = {"ledger": 0, "entry": entry}
+    return LiveFile(f"{entry}.parquet", size, 1, partition, bounds, bounds)
 
 
 def test_merging_keeps_every_row_and_their_order(table: WalTable) -> None:
@@ -145,7 +148,7 @@ def test_only_neighbours_of_one_tier_and_partition_are_merged() -> None:
     mixed = [small(entry, size=1000 if entry != 8 else 40 << 20) for entry in range(16)]
     assert plan_merge(mixed) == []
     behind = [small(entry) for entry in range(16, 25)]
-    assert [file.low[1] for file in plan_merge([*mixed, *behind])] == list(range(9, 25))
+    assert [file.low["entry"] for file in plan_merge([*mixed, *behind])] == list(range(9, 25))
     two = [small(entry, pchannel="p0") for entry in range(8)] + [small(entry, pchannel="p1") for entry in range(8)]
     assert plan_merge(two) == []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from millrace.base.errors import LogUnavailable
+from millrace.base.errors import ChannelNotFound, LogUnavailable
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
 from millrace.pipelines.records import TRANSFORMATION, Failure, Record
@@ -17,8 +17,9 @@ from millrace.pipelines.sinks.delta.sink import OUTPUTS
 from millrace.pipelines.worker import redrive as redriving
 from millrace.pipelines.worker.error_listing import error_page
 from millrace.pipelines.worker.error_topic import headers_of
-from millrace.pipelines.worker.redrive import Progress, redrive
+from millrace.pipelines.worker.redrive import Progress, Redriven, redrive
 from millrace.pipelines.worker.selection import EVERYTHING, Selection
+from millrace.pipelines.worker.topics import Topics
 from millrace.storage.table import open_table
 from tests.pipelines.brokers_in_process import Brokers, brokers
 
@@ -60,6 +61,18 @@ def _written(settings: Settings, name: str) -> list[Any]:
         if table is None
         else sorted(json.loads(row["document"])["of"] for row in table.dataset().to_table().to_pylist())
     )
+
+
+def test_a_dry_run_before_anything_failed_counts_no_records(
+    kafka: Brokers, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: object) -> Any:
+        raise ChannelNotFound("there is no topic shared-errors: create it")
+
+    monkeypatch.setattr(Topics, "partitions", missing)
+    assert redrive(settings, _pipeline(kafka, "ours"), dry_run=True) == Redriven()
+    with pytest.raises(ChannelNotFound):
+        redrive(settings, _pipeline(kafka, "ours"))
 
 
 def test_of_a_shared_topic_a_redrive_takes_and_a_list_shows_the_pipeline_s_own(

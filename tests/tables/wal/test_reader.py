@@ -59,7 +59,11 @@ def merged(settings: Settings, maker: WalMaker) -> WalSnapshot:
     """The same rows in one file a PChannel, as compaction leaves them, two rows in each of its row groups."""
     table = WalTable.open(settings.wal_uri)
     for name in maker.pchannels:
-        parts = [file for file in live_files(table.table) if (file.kind, file.pchannel) == (KIND_MESSAGE, name)]
+        parts = [
+            file
+            for file in live_files(table.table)
+            if (file.partition["kind"], file.partition["pchannel"]) == (KIND_MESSAGE, name)
+        ]
         made_of = compact_once(table.table, fan_in=len(parts))
         assert made_of == len(parts)
     for file in live_files(table.table):

@@ -229,7 +229,7 @@ class Consumer(Closeable):
     def lag(self) -> float:
         """Age in seconds of the newest delivered unit, or of the start position if nothing was delivered.
 
-        It is 0 if everything in the log was delivered, and infinite if no time is known.
+        It is 0 if everything in the log, or up to `until_tick`, was delivered; infinite if no time is known.
         """
         with self._changed:
             if not self._ready and self._caught_up >= self._places.keys():
@@ -365,6 +365,8 @@ class Consumer(Closeable):
                         self._changed.wait(jittered(_PAUSE))
                     found.close()
                     found = self._scans[pchannel] = opened(StartAfterTick(handed))
+            with self._changed:
+                self._caught_up.add(pchannel)  # the scan has reached `until_tick`
         except Exception as error:
             with self._changed:
                 self._put([error])

@@ -45,7 +45,6 @@ FileFormat = Annotated[
     OutputFormat | None, typer.Option("--format", help="Of the output. Without it: by --output's suffix, else a table.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file.")]
-AsJsonLines = Annotated[bool, typer.Option("--json", help="The same as --format jsonl.")]
 
 
 def resolve_format(asked: OutputFormat | None, output: Path | None, *, as_json: bool) -> OutputFormat:

@@ -2,10 +2,8 @@
 
 The cost of a commit grows with the number of live files, and each micro-batch adds some. Files fall into tiers by size.
 FAN_IN neighbours of one tier, in id order, become one file of the next tier, so each row is rewritten once per tier.
-Rows and
-their order do not change. Old files stay on disk until VACUUM, for readers that planned with them. One commit removes
-the old
-files and adds the new one (no data change). The committer's process makes it between two commits.
+Rows and their order do not change. Old files stay on disk until VACUUM, for readers that planned with them. One commit
+removes the old files and adds the new one (no data change). The committer's process makes it between two commits.
 """
 
 from __future__ import annotations
@@ -13,18 +11,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millrace.base.errors import DeadlineExceeded, TableUnavailable, WalGap
 from millrace.base.failpoint import hit
 from millrace.node.ingest.wal_writer import WalFileWriter
 from millrace.storage.commit import CommitPart, commit_fenced
 from millrace.storage.parquet_file import FileAction
-from millrace.storage.table import TableHandle
+from millrace.storage.table import LiveFile, TableHandle
 from millrace.wal.schema import KIND_STATE, ROW_SCHEMA
 
 FAN_IN: Final = 16
@@ -36,48 +32,30 @@ TIER_BYTES: Final = (2 << 20, 32 << 20)
 ROW_GROUP_BYTES: Final = 16 << 20
 """Approximate size up to which small row groups are joined."""
 
+_ID: Final = ("ledger", "entry")
+
 _DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictionary(field.type)]
-
-
-@dataclass(frozen=True, slots=True)
-class LiveFile:
-    """One live file of messages or rejections. `low` and `high` are (ledger, entry)."""
-
-    path: str
-    size: int
-    rows: int
-    kind: str
-    pchannel: str
-    date: str
-    low: tuple[int, int]
-    high: tuple[int, int]
-
-    @property
-    def tier(self) -> int:
-        """0 for the smallest files; len(TIER_BYTES) for files that are not merged."""
-        return next((tier for tier, bound in enumerate(TIER_BYTES) if self.size < bound), len(TIER_BYTES))
 
 
 def live_files(table: TableHandle) -> list[LiveFile]:
     """Return the files of messages and rejections at the table's version, in id order within a partition."""
-    actions = table.actions()
-    if actions.num_rows == 0:
-        return []
-    actions = actions.filter(pc.not_equal(actions["partition.kind"], KIND_STATE))
-    files = [
-        LiveFile(
-            path=row["path"],
-            size=row["size_bytes"],
-            rows=row["num_records"],
-            kind=row["partition.kind"],
-            pchannel=row["partition.pchannel"],
-            date=str(row["partition.date"]),
-            low=(row["min.ledger"], row["min.entry"]),
-            high=(row["max.ledger"], row["max.entry"]),
-        )
-        for row in actions.to_pylist()
-    ]
-    return sorted(files, key=lambda file: (file.kind, file.pchannel, file.date, file.low))
+    files = [file for file in table.describe_files(_ID) if file.partition["kind"] != KIND_STATE]
+    return sorted(files, key=lambda file: (*file.partition.values(), first_entry(file)))
+
+
+def first_entry(file: LiveFile) -> tuple[int, int]:
+    """Return the (ledger, entry) of a file's first row."""
+    return file.low["ledger"], file.low["entry"]
+
+
+def last_entry(file: LiveFile) -> tuple[int, int]:
+    """Return the (ledger, entry) of a file's last row."""
+    return file.high["ledger"], file.high["entry"]
+
+
+def _tier(file: LiveFile) -> int:
+    """Return 0 for the smallest files, len(TIER_BYTES) for files that are not merged."""
+    return next((tier for tier, bound in enumerate(TIER_BYTES) if file.size < bound), len(TIER_BYTES))
 
 
 def plan_merge(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
@@ -86,10 +64,10 @@ def plan_merge(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveF
     `files` are in the order of :func:`live_files`.
     """
     best: list[LiveFile] = []
-    for _, partition in itertools.groupby(files, key=lambda file: (file.kind, file.pchannel, file.date)):
-        for tier, run in itertools.groupby(partition, key=lambda file: file.tier):
+    for _, partition in itertools.groupby(files, key=lambda file: file.partition):
+        for tier, run in itertools.groupby(partition, key=_tier):
             group = list(itertools.islice(run, fan_in))
-            if tier < len(TIER_BYTES) and len(group) == fan_in and (not best or tier < best[0].tier):
+            if tier < len(TIER_BYTES) and len(group) == fan_in and (not best or tier < _tier(best[0])):
                 best = group
     return best
 
@@ -102,7 +80,9 @@ def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[
     overlap.
     """
     files = live_files(table)
-    group = plan_merge(files if only is None else [file for file in files if file.pchannel in only], fan_in=fan_in)
+    group = plan_merge(
+        files if only is None else [file for file in files if file.partition["pchannel"] in only], fan_in=fan_in
+    )
     if not group:
         return 0
     merged = _merge(table, group)
@@ -116,20 +96,21 @@ def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[
 
 
 def _merge(table: TableHandle, group: Sequence[LiveFile]) -> FileAction:
-    first = group[0]
-    file = WalFileWriter(table.store, first.kind, first.pchannel, first.date)
+    partition = group[0].partition
+    pchannel = partition["pchannel"]
+    file = WalFileWriter(table.store, partition["kind"], pchannel, partition["date"])
     try:
         previous: tuple[int, int] | None = None
         rows = 0
         for each in group:
-            if previous is not None and each.low <= previous:
-                raise WalGap(f"{each.path} overlaps another file of {each.pchannel}")
-            previous = each.high
+            if previous is not None and first_entry(each) <= previous:
+                raise WalGap(f"{each.path} overlaps another file of {pchannel}")
+            previous = last_entry(each)
         for batch in _row_groups(table, group):
             file.write(batch)
             rows += batch.num_rows
         if rows != sum(each.rows for each in group):
-            raise WalGap(f"{first.pchannel}: {rows} rows in files that should hold {sum(each.rows for each in group)}")
+            raise WalGap(f"{pchannel}: {rows} rows in files that should hold {sum(each.rows for each in group)}")
         action = file.close()
     except BaseException:
         file.discard()

@@ -11,35 +11,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from millrace.storage.parquet_file import open_file
 from millrace.storage.store import TableStore
-from millrace.storage.table import TableHandle
+from millrace.storage.table import LiveFile, TableHandle
+from millrace.tables.collections.data_tables import TICK
 
 SMALL_SHARE: Final = 0.5
-"""A file below this share of the target is small."""
+"""A file, or a segment, below this share of the target is small."""
 
 TINY_BYTES: Final = 1 << 20
 """Files below this size are merged regardless of the sizes of the others."""
 
 SAMPLES: Final = 3
 """Files of which a row group is read to estimate the size of a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveFile:
-    """One live file as the Delta log describes it. Bounds are None if the log lacks them."""
-
-    path: str
-    size: int
-    """Bytes on disk."""
-    rows: int
-    partition: tuple[tuple[str, str], ...]
-    low_tick: int | None = None
-    high_tick: int | None = None
-    low_key: Any = None
-    high_key: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +48,9 @@ class FileGroup:
 
 
 def live_files(table: TableHandle, *, key: str | None = None) -> list[LiveFile]:
-    """Return the files of the table at its version, ordered by partition and tick."""
-    actions = table.actions()
-    partitions = table.partition_columns
-    names = set(actions.column_names)
-
-    def column(name: str) -> list[Any]:
-        return actions[name].to_pylist() if name in names else [None] * actions.num_rows
-
-    bounds = [column(name) for name in ("min._time_tick", "max._time_tick", f"min.{key}", f"max.{key}")]
-    values = [column(f"partition.{name}") for name in partitions]
-    found = []
-    for place, (name, size, rows) in enumerate(
-        zip(column("path"), column("size_bytes"), column("num_records"), strict=True)
-    ):
-        if rows is None:
-            rows = _rows(table, name)
-        partition = tuple((each, str(value[place])) for each, value in zip(partitions, values, strict=True))
-        found.append(LiveFile(name, size, rows, partition, *(bound[place] for bound in bounds)))
-    return sorted(found, key=lambda file: (file.partition, file.low_tick or 0, file.path))
-
-
-def _rows(table: TableHandle, name: str) -> int:
-    with table.open_file(name) as parquet:
-        return int(parquet.metadata.num_rows)
+    """Return the files of the table at its version with the bounds of tick and `key`, by partition and tick."""
+    found = table.describe_files((TICK,) if key is None else (TICK, key))
+    return sorted(found, key=lambda file: (*file.partition.values(), file.low[TICK] or 0, file.path))
 
 
 def row_bytes(files: Sequence[LiveFile], store: TableStore) -> float:
@@ -110,7 +75,7 @@ def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int
         for tier in _tiers(small, bytes_per_row):
             taken: list[LiveFile] = []
             held = 0.0
-            for file in sorted(tier, key=lambda file: (file.low_tick or 0, file.path)):
+            for file in sorted(tier, key=lambda file: (file.low[TICK] or 0, file.path)):
                 size = file.rows * bytes_per_row
                 if taken and held + size > target:
                     groups += [FileGroup(tuple(taken))] if len(taken) >= min_files else []

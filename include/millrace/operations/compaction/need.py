@@ -10,10 +10,9 @@ from typing import Final
 
 from millrace.base.settings import Settings
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import live_files
-from millrace.operations.compaction.plan import flushed_collections, history_tick, plan_collection, plan_merges
+from millrace.operations.compaction.plan import flushed_collections, history_tick, plan_collection, plan_deletes
 from millrace.operations.compaction.report import CollectionNeed, CompactionNeed
-from millrace.operations.compaction.segments import joinable_runs
+from millrace.operations.compaction.segments import joinable_runs, plan_segment_files
 from millrace.operations.compaction.vacuum import tables_to_vacuum, vacuum_table
 from millrace.storage.table import open_table
 
@@ -34,16 +33,13 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
         plan = plan_collection(settings, known, params, history=history)
         if plan is None:
             continue
-        small = sum(len(group.files) for group in plan.merges)
-        delete_merges = (
-            plan_merges(plan.delete_files, plan.deletes.store, params)
-            if params.files and plan.deletes is not None and plan.delete_files
-            else []
-        )
-        small_deletes = sum(len(group.files) for group in delete_merges)
+        deletes = plan_deletes(plan, params, plan.fold_tick or plan.folded_tick)
+        small = sum(len(group.files) for group in (*plan.merges, *deletes.merges))
         reasons = []
-        if small + small_deletes:
-            reasons.append(f"{small + small_deletes} small files")
+        if small:
+            reasons.append(f"{small} small files")
+        if deletes.gone and not plan.fold_tick:
+            reasons.append(f"{len(deletes.gone)} files of deletes that are folded in")
         if plan.fold_tick:
             reasons.append(f"{plan.foldable} deletes to fold in ({plan.delete_ratio:.0%} of the rows)")
         why += [f"{known.name}: {each}" for each in reasons]
@@ -52,7 +48,7 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
                 collection_id=known.collection_id,
                 name=known.name,
                 files=len(plan.row_files) + len(plan.delete_files),
-                small_files=small + small_deletes,
+                small_files=small,
                 deletes_known=plan.delete_count,
                 deletes_foldable=plan.foldable,
                 delete_ratio=round(plan.delete_ratio, 4),
@@ -65,9 +61,7 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
     if table is not None:
         if params.segments:
             segments = sum(len(run) - 1 for *_, run in joinable_runs(settings, table, target=params.segment_mib << 20))
-        files = live_files(table)
-        if params.files and files:
-            segment_files = sum(len(group.files) for group in plan_merges(files, table.store, params))
+        segment_files = plan_segment_files(table, params)[1].small_files
     bytes_ = _reclaimable(settings, params) if params.vacuum else 0
     why += [f"{segments} small segments"] if segments >= SMALL_SEGMENTS else []
     why += [f"{segment_files} small files of segments"] if segment_files else []

@@ -16,13 +16,13 @@ from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.message.stored_columns import ColumnChains, foldable_chains, key_columns
 from millrace.operations.compaction.commits import folded_tick
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import FileGroup, LiveFile, live_files, merge_groups, row_bytes
+from millrace.operations.compaction.files import FileGroup, live_files, merge_groups, row_bytes
 from millrace.operations.compaction.rewrite import DeadRowFilter, RewriteJob
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.storage.file_sink import MAX_FILE_BYTES
 from millrace.storage.store import TableStore
-from millrace.storage.table import TableHandle, open_table
-from millrace.tables.collections.data_tables import STATS_COLUMNS, deletes_uri, earliest_readable_tick, rows_uri
+from millrace.storage.table import LiveFile, TableHandle, open_table
+from millrace.tables.collections.data_tables import STATS_COLUMNS, TICK, deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.wal.reader import WalSnapshot
@@ -110,7 +110,7 @@ class CollectionPlan:
         return [*self.merges, *(FileGroup((file,)) for file in others)]
 
     def _fold(self) -> DeadRowFilter:
-        files = [file for file in self.delete_files if (file.low_tick or 0) <= self.fold_tick]
+        files = [file for file in self.delete_files if (file.low[TICK] or 0) <= self.fold_tick]
         schema = pa.schema([]) if self.deletes is None else _file_schema(self.deletes)
         paths = tuple(file.path for file in files)
         if self.deletes is None:
@@ -123,12 +123,13 @@ class CollectionPlan:
 
         A file after the fold's tick has none, nor has one whose keys and ticks miss all deletes and drops.
         """
-        low = file.low_tick or 0
+        low = file.low[TICK] or 0
         if low > self.fold_tick:
             return False
         if any(low < tick for tick in self.drops.ticks):
             return True
-        return any(_meet(file, each) for each in self.delete_files if (each.low_tick or 0) <= self.fold_tick)
+        key = self.collection.key[0]
+        return any(_meet(file, each, key) for each in self.delete_files if (each.low[TICK] or 0) <= self.fold_tick)
 
 
 def widened_chains(infos: Mapping[str, VChannelInfo]) -> tuple[ColumnChains, int]:
@@ -144,11 +145,12 @@ def widened_chains(infos: Mapping[str, VChannelInfo]) -> tuple[ColumnChains, int
     return chains, max(ticks) if chains and all(ticks) else 0
 
 
-def _meet(rows: LiveFile, deletes: LiveFile) -> bool:
-    bounds = (rows.low_key, rows.high_key, deletes.low_key, deletes.high_key)
+def _meet(rows: LiveFile, deletes: LiveFile, key: str) -> bool:
+    """Return whether the bounds of `key` in the log allow a row that the deletes hit."""
+    bounds = (rows.low[key], rows.high[key], deletes.low[key], deletes.high[key])
     if any(bound is None for bound in bounds):
         return True
-    return bool(rows.low_key <= deletes.high_key and deletes.low_key <= rows.high_key)
+    return bool(rows.low[key] <= deletes.high[key] and deletes.low[key] <= rows.high[key])
 
 
 def _file_schema(table: TableHandle) -> pa.Schema:
@@ -225,23 +227,54 @@ def plan_collection(
         base_tick=earliest_readable_tick(rows),
         folded_tick=folded_tick(rows),
     )
-    if params.files and row_files:
-        plan.merges = plan_merges(row_files, rows.store, params)
+    plan.merges = plan_merges(row_files, rows.store, params)
     _plan_fold(plan, params)
     return plan
 
 
+@dataclass(frozen=True, slots=True)
+class DeletesPlan:
+    """The plan for a deletes table, given the tick up to which deletes are folded in."""
+
+    gone: list[FileGroup]
+    """Files that hold only folded deletes. They are removed unread."""
+    merges: list[FileGroup]
+    partly: list[FileGroup]
+    """Files that hold folded deletes beside others."""
+
+    @property
+    def groups(self) -> list[FileGroup]:
+        return [*self.gone, *self.merges, *self.partly]
+
+
+def plan_deletes(plan: CollectionPlan, params: CompactionParams, folded: int) -> DeletesPlan:
+    """Plan the deletes table, of which everything up to the tick `folded` has nothing left to hit."""
+    gone = [file for file in plan.delete_files if is_folded(file, folded)]
+    rest = [file for file in plan.delete_files if not is_folded(file, folded)]
+    merges = plan_merges(rest, plan.deletes.store, params) if plan.deletes is not None else []
+    merged = {path for group in merges for path in group.paths}
+    partly = [file for file in rest if file.path not in merged and (file.low[TICK] or 0) <= folded]
+    return DeletesPlan([FileGroup((file,)) for file in gone], merges, [FileGroup((file,)) for file in partly])
+
+
+def is_folded(file: LiveFile, folded: int) -> bool:
+    """Return whether the file of deletes holds only deletes that are folded in."""
+    return file.high[TICK] is not None and file.high[TICK] <= folded
+
+
 def plan_merges(files: list[LiveFile], store: TableStore, params: CompactionParams) -> list[FileGroup]:
     """Return the merges of one table's files that the parameters ask for."""
+    if not params.files or not files:
+        return []
     target = int(min(params.target_mib << 20, MAX_FILE_BYTES) * TARGET_SHARE)
     return merge_groups(files, bytes_per_row=row_bytes(files, store), target=target, min_files=params.min_files)
 
 
 def _plan_fold(plan: CollectionPlan, params: CompactionParams) -> None:
     limit = plan.history_tick
-    new = [file for file in plan.delete_files if (file.high_tick or limit + 1) > plan.folded_tick]
-    whole = [file for file in new if file.high_tick is not None and file.high_tick <= limit]
-    partly = [file for file in new if file not in whole and (file.low_tick or 0) <= limit]
+    new = [file for file in plan.delete_files if (file.high[TICK] or limit + 1) > plan.folded_tick]
+    whole = [file for file in new if file.high[TICK] is not None and file.high[TICK] <= limit]
+    partly = [file for file in new if file not in whole and (file.low[TICK] or 0) <= limit]
     plan.foldable = sum(file.rows for file in (*whole, *partly))
     plan.drops = _new_drops(plan, limit)
     since = widened_chains(plan.collection.vchannels)[1]
@@ -250,13 +283,13 @@ def _plan_fold(plan: CollectionPlan, params: CompactionParams) -> None:
         return
     if params.fold == "auto" and plan.delete_ratio < params.fold_ratio and not plan.drops_foldable:
         return
-    last_delete = limit if partly else max((file.high_tick or 0 for file in whole), default=0)
+    last_delete = limit if partly else max((file.high[TICK] or 0 for file in whole), default=0)
     plan.fold_tick = max(last_delete, plan.drops.last_tick, columns)
 
 
 def _new_drops(plan: CollectionPlan, limit: int) -> HiddenRanges:
     """Return the drops up to `limit` that are not folded in yet and have earlier rows."""
-    lowest: Any = min((file.low_tick or 0 for file in plan.row_files), default=None)
+    lowest: Any = min((file.low[TICK] or 0 for file in plan.row_files), default=None)
     if lowest is None:
         return HiddenRanges()
     drops = hidden_ranges_at(plan.collection.vchannels, limit)

@@ -21,15 +21,17 @@ from millrace.operations.compaction.commits import (
     rewrite_and_commit,
 )
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import FileGroup, LiveFile, live_files
+from millrace.operations.compaction.files import FileGroup, live_files
 from millrace.operations.compaction.plan import (
     CollectionPlan,
+    DeletesPlan,
     FlushedCollection,
     delete_job,
     flushed_collections,
     history_tick,
+    is_folded,
     plan_collection,
-    plan_merges,
+    plan_deletes,
 )
 from millrace.operations.compaction.report import CollectionCompaction, CompactionReport, TableCompaction
 from millrace.operations.compaction.rewrite import (
@@ -164,7 +166,7 @@ def _collection(
         history_tick=plan.history_tick,
     )
     if params.dry_run:
-        return work.model_copy(update={"deletes": _delete_work(plan, params, plan.fold_tick or plan.folded_tick)[1]})
+        return work.model_copy(update={"deletes": _found(plan, plan_deletes(plan, params, work.folded_to))})
     with _stage(stages, "rows"):
         work = _rows(plan, work, mapper)
     if params.zorder_by and order is not None:
@@ -199,41 +201,29 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapp
     # folded.
     folded = folded_tick(open_table(plan.rows_uri))
     plan.delete_files = live_files(plan.deletes, key=plan.collection.key[0])
-    groups, work = _delete_work(plan, params, folded)
-    if not groups:
+    deletes = plan_deletes(plan, params, folded)
+    work = _found(plan, deletes)
+    if not deletes.groups:
         return work
     replacer = RewriteCommitter.of(plan.deletes)
 
     def whole_files_first(job: RewriteJob, chosen: Sequence[FileGroup]) -> Iterator[RewriteResult]:
         rest = []
         for group in chosen:
-            if all(_is_folded(file, folded) for file in group.files):
+            if all(is_folded(file, folded) for file in group.files):
                 yield RewriteResult(group, rows_in=sum(file.rows for file in group.files))
             else:
                 rest.append(group)
         if rest:
             yield from mapper(job, rest)
 
-    return rewrite_and_commit(replacer, delete_job(plan, folded), groups, whole_files_first, work)
+    return rewrite_and_commit(replacer, delete_job(plan, folded), deletes.groups, whole_files_first, work)
 
 
-def _delete_work(
-    plan: CollectionPlan, params: CompactionParams, folded: int
-) -> tuple[list[FileGroup], TableCompaction]:
-    """Return the groups of the deletes table: completely folded files, merges of the others, partly folded files."""
-    gone = [file for file in plan.delete_files if _is_folded(file, folded)]
-    rest = [file for file in plan.delete_files if not _is_folded(file, folded)]
-    merges = plan_merges(rest, plan.deletes.store, params) if params.files and rest and plan.deletes is not None else []
-    merged = {path for group in merges for path in group.paths}
-    partly = [file for file in rest if file.path not in merged and (file.low_tick or 0) <= folded]
-    groups = [*(FileGroup((file,)) for file in gone), *merges, *(FileGroup((file,)) for file in partly)]
-    small = sum(len(group.files) for group in merges)
-    return groups, TableCompaction(files=len(plan.delete_files), small_files=small, groups=len(groups))
-
-
-def _is_folded(file: LiveFile, folded: int) -> bool:
-    """Return whether the file holds only deletes that are folded in."""
-    return file.high_tick is not None and file.high_tick <= folded
+def _found(plan: CollectionPlan, deletes: DeletesPlan) -> TableCompaction:
+    """Return what was found in the deletes table."""
+    small = sum(len(group.files) for group in deletes.merges)
+    return TableCompaction(files=len(plan.delete_files), small_files=small, groups=len(deletes.groups))
 
 
 @contextmanager

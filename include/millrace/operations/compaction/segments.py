@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.operations.compaction.commits import RewriteCommitter, rewrite_and_commit
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import live_files
+from millrace.operations.compaction.files import SMALL_SHARE, FileGroup, live_files
 from millrace.operations.compaction.plan import plan_merges
 from millrace.operations.compaction.report import TableCompaction
 from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper
@@ -33,9 +33,6 @@ from millrace.tables.collections.flush_tables import (
     write_segments,
 )
 from millrace.wal.visible.catalog import SegmentEvent
-
-SMALL_SHARE: Final = 0.5
-"""A segment below this share of the target is small."""
 
 
 def joinable_runs(
@@ -103,15 +100,21 @@ def join_segments(settings: Settings, *, target: int, dry_run: bool) -> int:
     return count
 
 
+def plan_segment_files(table: TableHandle, params: CompactionParams) -> tuple[list[FileGroup], TableCompaction]:
+    """Return the merges of the table ``segments``, and what was found in it."""
+    files = live_files(table)
+    groups = plan_merges(files, table.store, params)
+    small = sum(len(each.files) for each in groups)
+    return groups, TableCompaction(files=len(files), small_files=small, groups=len(groups))
+
+
 def merge_segment_files(settings: Settings, params: CompactionParams, mapper: RewriteMapper) -> TableCompaction:
     """Merge the small files of ``segments``, row for row."""
     path = settings.segments_uri
     table = open_table(path)
     if table is None:
         return TableCompaction()
-    files = live_files(table)
-    groups = plan_merges(files, table.store, params) if files else []
-    work = TableCompaction(files=len(files), small_files=sum(len(each.files) for each in groups), groups=len(groups))
+    groups, work = plan_segment_files(table, params)
     if params.dry_run or not groups:
         return work
     return rewrite_and_commit(RewriteCommitter.of(table), segment_job(path), groups, mapper, work)

@@ -17,7 +17,6 @@ from millrace.base.settings import Settings
 from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema
 from millrace.message.stored_columns import key_columns
-from millrace.operations.compaction.files import live_files
 from millrace.operations.quality import suites
 from millrace.operations.quality.checks import Check
 from millrace.operations.quality.frames import ValidationInput, in_ranges
@@ -25,7 +24,14 @@ from millrace.operations.quality.ranges import Ranges
 from millrace.storage.spark import spark_frame
 from millrace.storage.store import store_at
 from millrace.storage.table import open_table
-from millrace.tables.collections.data_tables import DATE, FOLDED_APP, deletes_uri, earliest_readable_tick, rows_uri
+from millrace.tables.collections.data_tables import (
+    DATE,
+    FOLDED_APP,
+    TICK,
+    deletes_uri,
+    earliest_readable_tick,
+    rows_uri,
+)
 from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.read.spark import field_columns, without_deleted
 from millrace.tables.wal.reader import MAX_TICK
@@ -128,8 +134,8 @@ def may_have_rows(settings: Settings, stored: StoredCollection, ranges: Ranges) 
         return True
     least, most = _bounds(ranges)
     return any(
-        each.low_tick is None or each.high_tick is None or (each.high_tick > least and each.low_tick <= most)
-        for each in live_files(table)
+        each.low[TICK] is None or each.high[TICK] is None or (each.high[TICK] > least and each.low[TICK] <= most)
+        for each in table.describe_files((TICK,))
     )
 
 

@@ -65,6 +65,7 @@ QUALITY: Final = Operation(
     params=QualityParams,
     run="millrace.operations.quality.run:run",
     needs_spark=True,
+    requires=("great_expectations",),
     role=Role.PRODUCE,
     changes_data=False,
 )

@@ -1,6 +1,6 @@
 """The Delta table ``quality/quarantine``: slices of collections that failed a check, until a person releases them.
 
-A slice is recorded, not moved: a collection changes only through messages (law 9). A reader that wants to skip such
+A slice is recorded, not moved: a collection changes only through messages (law 10). A reader that wants to skip such
 slices calls :func:`quarantined`. Truncation and VACUUM are stopped by the block with the same id (:mod:`.gate`). The
 newest row of an id is the valid one.
 """

@@ -19,10 +19,11 @@ from millrace.base.settings import Settings
 from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
 from millrace.node.ingest.wal_writer import WalFileWriter, WalRangeWriter, rows_by_date
-from millrace.node.retention.wal_compaction import LiveFile, live_files
+from millrace.node.retention.wal_compaction import first_entry, last_entry, live_files
 from millrace.operations.recovery.replay import nearest_start, replay_range, replay_starts, state_at
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.delta_log import read_commit_infos
+from millrace.storage.table import LiveFile
 from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalPosition, WalTable
 from millrace.wal.chain import ChainOutcome
 from millrace.wal.digest import WalDigest, digest_rows
@@ -37,7 +38,9 @@ def rebuild_files(settings: Settings, service: LogService, pchannel: str, names:
     Raises RepairImpossible if the log no longer has the rows, or gives a different number of them.
     """
     table = WalTable.open(settings.wal_uri)
-    files = [file for file in live_files(table.table) if file.pchannel == pchannel and file.path in set(names)]
+    files = [
+        file for file in live_files(table.table) if file.partition["pchannel"] == pchannel and file.path in set(names)
+    ]
     return sum(_rebuild(settings, table, service, file) for file in files)
 
 
@@ -49,11 +52,11 @@ def differing_files(settings: Settings, service: LogService, pchannel: str) -> l
     Raises RepairImpossible if the log reaches back to none of them.
     """
     table = WalTable.open(settings.wal_uri)
-    files = [file for file in live_files(table.table) if file.pchannel == pchannel]
+    files = [file for file in live_files(table.table) if file.partition["pchannel"] == pchannel]
     if not files:
         return []
     start = next(iter(replay_starts(settings, service, pchannel)), None)
-    files = [file for file in files if start is not None and LogId(*file.low) >= start.state.position]
+    files = [file for file in files if start is not None and LogId(*first_entry(file)) >= start.state.position]
     if start is None or not files:
         raise RepairImpossible(
             f"the log of {pchannel} was truncated beyond all files of the wal table: restore the table from a backup"
@@ -96,11 +99,12 @@ def state_files(table: WalTable, pchannel: str) -> list[str]:
 
 
 def _rebuild(settings: Settings, table: WalTable, service: LogService, file: LiveFile) -> int:
-    start = nearest_start(settings, service, file.pchannel, before=LogId(*file.low))
-    made = WalFileWriter(table.table.store, file.kind, file.pchannel, file.date)
+    kind, pchannel, date = (file.partition[name] for name in ("kind", "pchannel", "date"))
+    start = nearest_start(settings, service, pchannel, before=LogId(*first_entry(file)))
+    made = WalFileWriter(table.table.store, kind, pchannel, date)
     rows = 0
     try:
-        for outcome in replay_range(service, file.pchannel, start, until=_behind([file])):
+        for outcome in replay_range(service, pchannel, start, until=_behind([file])):
             part = _rows_of(outcome, file)
             if part is not None:
                 made.write(part)
@@ -119,19 +123,20 @@ def _rebuild(settings: Settings, table: WalTable, service: LogService, file: Liv
 
 
 def _behind(files: Sequence[LiveFile]) -> LogId:
-    return LogId(*max(file.high for file in files)).following()
+    return LogId(*max(map(last_entry, files))).following()
 
 
 def _rows_of(outcome: ChainOutcome, file: LiveFile) -> pa.RecordBatch | None:
     """Return the rows of one outcome that belong in `file`. Files of one kind hold disjoint ranges of entries."""
-    rows = {KIND_MESSAGE: outcome.messages, KIND_REJECTION: outcome.rejections}[file.kind]
+    rows = {KIND_MESSAGE: outcome.messages, KIND_REJECTION: outcome.rejections}[file.partition["kind"]]
     if rows.num_rows == 0:
         return None
-    for day, part in rows_by_date(file.kind, rows):
-        if day == file.date:
+    for day, part in rows_by_date(file.partition["kind"], rows):
+        if day == file.partition["date"]:
             ledger, entry = part.column("ledger").to_numpy(), part.column("entry").to_numpy()
-            low = (ledger > file.low[0]) | ((ledger == file.low[0]) & (entry >= file.low[1]))
-            high = (ledger < file.high[0]) | ((ledger == file.high[0]) & (entry <= file.high[1]))
+            (low_ledger, low_entry), (high_ledger, high_entry) = first_entry(file), last_entry(file)
+            low = (ledger > low_ledger) | ((ledger == low_ledger) & (entry >= low_entry))
+            high = (ledger < high_ledger) | ((ledger == high_ledger) & (entry <= high_entry))
             chosen = np.flatnonzero(low & high)
             return part.slice(int(chosen[0]), len(chosen)) if len(chosen) else None
     return None

@@ -1,6 +1,6 @@
 """A restore in place: stage the rows of a time tick, then append one Import per VChannel that replaces all rows.
 
-A collection changes only through messages (law 9): reads before the Imports' ticks return the replaced rows, later
+A collection changes only through messages (law 10): reads before the Imports' ticks return the replaced rows, later
 reads the restored ones. A record names the import. A killed run therefore continues with the same messages, and a
 finished run is not repeated under its run id.
 """

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from millrace.base.errors import ChannelNotFound
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
@@ -101,7 +102,12 @@ def redrive(
     try:
         if not dry_run:
             sink.open()
-        progress = behind if behind is not None and behind.ends else _begin(topics, selection, again=again)
+        try:
+            progress = behind if behind is not None and behind.ends else _begin(topics, selection, again=again)
+        except ChannelNotFound:
+            if dry_run:
+                return Redriven()  # no record has failed yet, so nobody has made the topic
+            raise
         stopped = tell(progress)
         counts = progress.counts = {**dict.fromkeys(Redriven._fields, 0), **progress.counts}
         for topic, partition in topics.partitions():

@@ -26,7 +26,8 @@ from millrace.wal.visible.columns import deletes_file_schema, rows_table_schema
 DATE: Final = "_date"
 PARTITION_BY: Final = (DATE,)
 
-STATS_COLUMNS: Final = ("_time_tick", "_write_tick")
+TICK: Final = "_time_tick"
+STATS_COLUMNS: Final = (TICK, "_write_tick")
 """Columns with statistics in the Delta log, in addition to the primary key."""
 
 BASE_TICK_PROPERTY: Final = "millrace.baseTick"
