@@ -1,4 +1,7 @@
-"""The coordinator's calls (millrace.rpc.calls; docs/wire-form.md): their handlers and dispatch, and the client's catalog."""
+"""The coordinator's calls (millrace.rpc.calls; docs/wire-form.md).
+
+Their handlers and dispatch, and the client's catalog.
+"""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ class LeasedKey:
         """Acquire the key, or renew its lease; return the seconds until the next call is due."""
         if self.lease and not self.held():
             self.release()
+            # Never renew a lease that has expired by the own clock: users of the key have stopped.
             return 0.0  # the caller sees the loss before the key is acquired again
         try:
             if self.lease:
@@ -61,6 +62,7 @@ class LeasedKey:
         return self._seconds / 3 if self.lease else self._seconds / 6
 
     def _renew(self) -> None:
+        # Measure from before the call: the store's lease starts during the call, so the own clock ends it first.
         asked, lease = self._clock.monotonic(), self.lease
         self._store.renew(lease)
         there = self._store.get(self.key)
@@ -68,10 +70,12 @@ class LeasedKey:
             raise LeaseNotFound(f"{self.key} was taken away")
         if not self.held():  # expired during the call: users of the key have stopped and must not see it valid again
             raise LeaseNotFound(f"{self.key} was renewed too late")
+        # `release` may have run in another thread during the call.
         if self.lease == lease:
             self._until = self._ends(asked)
 
     def _take(self) -> None:
+        # Look first: granting a lease only to lose the commit would cost the store a lease on every poll.
         if self._store.get(self._key(0)) is not None:
             return
         asked = self._clock.monotonic()
@@ -81,6 +85,7 @@ class LeasedKey:
             revision = self._store.commit([Put(key, self._value, lease)], when=[RevisionEquals(key, 0)])
         except MetaAmbiguous:
             there = self._store.get(key)
+            # The answer was lost: the key tells by its lease whether the commit was ours.
             revision = there.modified if there is not None and there.lease == lease else None
         if revision is None:
             self._store.revoke(lease)
@@ -88,6 +93,7 @@ class LeasedKey:
         self.lease, self.key, self.revision, self._until = lease, key, revision, self._ends(asked)
 
     def _ends(self, asked: float) -> float:
+        # Clocks may drift: stop using the key a little before the store gives it to another holder.
         return asked + self._seconds * (1 - CLOCK_DRIFT)
 
     def release(self) -> None:

@@ -38,6 +38,7 @@ BUCKETS: Final = 256
 MAX_CHANGES_PER_COMMIT: Final = 100
 """Changes per commit; a store accepts 128."""
 MAX_BYTES_PER_COMMIT: Final = 512 * 1024
+"""Bytes of changes per commit; etcd accepts 1.5 MiB per request."""
 RETRY_SECONDS: Final = 15.0
 _PAUSE: Final = 0.1
 
@@ -96,6 +97,7 @@ class SharedCatalog(Closeable):
                 "insert into shared select ?, 0 where not exists (select 1 from shared)", (secrets.token_hex(16),)
             )
         db.create_function("bucket", 1, lambda value: zlib.crc32(str(value).encode()) % BUCKETS, deterministic=True)
+        # Temporary tables and triggers exist in this connection only: the file's own schema stays the same.
         db.execute("create temp table touched (kind text, number integer)")
         for table, (kind, number) in _TABLES.items():
             for change, rows in _ROWS_OF.items():
@@ -123,6 +125,7 @@ class SharedCatalog(Closeable):
                 " store that holds this deployment's catalog, or an empty one (another database, another prefix of"
                 " etcd)"
             )
+        # Another coordinator has written since: the store is the truth, the file a copy.
         elif guard.modified != revision:
             self._take(db)
         db.execute("delete from touched")

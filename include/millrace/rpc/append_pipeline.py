@@ -36,7 +36,10 @@ class Connector(Protocol):
     def drop_link(self, link: Link) -> None: ...
 
     def mark_stale(self) -> None:
-        """Note that the last server refused because it does not own the PChannel: the next `link` looks up the owner."""
+        """Note that the last server refused because it does not own the PChannel.
+
+        The next `link` looks up the owner.
+        """
         ...
 
 

@@ -281,7 +281,9 @@ class RemoteLogService(Closeable):
 
 
 def send_once(connector: Connector, call: Callable[[Link, Deadline], _T], *, deadline: Deadline, what: str) -> _T:
-    """Call `call(link, deadline)` once, on a connection that works: one that breaks before anything is sent is replaced.
+    """Call `call(link, deadline)` once, on a connection that works.
+
+    One that breaks before anything is sent is replaced.
 
     Raises ServerStopping if the server accepted nothing, LogUnavailable if the answer was lost or no server was found.
     """

@@ -9,8 +9,8 @@
 
 The process may be a child, a group of them or a detached job: `start` makes it and may adopt one that runs. While a
 process that is stopped may finish what it does, `stop` sends SIGTERM first and SIGKILL to the whole tree after
-`deadline` seconds (:class:`millrace.runtime.child_processes.ChildProcess`). A supervisor that is killed can stop nothing:
-what it supervises notices that by itself or is found by the next one's `start`.
+`deadline` seconds (:class:`millrace.runtime.child_processes.ChildProcess`). A supervisor that is killed can stop
+nothing: what it supervises notices that by itself or is found by the next one's `start`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _MAX_WORDS: Final = 500
 _MAX_DOUBLINGS: Final = 64
 
 Stop = Callable[[float], bool]
-"""Waits for up to so many seconds; returns True, and early, if supervision is to end. ``threading.Event.wait`` is one."""
+"""Waits for up to so many seconds; returns True, and early, if supervision is to end.
+
+``threading.Event.wait`` is one.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from typing import Final
 from millrace.base.files import sync_data
 
 ALIGNMENT: Final = 4096
+"""O_DIRECT requires offsets, sizes and memory in multiples of the device's block; 4 KiB covers common ones."""
 BUFFER_BYTES: Final = 4 << 20
+"""Bytes per direct write: large ones keep the disk busy without the page cache."""
 PLAIN_BYTES: Final = 1 << 20
 """Leading bytes of each file that go through the page cache; a multiple of ALIGNMENT.
 
@@ -74,6 +76,8 @@ class DirectFile:
     def sync(self) -> int:
         """Write the buffer and make the whole file durable. Returns its size in bytes."""
         held = self._held
+        # The last part of a file is rarely a multiple of the block: write it through the page cache, and sync once for
+        # both.
         aligned = held - held % ALIGNMENT
         if aligned:
             self._drain(aligned)

@@ -30,7 +30,6 @@ MAX_STAT_CHARACTERS: Final = 64
 """Longer strings have no bounds in the log: a truncated maximum would prune existing rows."""
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""Longer strings stay out of the log: a cut maximum would prune what is there."""
 
 RowGroupFilter: TypeAlias = Callable[[pq.FileMetaData], Sequence[int]]
 """Returns the row groups to read, from a file's footer."""

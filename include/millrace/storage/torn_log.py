@@ -47,6 +47,7 @@ def _commit(store: TableStore) -> bool:
         return False
     aside = f"{LOG_FOLDER}/.torn-{newest:020d}"
     store.delete([aside])
+    # Copy and sync before the original is deleted: a crash in between repeats this, and never loses the bytes.
     sink = store.put(aside)
     try:
         sink.write(data)
@@ -60,6 +61,7 @@ def _commit(store: TableStore) -> bool:
 
 def _is_beginning(data: bytes) -> bool:
     """Return whether the last action is incomplete. Zeros may follow, from blocks that were never written."""
+    # A commit is one JSON action per line, written from front to back: only its last line can be torn.
     piece = data.rstrip(b"\0").rpartition(b"\n")[2]
     try:
         json.loads(piece.decode("utf-8", "replace"))
@@ -78,8 +80,10 @@ def _checkpoint(store: TableStore) -> bool:
             base = version_of(name) + 1
             break
         torn.append(name)
+    # A torn checkpoint may only go if all commits since the previous complete one are there to replace it.
     if not torn or not set(range(base, version_of(torn[0]) + 1)) <= _commits(store):
         return False
+    # The pointer goes too, since it names the torn checkpoint. Readers then list the folder.
     store.delete([*torn, LAST_CHECKPOINT_FILE])
     _log.warning("%s: deleted torn checkpoints %s, probably from a power loss", store.uri, torn)
     return True

@@ -62,7 +62,7 @@ class Chain:
     ) -> None:
         """Build the interceptors.
 
-        `around` may wrap each interceptor to observe it. A step judges at most `max_run` messages.
+        `wrap` may replace each interceptor by an observing one. A step judges at most `max_run` messages.
         """
         self._max_run = max_run
         own = build_interceptors()
@@ -80,6 +80,8 @@ class Chain:
         whether they arrive with it or later, and `state.position` is in the next generation.
         """
         batch = entries.batch
+        # The log has moved to another backend: what was written to the old one after the AlterWAL message is outside
+        # the log.
         outside = _before(batch, state.position.generation)
         batch = batch.slice(outside) if outside else batch
         columns = decode_columns(batch)
@@ -95,6 +97,7 @@ class Chain:
             # A step looks at as many messages as the last one judged, and some more. Otherwise many messages that are
             # judged alone would cost quadratic time.
             most = min(self._max_run, max(MIN_RUN, (row - begun) * _GROWTH))
+            # The message just judged was an AlterWAL: skip the rest of its generation.
             if columns.ledger[row - 1] >> GENERATION_BITS < state.position.generation:
                 ended = row - 1
                 row = int(np.searchsorted(columns.ledger, state.position.ledger))
@@ -111,19 +114,24 @@ class Chain:
     def _step(self, state: ChannelState, columns: MessageColumns, row: int, rows: WalRowBuilder, most: int) -> int:
         """Process messages from `row` that can be judged together, at most `most`. Returns the next row."""
         ordinal = 0
+        # Timers run on log time. They fire before the message that brings their time, so every host emits them at the
+        # same place.
         now = state.next_tick(int(columns.physical_ms[row]))
         while state.term and (emission := self._due(state, now)) is not None:
             ordinal = self._emit(state, columns, row, rows, emission, ordinal)
+        # At most `most` messages; an interceptor cuts the run where one message could influence a later one.
         run = MessageRun.of(columns, row, most=most)
         if ordinal:
             run.cut(1)
         self.decide(state, run)
+        # Emissions that the run needs (a CreateSegment) take effect, and a tick, before the run itself is stamped.
         before = [emission for link in self._emitting for emission in link.emissions(state, run)]
         for emission in before:
             ordinal = self._emit(state, columns, row, rows, emission, ordinal)
         for link in self._stamping:
             link.stamp(state, run)
         if not run.persisted:
+            # A tick message without messages before it leaves no row, but its tick counts.
             state.last_tick = int(run.tick[0])
             return row + 1
         self._evolve_run(state, run, ordinal)
@@ -136,6 +144,7 @@ class Chain:
 
     def _due(self, state: ChannelState, tick: int) -> Emission | None:
         """Return the emission of the first timer with a deadline <= `tick`; None if none is due."""
+        # The state caches its earliest deadline: without a due timer this costs one comparison.
         if state.next_deadline() > tick:
             return None
         timers = [
@@ -143,6 +152,7 @@ class Chain:
             for place, link in enumerate(self._timed)
             for timer in link.timers(state, tick)
         ]
+        # A total order over deadline, interceptor and id: every host fires timers in the same sequence.
         return min(timers, key=lambda timer: timer[:3])[3]
 
     def decide(self, state: ChannelState, run: MessageRun) -> None:
@@ -195,6 +205,7 @@ class Chain:
         self.evolve(state, _emitted_row(columns, cause, emission, tick, ordinal, state.term))
         confirmed = state.first_open_begin()
         rows.add_emitted(emission, cause=cause, ordinal=ordinal, tick=tick, term=state.term, confirmed=confirmed)
+        # An emission may release another one, such as the Flush of a segment that it sealed.
         return self._settle(state, columns, cause, rows, ordinal + 1)
 
     def _settle(
@@ -240,6 +251,7 @@ def _emitted_row(
 ) -> DecidedMessage:
     kind, vchannel, _, *others = _header(emission)
     place = (int(columns.ledger[cause]), int(columns.entry[cause]), int(columns.index[cause]))
+    # A segment's id is the tick of its CreateSegment: unique without a counter.
     segment_id = tick if kind is MessageType.CREATE_SEGMENT else emission.segment_id
     stamps = (tick, ordinal, segment_id, len(emission.payload), emission.detail, emission.payload)
     values: tuple[Any, ...] = (kind, vchannel, term, *others, *place, *stamps)
@@ -266,6 +278,7 @@ def replay(
     for part in iter_decided(rows):
         chain.evolve(state, part)
     state.position, state.last_entry, state.last_entry_crc = position, last_entry, last_entry_crc
+    # Ticks without a row are in the WAL's state rows only.
     state.last_tick = max(state.last_tick, last_tick)
     return state
 

@@ -20,6 +20,7 @@ from millrace.base.errors import Malformed
 U64 = npt.NDArray[np.uint64]
 
 _MASK: Final = (1 << 64) - 1
+"""Sums are taken modulo 2**64, so that the digest does not depend on the order of rows or on batch boundaries."""
 _INTEGERS: Final = (
     "time_tick",
     "ledger",
@@ -96,6 +97,7 @@ def payload_hashes(column: pa.Array) -> U64:
         column = column.fill_null(b"")
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[column.offset : column.offset + size + 1].tolist()
+    # Slices of the Arrow buffer are hashed in place: no Python bytes object per value.
     view = memoryview(data if data is not None else b"")
     values = map(view.__getitem__, map(slice, offsets, offsets[1:]))
     return np.fromiter(map(xxhash.xxh3_64_intdigest, values, [_PAYLOAD_SEED] * size), dtype=np.uint64, count=size)
@@ -118,6 +120,7 @@ def digest_rows(rows: pa.RecordBatch | pa.Table) -> WalDigest:
 def _digest(batch: pa.RecordBatch) -> WalDigest:
     columns: dict[str, U64] = {}
     for name in _INTEGERS:
+        # Widen to int64 first: the digest must not depend on a column's stored width.
         columns[name] = batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False).view(np.uint64)
     for name in _STRINGS:
         columns[name] = _string_hashes(batch.column(name))
@@ -126,9 +129,12 @@ def _digest(batch: pa.RecordBatch) -> WalDigest:
     for constants in _LANES:
         mixed = np.zeros(batch.num_rows, dtype=np.uint64)
         product = np.empty_like(mixed)
+        # One product buffer for all columns: temporary arrays would leave the CPU's cache.
         for name, values in columns.items():
             np.multiply(values, constants[name], out=product)
             np.add(mixed, product, out=mixed)
+        # Finalise each row before the sum. Without that, exchanging values between two rows would leave the sum
+        # unchanged.
         sums.append(int(_finish(mixed).sum(dtype=np.uint64)))
     return WalDigest(sums[0], sums[1], batch.num_rows)
 

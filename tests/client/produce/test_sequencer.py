@@ -409,7 +409,7 @@ def test_a_refusal_of_a_repeat_does_not_say_that_nothing_took_effect() -> None:
     assert UNCLEAR in str(answer)
 
 
-# --- bounds in time, and entries that no lane numbers -------------------------------------------------------------------
+# --- bounds in time, and entries that no lane numbers -----------------------------------------------------------------
 
 REFUSALS: dict[str, Callable[[], MillraceError]] = FAILURES
 AMBIGUOUS: dict[str, Callable[[], MillraceError]] = {

@@ -26,6 +26,7 @@ from millrace.wal.reasons import Reason
 MAX_PLAN_ATTEMPTS: Final = 100
 """How often a broadcast is planned again after others changed its snapshot."""
 MAX_TARGETS: Final = 10_000
+"""VChannels of one broadcast: bounds the task's record and its acknowledgements."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +75,10 @@ class Broadcaster:
         Raises DeadlineExceeded if other tasks kept coming, or `expired` returned True before anything was stored.
         """
         for _ in range(MAX_PLAN_ATTEMPTS):
+            # In the loop: another process may store the same request while this one plans.
             if request and (known := self._ledger.find_request(request)) is not None:
                 return self.complete(known)
+            # Checked before anything is stored: afterwards the request must be completed, late or not.
             if expired():
                 break
             try:
@@ -88,6 +91,8 @@ class Broadcaster:
                 continue
             if isinstance(kept, BroadcastTask):
                 return self.complete(kept)
+            # The ledger refused because open tasks use the same resources: complete those first, then plan again on the
+            # new catalog.
             self._settle(kept)
         raise DeadlineExceeded("other broadcasts on the same resources kept coming: nothing was stored, retry")
 
@@ -116,6 +121,7 @@ class Broadcaster:
         pending = [task for task in self._ledger.open_tasks() if not skip(task)]
         left: list[BroadcastTask] = []
         for task in pending:
+            # Order per resource: a task must not overtake an older one that could not be completed.
             if any(keys_conflict(task.keys, each.keys) for each in left):
                 continue
             try:
@@ -138,6 +144,7 @@ class Broadcaster:
         hit("ddl.kept")
         try:
             self._send(task)
+            # All targets have the message. Only now the catalog changes, in one transaction with the task's end.
             hit("ddl.acknowledged")
             done = self._ledger.finish(task.id, self._kinds[task.kind].on_acknowledged)
         except MillraceError as error:
@@ -158,15 +165,18 @@ class Broadcaster:
     def _send(self, task: BroadcastTask) -> None:
         """Send to one target first: if that refuses, no other target gets the message."""
         waiting = task.pending_targets
+        # A target that acknowledged in an earlier attempt has shown that the message is acceptable.
         alone = 0 if task.ticks else 1
         ticks: dict[str, int] = {}
         errors: list[MillraceError] = []
         for targets in (waiting[:alone], waiting[alone:]):
             if targets and not errors:
                 self._together([partial(self._send_one, task, target, ticks, errors) for target in targets])
+        # Store the acknowledgements before the errors are raised, so that a retry sends only what is missing.
         if ticks:
             self._ledger.acknowledge(task.id, ticks)
         if errors:
+            # A permanent refusal decides the task's fate, whichever target answered first.
             raise next((each for each in errors if self._sending.is_permanent(each)), errors[0])
 
     def _send_one(self, task: BroadcastTask, target: str, ticks: dict[str, int], errors: list[MillraceError]) -> None:

@@ -33,6 +33,7 @@ from millrace.log.rocksmq.manifest import read_checksummed, write_checksummed
 from millrace.rpc.wire import ClockView
 
 MAX_LEAP_SECONDS: Final = 300.0
+"""A wall clock that is further ahead of the steady one than this is ignored until somebody accepts it."""
 PERSIST_SECONDS: Final = 5.0
 """Longest time between two writes of the state; the begin and the end of a held leap are written at once."""
 
@@ -40,6 +41,7 @@ _VERSION: Final = 1
 _MS: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
 _NO_BOUND: Final = 1 << 62
+"""Nanoseconds beyond any leap: every leap is accepted."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +101,8 @@ class StampClock:
 
     def _go_on_from(self, kept: _Kept) -> None:
         self._base, self._held_since = kept.stamp, kept.held_since
+        # The same boot: the steady clock continued, so the previous process's line is extended, whatever the wall clock
+        # did meanwhile.
         if self._boot and kept.boot_id == self._boot and kept.steady <= self._now:
             self._offset, self._since = kept.believed - kept.steady, kept.steady
             return
@@ -111,6 +115,7 @@ class StampClock:
         """Return the current stamp in Unix milliseconds."""
         with self._lock:
             stamp = self._look()
+            # The state is written outside of the lock: a slow disk must not delay stamps.
             due = self._now >= self._keep_at
         if due:
             self._keep()
@@ -119,6 +124,7 @@ class StampClock:
     def observe(self, stamp_ms: int) -> None:
         """Record that the log holds this stamp: no earlier one is given from now on."""
         with self._lock:
+            # Recovery calls this with the newest stamp of the log: the state file may be older than that, or lost.
             if stamp_ms * _MS > self._look():
                 self._base, self._since = stamp_ms * _MS, self._now
                 self._believe_stamp()
@@ -152,8 +158,12 @@ class StampClock:
         """Read and judge the wall clock; return the stamp in nanoseconds. Called with the lock held."""
         self._now, self._shown = now, shown = self._steady(), self._wall()
         line = now + self._offset
+        # Only leaps ahead are held. A wall clock that steps back is slowed by the next lines, since stamps cannot
+        # decrease.
         held = shown - line > self._leap
         believed = line if held else shown
+        # The least possible stamp: half the steady clock's speed, so that log time advances while the stamps are ahead
+        # of the wall clock, which catches up meanwhile.
         stamp = self._base + ((now - self._since) >> 1)
         if believed >= stamp:
             self._base, self._since, self._offset = believed, now, believed - now
@@ -166,6 +176,7 @@ class StampClock:
     def _turn(self, held: bool, stamp: int) -> None:
         """Begin or end holding a leap."""
         self._held_since = stamp if held else None
+        # Write the state at once, durably: a restart must not accept a leap that this process refused.
         self._turned, self._keep_at = True, 0
         if held:
             _log.warning(
@@ -182,6 +193,7 @@ class StampClock:
 
     def _keep(self) -> None:
         """Replace the state file. A failed write is retried when the next one is due."""
+        # One writer at a time, without waiting: the state that it writes is as new as ours.
         if not self._keeping.acquire(blocking=False):
             return  # another thread writes it
         try:

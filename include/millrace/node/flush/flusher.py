@@ -148,10 +148,12 @@ class _Writer:
     def run(self) -> FlushReport:
         plan, settings = self._plan, self._settings
         pchannel = plan.checkpoint.pchannel
+        # A schema that only gained columns has no rows yet, but its table must get them with this commit.
         before = {name: len(info.schemas) for name, info in self._catalog.vchannels.items()}
         for visible in self._visible():
             drops = visible.filter(pc.is_in(visible["type"].cast(pa.utf8()), _DROPS))
             self._drops.extend(each for row in drops.to_pylist() if (each := _drop(row)).before)
+            # A stretch ends at each catalog message, so all of its rows have one schema.
             for stretch in self._catalog.apply(visible):
                 self._segment_events.extend(self._catalog.segment_events(stretch))
                 for part in collection_rows(stretch, self._catalog, imports=StagedFiles(self._settings.staged_path)):
@@ -184,11 +186,15 @@ class _Writer:
             schemas=changed,
             collections=collections,
             segments=self._segments(pchannel),
+            # The checkpoint's file is written with the others, but the committer commits it last: a crash before that
+            # repeats the range, and the tables' app ids skip what they already have.
             checkpoint_actions=write_checkpoint(settings.checkpoints_uri, new_checkpoint),
             rows_by_vchannel=rows_by_vchannel,
         )
 
     def _visible(self) -> Iterator[pa.Table]:
+        # The range starts at LastConfirmed, possibly before the checkpoint: it reads open transactions from their
+        # Begin, and gives only what becomes visible after the checkpoint.
         buffer = TxnBuffer(after_tick=self._plan.checkpoint.time_tick)
         for table in read_range(store_at(self._settings.wal_uri), self._plan.range):
             last = table.slice(table.num_rows - 1).to_pylist()[0]
@@ -211,6 +217,7 @@ class _Writer:
         table = open_table(path)
         base = 0 if table is None else table.app_version(pchannel)
         events = [*self._segment_events, *self._dropped_segments(table, pchannel)]
+        # The table may be ahead of the checkpoint after a crash between two commits.
         events = [event for event in events if event.time_tick > base]
         actions = write_segments(path, pchannel, events)
         moves = {pchannel: AppTransaction(base, self._plan.up_to_tick)} if actions else {}
@@ -222,6 +229,7 @@ class _Writer:
             return []
         stored = read_segments(table, pchannel=pchannel).drop_columns(["pchannel"])
         newest = {row["segment_id"]: SegmentEvent(**row) for row in stored.to_pylist()}
+        # Events of this range are newer than the stored ones.
         newest.update({event.segment_id: event for event in self._segment_events})
         dropped: list[SegmentEvent] = []
         for drop in self._drops:
@@ -281,6 +289,7 @@ class _TableWriter:
             if channel not in self._bases:
                 base = 0 if self._table is None else self._table.app_version(channel)
                 self._bases[channel] = base
+                # Only after a crash between two commits: otherwise no row needs to be compared.
                 self._ahead |= base > self._checkpoint_tick
         if self._ahead:
             rows = self._missing(rows)

@@ -124,8 +124,10 @@ def _part(item: IngestReport) -> CommitPart:
     commits = item.base_commits + 1
     return CommitPart(
         adds=item.actions,
+        # The previous state row's file is not checked: the app id at `base_tick` already proves that it is live.
         unchecked_removes=() if item.removed_state is None else (item.removed_state,),
         app_transactions={
+            # Both are fences: the number of commits grows even where the tick does not.
             item.pchannel: AppTransaction(item.base_tick, item.last_tick),
             item.pchannel + COMMIT_APP_SUFFIX: AppTransaction(item.base_commits, commits),
         },

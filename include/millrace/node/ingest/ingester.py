@@ -114,6 +114,7 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
     writer = WalRangeWriter(table, plan.channel)
     watch = _Stopwatch()
     try:
+        # No state: the PChannel has no commit yet.
         state = plan.base.state or ChannelState.new(plan.channel)
     except MillraceError as error:
         return IngestReport.without_effect(plan.base, EARLIEST, RangeFailure.of(error))
@@ -122,13 +123,16 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
     failure: RangeFailure | None = None
     with _WriteBehind(writer, state) as behind:
         try:
+            # Before anything is read: a log that lost its tail would otherwise give other rows for committed positions.
             check_not_regressed(log, state)
             with closing(_slices(log, state.position, plan, slice_bytes)) as slices:
                 for entries in slices:
                     watch.lap("read")
+                    # A new Chain each time is cheap: it has no state.
                     outcome, failure = process_until_failure(Chain(), state, entries)
                     watch.lap("chain")
                     if outcome is not None:
+                        # The previous write failed: stop, its error becomes the report's.
                         if not behind.add(outcome):
                             break
                         state = outcome.state

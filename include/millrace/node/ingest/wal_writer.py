@@ -67,6 +67,7 @@ class WalRangeWriter:
     def __init__(self, uri: object, pchannel: str) -> None:
         self._store = store_at(uri)
         self._pchannel = pchannel
+        # Attempts of one task never share a file name, so removing a failed one's files cannot hit another's.
         self._attempt = uuid.uuid4().hex
         self._open: dict[tuple[str, str], WalFileWriter] = {}
         self.totals = WalTotals()
@@ -91,6 +92,7 @@ class WalRangeWriter:
 
     def finish(self, state: ChannelState, base: WalPosition) -> list[FileAction]:
         """Write the state row of the range's end, make all files durable, and describe them."""
+        # The state row goes into the same commit as the rows before it, so position and rows cannot disagree.
         data = state.to_bytes()
         detail = state_detail(
             commits=base.commits + 1,

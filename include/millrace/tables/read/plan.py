@@ -154,6 +154,7 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
     wal = WalSnapshot.open(settings.wal_uri)
     if wal is None:
         raise CollectionNotFound(f"no collection {collection_id}: there is no WAL yet")
+    # All channels are read at one tick, so the slowest one decides which tick is readable.
     pchannels = _pchannels(wal, checkpoints, collection_id)
     confirmed = min((max(wal.last_tick(name), known.get(name, 0)) for name in pchannels), default=0)
     if wanted is not None and wanted > confirmed:
@@ -166,12 +167,16 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
     vchannels: dict[str, VChannelInfo] = {}
     for pchannel in pchannels:
         checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
+        # From LastConfirmed, so that the tail includes the begin of transactions that commit after the checkpoint.
         tail = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=checkpoint.time_tick, up_to_tick=tick)
         if tick <= checkpoint.time_tick:
+            # The tables alone reach the tick.
             tail = WalRange(())
         catalog, staged_bytes = _catalog(settings, checkpoint, tail)
         found = catalog.collection_vchannels(collection_id)
         vchannels.update(found)
+        # A table may be ahead of the checkpoint, which is committed last: its app ids tell from where the tail must add
+        # rows.
         row_ticks, delete_ticks = (_ticks(table, found, checkpoint) for table in (rows, deletes))
         tails.append(WalTail(checkpoint, tail, row_ticks, delete_ticks, staged_bytes))
     _check_whole(collection_id, vchannels, tick)
@@ -213,7 +218,7 @@ def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_
 
 
 def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[WalCatalog, int]:
-    """Return the catalog at the read's tick (or the checkpoint's, if later), and the bytes of the tail's staged files."""
+    """Return the catalog at the read's tick (or the checkpoint's, if later), and the tail's bytes of staged files."""
     catalog, staged_bytes = checkpoint.catalog, 0
     for rows in read_range(store_at(settings.wal_uri), tail, types=CATALOG_TYPES):
         for imported in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
