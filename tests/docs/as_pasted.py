@@ -197,8 +197,13 @@ def shells(folder: Path, environment: dict[str, str]) -> Iterator[list[Shell]]:
         last.close()
 
 
-def run(page: str, *, seconds: float = 300.0, install: bool = False, verbose: bool = False) -> None:
-    """Run all blocks of a page. Raises PageFailed for the first one that does not do what the page says."""
+def run(
+    page: str, *, seconds: float = 300.0, install: bool = False, verbose: bool = False, programs: Path | None = None
+) -> None:
+    """Run all blocks of a page, with the Python and the programs of the folder `programs`.
+
+    Raises PageFailed for the first block that does not do what the page says.
+    """
     text = (ROOT / page).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="as-pasted-") as temporary:
         home = Path(temporary, "home")
@@ -209,12 +214,14 @@ def run(page: str, *, seconds: float = 300.0, install: bool = False, verbose: bo
             **os.environ,
             "HOME": str(home),
             "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # jars are fetched once
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join([str(programs or Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "120",
             "TERM": "dumb",
         }
         environment.pop("MILLRACE_DATA", None)
+        if programs is not None:
+            environment.pop("PYTHONPATH", None)
         with shells(folder, environment) as terminals:
             try:
                 _blocks(text, folder, terminals, seconds, install=install, verbose=verbose)

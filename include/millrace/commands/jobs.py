@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Run the streaming node in the foreground until Ctrl-C or SIGTERM. It finishes its micro-batch first.
 
-    Needs Java 17 or 21 and the checkout's jobs/ folder. MILLRACE_HOME names the checkout if the package is elsewhere.
+    Needs Java 17 or 21 and the extra `spark`.
 
     Example: `millrace jobs run --with-flusher`
 

@@ -104,7 +104,7 @@ class Launcher:
     """
 
     def __init__(self, settings: Settings, *, jobs: Path | None = None) -> None:
-        """`jobs`: the folder of the entry points, by default the checkout's jobs/."""
+        """`jobs`: the folder of the entry points, by default jobs/ of the checkout or of the wheel."""
         self._settings = settings
         self._jobs = jobs
 
