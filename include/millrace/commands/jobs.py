@@ -20,7 +20,6 @@ from millrace.commands.parts.command_line import (
     print_rows,
     root,
 )
-from millrace.runtime.child_processes import JobFailed
 from millrace.runtime.launch.command import jobs_folder
 
 if TYPE_CHECKING:
@@ -116,6 +115,7 @@ def start(
     Example: `millrace jobs start streaming_node --run streaming-node --argument=--with-flusher`
     """
     from millrace.operations.registry import find_job, operations
+    from millrace.runtime.child_processes import JobFailed
     from millrace.runtime.launch.launcher import Launcher, RunState
 
     chosen = None if params is None else parse_json_object(params)

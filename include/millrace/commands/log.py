@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +19,6 @@ from millrace.commands.parts.command_line import (
     print_json,
     print_rows,
 )
-from millrace.commands.parts.offline_log import open_log_read_only
 from millrace.message.ids import LogId
 
 if TYPE_CHECKING:
@@ -231,6 +231,35 @@ def read(
                 shown += 1
                 if shown == limit:
                     return
+
+
+@contextmanager
+def open_log_read_only(settings: Settings) -> Iterator[tuple[LogService, AppendClient | None]]:
+    """Yield the deployment's log for reading, and the server's client if a server runs. Starts nothing.
+
+    Without a server, the log's own files or its brokers are read. Raises LogBusy, and LogUnavailable if a server is
+    just starting: run the command again.
+    """
+    from millrace.client.append_client import AppendClient
+    from millrace.log.generations.service import open_deployment_log
+    from millrace.rpc.discovery import running_server
+    from millrace.rpc.launch import launch_of
+
+    client: AppendClient | None = None
+    try:
+        client = AppendClient.connect(settings.data_dir, start=False, deadline=settings.start_deadline)
+    except LogUnavailable:
+        if running_server(settings.log_path) is not None:
+            raise
+    if client is not None:
+        with client:
+            yield client.service, client
+        return
+    launch = launch_of(settings)
+    with open_deployment_log(
+        settings.log_path, launch.backend, settings=dict(launch.settings), read_only=True
+    ) as service:
+        yield service, None
 
 
 def _client(settings: Settings) -> AppendClient:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from millrace.client.append_client import AppendClient
     from millrace.coord.catalog_sync import GetDefinitions
     from millrace.log.protocol import LogService
+    from millrace.wal.state import ChannelState
 
 
 @root.command(rich_help_panel=INSPECT_PANEL)
@@ -35,7 +38,7 @@ def verify(context: JsonContext) -> None:
 
     Example: `millrace verify`
     """
-    from millrace.commands.parts.offline_log import open_log_read_only, replayed_definitions
+    from millrace.commands.log import open_log_read_only
     from millrace.storage.table import open_table
 
     settings = context.settings
@@ -44,7 +47,7 @@ def verify(context: JsonContext) -> None:
     catalog: list[dict[str, Any]] = []
     if open_table(settings.wal_uri) is not None:  # else there is nothing to check
         with open_log_read_only(settings) as (service, client):
-            ask = replayed_definitions(settings, service) if client is None else client.definitions
+            ask = _replayed_definitions(settings, service) if client is None else client.definitions
             channels = check_channels(settings, log=service)
             parked = parked_channels(settings, client) if client is not None else parked | stuck_channels(settings, ask)
             catalog = check_catalog(settings, service, ask)
@@ -209,3 +212,32 @@ def check_collections(settings: Settings) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _replayed_definitions(settings: Settings, service: LogService) -> GetDefinitions:
+    """Return a lookup of a PChannel's definitions that replays the log after the WAL, as an append host would."""
+    from millrace.tables.wal.log_replay import replay_log
+    from millrace.tables.wal.state_check import valid_state
+    from millrace.tables.wal.table import WalTable
+    from millrace.wal.definitions import PChannelDefinitions
+
+    @cache
+    def reached(pchannel: str) -> ChannelState | MillraceError:
+        log = service.open(pchannel)
+        try:
+            state = valid_state(WalTable.open(settings.wal_uri), log, pchannel)
+            for outcome in replay_log(log, state, until=log.end()):
+                state = outcome.state
+        except MillraceError as error:
+            return error
+        finally:
+            log.close()
+        return state
+
+    def ask(pchannel: str, collection_id: int | None) -> PChannelDefinitions:
+        found = reached(pchannel)
+        if isinstance(found, MillraceError):
+            raise copy(found)
+        return PChannelDefinitions.of(found, collection_id)
+
+    return ask

@@ -358,8 +358,7 @@ def open_table(uri: object, *, version: int | None = None) -> TableHandle | None
             raise TableUnavailable(f"cannot open version {version} of the table {store.uri} ({error})") from error
         raise TableDamaged(
             f"cannot read the log of the table {store.uri} ({error}): restore it from a backup, or remove a "
-            "collection's table"
-            " and run the operation recovery, which rebuilds it"
+            "collection's table and run the operation recovery, which rebuilds it"
         ) from error
 
 

@@ -1,4 +1,1 @@
-"""What commands are made of: options, output, errors, signals.
-
-No module here is a command; each beside this folder is.
-"""
+"""Shared parts of commands: options, output, errors, signals. The modules beside this folder are the commands."""

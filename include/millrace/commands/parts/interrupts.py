@@ -1,11 +1,10 @@
-"""Ctrl-C and SIGTERM end a command for certain, and without a word: exit code 130 or 143, at the first signal.
+"""Ctrl-C and SIGTERM always end a command, silently, at the first signal: exit code 130 or 143.
 
-The signal's handler raises :class:`Interrupted` where the command is, so that it ends in order: the summary is told,
-connections close. That alone is not certain. What the handler raises is lost where it strikes a finaliser or a callback
-of a C library, and it is late where the command waits in such a library. Therefore a thread hears of the signal too,
-through the file descriptor that Python's own C handler writes to, and ends the process where the command has not within
-`grace` seconds. A second signal ends it at once. Ending so loses nothing: whatever a command has to keep, another
-process has durably, or it was not acknowledged.
+The signal's handler raises :class:`Interrupted` in the main thread, so that the command ends in order: it prints its
+summary and closes connections. That alone is not enough. The exception is lost in a finaliser or in a callback of a C
+library, and it is late while the command waits in such a library. So a thread also receives the signal, through the file
+descriptor that Python's C handler writes to, and ends the process if the command has not ended within `grace` seconds. A
+second signal ends it at once. Nothing is lost: what matters is durable in another process, or was not acknowledged.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 GRACE_SECONDS: Final = 2.0
-"""Seconds that a command has to end in order."""
+"""Seconds that a command has to end in order after the first signal."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -27,26 +26,25 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 class Interrupted(BaseException):
     """A signal asks the command to end.
 
-    No Exception and no KeyboardInterrupt: nobody but millrace.__main__ takes it.
+    Neither an Exception nor a KeyboardInterrupt, so that only millrace.__main__ catches it.
     """
 
 
 class InterruptHandler:
-    """The signals of this process, from :meth:`install` on. One object a process, made in its main thread."""
+    """Handles the signals of this process from :meth:`install` on. One per process, made in the main thread."""
 
     def __init__(self, *, grace: float = GRACE_SECONDS) -> None:
         self.signal: int | None = None
-        """The first that came."""
+        """The first signal received."""
         self._grace = grace
         self._settled = False
 
     def install(self) -> None:
-        """Take SIGINT and SIGTERM, also where they were ignored (a shell does that to what it starts in the
-        background)."""
-        heard, told = socket.socketpair()
-        told.setblocking(False)
-        signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, args=(heard,), name="interrupts", daemon=True).start()
+        """Handle SIGINT and SIGTERM, even if they were ignored, as a shell does for background processes."""
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(receiver,), name="interrupts", daemon=True).start()
         unraisable, in_thread = sys.unraisablehook, threading.excepthook
 
         def quiet_unraisable(found: Any) -> None:
@@ -57,17 +55,17 @@ class InterruptHandler:
             if self.signal is None:
                 in_thread(found)
 
-        # A finaliser that was struck, a thread whose connection is closed under it: no news to somebody who ends the command.
+        # Errors in finalisers and in threads whose connection closed are consequences of the signal: do not print them.
         sys.unraisablehook, threading.excepthook = quiet_unraisable, quiet_in_thread
         for number in _SIGNALS:
             signal.signal(number, self._arrived)
 
     def stop_raising(self) -> None:
-        """The command has ended: from now on a signal ends the process where it is, instead of raising."""
+        """Make further signals end the process at once instead of raising: the command has ended."""
         self._settled = True
 
     def exit(self) -> NoReturn:
-        """End the process as the signal says. What was printed goes out, if somebody takes it in time."""
+        """Flush the output and end the process with the signal's exit code."""
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -81,14 +79,14 @@ class InterruptHandler:
             self._exit()
         raise Interrupted
 
-    def _watch(self, heard: socket.socket) -> None:
-        while (number := heard.recv(1)[0]) not in _SIGNALS:
-            pass  # SIGCHLD and the like come this way too, where somebody handles them
+    def _watch(self, receiver: socket.socket) -> None:
+        while (number := receiver.recv(1)[0]) not in _SIGNALS:
+            pass  # other signals that have a handler, such as SIGCHLD, arrive here too
         threading.Event().wait(self._grace)
         self.signal = self.signal or number
         self._exit()
 
     def _exit(self) -> NoReturn:
         assert self.signal is not None
-        # Not sys.exit: the interpreter would wait for threads, and finalisers could yet complain.
+        # Not sys.exit, which waits for threads and runs finalisers that may print errors.
         os._exit(128 + self.signal)

@@ -1,5 +1,4 @@
-"""Messages as JSON objects: of the WAL (scan) and of the log, with the rows of their payloads where that is asked
-for."""
+"""Messages of the WAL and of the log as JSON objects, with the rows of their payloads if requested."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from millrace.message.wire.decode import decode_entries
 from millrace.wal.scanner import ImmutableTxn
 
 _NUMBERS: Final = ("segment_id", *(name for name in HEADER if name not in ("type", "vchannel")))
-"""Shown where they are not 0."""
+"""Header fields that are shown unless they are 0."""
 
 PayloadDecoder = Callable[[int, int, int, bytes], Any]
-"""(type, collection id, schema version, payload) -> what JSON shows of it."""
+"""(type, collection id, schema version, payload) -> its JSON value."""
 
 
 def payload_decoder(settings: Settings) -> PayloadDecoder:
-    """Shows a payload: rows as objects, a control message's body as it is, what cannot be read as the error."""
+    """Return a decoder of payloads: rows become objects, an unreadable payload becomes its error."""
     schemas = {each.id: each.schemas for each in read_collections(settings.data_dir, dropped=True)}
 
     def read(number: int, collection_id: int, version: int, payload: bytes) -> Any:
@@ -52,7 +51,7 @@ def _columns(schema: CollectionSchema, kind: MessageType) -> pa.Schema:
 
 
 def unit_json(unit: ImmutableMessage | ImmutableTxn, payload: PayloadDecoder | None) -> dict[str, Any]:
-    """A unit of a scan: a message, or a transaction with its messages in `messages`."""
+    """Return a unit of a scan as JSON: a message, or a transaction with its messages in `messages`."""
     if isinstance(unit, ImmutableTxn):
         return {
             "type": "TXN",
@@ -85,7 +84,7 @@ def _message_json(message: ImmutableMessage, payload: PayloadDecoder | None) -> 
 
 
 def log_json(entries: pa.RecordBatch, payload: PayloadDecoder | None) -> Iterator[dict[str, Any]]:
-    """The messages of log entries (ENTRY_SCHEMA) as they were appended, before any chain saw them."""
+    """Yield the messages of log entries (ENTRY_SCHEMA) as they were appended, before the chain."""
     for row in decode_entries(entries).to_pylist():
         number = row["type"]
         found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Where a command's rows go, and in which format: the options that such commands share."""
+"""The destination and format of a command's rows, and the options for them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TABLE_ROWS: Final = 50
-"""Rows that a table on the screen has unless another number is asked for."""
+"""Rows of a table on the screen unless --limit says otherwise."""
 
 
 class OutputFormat(StrEnum):
-    """Of the output."""
+    """Format of the output."""
 
     TABLE = "table"
     JSONL = "jsonl"
@@ -48,9 +48,9 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", h
 
 
 def resolve_format(asked: OutputFormat | None, output: Path | None, *, as_json: bool) -> OutputFormat:
-    """The format of what is written.
+    """Return the output format: the one asked for, else JSON lines with --json, else by the file's suffix.
 
-    Raises InvalidArgument, typer.BadParameter for one that does not go where it is to.
+    Raises InvalidArgument or typer.BadParameter if the destination cannot take the format.
     """
     chosen = asked or (OutputFormat.JSONL if as_json else _format_of(output))
     if chosen in (OutputFormat.PARQUET, OutputFormat.ARROW) and output is None and sys.stdout.isatty():
@@ -70,7 +70,7 @@ def _format_of(output: Path | None) -> OutputFormat:
 
 
 def write_output(rows: pa.RecordBatchReader, chosen: OutputFormat, output: Path | None) -> None:
-    """Write rows as they come, to a file or to stdout. Raises InvalidArgument for a file that cannot be written."""
+    """Stream rows to a file or stdout. Raises InvalidArgument if the file cannot be written."""
     from millrace.commands.parts.row_writers import write_rows
 
     if output is None:
@@ -88,7 +88,7 @@ def write_output(rows: pa.RecordBatchReader, chosen: OutputFormat, output: Path 
 
 
 def print_table(rows: pa.Table) -> None:
-    """Rows on the screen."""
+    """Print rows as a table on the screen."""
     cells = [{name: _cell(value) for name, value in row.items()} for row in rows.to_pylist()]
     print_rows(cells, columns=rows.column_names, as_json=False, empty="No rows.")
 

@@ -1,4 +1,4 @@
-"""The pipeline service as commands ask it: by HTTP, with a token, its errors as ours."""
+"""A client of the pipeline service: HTTP with a token, its errors raised as MillraceErrors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 DEFAULT_PORT: Final = 13012
 TOKEN_VARIABLE: Final = "MILLRACE_SERVER_TOKEN"
 _SECONDS: Final = 120.0
-"""A create waits for brokers and the sink, each with a bound of its own."""
+"""Timeout of a request. A create waits for brokers and the sink, which have their own timeouts."""
 
 
 class PipelineClient(Closeable):
-    """One service.
+    """A connection to one service.
 
-    The token of MILLRACE_SERVER_TOKEN; on the service's own host, without one, the data folder's, which does
-    everything.
+    The token is MILLRACE_SERVER_TOKEN or, on the service's own host, the data folder's, which has all rights.
     """
 
     def __init__(self, settings: Settings, server: str = "", *, roots: Path | None = None) -> None:
-        """`server` is its address; without one it is looked for here, at the settings' port. Raises InvalidSettings."""
+        """`server` is the address; default: this host at the settings' port. Raises InvalidSettings, PermissionDenied."""
         self.address = (server or _here(settings)).rstrip("/")
         if not self.address.startswith(("http://", "https://")):
             raise InvalidSettings(f"{self.address!r} is no address of a service: http(s)://host:port")
@@ -58,7 +57,7 @@ class PipelineClient(Closeable):
         return self
 
     def request(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """What the service answers. Raises the error that it says; ServiceUnavailable where there is none."""
+        """Send a request and return the answer. Raises the service's error, or ServiceUnavailable."""
         asked = {name: value for name, value in query.items() if value not in (None, "")}
         try:
             answer = self._client.request(method, path, json=body, params=asked)

@@ -1,5 +1,4 @@
-"""Rows to a file in the formats that millrace.client.produce.files.reader reads, by the same conventions: what is
-written reads back."""
+"""Writers of rows in the formats that millrace.client.produce.files.reader reads: what they write reads back."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ GROUP_BYTES: Final = 32 << 20
 
 
 def write_rows(chosen: str, rows: pa.RecordBatchReader, file: BinaryIO) -> int:
-    """Write `rows` as they come; how many there were. Raises InvalidArgument for what the format cannot hold."""
+    """Stream `rows` and return their number. Raises InvalidArgument if the format cannot represent them."""
     return {"jsonl": write_json_lines, "csv": write_csv, "parquet": write_parquet, "arrow": write_arrow}[chosen](
         rows, file
     )
 
 
 def write_json_lines(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
-    """An object a line; nulls stand as null."""
+    """Write one JSON object per line; nulls as null."""
     written = 0
     for chunk in _chunks(rows):
         found = chunk.to_pylist(maps_as_pydicts="lossy")
@@ -40,7 +39,7 @@ def write_json_lines(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
 
 
 def write_csv(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
-    """A header, then a row each; null is an empty cell. Raises InvalidArgument for what is nested."""
+    """Write a header and one line per row; null is an empty cell. Raises InvalidArgument for nested columns."""
     lists = [field.name for field in rows.schema if pa.types.is_nested(field.type)]
     if lists:
         raise InvalidArgument(
@@ -56,7 +55,7 @@ def write_csv(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
 
 
 def write_parquet(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
-    """One Parquet file with the columns' own types; a row group of about GROUP_BYTES at a time is in memory."""
+    """Write one Parquet file with the columns' types. Memory: one row group of about GROUP_BYTES."""
     from pyarrow import parquet
 
     written, held = 0, list[pa.RecordBatch]()
@@ -73,7 +72,7 @@ def write_parquet(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
 
 
 def write_arrow(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
-    """One Arrow IPC file."""
+    """Write one Arrow IPC file."""
     written = 0
     with pa.ipc.new_file(file, rows.schema) as writer:
         for batch in rows:
@@ -96,7 +95,7 @@ def _csv_cells(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _chunks(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    """Some rows at a time, in types that JSON and CSV have."""
+    """Yield CHUNK_ROWS rows at a time, converted to types that JSON and CSV have."""
     for batch in rows:
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             part = batch.slice(start, CHUNK_ROWS)
@@ -106,7 +105,7 @@ def _chunks(rows: pa.RecordBatchReader) -> Iterator[pa.Table]:
 
 
 def _as_text(values: pa.Array) -> pa.Array:
-    """Moments as ISO 8601, binary as base64, in lists too; everything else as it is."""
+    """Convert timestamps to ISO 8601 and binary to base64, also in nested values. Leave the rest."""
     kind = values.type
     if pa.types.is_timestamp(kind):
         return pc.strftime(values, "%Y-%m-%dT%H:%M:%S" + ("" if kind.tz is None else "Z"))

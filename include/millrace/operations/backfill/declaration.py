@@ -61,9 +61,8 @@ class BackfillParams(OperationParams):
     def _in_order(self) -> BackfillParams:
         if self.start == self.end:
             raise ValueError(
-                f"the range [{self.start.isoformat()}, {self.end.isoformat()}) is empty: this run has no data "
-                "interval of its own "
-                "(a manual run of a scheduled DAG has none). Give start and end"
+                f"the range [{self.start.isoformat()}, {self.end.isoformat()}) is empty: this run has no data interval "
+                "of its own (a manual run of a scheduled DAG has none). Give start and end"
             )
         if self.start > self.end:
             raise ValueError(f"start {self.start.isoformat()} is after end {self.end.isoformat()}")

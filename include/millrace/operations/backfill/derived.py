@@ -95,8 +95,7 @@ class DerivedTable:
         if name is None:
             raise InvalidArgument(
                 f"the event time of {collection.name!r} is unknown: declare the collection's event_time, or set "
-                "event_time of the "
-                f"derived table {self.name!r}"
+                f"event_time of the derived table {self.name!r}"
             )
         kinds = {field.name: field.type for field in collection.schema.fields}
         if kinds.get(name) not in ("timestamp", "date"):
@@ -117,9 +116,8 @@ def of_stream(stream: Stream, *, bucket: str, grain: Literal["hour", "day"] = "h
         raise InvalidArgument(f"the stream {stream.name!r} has no transform: a derived table needs a function")
     if stream.operator is not None or stream.tables:
         raise InvalidArgument(
-            f"the stream {stream.name!r} has an operator or tables: a slice of a derived table may depend only on "
-            "the rows of "
-            "that slice"
+            f"the stream {stream.name!r} has an operator or tables: a slice of a derived table may depend only on the "
+            "rows of that slice"
         )
     mark = stream.source.watermark
 

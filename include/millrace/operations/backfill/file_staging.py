@@ -60,9 +60,8 @@ def check_partition(params: LoadParams, collection: CollectionInfo) -> None:
     """
     if collection.schema.replaces_duplicates:
         raise InvalidArgument(
-            f"{collection.name} replaces the row of a repeated key, which an import cannot do: insert the rows of "
-            "the files "
-            "(millrace produce)"
+            f"{collection.name} replaces the row of a repeated key, which an import cannot do: insert the rows of the "
+            "files (millrace produce)"
         )
     known = ", ".join(collection.partitions)
     if params.partition is not None and params.partition_by is not None:

@@ -265,8 +265,8 @@ def _ensure(work: _Work, schema: StructType) -> None:
         if found.dtypes != [(field.name, field.dataType.simpleString()) for field in wanted.fields]:
             raise InvalidArgument(
                 f"the table {work.table.name} has the columns {', '.join(found.columns)}, but its definition now "
-                "returns "
-                f"{', '.join(wanted.names)} (or other types): give the definition a new name, or move {work.uri} away"
+                f"returns {', '.join(wanted.names)} (or other types): give the definition a new name, or move "
+                f"{work.uri} away"
             )
         return
     raise DeadlineExceeded(f"{work.uri}: creating the table conflicted with other writers {MAX_CONFLICTS} times")
@@ -328,8 +328,7 @@ def _write(work: _Work, part: TimeSlice) -> SliceReport | None:
                 raise
             raise InvalidArgument(
                 f"{work.table.name}: build returned rows whose {work.table.bucket!r} lies outside the slice {part} "
-                "that they "
-                "were built from: a row's bucket must follow from its own event time"
+                "that they were built from: a row's bucket must follow from its own event time"
             ) from error
         version = _find(work, lambda found: found.get("attempt") == attempt)  # None: Delta skipped the write
         if version is None:

@@ -31,9 +31,8 @@ def read_deployment_id(settings: Settings) -> str:
         found = None
     if not isinstance(found, str) or not found:
         raise InvalidArgument(
-            f"{path} does not contain a deployment id: put it back, or remove it. Without it the deployment gets a "
-            "new id, and "
-            "its earlier backups stay until you remove them"
+            f"{path} does not contain a deployment id: put it back, or remove it. Without it the deployment gets a new "
+            "id, and its earlier backups stay until you remove them"
         )
     return found
 

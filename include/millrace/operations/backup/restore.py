@@ -83,14 +83,12 @@ def restore_backup(settings: Settings, path: Path, progress: Progress | None = N
     if settings.tables:
         raise BackupRefused(
             f"the setting tables is {settings.tables}, but a backup is restored with its tables inside the data "
-            "folder: unset it, "
-            "and move the tables afterwards"
+            "folder: unset it, and move the tables afterwards"
         )
     if not same_log(manifest.log, settings.log):
         raise BackupRefused(
             f"the deployment's log was {manifest.log}, but the setting log is {settings.log}: set "
-            f"MILLRACE_LOG={manifest.log} "
-            "(to move the log afterwards: millrace log switch)"
+            f"MILLRACE_LOG={manifest.log} (to move the log afterwards: millrace log switch)"
         )
     require_unused_store(settings)
     try:
@@ -238,8 +236,7 @@ def _check_channel(
         if part.begin and described.begin > LogId.parse(part.begin):
             raise BackupRefused(
                 f"the log of {name} begins at {described.begin}, but the tables of the backup need it from "
-                f"{part.begin} on. It was "
-                "truncated since: restore a newer backup"
+                f"{part.begin} on. It was truncated since: restore a newer backup"
             )
         if included:
             return
@@ -250,10 +247,8 @@ def _check_channel(
             if types - {int(MessageType.TIME_TICK)}:
                 raise BackupRefused(
                     f"the log of {name} at {settings.log} has entries after the backup's end {end}, which the "
-                    "coordinator's file in the "
-                    "backup does not know. Either use the backup's tables only for reading, or restore its files by "
-                    "hand with a coord/ "
-                    "as new as the log (docs/restore.md)"
+                    "coordinator's file in the backup does not know. Either use the backup's tables only for reading, "
+                    "or restore its files by hand with a coord/ as new as the log (docs/restore.md)"
                 )
             position = max(entries.next, position.following())
     except PositionTruncated as error:

@@ -66,8 +66,7 @@ def check_paths(where: Path, names: Iterable[object]) -> None:
         if not is_safe_path(name) or str(name).partition("/")[0] not in BACKED_UP_FOLDERS:
             raise BackupDamaged(
                 f"{where} names {str(name)[:200]!r}, which no backup contains: the manifest was altered. Restore "
-                "another backup, and "
-                "check who can write to that folder"
+                "another backup, and check who can write to that folder"
             )
 
 

@@ -139,8 +139,7 @@ def _compare(
         what = "deletes" if deletes else "rows"
         raise BaseMismatch(
             f"collection {number}, {before.pchannel}, ticks {before.time_tick} to {tick}: its table holds "
-            f"{stored.rows} {what} "
-            f"with digest {stored.value:016x}, the WAL {expected.rows} with {expected.value:016x}"
+            f"{stored.rows} {what} with digest {stored.value:016x}, the WAL {expected.rows} with {expected.value:016x}"
         )
     return expected.rows
 

@@ -83,8 +83,7 @@ def rebuild_catalog(settings: Settings, service: LogService, ask: GetDefinitions
     if catalog_digest(there) != catalog_digest(by_wal):
         raise RepairImpossible(
             f"the chain has the collections {_names(there)} with the digest {catalog_digest(there)}, the WAL "
-            f"{_names(by_wal)} with"
-            f" {catalog_digest(by_wal)}: repair the WAL first"
+            f"{_names(by_wal)} with {catalog_digest(by_wal)}: repair the WAL first"
         )
     with CatalogStore(catalog_path(settings.data_dir), shared=open_shared_catalog(settings)) as store:
         with store.transaction():

@@ -58,8 +58,7 @@ def nearest_start(settings: Settings, service: LogService, pchannel: str, *, bef
     if not fitting:
         raise RepairImpossible(
             f"the log of {pchannel} was truncated, and no checkpoint allows entry {before} to be computed again: "
-            "restore the wal "
-            "table from a backup"
+            "restore the wal table from a backup"
         )
     return fitting[-1]
 

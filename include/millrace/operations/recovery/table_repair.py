@@ -82,8 +82,7 @@ def _rebuild(
     if trimmed:
         raise RepairImpossible(
             f"retention has trimmed the WAL of {', '.join(sorted(trimmed))}: earlier rows are in the collections "
-            "alone. Restore "
-            "the table from a backup"
+            "alone. Restore the table from a backup"
         )
     reached = _checkpoint_ticks(settings, wal)
     tables = {path: table for path in paths if (table := open_table(path)) is not None}

@@ -33,8 +33,7 @@ def read_record(settings: Settings, name: str) -> dict[str, Any]:
     if version > VERSION:
         raise UnsupportedVersion(
             f"{_path(settings, name)} has version {version}, but this build knows {VERSION}: continue with the build "
-            "that "
-            "began the restore"
+            "that began the restore"
         )
     return found
 

@@ -127,9 +127,8 @@ def run(
 def _same(found: ContentDigest, wanted: ContentDigest, name: str, plan: ReadPlan) -> None:
     if str(found) != str(wanted):
         raise Malformed(
-            f"{name} holds {found}, but {wanted} was read at tick {plan.tick} (rows/digests). Another writer may "
-            "have changed it "
-            f"meanwhile: drop {name} and run the restore again."
+            f"{name} holds {found}, but {wanted} was read at tick {plan.tick} (rows/digests). Another writer may have "
+            f"changed it meanwhile: drop {name} and run the restore again."
         )
 
 
@@ -152,9 +151,8 @@ def _compare_in_place(
         rows.release()
     if str(found) != str(wanted):
         raise Malformed(
-            f"{collection.name} holds {found} after the restore, but had {wanted} at tick {plan.tick} "
-            "(rows/digests): run "
-            "recovery, then the restore again. The replaced rows are readable before tick "
+            f"{collection.name} holds {found} after the restore, but had {wanted} at tick {plan.tick} (rows/digests): "
+            "run recovery, then the restore again. The replaced rows are readable before tick "
             f"{min(replaced.ticks.values())}"
         )
 

@@ -148,7 +148,6 @@ def _damaged(staged: Path, file: ImportFile, words: str) -> StagedFileDamaged:
 
 def _unfit(staged: Path, file: ImportFile, words: str) -> StagedFileDamaged:
     return StagedFileDamaged(
-        f"{staged / file['path']} {words}: it is as its sender staged it, and does not fit the Import in the "
-        "WAL that names it."
-        " Its collection can be read before that Import's tick alone; restore it from there into a new one"
+        f"{staged / file['path']} {words}: it is as its sender staged it, and does not fit the Import in the WAL that "
+        "names it. Its collection can be read before that Import's tick alone; restore it from there into a new one"
     )

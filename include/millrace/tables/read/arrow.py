@@ -117,7 +117,7 @@ def read_pieces(
     max_bytes: int | None = None,
     ticks: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a planned read at once, or in pieces of about `most_bytes`; at least one, which may be empty.
+    """Yield the rows of a planned read at once, or in pieces of about `max_bytes`; at least one, which may be empty.
 
     With `ticks` (after, up to), only rows that became visible in between.
     """
@@ -155,7 +155,7 @@ class _Look:
         plan: ReadPlan,
         selection: Selection,
         names: Sequence[str],
-        matching: ArrowFilter | None = None,
+        arrow_filter: ArrowFilter | None = None,
         ticks: tuple[int, int] | None = None,
     ) -> None:
         self._plan = plan
@@ -176,15 +176,15 @@ class _Look:
         self._groups = row_group_filter(wide) if wide else None
         stored = rows_read_schema(plan.schema)
         self._coarse = pruning_expression(And(tuple(self._conjuncts)), stored) if self._conjuncts else None
-        if matching is not None:
-            self._exact = _both(self._exact, matching.expression)
-            if all(self._says_bounds(name) for name in matching.fields):
-                self._coarse = _both(self._coarse, matching.expression)
+        if arrow_filter is not None:
+            self._exact = _both(self._exact, arrow_filter.expression)
+            if all(self._says_bounds(name) for name in arrow_filter.fields):
+                self._coarse = _both(self._coarse, arrow_filter.expression)
         self._deletes = self._all_deletes()
         first = plan.first_ticks()
         self._replaced = any(first[name] < info.first_visible_tick(plan.tick) for name, info in plan.vchannels.items())
         self._hides = bool(plan.partition_drops) or self._replaced
-        wanted = {*names, *selection.referenced_columns, *(() if matching is None else matching.fields)}
+        wanted = {*names, *selection.referenced_columns, *(() if arrow_filter is None else arrow_filter.fields)}
         self._judged_by = [*_TICKS] if _name_no_partition(self._deletes) else [*_PLACE]
         if self._deletes.num_rows:
             wanted |= {*self._keys, *self._judged_by}
@@ -203,11 +203,11 @@ class _Look:
         kind = self._plan.schema.arrow().field(name).type
         return not (pa.types.is_nested(kind) or pa.types.is_floating(kind))
 
-    def rows(self, most_bytes: int | None) -> Iterator[pa.Table]:
+    def rows(self, max_bytes: int | None) -> Iterator[pa.Table]:
         """Yield the rows with the columns that the selection needs, and perhaps more."""
         schema = rows_read_schema(self._plan.schema)
         tail = (self._between(piece).select(self._columns) for piece in self._plan.tail_rows(deletes=False))
-        if most_bytes is None and (living := self._living(schema)) is not None:
+        if max_bytes is None and (living := self._living(schema)) is not None:
             yield self._shown(living)
             for piece in tail:
                 yield self._shown(piece, judged=True)
@@ -216,7 +216,7 @@ class _Look:
             self._plan.rows,
             schema,
             self._until,
-            most_bytes,
+            max_bytes,
             after=self._after,
             columns=self._columns,
             where=self._coarse,
@@ -224,7 +224,7 @@ class _Look:
             groups=self._groups,
         )
         whole = chain(stored, tail)
-        for piece in [pa.concat_tables(whole)] if most_bytes is None else whole:
+        for piece in [pa.concat_tables(whole)] if max_bytes is None else whole:
             yield self._shown(piece, judged=True)
 
     def _shown(self, piece: pa.Table, *, judged: bool = False) -> pa.Table:
@@ -299,7 +299,7 @@ def _table_rows(
     table: TableHandle | None,
     schema: pa.Schema,
     tick: int,
-    most_bytes: int | None,
+    max_bytes: int | None,
     *,
     after: int = 0,
     columns: Sequence[str] | None = None,
@@ -326,13 +326,13 @@ def _table_rows(
         early = pc.field("_time_tick") <= tick
         where = early if where is None else early & where
     paths = actions["path"].to_pylist()
-    if most_bytes is None or not paths:
+    if max_bytes is None or not paths:
         yield align_to_schema(table.read_rows(paths, schema, columns=names, where=where, groups=groups), target)
         return
     held: list[pa.RecordBatch] = []
     for batch in table.scan_rows(paths, schema, columns=names, where=where, batch_rows=BATCH_ROWS, groups=groups):
         held.append(batch)
-        if sum(each.nbytes for each in held) >= most_bytes:
+        if sum(each.nbytes for each in held) >= max_bytes:
             yield align_to_schema(pa.Table.from_batches(held), target)
             held = []
     yield align_to_schema(pa.Table.from_batches(held, held[0].schema) if held else target.empty_table(), target)

@@ -51,9 +51,8 @@ def check_state(table: WalTable, log: Log, pchannel: str) -> None:
     state, totals = replay_totals(log, *start, until=stands)
     if state.position == stands and (state.to_bytes(), totals) != (position.state_bytes, position.totals):
         raise StateDamaged(
-            f"the state row of {pchannel} does not match the log at {stands}: run the operation recovery "
-            "(mode repair), which"
-            " recomputes it"
+            f"the state row of {pchannel} does not match the log at {stands}: run the operation recovery (mode "
+            "repair), which recomputes it"
         )
 
 

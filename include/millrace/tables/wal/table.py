@@ -264,10 +264,9 @@ class WalTable:
                 self._rows[pchannel] = (path, position)
                 return position
         raise StateDamaged(
-            f"version {self.version} of {self.table.uri} has no valid state row of {pchannel} for its commit"
-            f" {self.commits(pchannel)} at tick {self.last_tick(pchannel)} "
-            f"({'; '.join(problems) or 'none at all'}): run the"
-            " operation recovery (mode repair), which recomputes it from the log"
+            f"version {self.version} of {self.table.uri} has no valid state row of {pchannel} for its commit "
+            f"{self.commits(pchannel)} at tick {self.last_tick(pchannel)} ({'; '.join(problems) or 'none at all'}): "
+            "run the operation recovery (mode repair), which recomputes it from the log"
         )
 
     def _state_row(self, pchannel: str, path: str) -> WalPosition | None:
