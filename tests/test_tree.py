@@ -17,8 +17,6 @@ from millrace.base.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED_FOLDERS = {".git", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"}
-THE_USERS_OWN = {"polars"}
-"""What a method gives to whoever has it, and is a typed error to whoever has not."""
 
 
 def _modules(folder: Path) -> list[Path]:
@@ -130,7 +128,7 @@ def test_every_library_comes_with_the_package_or_by_the_extra_that_is_named_wher
     wrong = {
         top
         for top, names in _libraries("include").items()
-        if top not in THE_USERS_OWN and not names & (brought[""] | brought.get(extra_of.get(top, ""), set()))
+        if not names & (brought[""] | brought.get(extra_of.get(top, ""), set()))
     }
     assert not wrong
     assert EXTRAS.keys() | {"", "all"} == brought.keys()

@@ -5,7 +5,11 @@ A log server of its own, and its tables brought up to date when a test asks.
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +17,14 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import TickNotReached
+from millrace.base.file_lock import ProcessRegistration
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.database import Database, connect
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.rpc.discovery import read_record
+from millrace.runtime.heartbeat import STREAMING_NODE
 
 ITEMS = CollectionSchema(
     (
@@ -71,6 +77,19 @@ def reader(shop: Database, request: pytest.FixtureRequest) -> Iterator[Database]
 def items(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
     """A collection of two VChannels, one on each PChannel."""
     return shop.catalog.create_collection(own_name(request), ITEMS, vchannels=2)
+
+
+@contextmanager
+def streaming_node(settings: Settings) -> Iterator[None]:
+    """A heartbeat of this process, as a driver's that runs the streaming node: reads wait for the tables."""
+    registered = ProcessRegistration(settings.run_path)
+    beat = settings.run_path / "pretended.heartbeat.json"
+    beat.write_text(json.dumps({"pid": os.getpid(), "at": time.time(), "queries": {STREAMING_NODE: {}}}))
+    try:
+        yield
+    finally:
+        beat.unlink()
+        del registered
 
 
 def item_rows(*keys: int, name: str = "new", price: float = 1.0) -> pa.Table:

@@ -15,7 +15,7 @@ from millrace.client.database import Database
 from millrace.log.protocol import LogService
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.read.freshness import confirm_ticks
-from tests.client.conftest import item_rows
+from tests.client.conftest import item_rows, streaming_node
 
 LONG = 30.0
 """Seconds: a read that waits for it does not end within its test."""
@@ -46,9 +46,8 @@ def test_a_read_that_the_streaming_node_holds_up_names_it_and_the_pchannels(
     shop: Database, reader: Database, items: CollectionInfo
 ) -> None:
     shop.new_producer().insert(items, item_rows(*range(20)))
-    with pytest.raises(
-        TickNotReached, match=r"rows on dml_0, dml_1 that the wal table lacks: is the streaming node run"
-    ):
+    words = r"rows on dml_0, dml_1 that the wal table lacks: is the streaming node run"
+    with streaming_node(shop.settings), pytest.raises(TickNotReached, match=words):
         reader.collection(items.name).read(deadline=0.2)
 
 

@@ -6,8 +6,9 @@ pyproject.toml defines the extras; a test compares them with the package's impor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 from millrace.base.errors import InvalidSettings
 
@@ -17,9 +18,11 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "coord": ("alembic", "fastapi", "httpx", "pymysql", "sqlalchemy", "starlette", "uvicorn"),
     "kafka": ("confluent_kafka", "kafka"),
     "operations": ("duckdb",),
+    "pandas": ("pandas",),
+    "polars": ("polars",),
     "pipelines": ("cel", "cryptography", "jsonschema_rs", "msgspec", "opensearchpy", "urllib3"),
     "pulsar": ("_pulsar", "pulsar"),
-    "spark": ("delta", "pandas", "pyspark", "sqlglot"),
+    "spark": ("delta", "pyspark", "sqlglot"),
     "streams": (),
     "yaml": ("yaml",),
 }
@@ -31,6 +34,14 @@ def missing_extra_error(error: ModuleNotFoundError) -> InvalidSettings | None:
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return None if extra is None else _not_installed(module, extra)
+
+
+def import_optional(module: str) -> Any:
+    """Import a library that an extra installs. Raises InvalidSettings, with the extra, if it is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise missing_extra_error(error) or error from None
 
 
 def require_extras(*extras: str) -> None:

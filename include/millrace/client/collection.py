@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.errors import InvalidSettings
+from millrace.base.extras import import_optional
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.consume.consumer import Consumer
 from millrace.client.consume.delivery import Change, SchemaMode
+from millrace.client.display import collection_html, collection_line, fields_table
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.transaction import Transaction
 from millrace.client.produce.written import Deleted, Written
 from millrace.client.schemas import SchemaSource, alter_changes
+from millrace.message.bodies import parse_body
 from millrace.message.datetime_range import check_datetime_columns
-from millrace.message.ids import Moment, resolve_tick
+from millrace.message.ids import Moment, resolve_tick, tick_physical_ms
+from millrace.message.model import ImmutableMessage
 from millrace.message.schema import CollectionSchema
+from millrace.message.types import MessageType
 from millrace.rpc.selection import ColumnNames, ReadOptions, Selection, SelectionOptions
-from millrace.wal.scanner import DeliverPolicy
+from millrace.wal.scanner import DeliverPolicy, StartAfterTick, TypeFilter
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,6 +40,24 @@ if TYPE_CHECKING:
     from millrace.client.dataset import CollectionDataset
     from millrace.client.produce.batch_appender import BatchLimits, CollectionBatch
 
+_OPERATION_NAMES: Final = {
+    MessageType.CREATE_COLLECTION: "create",
+    MessageType.SCHEMA_CHANGE: "alter",
+    MessageType.CREATE_PARTITION: "create partition",
+    MessageType.DROP_PARTITION: "drop partition",
+    MessageType.IMPORT: "import",
+    MessageType.MANUAL_FLUSH: "flush",
+}
+_OPERATIONS: Final = TypeFilter(frozenset(_OPERATION_NAMES))
+_HISTORY: Final = pa.schema(
+    [
+        ("tick", pa.int64()),
+        ("time", pa.timestamp("ms", "UTC")),
+        ("operation", pa.string()),
+        ("details", pa.string()),
+    ]
+)
+
 
 class Collection:
     """A collection of a :class:`Database`: writes, reads and schema changes. Thread-safe."""
@@ -45,8 +68,17 @@ class Collection:
         """Schema versions, partitions and VChannels as of the last refresh, or the last change through this object."""
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{each.name}: {each.type}{'?' * each.nullable}" for each in self.schema.fields)
-        return f"<Collection {self.name!r} ({columns}), key {self.schema.primary_key!r}>"
+        return collection_line(self.name, self.schema)
+
+    def _repr_html_(self) -> str:
+        return collection_html(self.definition)
+
+    def __len__(self) -> int:
+        """Count the rows, as :meth:`count` does now."""
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True  # without rows too: a test of a handle must not read
 
     @property
     def name(self) -> str:
@@ -157,6 +189,11 @@ class Collection:
         desc", "id"]``, nulls last); otherwise rows have no order. `limit` bounds the number of rows. Waits up to
         `deadline` seconds (default: ``read_deadline``) for the streaming node. `metrics` record the duration.
 
+        If no streaming node runs on this host, a read of a data folder takes what the tables lack from the log, in this
+        process. Each such read judges all entries of the collection's PChannels after the ``wal`` table again, at about
+        the speed of the streaming node, and holds the collection's messages among them in memory, at most 1 GiB. A read
+        at a server always waits for the streaming node.
+
         Appends a tick to each PChannel of the collection, so that an idle one does not delay the read. Needs no JVM;
         :func:`millrace.spark.read` does the same for Spark.
 
@@ -186,6 +223,34 @@ class Collection:
         tick, seconds, selection = self._asked(at=at, where=where, deadline=deadline)
         return self.database.tables.count(self._current(), at=tick, seconds=seconds, where=selection.where)
 
+    def head(self, rows: int = 5) -> pa.Table:
+        """Read a few rows, in no order; :meth:`read` with a `limit` says more."""
+        return self.read(limit=rows)
+
+    def describe(self) -> pa.Table:
+        """Return one row for each field of the schema: field, type, nullable, key, default, computed."""
+        return fields_table(self.refresh().schema)
+
+    def history(self, *, after: Moment | None = None, until: Moment | None = None) -> pa.Table:
+        """Return what changed the collection as a whole: when it was created, altered, imported into, and so on.
+
+        One row for each operation, oldest first: tick, time (UTC), operation (``create``, ``alter``,
+        ``create partition``, ``drop partition``, ``import``, ``flush``) and details (JSON). `after` and `until` bound
+        it (default: all, up to now). An operation has a tick on each VChannel; this is that of the first.
+
+        Cost: a scan of the first VChannel's messages in the WAL; no rows are decoded.
+
+        Raises PositionTruncated if the WAL was trimmed after `after`: give a later moment.
+        """
+        definition = self.refresh().definition
+        tick = self.database.current_tick(definition.pchannels) if until is None else resolve_tick(until)
+        start = None if after is None else StartAfterTick(resolve_tick(after))
+        with self.database.consumer(
+            definition.vchannels[:1], start=start, until=tick, filters=[_OPERATIONS]
+        ) as consumer:
+            found = [_operation(message) for delivery in consumer for message in delivery.bodies]
+        return pa.Table.from_pylist(found, schema=_HISTORY)
+
     def _current(self) -> CollectionInfo:
         """Return the current definition. Raises CollectionNotFound, also if the name is another collection's now."""
         return self.database.definition(self.definition)
@@ -202,7 +267,8 @@ class Collection:
 
         Integers stay integers, and null is not NaN.
 
-        Raises InvalidArgument for dates and timestamps beyond the years 1 to 9999.
+        Raises InvalidSettings if pandas is not installed, InvalidArgument for dates and timestamps beyond the years 1
+        to 9999.
         """
         from millrace.client.pandas_frame import pandas_frame
 
@@ -216,7 +282,7 @@ class Collection:
         """
         rows = self.read(**options)
         check_datetime_columns(rows, "Polars")
-        return _library("polars", "to_pandas()").DataFrame(rows)
+        return import_optional("polars").DataFrame(rows)
 
     def to_duckdb(
         self, connection: duckdb.DuckDBPyConnection | None = None, **options: Unpack[ReadOptions]
@@ -227,7 +293,7 @@ class Collection:
 
         Raises InvalidSettings if DuckDB is not installed.
         """
-        found = _library("duckdb", "read()")
+        found = import_optional("duckdb")
         return (found.default_connection() if connection is None else connection).from_arrow(self.read(**options))
 
     def dataset(self, *, at: Moment | None = None, deadline: float | None = None) -> CollectionDataset:
@@ -248,7 +314,7 @@ class Collection:
         """
         from millrace.client.dataset import polars_scan
 
-        lazy: pl.LazyFrame = polars_scan(_library("polars", "stream()"), self.dataset(at=at, deadline=deadline))
+        lazy: pl.LazyFrame = polars_scan(import_optional("polars"), self.dataset(at=at, deadline=deadline))
         return lazy
 
     def scan(
@@ -402,8 +468,27 @@ class Collection:
         return self.database.catalog.flush(self.refresh().name)
 
 
-def _library(name: str, instead: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise InvalidSettings(f"{name} is not installed: pip install {name}, or use {instead}") from None
+def _operation(message: ImmutableMessage) -> dict[str, Any]:
+    """Return a row of :meth:`Collection.history`."""
+    kind = MessageType(message.type)
+    body = parse_body(kind, message.payload)
+    details: dict[str, Any] = {}
+    match kind:
+        case MessageType.CREATE_COLLECTION:
+            details = {"fields": [each.name for each in body["schema"].fields], "partitions": list(body["partitions"])}
+        case MessageType.SCHEMA_CHANGE:
+            details = json.loads(message.payload)
+        case MessageType.IMPORT:
+            files = body["files"]
+            rows = sum(each["rows"] for each in files)
+            details = {"id": body["import_id"], "files": len(files), "rows": rows, "replace": body["replace"]}
+        case MessageType.CREATE_PARTITION:
+            details = {"partition": body["name"]}
+        case MessageType.DROP_PARTITION:
+            details = {"partition_id": message.partition_id}
+    return {
+        "tick": message.time_tick,
+        "time": datetime.fromtimestamp(tick_physical_ms(message.time_tick) / 1000, UTC),
+        "operation": _OPERATION_NAMES[kind],
+        "details": json.dumps(details),
+    }

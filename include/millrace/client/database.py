@@ -15,7 +15,7 @@ methods of one collection.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +26,13 @@ import pyarrow as pa
 
 from millrace.base.closeable import Closeable
 from millrace.base.data_folder import require_deployment
-from millrace.base.errors import CollectionNotFound, InvalidArgument, InvalidSettings, LogUnavailable
+from millrace.base.errors import (
+    CollectionNotFound,
+    InvalidArgument,
+    InvalidSettings,
+    LogUnavailable,
+    MillraceError,
+)
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.calls import RemoteCatalog
@@ -37,6 +43,7 @@ from millrace.client.collection import Collection
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, GroupPositions
 from millrace.client.consume.delivery import SchemaMode
 from millrace.client.consume.scan import UncommittedReader, WalOpener
+from millrace.client.display import database_html
 from millrace.client.produce.producer import Producer
 from millrace.client.remote_tables import RemoteTables
 from millrace.client.schemas import SchemaSource, schema
@@ -166,14 +173,15 @@ class Tables(Protocol):
 class Database(Closeable):
     """A deployment and its collections. Thread-safe. Made by :func:`connect`."""
 
-    def __init__(self, settings: Settings, append: AppendClient, *, local: bool = True) -> None:
-        """Initialize the database. With `local`, the deployment is in ``settings.data_dir``."""
+    def __init__(self, settings: Settings, append: AppendClient, *, address: str = "") -> None:
+        """Initialize the database: the deployment in ``settings.data_dir``, or that of the server at `address`."""
         self.settings = settings
         self.append = append
         """The connection to the server."""
         self.log: LogService = append.service
-        self.catalog: Catalog = RemoteCatalog(append, pchannels=settings.pchannels if local else None)
-        self.local = local
+        self.catalog: Catalog = RemoteCatalog(append, pchannels=None if address else settings.pchannels)
+        self.address = address
+        self.local = not address
         """Whether the deployment's files are on this machine."""
         self._producer: Producer | None = None
         self._producers: list[Producer] = []
@@ -213,7 +221,16 @@ class Database(Closeable):
             )
         seconds = DEFAULT_DEADLINE if deadline is None else deadline
         service = RemoteLogService.at(address, token=token, roots=roots, tls_name=tls_name, deadline=seconds)
-        return cls(settings or Settings.load(), AppendClient(service), local=False)
+        return cls(settings or Settings.load(), AppendClient(service), address=address)
+
+    def __repr__(self) -> str:
+        return f"<Database {self.address or self.settings.data_dir}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            return database_html(repr(self)[1:-1], self.catalog.collections())
+        except MillraceError as error:
+            return database_html(f"{repr(self)[1:-1]}: {error}", [])
 
     @property
     def client(self) -> Client:
@@ -242,6 +259,18 @@ class Database(Closeable):
 
     def __contains__(self, name: object) -> bool:
         return name in self.collections()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.collections())
+
+    def __len__(self) -> int:
+        return len(self.collections())
+
+    def __bool__(self) -> bool:
+        return True  # without collections too
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.collections()
 
     def __getitem__(self, name: str) -> Collection:
         return self.collection(name)

@@ -24,6 +24,7 @@ from millrace.client.remote_tables import RemoteGroupPositions
 from millrace.message.ids import MessageId
 from millrace.rpc.outcome import AppendResult
 from millrace.rpc.selection import Selection
+from millrace.runtime.heartbeat import STREAMING_NODE, query_runs
 from millrace.tables.collections.changes import ImportedFiles, change_start_at
 from millrace.tables.read.arrow import ArrowFilter, count_rows, read_stream, stored_dataset
 from millrace.tables.read.freshness import TickSource, plan_fresh, read_fresh, require_confirmed_ticks
@@ -58,9 +59,16 @@ class LocalTables:
         return FilePositions(self._settings.data_dir / "coord")
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
-        name, channels = collection.name, collection.pchannels
         return read_fresh(
-            self._settings, name, collection.id, channels, self._append, at=at, seconds=seconds, selection=selection
+            self._settings,
+            collection.name,
+            collection.id,
+            collection.pchannels,
+            self._append,
+            at=at,
+            seconds=seconds,
+            selection=selection,
+            from_log=self._no_job(),
         )
 
     def stream(
@@ -86,10 +94,20 @@ class LocalTables:
         return count_rows(self._plan(collection, at, seconds), where=where)
 
     def _plan(self, collection: CollectionInfo, at: int | None, seconds: float) -> ReadPlan:
-        channels = collection.pchannels
         return plan_fresh(
-            self._settings, collection.name, collection.id, channels, self._append, at=at, seconds=seconds
+            self._settings,
+            collection.name,
+            collection.id,
+            collection.pchannels,
+            self._append,
+            at=at,
+            seconds=seconds,
+            from_log=self._no_job(),
         )
+
+    def _no_job(self) -> bool:
+        """Return whether no streaming node of this host will bring the tables up to date."""
+        return not query_runs(self._settings, STREAMING_NODE)
 
 
 def applied_messages(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from millrace.base.extras import import_optional
 from millrace.message.datetime_range import check_datetime_columns
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ _WITH_NULLS: Final = {getattr(pa, f"int{bits}")(): f"Int{bits}" for bits in (8, 
 
 
 def pandas_frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert `rows` to a DataFrame. Raises InvalidArgument for dates and timestamps beyond the years 1 to 9999."""
-    import pandas as pd
+    """Convert `rows` to a DataFrame.
 
+    Raises InvalidArgument for dates and timestamps beyond the years 1 to 9999.
+    Raises InvalidSettings if pandas is not installed.
+    """
+    pd = import_optional("pandas")
     check_datetime_columns(rows, "pandas")
     columns = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -13,6 +13,7 @@ from millrace.base.file_lock import is_report_live
 from millrace.base.settings import Settings
 from millrace.node.range_loop.ownership import assigned_path, read_assigned
 from millrace.observe.models import JobView
+from millrace.runtime.heartbeat import read_heartbeats
 
 QUERIES: Final = ("streaming-node", "flusher")
 
@@ -95,7 +96,7 @@ def read_job(settings: Settings, name: str) -> JobView:
 
 
 def _before_its_first_batch(settings: Settings, name: str) -> JobView:
-    for beat in _beats(settings, name):
+    for beat in read_heartbeats(settings.node_run_path, name):
         pid, at = int(beat["pid"]), float(beat["at"])
         if is_report_live(settings.run_path, pid, at):
             doing = str(beat["queries"][name].get("message") or "")[:200]
@@ -105,19 +106,10 @@ def _before_its_first_batch(settings: Settings, name: str) -> JobView:
 
 def _beat(settings: Settings, name: str, pid: int) -> dict[str, Any]:
     """Return the part of a driver's heartbeat that concerns the query. `pid` selects the driver."""
-    return next((dict(beat["queries"][name]) for beat in _beats(settings, name) if beat["pid"] == pid), {})
-
-
-def _beats(settings: Settings, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the heartbeats of drivers that run the query."""
-    for path in settings.node_run_path.glob("*.heartbeat.json"):
-        try:
-            beat = json.loads(path.read_text(encoding="utf-8"))
-            float(beat["at"]), int(beat["pid"])
-            if isinstance(beat["queries"][name], dict):
-                yield beat
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    return next(
+        (dict(beat["queries"][name]) for beat in read_heartbeats(settings.node_run_path, name) if beat["pid"] == pid),
+        {},
+    )
 
 
 def _slowest(channels: dict[str, dict[str, Any]]) -> dict[str, float]:

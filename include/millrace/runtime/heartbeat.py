@@ -11,25 +11,52 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.streaming.query import StreamingQuery
-
-from millrace.base.file_lock import ProcessRegistration
+from millrace.base.file_lock import ProcessRegistration, is_report_live
 from millrace.base.files import replace_json
 from millrace.base.metrics import METRICS_SUFFIX, Metrics
 from millrace.base.settings import Settings
 
+if TYPE_CHECKING:  # readers of heartbeats need no Spark
+    from pyspark.sql.streaming.query import StreamingQuery
+
 INTERVAL_SECONDS: Final = 2.0
+STREAMING_NODE: Final = "streaming-node"
+"""The query that writes the log to the ``wal`` table."""
 _JAVA_OBJECT: Final = re.compile(r"\b(?:[\w$]+\.)+[\w$]+@[0-9a-f]+\b")
 
 
 def heartbeat_path(settings: Settings, app_name: str) -> Path:
     """Return the path of a job's heartbeat file."""
     return settings.node_run_path / f"{app_name}.heartbeat.json"
+
+
+def read_heartbeats(folder: Path, query: str) -> Iterator[dict[str, Any]]:
+    """Yield the heartbeats in `folder` (``settings.node_run_path``) of drivers that run `query`.
+
+    Skips an incomplete or foreign file.
+    """
+    for path in folder.glob("*.heartbeat.json"):
+        try:
+            beat = json.loads(path.read_text(encoding="utf-8"))
+            float(beat["at"]), int(beat["pid"])
+            if isinstance(beat["queries"][query], dict):
+                yield beat
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+
+
+def query_runs(settings: Settings, query: str) -> bool:
+    """Return whether a driver on this host runs `query`, as a single node or as any node of a cluster."""
+    return any(
+        is_report_live(settings.run_path, int(beat["pid"]), float(beat["at"]))
+        for folder in (settings.run_path, *(settings.run_path / "nodes").glob("*"))
+        for beat in read_heartbeats(folder, query)
+    )
 
 
 @dataclass(slots=True)

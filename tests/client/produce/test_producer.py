@@ -22,7 +22,7 @@ from millrace.node.ingest.definition import ingest_to_end
 from millrace.tables.read import freshness
 from millrace.tables.read.freshness import lacks_rows
 from millrace.tables.wal.table import WalTable
-from tests.client.conftest import own_name
+from tests.client.conftest import own_name, streaming_node
 from tests.waiting import until
 
 SCHEMA = CollectionSchema(
@@ -176,7 +176,7 @@ def test_a_read_that_the_streaming_node_has_not_come_up_to_says_so(
 ) -> None:
     ingest_to_end(client.settings, client.log)
     client.new_producer().insert(collection, rows(1), partition="rome")
-    with pytest.raises(TickNotReached, match="streaming node"):
+    with streaming_node(client.settings), pytest.raises(TickNotReached, match="streaming node"):
         client.collection(collection.name).read(deadline=0.2)
 
 
@@ -192,7 +192,7 @@ def test_a_read_that_waits_looks_into_the_log_again_only_where_the_table_moved(
         return lacks_rows(wal, log, pchannel, up_to=up_to)
 
     monkeypatch.setattr(freshness, "lacks_rows", counted)
-    with ThreadPoolExecutor(1) as pool:
+    with streaming_node(client.settings), ThreadPoolExecutor(1) as pool:
         reading = pool.submit(client.collection(collection).read, deadline=20.0)
         until(lambda: len(looked) >= len(collection.pchannels))
         ingest_to_end(client.settings, client.log)

@@ -16,7 +16,7 @@ from millrace.client.consume.scan import scan
 from millrace.client.database import Database
 from millrace.message.keys import vchannel_index
 from millrace.node.ingest.definition import ingest_to_end
-from tests.client.conftest import ITEMS, item_rows
+from tests.client.conftest import ITEMS, item_rows, streaming_node
 
 Stored = Callable[..., dict[int, str]]
 
@@ -176,5 +176,5 @@ def test_a_read_at_a_tick_does_not_wait_for_what_comes_behind_it(shop: Database,
     ingest_to_end(shop.settings, shop.log)
     producer.insert(items, item_rows(*range(20, 40), name="new"))  # on both PChannels, and in no table
     assert sorted(shop.collection(items.name).read(at=at, deadline=0.0)["id"].to_pylist()) == list(range(20))
-    with pytest.raises(TickNotReached):
+    with streaming_node(shop.settings), pytest.raises(TickNotReached):
         shop.collection(items.name).read(deadline=0.0)

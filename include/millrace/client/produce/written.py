@@ -13,7 +13,7 @@ from millrace.rpc.outcome import AppendResult
 MessageOutcome: TypeAlias = AppendResult | AppendRejected
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Written:
     """The outcome of one call: messages and rows that were sent, and those that were rejected."""
 
@@ -28,6 +28,18 @@ class Written:
     results: list[AppendResult] = field(default_factory=list)
     spooled_rows: int = 0
     """Rows that are durable in the producer's spool and not decided yet."""
+
+    def __repr__(self) -> str:
+        parts = [f"{self.rows:,} rows in {self.messages:,} messages", f"{self.bytes:,} bytes"]
+        parts += [f"last tick {self.last_tick}"] if self.last_tick else []
+        parts += [f"{rows:,} rows rejected ({reason})" for reason, rows in sorted(self.rejected_by_reason.items())]
+        parts += [f"{self.spooled_rows:,} rows in the spool"] if self.spooled_rows else []
+        return f"<Written {', '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        from millrace.client.display import written_html
+
+        return written_html(self)
 
     def count(self, message: MutableMessage, judged: MessageOutcome) -> None:
         """Add one message and its outcome."""

@@ -65,6 +65,7 @@ def read_arrow(
     at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
+    uncommitted: Mapping[str, Sequence[pa.Table]] | None = None,
     selection: Selection = ALL_ROWS,
     with_ticks: bool = False,
 ) -> pa.Table:
@@ -77,7 +78,9 @@ def read_arrow(
     InvalidArgument.
     """
     for last in (False, True):
-        plan = plan_read(settings, collection_id, at=at, deadline=deadline, confirmed=confirmed)
+        plan = plan_read(
+            settings, collection_id, at=at, deadline=deadline, confirmed=confirmed, uncommitted=uncommitted
+        )
         try:
             return pa.concat_tables(read_pieces(plan, selection=selection, with_ticks=with_ticks))
         except TableDamaged as error:

@@ -19,17 +19,22 @@ from millrace.base.errors import MillraceError, PositionTruncated, TickNotReache
 from millrace.base.settings import Settings
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST, tick_physical_ms
+from millrace.message.types import MessageType
 from millrace.rpc.selection import ALL_ROWS, Selection
 from millrace.storage.table import open_table
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.plan import ReadPlan, plan_read
+from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.tables.wal.table import WalPosition, WalTable
 from millrace.wal.chain import Chain
 from millrace.wal.state import ChannelState
 
 PEEK_BYTES: Final = 256 << 10
+UNCOMMITTED_BYTES: Final = 1 << 30
+"""Memory that the messages of a read from the log may take."""
 MAX_TICK: Final = (1 << 63) - 1
 
+_BODIES: Final = [kind.name for kind in (MessageType.INSERT, MessageType.UPSERT, MessageType.DELETE)]
 _POLL_SECONDS: Final = 0.02
 _TICK_SECONDS: Final = 0.5
 """Pause between two ticks while a read waits for a tick ahead of the clock."""
@@ -54,13 +59,20 @@ class ConfirmedTicks(NamedTuple):
 
 
 def confirm_ticks(
-    settings: Settings, pchannels: Sequence[str], client: TickSource, *, at: int | None = None, seconds: float
+    settings: Settings,
+    pchannels: Sequence[str],
+    client: TickSource,
+    *,
+    at: int | None = None,
+    seconds: float,
+    from_log: bool = False,
 ) -> ConfirmedTicks:
     """Return by PChannel the tick up to which the ``wal`` table is complete, and what is missing.
 
     Waits up to `seconds` for the streaming job, and for the tick `at`. Without `at`, waits for everything that was
     decided on any of the PChannels before the call. Returns at once if `at` is more than `seconds` ahead of the clock.
     A PChannel that cannot be asked (because it is parked, say) is left out; a read then uses the table's own tick.
+    With `from_log`, what the log has counts too: nothing waits for the table.
     """
     end = Deadline.after(seconds)
     ticks: dict[str, int] = {}
@@ -74,7 +86,7 @@ def confirm_ticks(
     while True:
         if wal is not None:
             wal.refresh()
-        elif (table := open_table(settings.wal_uri)) is not None:
+        elif not from_log and (table := open_table(settings.wal_uri)) is not None:
             wal = WalTable(table)
         for name in pchannels:
             try:
@@ -88,6 +100,9 @@ def confirm_ticks(
         for name in ticks:
             try:
                 wanted = ticks[name] if at is None else min(ticks[name], at)  # the read ignores what follows `at`
+                if from_log:
+                    whole[name] = wanted
+                    continue
                 place = (-1 if wal is None else wal.version, wanted)
                 if whole.get(name, -1) < wanted and lacking.get(name) != place:
                     log = client.service.open(name)
@@ -140,14 +155,20 @@ def read_fresh(
     at: int | None,
     seconds: float,
     selection: Selection = ALL_ROWS,
+    from_log: bool = False,
 ) -> pa.Table:
     """Return the selected rows of a collection at `at`, or of everything decided before the call once the tables have
     it.
 
+    With `from_log`, read what the tables lack from the log (:func:`uncommitted_messages`) instead of waiting for it.
+
     Raises TickNotReached after `seconds`, and what :func:`millrace.tables.read.arrow.read_arrow` raises.
     """
-    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds)
-    return read_arrow(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, selection=selection)
+    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
+    rest = uncommitted_messages(settings, client, collection_id, confirmed) if from_log else None
+    return read_arrow(
+        settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, uncommitted=rest, selection=selection
+    )
 
 
 def plan_fresh(
@@ -159,18 +180,66 @@ def plan_fresh(
     *,
     at: int | None,
     seconds: float,
+    from_log: bool = False,
 ) -> ReadPlan:
     """Plan what :func:`read_fresh` would read, for :func:`millrace.tables.read.arrow.read_pieces`."""
-    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds)
-    return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed)
+    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
+    rest = uncommitted_messages(settings, client, collection_id, confirmed) if from_log else None
+    return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, uncommitted=rest)
+
+
+def uncommitted_messages(
+    settings: Settings, client: TickSource, collection_id: int, ticks: Mapping[str, int]
+) -> dict[str, list[pa.Table]]:
+    """Return by PChannel the messages up to its tick that the log has after the ``wal`` table.
+
+    Bodies of other collections are left out. Cost: the chain judges all entries of these PChannels after the table, on
+    each call. Memory: the messages that are returned, at most UNCOMMITTED_BYTES.
+
+    Raises TickNotReached if there are more, and what the log raises.
+    """
+    found: dict[str, list[pa.Table]] = {}
+    left = UNCOMMITTED_BYTES
+    for name, tick in ticks.items():
+        try:
+            found[name] = _uncommitted(settings, client, name, collection_id, tick, left)
+        except PositionTruncated:  # the table has taken it meanwhile, so that the replay starts later now
+            found[name] = _uncommitted(settings, client, name, collection_id, tick, left)
+        left -= sum(each.nbytes for each in found[name])
+    return found
+
+
+def _uncommitted(
+    settings: Settings, client: TickSource, pchannel: str, collection_id: int, tick: int, max_bytes: int
+) -> list[pa.Table]:
+    found: list[pa.Table] = []
+    for messages, through in UncommittedMessages(settings.wal_uri, client.service)(pchannel):
+        mine = pc.equal(messages["collection_id"], collection_id)
+        body = pc.is_in(messages["type"].cast(pa.utf8()), pa.array(_BODIES))
+        found.append(pa.Table.from_batches([messages.filter(pc.or_(mine, pc.invert(body)))]))
+        if sum(each.nbytes for each in found) > max_bytes:
+            raise TickNotReached(
+                f"the tables lack more than {UNCOMMITTED_BYTES >> 20} MiB of the collection, and no streaming node"
+                " runs: start one (`millrace jobs run`), or read at an older tick"
+            )
+        if through >= tick:
+            break
+    return found
 
 
 def require_confirmed_ticks(
-    settings: Settings, name: str, pchannels: Sequence[str], client: TickSource, at: int | None, seconds: float
+    settings: Settings,
+    name: str,
+    pchannels: Sequence[str],
+    client: TickSource,
+    at: int | None,
+    seconds: float,
+    *,
+    from_log: bool = False,
 ) -> dict[str, int]:
     """Return the ticks of :func:`confirm_ticks`. Raises TickNotReached if a PChannel is not complete in time."""
     began = time.monotonic()
-    confirmed = confirm_ticks(settings, pchannels, client, at=at, seconds=seconds)
+    confirmed = confirm_ticks(settings, pchannels, client, at=at, seconds=seconds, from_log=from_log)
     if confirmed.missing:
         waited = time.monotonic() - began
         raise TickNotReached(f"{name!r} cannot be read in full after {waited:.1f} s: {confirmed.missing}")

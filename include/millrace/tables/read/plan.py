@@ -8,8 +8,8 @@ the rest up to T from the WAL. Each row is seen once, however far flusher and WA
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from millrace.message.bodies import parse_body
 from millrace.message.ids import Moment, pchannel_of, resolve_tick
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import KEY_DELETING_TYPES, MessageType
-from millrace.storage.store import store_at
+from millrace.storage.store import TableStore, store_at
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
@@ -50,6 +50,14 @@ class WalTail:
     delete_ticks: dict[str, int]
     staged_bytes: int = 0
     """Size of the staged files that its imports name."""
+    uncommitted: tuple[pa.Table, ...] = ()
+    """Messages after `range` that only the log has, in order. For a read in this process: no task receives them."""
+
+    def messages(self, store: TableStore, *, types: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the messages of the table and of the log, of these types or all."""
+        yield from read_range(store, self.range, types=types)
+        for rows in self.uncommitted:
+            yield rows if types is None else _of_types(rows, types)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -100,6 +108,8 @@ class ReadPlan:
         for tail in self.tails:
             for _ in read_range(store_at(self.settings.wal_uri), tail.range, types=_DELETING, columns=["type"]):
                 return True
+            if any(_of_types(rows, _DELETING).num_rows for rows in tail.uncommitted):
+                return True
         return False
 
     def first_ticks(self) -> dict[str, int]:
@@ -125,17 +135,20 @@ def plan_read(
     at: Moment | None = None,
     deadline: float | None = None,
     confirmed: Mapping[str, int] | None = None,
+    uncommitted: Mapping[str, Sequence[pa.Table]] | None = None,
 ) -> ReadPlan:
     """Pin the versions and choose the tick. Waits up to `deadline` seconds (default: ``read_deadline``) for a tick.
 
     `confirmed` gives by PChannel the tick up to which the ``wal`` table is complete, if the caller knows more than the
     table's own last tick (the table of an idle PChannel does not move, because a tick without news becomes no row).
+    `uncommitted` gives by PChannel the messages that the log has after the ``wal`` table, up to its tick in `confirmed`
+    or further (millrace.tables.read.freshness); then `confirmed` has all PChannels of the collection.
     Raises TickNotReached, TickTooOld, and CollectionNotFound if the collection is incomplete or dropped at that tick.
     """
     wanted = None if at is None else resolve_tick(at)
     limit = Deadline.after(settings.read_deadline if deadline is None else deadline)
     while True:
-        plan = _plan(settings, collection_id, wanted, confirmed or {})
+        plan = _plan(settings, collection_id, wanted, confirmed or {}, uncommitted)
         if isinstance(plan, ReadPlan):
             return plan
         if not limit.pause(POLL_SECONDS):
@@ -145,18 +158,25 @@ def plan_read(
             )
 
 
-def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Mapping[str, int]) -> ReadPlan | int:
+def _plan(
+    settings: Settings,
+    collection_id: int,
+    wanted: int | None,
+    known: Mapping[str, int],
+    uncommitted: Mapping[str, Sequence[pa.Table]] | None,
+) -> ReadPlan | int:
     """Return the plan; or the tick reached, if it is not the wanted one yet."""
     path = settings.checkpoints_uri
     checkpoints = read_checkpoints(open_table(path))
     deletes = open_table(deletes_uri(settings, collection_id))  # before the rows: see the module's docstring
     rows = open_table(rows_uri(settings, collection_id))
     wal = WalSnapshot.open(settings.wal_uri)
-    if wal is None:
+    if wal is None and uncommitted is None:
         raise CollectionNotFound(f"no collection {collection_id}: there is no WAL yet")
     # All channels are read at one tick, so the slowest one decides which tick is readable.
-    pchannels = _pchannels(wal, checkpoints, collection_id)
-    confirmed = min((max(wal.last_tick(name), known.get(name, 0)) for name in pchannels), default=0)
+    pchannels = sorted(known) if wal is None or uncommitted is not None else _pchannels(wal, checkpoints, collection_id)
+    last = {name: 0 if wal is None else wal.last_tick(name) for name in pchannels}
+    confirmed = min((max(last[name], known.get(name, 0)) for name in pchannels), default=0)
     if wanted is not None and wanted > confirmed:
         if not pchannels:
             raise CollectionNotFound(f"no collection {collection_id}")
@@ -167,18 +187,21 @@ def _plan(settings: Settings, collection_id: int, wanted: int | None, known: Map
     vchannels: dict[str, VChannelInfo] = {}
     for pchannel in pchannels:
         checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
-        # From LastConfirmed, so that the tail includes the begin of transactions that commit after the checkpoint.
-        tail = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=checkpoint.time_tick, up_to_tick=tick)
-        if tick <= checkpoint.time_tick:
-            # The tables alone reach the tick.
-            tail = WalRange(())
-        catalog, staged_bytes = _catalog(settings, checkpoint, tail)
+        tail = WalTail(checkpoint, WalRange(()), {}, {})
+        after = checkpoint.time_tick
+        if wal is not None and tick > after:
+            # From LastConfirmed, so that the tail includes the begin of transactions that commit after the checkpoint.
+            planned = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=after, up_to_tick=tick)
+            tail = replace(tail, range=planned)
+        if uncommitted is not None:  # what the table has taken since the replay is in `range`
+            tail = replace(tail, uncommitted=_between(uncommitted[pchannel], max(after, last[pchannel]), tick))
+        catalog, staged_bytes = _catalog(settings, tail)
         found = catalog.collection_vchannels(collection_id)
         vchannels.update(found)
         # A table may be ahead of the checkpoint, which is committed last: its app ids tell from where the tail must add
         # rows.
         row_ticks, delete_ticks = (_ticks(table, found, checkpoint) for table in (rows, deletes))
-        tails.append(WalTail(checkpoint, tail, row_ticks, delete_ticks, staged_bytes))
+        tails.append(replace(tail, row_ticks=row_ticks, delete_ticks=delete_ticks, staged_bytes=staged_bytes))
     _check_whole(collection_id, vchannels, tick)
     schema = newest_schema(vchannels.values(), tick)
     return ReadPlan(settings, collection_id, tick, schema, vchannels, rows, deletes, tuple(tails))
@@ -217,11 +240,25 @@ def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_
     return []
 
 
-def _catalog(settings: Settings, checkpoint: Checkpoint, tail: WalRange) -> tuple[WalCatalog, int]:
-    """Return the catalog at the read's tick (or the checkpoint's, if later), and the tail's bytes of staged files."""
-    catalog, staged_bytes = checkpoint.catalog, 0
-    for rows in read_range(store_at(settings.wal_uri), tail, types=CATALOG_TYPES):
-        for imported in catalog.apply(TxnBuffer(after_tick=checkpoint.time_tick).push(rows)):
+def _between(messages: Sequence[pa.Table], after: int, until: int) -> tuple[pa.Table, ...]:
+    """Return the messages with after < tick <= until, as slices."""
+    found = []
+    for rows in messages:
+        begin, end = np.searchsorted(rows["time_tick"].to_numpy(), [after, until], side="right")
+        if end > begin:
+            found.append(rows.slice(int(begin), int(end - begin)))
+    return tuple(found)
+
+
+def _of_types(messages: pa.Table, types: Sequence[str]) -> pa.Table:
+    return messages.filter(pc.is_in(messages["type"].cast(pa.utf8()), pa.array(types)))
+
+
+def _catalog(settings: Settings, tail: WalTail) -> tuple[WalCatalog, int]:
+    """Return the catalog at the read's tick, or the checkpoint's if later, and the bytes of the tail's staged files."""
+    catalog, staged_bytes = tail.checkpoint.catalog, 0
+    for rows in tail.messages(store_at(settings.wal_uri), types=CATALOG_TYPES):
+        for imported in catalog.apply(TxnBuffer(after_tick=tail.checkpoint.time_tick).push(rows)):
             for payload in imported["payload"].to_pylist():
                 staged_bytes += sum(file["bytes"] for file in parse_body(MessageType.IMPORT, payload)["files"])
     return catalog, staged_bytes
@@ -263,7 +300,7 @@ def tail_rows(
     ticks = tail.delete_ticks if deletes else tail.row_ticks
     catalog = tail.checkpoint.catalog
     buffer = TxnBuffer(after_tick=tail.checkpoint.time_tick)
-    for messages in read_range(store_at(settings.wal_uri), tail.range):
+    for messages in tail.messages(store_at(settings.wal_uri)):
         for stretch in catalog.apply(buffer.push(messages)):
             mine = stretch.filter(pc.equal(stretch["collection_id"], collection_id))
             if mine.num_rows == 0 or _has(mine, ticks):
