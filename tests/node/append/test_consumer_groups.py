@@ -25,6 +25,8 @@ from millrace.meta.memory import MemoryStore
 from millrace.meta.store import Mutation, RevisionEquals
 from millrace.node.append import consumer_groups as module
 from millrace.node.append.consumer_groups import ConsumerGroups
+from millrace.rpc import calls
+from millrace.rpc.calls import ServerCall
 from tests.waiting import until
 
 
@@ -115,7 +117,8 @@ def test_a_move_whose_answer_was_lost_is_asked_for_again_before_a_newer_one(grou
 
         loses = False
 
-        def call_group(self, request: dict[str, Any]) -> dict[str, object]:
+        def call(self, call: ServerCall, request: dict[str, Any]) -> dict[str, object]:
+            assert call is calls.GROUP
             answer = groups.handle(request)
             if self.loses:
                 self.loses = False
