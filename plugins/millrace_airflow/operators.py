@@ -121,7 +121,10 @@ class JobOperator(BaseOperator):
 
     def _fail(self, status: RunStatus, *, late: bool) -> NoReturn:
         if late and self.timeout is not None:
-            words = f"stopped after {self.timeout.total_seconds():.0f} s (the task's timeout); give it longer, or less to do"
+            words = (
+                f"stopped after {self.timeout.total_seconds():.0f} s (the task's timeout); give it longer, or"
+                " less to do"
+            )
             raise_for("DEADLINE_EXCEEDED", words, retriable=True)
         if status.error is not None:
             raise_for(status.error.code, status.error.message, retriable=status.error.retriable)

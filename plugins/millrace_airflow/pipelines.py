@@ -88,7 +88,10 @@ def pipeline_dag(settings: Settings, record: Record) -> DAG:
     from millrace.pipelines.deploy.airflow import app_name, dag_id, worker_arguments
     from millrace.pipelines.deploy.deployment import run_id
 
-    doc = f"Pipeline {record.id}: keeps its worker alive (jobs/pipeline.py).\n\n{record.declaration.get('description', '')}"
+    doc = (
+        f"Pipeline {record.id}: keeps its worker alive"
+        f" (jobs/pipeline.py).\n\n{record.declaration.get('description', '')}"
+    )
     # What is to run is said of the pipeline: nobody has to unpause its DAG as well.
     with supervising_dag(dag_id(record.id), doc=doc, tags=["streaming", "pipeline"], paused=False) as dag:
         PipelineOperator(

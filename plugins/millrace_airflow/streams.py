@@ -104,7 +104,8 @@ def _words(job: str, streams: Sequence[Stream]) -> str:
     lines = [f"Stream {job}: keeps its job alive (jobs/stream.py {job}).", ""]
     for each in streams:
         lines.append(
-            f"- `{each.name}`: {each.source.collection} to {each.sink.target}, {each.chosen_guarantee}. {each.words}".rstrip()
+            f"- `{each.name}`: {each.source.collection} to {each.sink.target},"
+            f" {each.chosen_guarantee}. {each.words}".rstrip()
         )
     return "\n".join(
         [*lines, "", "Pausing this DAG stops the job between two micro-batches; unpausing starts it again."]

@@ -206,7 +206,8 @@ def read_flushed_segments(settings: Settings) -> list[dict[str, Any]]:
     """The newest flushed segments that the progress file names, or those of a cluster's nodes: pchannel, collection_id,
     segment_id, rows, time_tick."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    name = "flushed-segments.json"  # written by millrace.node.flush.flushed_segments, which needs Arrow; reading it needs nothing
+    # Written by millrace.node.flush.flushed_segments, whose import needs Arrow; reading the file needs nothing.
+    name = "flushed-segments.json"
     for path in (settings.run_path / name, *sorted((settings.run_path / "nodes").glob(f"*/{name}"))):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))

@@ -84,10 +84,10 @@ def _show(found: dict[str, Any], pchannel: str, entry: str, *, as_json: bool) ->
     print_facts(facts, as_json=as_json)
     if not as_json:
         typer.echo(
-            "\nNothing was changed. A tombstone gives up what this entry holds, for ever: every reader then sees an entry there"
-            "\nthat is none, which the WAL records as one MALFORMED rejection with your name, the reason and this checksum."
-            "\nIts producer was told that the PChannel is parked, not that its messages were rejected. Where a build that can"
-            "\njudge the entry is at hand, run that instead. To do it:\n"
+            "\nNothing was changed. A tombstone discards this entry for ever. Every reader then sees an invalid entry"
+            "\nin its place, which the WAL records as one MALFORMED rejection with your name, the reason and this"
+            "\nchecksum. Its producer was told that the PChannel is parked, not that its messages were rejected."
+            "\nIf you have a build that can judge the entry, run that instead. To place the tombstone:\n"
             f"\n  millrace log tombstone {pchannel} {entry} --checksum {found['sha256']} --reason '…' --yes"
         )
 

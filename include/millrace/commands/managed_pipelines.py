@@ -31,7 +31,8 @@ File = Annotated[
 _COLUMNS: Final = ("id", "name", "account", "phase", "wanted", "version", "cpus", "memory_mib")
 _STATUS: Final = ("pipeline", "state", "cause", "pid", "cpu_percent", "memory_bytes")
 _TASK: Final = (
-    "task", "state", "position", "lag", "records_in", "records_out", "records_error", "records_filtered", "records_stale", "retries", "failures", "cause",
+    "task", "state", "position", "lag", "records_in", "records_out", "records_error", "records_filtered",
+    "records_stale", "retries", "failures", "cause",
 )  # fmt: skip
 
 

@@ -81,7 +81,8 @@ def _command(operation: Operation) -> Callable[..., None]:
     )
     run.__annotations__ = options
     run.__doc__ = (
-        f"{operation.summary}\n\nExample: `millrace operations {operation.name.replace('_', '-')} {operation.example}".rstrip()
+        f"{operation.summary}\n\nExample:"
+        f" `millrace operations {operation.name.replace('_', '-')} {operation.example}".rstrip()
         + "`"
     )
     return run

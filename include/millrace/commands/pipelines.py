@@ -162,7 +162,9 @@ def redrive(
     again: Annotated[bool, typer.Option("--again", help="From the beginning: what was redriven before, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
 ) -> None:
-    """Send the records of the error topic through the pipeline again, as it is declared now. Repeating it is idempotent.
+    """Send the records of the error topic through the pipeline again, as it is declared now.
+
+    Repeating it is idempotent.
 
     Example: `millrace pipelines redrive flights.yaml --step 0.cast --dry-run`
     """

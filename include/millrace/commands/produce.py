@@ -127,7 +127,8 @@ def produce(
     on_duplicate: Annotated[
         OnDuplicate | None,
         typer.Option(
-            help="With --create: an insert of an existing key replaces the older row, or keeps both. Asked for if omitted.",
+            help="With --create: an insert of an existing key replaces the older row, or keeps both. Asked for if"
+            " omitted.",
             show_default=False,
         ),
     ] = None,
@@ -164,10 +165,10 @@ def produce(
 ) -> None:
     """Append rows to a collection, or delete rows from it.
 
-    Reads JSON lines, a JSON array, CSV, Parquet, Arrow or Avro, compressed with gzip, zstd or bzip2 as their first bytes
-    show. Timestamps and dates are ISO 8601, binary is base64. Every row is checked before it is sent; an invalid row is
-    reported with its line and column. Rejections by the chain are reported by reason. The command returns when every row
-    is durable and judged. Rows are readable once the streaming job has processed them.
+    Reads JSON lines, a JSON array, CSV, Parquet, Arrow or Avro, compressed with gzip, zstd or bzip2 as their first
+    bytes show. Timestamps and dates are ISO 8601, binary is base64. Every row is checked before it is sent; an invalid
+    row is reported with its line and column. Rejections by the chain are reported by reason. The command returns when
+    every row is durable and judged. Rows are readable once the streaming job has processed them.
 
     Example: `millrace produce flights flights.parquet --partition-by origin`
 
@@ -197,7 +198,8 @@ def produce(
     collection = find_collection(settings, name)
     if on_duplicate not in (None, collection.schema.on_duplicate):
         raise InvalidArgument(
-            f"{name} was made with --on-duplicate {collection.schema.on_duplicate}, which stays: leave the option out, or --upsert"
+            f"{name} was made with --on-duplicate {collection.schema.on_duplicate}, which stays: leave the option"
+            " out, or --upsert"
         )
     if evolve and not delete:
         collection = _evolve(settings, collection, files, given, form)
@@ -355,7 +357,8 @@ def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
     words = f"whose key ({', '.join(key)}) is there already"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidArgument(
-            f"say what becomes of a row {words}: --on-duplicate replace (the new row takes the place of the older one; the same"
+            f"say what becomes of a row {words}: --on-duplicate replace (the new row takes the place of the older"
+            " one; the same"
             " load again changes nothing) or --on-duplicate keep (both stay: for data that is only appended)"
         )
     replaces = typer.confirm(f"Does a row {words} replace the older one? (No: both stay.)", default=True, err=True)
@@ -429,7 +432,8 @@ class BadRowsFile:
             if self._count == self._most:
                 self._file.flush()
                 raise InvalidArgument(
-                    f"{file.name}, line {row.line}: {row.why}; {format_count(self._most, 'bad row')} went before it, and --max-bad"
+                    f"{file.name}, line {row.line}: {row.why}; {format_count(self._most, 'bad row')} went before it,"
+                    " and --max-bad"
                     " allows no more. Its batch was not sent"
                 )
             told = {"file": str(file), "line": row.line, "column": row.column, "value": row.value, "reason": row.why}

@@ -135,7 +135,8 @@ def _sources(
             names,
             until,
             LogUnavailable(
-                f"no log server runs: this is what the WAL table holds, up to tick {until}. What the log may have behind it is not"
+                f"no log server runs: this is what the WAL table holds, up to tick {until}. What the log may have"
+                " behind it is not"
                 " among it; `millrace jobs run` starts the server, and so does whatever appends"
             ),
         )

@@ -277,7 +277,8 @@ def _lines(found: InstallationStatus) -> list[str]:
     total = sum(found.pss_bytes.values()) / (1 << 30)
     return [
         f"Airflow     {airflow}",
-        f"Streaming   {'running' if found.streaming else 'not running'}, {found.rows_per_second:,.0f} rows/s, lag {lag}",
+        f"Streaming   {'running' if found.streaming else 'not running'},"
+        f" {found.rows_per_second:,.0f} rows/s, lag {lag}",
         f"Data        {found.words}",
         f"Log         {'running' if found.log_server else 'not running; it starts when it is needed'}",
         f"Memory      {total:.2f} GiB in {sum(found.processes.values())} processes ({sizes})",

@@ -66,7 +66,8 @@ def verify(context: JsonContext) -> None:
         print_rows(
             collections,
             columns=(
-                "collection", "holds", "state", "inserted", "visible", "deleted", "rolled_back", "rejected", "duplicates", "detail",
+                "collection", "holds", "state", "inserted", "visible", "deleted", "rolled_back", "rejected",
+                "duplicates", "detail",
             ),
             as_json=False,
             empty="No rows to account for.",

@@ -166,11 +166,13 @@ def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int,
             )
         else:
             found = db.execute(
-                'select reason, pchannel, ledger, entry, "index", ordinal, time_tick, physical_ms, type, vchannel, term, '
+                'select reason, pchannel, ledger, entry, "index", ordinal, time_tick, physical_ms, type, vchannel,'
+                " term, "
                 "collection_id, partition_id, rows, txn_id, producer_id, epoch, sequence, detail, "
                 f"octet_length(payload) as bytes, case when reason = '{Reason.MALFORMED}' and octet_length(payload) <= "
                 f"{MAX_VALUE_BYTES} then payload end as head from {source} {where} "
-                f'order by physical_ms desc, pchannel, ledger desc, entry desc, "index" desc, ordinal desc limit {limit}',
+                f'order by physical_ms desc, pchannel, ledger desc, entry desc, "index" desc, ordinal desc limit'
+                f" {limit}",
                 given,
             )
         names = [item[0] for item in found.description or ()]

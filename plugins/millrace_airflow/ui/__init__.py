@@ -23,7 +23,8 @@ URL_PREFIX: Final = "/millrace"
 WAIT_SECONDS: Final = 0.5
 """How long a page that is asked for while the application is built waits for it, before it says that it starts."""
 STARTING: Final = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="1">
-<title>Millrace</title></head><body><p>Millrace's pages are starting. This page loads again by itself.</p></body></html>"""
+<title>Millrace</title></head>
+<body><p>Millrace's pages are starting. This page loads again by itself.</p></body></html>"""
 
 
 class LazyApp:

@@ -205,7 +205,10 @@ def _is_given(context: Any, name: str) -> bool:
 
 
 def complete_collection(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the collections whose name begins with `incomplete`, for the shell; none without a readable data folder."""
+    """Return the collections whose name begins with `incomplete`, for the shell.
+
+    None without a readable data folder.
+    """
     if not isinstance(context, CommandContext):
         return []
     try:
@@ -348,11 +351,14 @@ def parse_json_object(text: str | None) -> dict[str, Any]:
     return found
 
 
-# --- printing ---------------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def console(*, err: bool = False) -> Console:
-    """Return the console for human output: as wide as the screen, PIPE_WIDTH without one, colours on a terminal only."""
+    """Return the console for human output.
+
+    As wide as the screen, PIPE_WIDTH without one, colours on a terminal only.
+    """
     from rich.console import Console
 
     stream = sys.stderr if err else sys.stdout

@@ -1,10 +1,11 @@
 """Ctrl-C and SIGTERM always end a command, silently, at the first signal: exit code 130 or 143.
 
-The signal's handler raises :class:`Interrupted` in the main thread, so that the command ends in order: it prints its
-summary and closes connections. That alone is not enough. The exception is lost in a finaliser or in a callback of a C
-library, and it is late while the command waits in such a library. So a thread also receives the signal, through the file
-descriptor that Python's C handler writes to, and ends the process if the command has not ended within `grace` seconds. A
-second signal ends it at once. Nothing is lost: what matters is durable in another process, or was not acknowledged.
+The signal's handler raises :class:`Interrupted` in the main thread, so that the command ends in order: it prints
+its summary and closes connections. That alone is not enough. The exception is lost in a finaliser or in a callback
+of a C library, and it is late while the command waits in such a library. So a thread also receives the signal,
+through the file descriptor that Python's C handler writes to, and ends the process if the command has not ended
+within `grace` seconds. A second signal ends it at once. Nothing is lost: what matters is durable in another
+process, or was not acknowledged.
 """
 
 from __future__ import annotations

@@ -31,19 +31,24 @@ class PipelineClient(Closeable):
     """
 
     def __init__(self, settings: Settings, server: str = "", *, roots: Path | None = None) -> None:
-        """`server` is the address; default: this host at the settings' port. Raises InvalidSettings, PermissionDenied."""
+        """`server` is the address; default: this host at the settings' port.
+
+        Raises InvalidSettings, PermissionDenied.
+        """
         self.address = (server or _here(settings)).rstrip("/")
         if not self.address.startswith(("http://", "https://")):
             raise InvalidSettings(f"{self.address!r} is no address of a service: http(s)://host:port")
         token = os.environ.get(TOKEN_VARIABLE, "") or ("" if server else _own_token(settings))
         if not token and not server:
             raise ServiceUnavailable(
-                f"no service has run here yet, with the data folder {settings.data_dir}: start one (millrace pipelines serve), or name another"
+                f"no service has run here yet, with the data folder {settings.data_dir}: start one (millrace"
+                " pipelines serve), or name another"
                 " with --server"
             )
         if not token:
             raise PermissionDenied(
-                f"there is no token for {self.address}: put one into {TOKEN_VARIABLE} (millrace tokens add makes it, on the service's host)"
+                f"there is no token for {self.address}: put one into {TOKEN_VARIABLE} (millrace tokens add makes it,"
+                " on the service's host)"
             )
         self._client = httpx.Client(
             base_url=f"{self.address}/api/v1/",
@@ -63,11 +68,13 @@ class PipelineClient(Closeable):
             answer = self._client.request(method, path, json=body, params=asked)
         except httpx.TimeoutException:
             raise ServiceUnavailable(
-                f"{self.address} has not answered in time: what was asked for may be done all the same; look (millrace pipelines list)"
+                f"{self.address} has not answered in time: what was asked for may be done all the same; look"
+                " (millrace pipelines list)"
             ) from None
         except httpx.HTTPError as error:
             raise ServiceUnavailable(
-                f"no pipeline service answers at {self.address} ({error}): start one (millrace pipelines serve), or name another with --server"
+                f"no pipeline service answers at {self.address} ({error}): start one (millrace pipelines serve), or"
+                " name another with --server"
             ) from None
         if answer.is_success:
             return answer.json() if answer.content else None

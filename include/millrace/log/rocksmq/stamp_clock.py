@@ -1,6 +1,5 @@
 """The clock that stamps the embedded log: the host's wall clock, checked against its steady clock
-(CLOCK_BOOTTIME, which
-cannot be set).
+(CLOCK_BOOTTIME, which cannot be set).
 
 The wall clock may leap ahead of the steady clock by at most a bound between two readings. A larger leap is held:
 stamps follow the steady clock until the wall clock is back within the bound, or an operator accepts the new time.

@@ -1,14 +1,11 @@
 """Consumer groups of remote consumers: who holds a group's PChannel, and the group's position.
 
 A remote consumer holds a group's PChannel by a lease that each of its calls renews. Meanwhile this process holds the
-lock of
-that position, so that a local consumer finds it taken. After a restart of the server, the holder's next call takes the
-lease
-again unless another consumer has it. A move names the position that the holder left. If the group is elsewhere by now,
-another consumer moved it, and the holder gets GroupBusy; a move never goes back. At most MAX_LEASES leases of at most
-MAX_GROUPS groups are held. Calls of one group run one after the other; groups do not wait for each other, so an
-unresponsive
-meta store delays only the calls of the group in question.
+lock of that position, so that a local consumer finds it taken. After a restart of the server, the holder's next call
+takes the lease again unless another consumer has it. A move names the position that the holder left. If the group is
+elsewhere by now, another consumer moved it, and the holder gets GroupBusy; a move never goes back. At most MAX_LEASES
+leases of at most MAX_GROUPS groups are held. Calls of one group run one after the other; groups do not wait for each
+other, so an unresponsive meta store delays only the calls of the group in question.
 """
 
 from __future__ import annotations

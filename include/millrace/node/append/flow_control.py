@@ -5,10 +5,9 @@
        └── the rate has grown back ── recovery ◀── every watermark is calm ─────┘   (from slowdown too)
 
 In slowdown, appends are admitted at a rate that shrinks while the cause lasts. In recovery, the rate grows until it no
-longer
-matters. Only changes of rows are slowed or refused. Ticks, flushes, DDL and transaction ends always pass, because they
-relieve the host. Nothing here touches the log: a refused append was not appended, and its caller may retry it.
-Modes and their order follow Milvus (WAL/adaptor/rate). Readings are arguments, so this is a pure state machine.
+longer matters. Only changes of rows are slowed or refused. Ticks, flushes, DDL and transaction ends always pass,
+because they relieve the host. Nothing here touches the log: a refused append was not appended, and its caller may retry
+it. Modes and their order follow Milvus (WAL/adaptor/rate). Readings are arguments, so this is a pure state machine.
 """
 
 from __future__ import annotations

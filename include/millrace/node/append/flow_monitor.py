@@ -1,13 +1,10 @@
 """Reads memory, disk and flush lag for flow control, and relieves a disk that fills up.
 
 A thread passes readings to :class:`millrace.node.append.flow_control.FlowControl` every second. If the free disk space
-falls
-below the slow watermark, it first tries to relieve the disk. It appends a FlushAll to every PChannel (which ends open
-transactions there; a full disk would end them worse), waits for the flusher's checkpoints to pass it, and truncates the
-log
-as far as the checkpoints allow, unless failing quality expectations forbid it. Only if that does not help are appends
-slowed,
-and then refused, before the disk is full.
+falls below the slow watermark, it first tries to relieve the disk. It appends a FlushAll to every PChannel (which ends
+open transactions there; a full disk would end them worse), waits for the flusher's checkpoints to pass it, and
+truncates the log as far as the checkpoints allow, unless failing quality expectations forbid it. Only if that does not
+help are appends slowed, and then refused, before the disk is full.
 """
 
 from __future__ import annotations

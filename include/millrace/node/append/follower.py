@@ -1,20 +1,16 @@
 """The follower of one PChannel: reads its log once, runs the chain, and answers callers that wait for an entry.
 
 The chain is pure, so this host computes what the Spark host will write. Each run takes everything that arrived since
-the last
-one, up to READ_BYTES: under load the follower wakes once per run, not once per entry, and messages cost no Python of
-their
-own. An error that a retry cannot cure parks the PChannel: every wait for it ends with that error.
+the last one, up to READ_BYTES: under load the follower wakes once per run, not once per entry, and messages cost no
+Python of their own. An error that a retry cannot cure parks the PChannel: every wait for it ends with that error.
 
 Time ticks: the follower appends one when a timer of the state is due by the log's clock (the lease of an open
-transaction, an
-idle or old segment), on request (AppendHost.confirm), and otherwise every `tick_interval` seconds if messages arrived
-since
-the last. The clock only decides when to append. The effect of a tick depends on its position in the log alone.
+transaction, an idle or old segment), on request (AppendHost.confirm), and otherwise every `tick_interval` seconds if
+messages arrived since the last. The clock only decides when to append. The effect of a tick depends on its position in
+the log alone.
 
 If a newer writer takes the log over (LogFenced, on a backend with a single writer), the follower keeps reading and
-appends
-nothing until a term is opened through it, which takes the log back. If the nodes of a cluster take the appends
+appends nothing until a term is opened through it, which takes the log back. If the nodes of a cluster take the appends
 (`suppress_ticks`), the follower of the log's server appends no ticks either.
 """
 
@@ -67,8 +63,7 @@ class Follower:
     """Follows a log from `state` in its own thread. Thread-safe.
 
     `open_log` opens the log, and reopens it after it could not be reached: a log that stopped after a failed write
-    accepts
-    appends again once it is reopened.
+    accepts appends again once it is reopened.
     """
 
     def __init__(
@@ -86,8 +81,7 @@ class Follower:
         """Start to follow the log.
 
         `suppress_ticks`: whether another process appends the ticks. `on_fenced` is called each time that a newer writer
-        turns out to
-        have taken the log over.
+        turns out to have taken the log over.
         """
         self.pchannel = state.pchannel
         self._idle = suppress_ticks

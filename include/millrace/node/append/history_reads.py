@@ -1,11 +1,9 @@
 """Serves the ``wal`` table, and the rows of imports, to remote clients, whose hosts have no tables.
 
 A client reads a PChannel's messages in pieces. Each call plans on one version of the table, sends about as much as
-requested,
-and names the message at which the next piece begins. The server keeps nothing between two calls, and a client that
-continues
-with another server gets the same rows: a message id has the same rows in every version.
-Memory: one row group and its wire copy for each of at most MAX_CONCURRENT_READS calls, and the table's snapshot.
+requested, and names the message at which the next piece begins. The server keeps nothing between two calls, and a
+client that continues with another server gets the same rows: a message id has the same rows in every version. Memory:
+one row group and its wire copy for each of at most MAX_CONCURRENT_READS calls, and the table's snapshot.
 """
 
 from __future__ import annotations
@@ -92,9 +90,8 @@ class HistoryReads:
         """Serve the ticket `{"history": pchannel, "start", "after", "up_to", "max_bytes", "columns", "vchannels"}`.
 
         Streams one piece of the PChannel's messages that the caller may read. The last batch's metadata is `{"next":
-        id}`, the start
-        of the next piece, or `{"next": null}` if everything up to `up_to` was sent.
-        Raises PositionTruncated, ServerFull, WalGap.
+        id}`, the start of the next piece, or `{"next": null}` if everything up to `up_to` was sent. Raises
+        PositionTruncated, ServerFull, WalGap.
         """
         pchannel = str(request["history"])
         start, after = _message_id(request.get("start")), int(request_number(request, "after", 0))

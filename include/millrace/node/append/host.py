@@ -4,15 +4,12 @@
     result = host.append("p0", encode_entry([message]), deadline=5.0).result()
 
 It runs the same chain over the same log as the Spark host, starting from the newest committed (position, state). Both
-compute
-the same answer without coordination, and the host may be killed at any time. An append is one atomic batch in the log.
-Concurrent callers share one disk sync (the log's group commit) and one run of the chain. An append whose answer was
-lost is
-retried with the same producer sequence; it has one effect and gets the first result (law 8).
+compute the same answer without coordination, and the host may be killed at any time. An append is one atomic batch in
+the log. Concurrent callers share one disk sync (the log's group commit) and one run of the chain. An append whose
+answer was lost is retried with the same producer sequence; it has one effect and gets the first result (law 8).
 
 The host also keeps each PChannel's newest rows for tailing readers (:mod:`millrace.node.append.tail_buffer`) and
-appends time
-ticks when needed (:mod:`millrace.node.append.follower`).
+appends time ticks when needed (:mod:`millrace.node.append.follower`).
 """
 
 from __future__ import annotations
@@ -97,10 +94,9 @@ class AppendHost(Closeable):
     """Answers appends to the logs of `service`. Thread-safe.
 
     `load_state(pchannel)` returns the state to follow from: the newest committed one, or
-    ``ChannelState.new(pchannel)``.
-    `pchannels` returns the deployment's PChannels, so that appends past the host into one that is not followed yet are
-    checked
-    too. Timers use the clock that stamps the log (`now_ms` replaces it), so that log time reaches their deadlines.
+    ``ChannelState.new(pchannel)``. `pchannels` returns the deployment's PChannels, so that appends past the host into
+    one that is not followed yet are checked too. Timers use the clock that stamps the log (`now_ms` replaces it), so
+    that log time reaches their deadlines.
     """
 
     def __init__(
@@ -146,8 +142,7 @@ class AppendHost(Closeable):
         seconds.
 
         If nodes take the PChannel's appends, returns their answer. A rejection is part of the outcome; only its typed
-        readers raise
-        it. Raises:
+        readers raise it. Raises:
 
         - DeadlineExceeded: the entries are in the log, undecided.
         - LogUnavailable: they are in the log once or not at all. Retry with the same producer sequences.
@@ -173,8 +168,7 @@ class AppendHost(Closeable):
         """Submit several appends in order, as one atomic batch in the log. Returns the pending outcome of each.
 
         Refused entries are counted only if their append comes alone: of several, the caller submits each again.
-        `authorize` checks
-        entries with valid framing and raises to refuse them.
+        `authorize` checks entries with valid framing and raises to refuse them.
         """
         if not all(len(values) for values in appends):
             raise InvalidArgument("an append needs at least one entry")
@@ -189,8 +183,7 @@ class AppendHost(Closeable):
         """Check entries that are appended to a log past the host. Returns whether a chain reads that log.
 
         Raises Malformed or UnsupportedVersion for a PChannel of the deployment. Other logs, such as those of message
-        streams, may
-        hold any format.
+        streams, may hold any format.
         """
         own = pchannel in self._followers or self._is_own(pchannel)
         if own:
@@ -223,9 +216,8 @@ class AppendHost(Closeable):
         earlier appends.
 
         Without `persist`, append nothing: wait until the current log is decided, and return that tick, which does not
-        move while
-        nothing is written. Without `forward`, append here even if another process owns the PChannel.
-        Raises InvalidArgument if no term is open, and as :meth:`append`.
+        move while nothing is written. Without `forward`, append here even if another process owns the PChannel. Raises
+        InvalidArgument if no term is open, and as :meth:`append`.
         """
         follower = self._follower(pchannel)
         end = Deadline.after(deadline)

@@ -1,8 +1,7 @@
 """Appends that wait for their decisions, and the extraction of their answers from the chain's runs.
 
 The entries of an append are one atomic batch: nothing is between its first and last entry. So its rows are a slice of
-each
-run that it falls into. Time ticks that became no row are answered here too.
+each run that it falls into. Time ticks that became no row are answered here too.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ def _unpersisted(run: ChainDecisions, ids: tuple[LogId, LogId]) -> list[dict[str
     """Return answers for time ticks of the entries ids[0] .. ids[1] that became no row.
 
     Their tick is the run's last tick, up to which everything is decided. Their LastConfirmed is not after any Begin
-    that was open
-    in the run, so a reader that starts there misses nothing.
+    that was open in the run, so a reader that starts there misses nothing.
     """
     decoded = decode_entries(_between(run.entries, *ids))
     mine = decoded.filter(pa.array(decoded.column("type").to_numpy() == MessageType.TIME_TICK))

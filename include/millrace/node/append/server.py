@@ -321,9 +321,8 @@ class AppendExtension:
         """Append a time tick, or only read the current one (`persist` false).
 
         The log's server forwards the call to the PChannel's owner. A forwarded call, and any call at a node, is refused
-        as stale if
-        this process is not the owner: two servers that each take the other for the owner would otherwise call each
-        other forever.
+        as stale if this process is not the owner: two servers that each take the other for the owner would otherwise
+        call each other forever.
         """
         pchannel, deadline = _pchannel(request), _deadline(request)
         persist, forwarded = request.get("persist", True) is not False, request.get("forwarded") is True
@@ -390,8 +389,7 @@ def append_extension(
     """Make the extension of a log server's process. It follows from the newest state in the ``wal`` table.
 
     `cluster` makes the placement of appends, in a deployment whose nodes may take them. `positions` opens the positions
-    of
-    consumer groups. `shared` opens the store of which the catalog is a copy.
+    of consumer groups. `shared` opens the store of which the catalog is a copy.
     """
     settings = replace(Settings.load(), data_dir=folder.absolute().parent)
     wal = settings.wal_uri

@@ -1,12 +1,9 @@
 """The write-ahead buffer: the newest decided rows of one PChannel, for readers that tail it.
 
 It holds about the last `max_bytes`, and evicts rows older than `max_age` seconds except for the last `keep_bytes`. A
-reader
-that asks for evicted rows gets :class:`Evicted` and reads them from the ``wal`` table. The confirmed tick says how far
-the
-buffer has seen the log: a reader that took everything up to it has seen every message with a tick at or below it,
-including
-ticks that became no row.
+reader that asks for evicted rows gets :class:`Evicted` and reads them from the ``wal`` table. The confirmed tick says
+how far the buffer has seen the log: a reader that took everything up to it has seen every message with a tick at or
+below it, including ticks that became no row.
 """
 
 from __future__ import annotations

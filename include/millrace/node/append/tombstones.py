@@ -1,8 +1,7 @@
 """Tombstones that replace an entry which parks its PChannel, so that every host judges the same (law 1).
 
 A tombstone is allowed only while no host has judged the entry and no commit covers it. The log's server ensures that in
-four
-steps:
+four steps:
 
 1. Its append host is parked at the entry and still cannot judge it. It follows nothing while it is held.
 2. The tombstone is proposed durably (millrace.log.generations.listing). From now on nobody reads the entry, in its old
@@ -15,8 +14,7 @@ steps:
 4. The tombstone is placed: every reader sees it.
 
 If another commit came first, the proposal is withdrawn and nobody has seen it. If a server dies in between, its
-proposal
-stays, and the next server, or the same call again, completes or withdraws it (:meth:`TombstonePlacer.resume`).
+proposal stays, and the next server, or the same call again, completes or withdraws it (:meth:`TombstonePlacer.resume`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     MILLRACE_NODE=n1 python -m millrace.node.cluster
 
 Runs until SIGTERM or SIGINT, which end it between two micro-batches. `millrace node NAME` starts it. A Spark driver is
-a
-node as well if MILLRACE_NODE is set (jobs/streaming_node.py).
+a node as well if MILLRACE_NODE is set (jobs/streaming_node.py).
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Routing of appends in a deployment whose nodes take appends: the log's server redirects clients, or appends itself.
 
 `append_extension` is what the server hosts (millrace.rpc.launch). While nodes with the append role are alive, the
-server
-refuses appends as stale, and clients ask it for the PChannel's owner. The server's own appends, DDL and time ticks, go
-to the
-owner as those of any client. When the last node is gone, the server opens a term on each PChannel, which takes the log
-back
-on a backend with a single writer, and appends itself again.
+server refuses appends as stale, and clients ask it for the PChannel's owner. The server's own appends, DDL and time
+ticks, go to the owner as those of any client. When the last node is gone, the server opens a term on each PChannel,
+which takes the log back on a backend with a single writer, and appends itself again.
 
 A thread watches the nodes; no append waits for that. If its view is briefly wrong, the chain's terms decide, and on a
-backend
-with a single writer the fenced owner reopens the log (millrace.node.cluster.append_server).
+backend with a single writer the fenced owner reopens the log (millrace.node.cluster.append_server).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A node's append role: its own server for appends to the PChannels that it was assigned.
 
 It hosts what the log's server hosts, over the same log. It opens a PChannel with the next term of its log, so that
-writes of
-a previous owner are rejected (law 5), and follows the log from the newest committed state. When it releases a PChannel
-it
-accepts no more appends, and answers what was appended first.
+writes of a previous owner are rejected (law 5), and follows the log from the newest committed state. When it releases a
+PChannel it accepts no more appends, and answers what was appended first.
 
 On a backend with a single writer, each opening fences the previous writer. An owner that is fenced while its session is
 valid (by one that was suspended during its opening) opens the log again.

@@ -2,14 +2,11 @@
 commit.
 
 A released PChannel is no longer planned. A range in progress gets a moment to be committed; after that it is dropped,
-and
-the next owner runs it again. A commit in progress is waited for. So when :meth:`OwnedChannels.close` returns, nothing
-of the
-PChannel is in progress here. After the node's session has ended nothing may be committed.
+and the next owner runs it again. A commit in progress is waited for. So when :meth:`OwnedChannels.close` returns,
+nothing of the PChannel is in progress here. After the node's session has ended nothing may be committed.
 
 Rates are means over the last RATE_WINDOW_SECONDS. The lag of a PChannel is the age of its tick at a commit; while a
-range is
-in progress the lag grows with that age, and without work it keeps its value.
+range is in progress the lag grows with that age, and without work it keeps its value.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """The flusher's commits: deletes, rows, then ``segments``, and ``checkpoints`` last. Each is fenced and idempotent.
 
 A crash between two commits leaves tables ahead of the checkpoint. The next flush starts from the checkpoint and skips,
-table
-by table, what is there already. If two flushers run, each table takes a range of a VChannel from only one of them: a
-commit
-succeeds only from the app id's version that its work was planned from. The other flusher is fenced, deletes its files
-and
-plans again. The checkpoint is moved by the flusher that has everything before it in the tables.
+table by table, what is there already. If two flushers run, each table takes a range of a VChannel from only one of
+them: a commit succeeds only from the app id's version that its work was planned from. The other flusher is fenced,
+deletes its files and plans again. The checkpoint is moved by the flusher that has everything before it in the tables.
 """
 
 from __future__ import annotations
@@ -59,8 +56,7 @@ class FlushCommitter:
         """Commit to the tables that `settings` name.
 
         `holds` says whether a PChannel may be committed now; it is asked before each commit of a flush. A PChannel that
-        may no
-        longer be committed counts as fenced, and its next owner continues after what the tables hold.
+        may no longer be committed counts as fenced, and its next owner continues after what the tables hold.
         """
         self._settings = settings
         self._metrics = metrics

@@ -1,8 +1,7 @@
 """The newest flushed segments in one small file, for Airflow's triggerer, which has no Delta reader.
 
 The ``segments`` table is the truth. The file is written after the commit, and rebuilt from the table when the flusher
-starts,
-so a crash in between loses nothing.
+starts, so a crash in between loses nothing.
 """
 
 from __future__ import annotations

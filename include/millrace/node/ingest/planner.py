@@ -1,8 +1,7 @@
 """Plans the next ranges of ingest: positions come from one version of the ``wal`` table, ends from the logs.
 
 A PChannel is idle if only time ticks without rows follow its position. The planner runs the chain over such entries,
-without
-writing, to find out. So an idle node runs no micro-batch, and a tick that fires a timer starts one.
+without writing, to find out. So an idle node runs no micro-batch, and a tick that fires a timer starts one.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
     """Plans ranges over all PChannels of a log service. Ends are the ends of the logs.
 
     `service` is called for each poll. If it returns another service, because the log was switched to another backend,
-    the
-    planner forgets what it knew of the old one. `on_close` is called at the end and releases the service.
+    the planner forgets what it knew of the old one. `on_close` is called at the end and releases the service.
     """
 
     def __init__(

@@ -48,8 +48,7 @@ class BatchDriver(Generic[R]):
         """Commit the ranges of one micro-batch, park channels whose range cannot be processed, and report.
 
         Ranges of channels that this process no longer owns are dropped, as if their tasks had been killed; VACUUM
-        removes their
-        files.
+        removes their files.
         """
         with self._owning.committing({each.channel for each in outcomes}) as mine:
             for channel in sorted({each.channel for each in outcomes} - mine):

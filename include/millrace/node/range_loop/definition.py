@@ -1,8 +1,7 @@
 """The interface of a loop: what to plan, how to run a range, what to report, how to commit (docs/architecture.md).
 
-A *channel* is a sequence of ranges: a PChannel for ingest and flush, a shard of keys for a stream over the WAL.
-Only the tables know a channel's position. Planner, tasks and committer share no memory: each may be another process,
-and
+A *channel* is a sequence of ranges: a PChannel for ingest and flush, a shard of keys for a stream over the WAL. Only
+the tables know a channel's position. Planner, tasks and committer share no memory: each may be another process, and
 each may die or run twice. The commit keeps the order: it accepts a range only on the base that the range was planned
 from.
 """
@@ -208,8 +207,7 @@ def commit_outcomes(
     """Commit the results of a micro-batch's ranges.
 
     Returns the commit's result, the failures by channel that are retried from the channel's position, and the failures
-    by
-    channel that a retry would not cure.
+    by channel that a retry would not cure.
     """
     reports = [each for each in outcomes if not isinstance(each, FailedRange)]
     result = committer.commit(reports)

@@ -26,11 +26,9 @@ def run_to_end(
     reached.
 
     Other committers may work at the same time: a range that they commit first is not committed again. Nothing is
-    parked.
-    Once all other channels are done, raises the error of a channel that cannot go on: the original MillraceError;
-    TableUnavailable for a retriable failure; CommitFenced if other committers won every time; ChannelParked for an
-    entry
-    that cannot be processed.
+    parked. Once all other channels are done, raises the error of a channel that cannot go on: the original
+    MillraceError; TableUnavailable for a retriable failure; CommitFenced if other committers won every time;
+    ChannelParked for an entry that cannot be processed.
     """
     schedule = RangeSchedule(
         definition.planner(), parked=definition.parked, assigned=definition.assigned, stalls=stalls

@@ -40,8 +40,7 @@ def run_loop(
     """Run the loop of `definition` until `stop` is set, which ends it between two micro-batches.
 
     `on_started` is called before the first micro-batch. Retriable errors (an unreachable log or table) are retried;
-    others
-    are raised.
+    others are raised.
     """
     owned = ownership or FullOwnership()
     definition.prepare()

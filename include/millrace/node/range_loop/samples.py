@@ -1,10 +1,9 @@
 """Samples of a streaming query over time, one per micro-batch, for charts. No decision uses them.
 
 A sample is a JSON line of ``<data_dir>/run/history/<query>.jsonl``: counters since the start of the process, and
-current
-lags. Readers take differences and start over where the process id changes. The file is bounded: at most one sample a
-second is written, all but the newest are thinned to one every five seconds, and samples older than a day are removed.
-Losing the file, or a torn last line after a crash, costs part of a chart.
+current lags. Readers take differences and start over where the process id changes. The file is bounded: at most one
+sample a second is written, all but the newest are thinned to one every five seconds, and samples older than a day are
+removed. Losing the file, or a torn last line after a crash, costs part of a chart.
 """
 
 from __future__ import annotations

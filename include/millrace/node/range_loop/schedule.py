@@ -1,8 +1,7 @@
 """Plans the next micro-batch: the planner's work minus stalled channels, as an offset that Spark stores.
 
 Nothing in an offset that Spark returns is trusted, except the upper end of a micro-batch. A lost or stale Spark
-checkpoint
-therefore costs nothing.
+checkpoint therefore costs nothing.
 """
 
 from __future__ import annotations

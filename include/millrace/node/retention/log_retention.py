@@ -2,10 +2,8 @@
 checkpoints.
 
 Off unless `log_retention_bytes` or `log_retention_seconds` is set. Retention removes entries that are too old, or
-beyond the
-size, and that both checkpoints have passed (millrace.node.retention.truncation). A PChannel that is parked, or whose
-flusher
-lags, keeps all entries that it still needs, whatever their size.
+beyond the size, and that both checkpoints have passed (millrace.node.retention.truncation). A PChannel that is parked,
+or whose flusher lags, keeps all entries that it still needs, whatever their size.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ def enforce_log_retention(settings: Settings, service: LogService) -> dict[str, 
     freed.
 
     May be killed at any time and repeated. Frees nothing while a backup blocks removals
-    (millrace.node.retention.removal_lock)
-    or while critical quality expectations fail.
+    (millrace.node.retention.removal_lock) or while critical quality expectations fail.
     """
     blocks = failed_critical_expectations(settings)
     if blocks:

@@ -1,10 +1,8 @@
 """A lock against removals: while a backup reads log and tables together, nothing of them is removed.
 
 Truncation of the log, its retention and the retention of the WAL run concurrently under a shared lock. A backup takes
-the
-lock exclusively for the seconds in which it pins the tables and copies the log's tail. A removal that finds it taken
-waits
-for its next pass. The kernel releases the lock when its process ends.
+the lock exclusively for the seconds in which it pins the tables and copies the log's tail. A removal that finds it
+taken waits for its next pass. The kernel releases the lock when its process ends.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Truncation of the ingress log: removes log entries that the tables hold durably.
 
 The limit is the minimum of two checkpoints: the recovery checkpoint (the committed position of the WAL, from which any
-host
-continues) and the flush checkpoint (LastConfirmed of what the flusher took; the log from there on rebuilds unflushed
-rows).
-The files of both commits were synced before; :func:`read_synced_tables` syncs the commits again, because their writer
-may
-have died before it did. The last entry of the committed range stays, so that a log that lost or changed acknowledged
-entries is still detected (LogRegressed).
+host continues) and the flush checkpoint (LastConfirmed of what the flusher took; the log from there on rebuilds
+unflushed rows). The files of both commits were synced before; :func:`read_synced_tables` syncs the commits again,
+because their writer may have died before it did. The last entry of the committed range stays, so that a log that lost
+or changed acknowledged entries is still detected (LogRegressed).
 """
 
 from __future__ import annotations
