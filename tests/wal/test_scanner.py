@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from millrace.base.errors import WalGap
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
+from millrace.wal import scanner
 from millrace.wal.scanner import (
     Filter,
     ImmutableTxn,
@@ -179,3 +180,11 @@ def test_a_delivered_message_has_what_was_appended_and_what_the_chain_stamped() 
     assert (message.id, message.time_tick, message.vchannel) == (MessageId(0, 500, 0, 0), 1000, VCHANNELS[0])
     assert not isinstance(message, ImmutableTxn)
     assert (message.type, message.payload, message.rows) == (MessageType.INSERT, b"0", 1)
+
+
+def test_the_old_names_of_the_filters_warn_and_work() -> None:
+    for old, new in {"VChannels": "VChannelFilter", "TickAbove": "TickAboveFilter", "Types": "TypeFilter"}.items():
+        with pytest.warns(DeprecationWarning, match=f"use {new}"):
+            assert getattr(scanner, old) is getattr(scanner, new)
+    with pytest.raises(AttributeError):
+        scanner.Nothing  # noqa: B018

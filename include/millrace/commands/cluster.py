@@ -116,7 +116,7 @@ def nodes(context: JsonContext) -> None:
 
 
 def _rates(settings: Settings, addresses: list[str]) -> dict[str, dict[str, float | None]]:
-    """By PChannel what its node says of it; nothing of nodes that do not answer."""
+    """Return the rates of each PChannel as its node reports them. Nodes that do not answer are left out."""
     from concurrent.futures import ThreadPoolExecutor
 
     from millrace.coord.orders import FlightOrders

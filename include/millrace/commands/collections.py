@@ -356,7 +356,7 @@ def _summary(found: CollectionInfo) -> dict[str, Any]:
 
 
 def _rules(found: CollectionInfo) -> dict[str, str]:
-    """Defaults, computed fields and checks as text, where there are any."""
+    """Return defaults, computed fields and checks as text, if there are any."""
     if not (found.schema.has_fill_values or found.schema.has_row_rules):
         return {}
     from millrace.message.expression.rules import describe_rules
@@ -365,7 +365,7 @@ def _rules(found: CollectionInfo) -> dict[str, str]:
 
 
 def _wait_flushed(settings: Settings, ticks: dict[str, int], timeout: float) -> None:
-    """Wait until the checkpoints are at or behind the tick of each VChannel's flush. Raises DeadlineExceeded."""
+    """Wait until the checkpoints have reached the tick of each VChannel's flush. Raises DeadlineExceeded."""
     from millrace.message.ids import pchannel_of
     from millrace.storage.table import open_table
     from millrace.tables.collections.flush_tables import read_checkpoints

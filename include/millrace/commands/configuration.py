@@ -43,8 +43,7 @@ def show(
 
 
 def setting_rows(settings: Settings, *, by_option: bool) -> list[dict[str, Any]]:
-    """Each setting with its source: --data, environment, file (where it gives another value than the default),
-    default."""
+    """Return each setting with its source: --data, environment, file (if it differs from the default) or default."""
     user = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     defaults = Settings.load(env=user)
     file = os.environ.get("MILLRACE_CONFIG")

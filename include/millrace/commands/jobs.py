@@ -120,7 +120,7 @@ def start(
 
     chosen = None if params is None else parse_json_object(params)
     if chosen is not None and (operation := operations().get(job)) is not None:
-        operation.params.parse(chosen)  # else the run would end by it, after this command has said that it runs
+        operation.params.parse(chosen)  # report errors now, not in the detached run
     launcher = Launcher(context.settings)
     name = run_id or job.replace("_", "-")
     status = launcher.start(name, find_job(job), params=chosen, arguments=argument or ())

@@ -56,7 +56,7 @@ def switch(
 
 
 class _Hosted:
-    """An append host in this process, as the switch sees it."""
+    """An append host in this process, for the switch."""
 
     def __init__(self, host: AppendHost, deadline: float) -> None:
         self._host = host
@@ -71,7 +71,7 @@ class _Hosted:
 
 @contextmanager
 def _online(settings: Settings) -> Iterator[LogSwitch]:
-    """The switch through the log's server, which is started where none runs."""
+    """Yield a switch that uses the log's server, which is started if none runs."""
     from millrace.client.database import connect
     from millrace.coord.switch_log import LogSwitch
 
@@ -90,7 +90,7 @@ def _online(settings: Settings) -> Iterator[LogSwitch]:
 
 @contextmanager
 def _offline(settings: Settings) -> Iterator[LogSwitch]:
-    """The switch in this process alone. Raises LogBusy where the log's server runs."""
+    """Yield a switch that works in this process alone. Raises LogBusy if the log's server runs."""
     from millrace.base.file_lock import exclusive_lock
     from millrace.coord.append_port import SingleEntryAppender
     from millrace.coord.coordinator import Coordinator

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class OperationsGroup(ReportingGroup):
-    """The commands of all operations. They are made when the group is asked for them: to declare takes pydantic."""
+    """The commands of all operations. They are made on first use, because declarations import pydantic."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given | {"commands": {}})
@@ -52,7 +52,7 @@ app = command_group(
 
 
 def _command(operation: Operation) -> Callable[..., None]:
-    """The command of an operation: as typer reads it, a function with an option for each of its parameters."""
+    """Return the command of an operation: a function whose signature has an option for each parameter."""
 
     def run(*, context: JsonContext, params: str | None, **given: Any) -> None:
         from millrace.operations.entry import run_in_process
@@ -89,7 +89,7 @@ def _command(operation: Operation) -> Callable[..., None]:
 
 
 def _option(name: str, field: Mapping[str, Any]) -> Any:
-    """The option of a parameter, by its JSON schema.
+    """Return the option of a parameter, from its JSON schema.
 
     Values pass as text: the parameters' class checks them, and says what they take.
     """

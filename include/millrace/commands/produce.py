@@ -49,7 +49,7 @@ MAX_BAD_ROWS = 1_000
 
 
 class SourceFormat(StrEnum):
-    """Of the input."""
+    """Format of the input."""
 
     JSONL = "jsonl"
     JSON = "json"
@@ -60,7 +60,7 @@ class SourceFormat(StrEnum):
 
 
 class OnError(StrEnum):
-    """What becomes of a batch with a row that does not fit."""
+    """How to handle a batch with an invalid row."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -68,7 +68,7 @@ class OnError(StrEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the rows so far."""
+    """Counts of the rows by outcome."""
 
     accepted: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
@@ -77,9 +77,9 @@ class Tally:
     bytes: int = 0
     last_tick: int = 0
     last_line: int = 0
-    """Of the file that is read, up to which everything was sent or skipped."""
+    """Line of the current file up to which every row was sent or skipped."""
     files: int = 0
-    """That were read to their end."""
+    """Files that were read completely."""
 
     def add(self, written: Written) -> None:
         self.accepted += written.rows - written.rejected_rows
@@ -214,7 +214,7 @@ def produce(
         "deletes": delete,
         "rows of a batch": batch_rows,
         "form of CSV": asdict(form),
-        "upserts": upsert or None,  # as in journals of builds that had none
+        "upserts": upsert or None,  # None matches journals of builds without upserts
     }
     tally = Tally()
     try:
@@ -265,7 +265,7 @@ def produce(
         refused = True
         raise
     finally:
-        if not refused or context.as_json or tally.messages or tally.skipped:  # else the error says all there is
+        if not refused or context.as_json or tally.messages or tally.skipped:  # otherwise the error alone says it
             _summarise(tally, time.monotonic() - started, deleted=delete, as_json=context.as_json)
     if tally.rejected:
         typer.echo(
@@ -276,18 +276,18 @@ def produce(
 
 
 class BytesRead:
-    """How much of the files was read, of how much."""
+    """Progress of reading the files, in bytes."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._sizes = [each.stat().st_size if each.is_file() else 0 for each in files]
         self._before = 0
         self._file: BinaryIO | None = None
         self.total = sum(self._sizes)
-        """Bytes of all files. 0: not known, as for stdin."""
+        """Bytes of all files; 0 if unknown, as for stdin."""
 
     @property
     def done(self) -> int:
-        """Bytes that were read."""
+        """Bytes read so far."""
         return self._before if self._file is None else self._before + self._file.tell()
 
     def begin(self, number: int, file: BinaryIO) -> None:
@@ -306,10 +306,7 @@ def _batches(
     read: Callable[[BinaryIO, InputFormat], Iterator[RowBatch]],
     reading: BytesRead,
 ) -> Iterator[tuple[int, int, RowBatch | None]]:
-    """(file's number, batches of it with this one, batch) behind `place`;
-
-    (next file's number, 0, None) behind each file.
-    """
+    """Yield (file number, its batches so far, batch) after `place`, and (next number, 0, None) after each file."""
     begin, passed = (0, 0) if place is None else (place.file, place.batches)
     for number in range(begin, len(files)):
         with _opened(files[number]) as rows:
@@ -332,7 +329,7 @@ def _create(
     on_duplicate: OnDuplicate | None,
     upsert: bool,
 ) -> None:
-    """Make the collection where there is none; what was inferred is told."""
+    """Create the collection if it is missing, and print the inferred schema."""
     from millrace.client.database import connect
     from millrace.commands.parts.collection_schema import make_schema
 
@@ -350,9 +347,9 @@ def _create(
 
 
 def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
-    """What an insert of a key that is there does, from whoever sits at the terminal.
+    """Ask at the terminal what an insert of an existing key does.
 
-    Raises InvalidArgument if nobody does.
+    Raises InvalidArgument without a terminal.
     """
     words = f"whose key ({', '.join(key)}) is there already"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -368,7 +365,7 @@ def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
 def _evolve(
     settings: Settings, collection: CollectionInfo, files: list[Path], kind: InputFormat | None, form: CsvOptions
 ) -> CollectionInfo:
-    """The collection with a schema that the files' columns fit; what was changed is told."""
+    """Change the schema to fit the files' columns, print the changes, and return the collection."""
     from millrace.client.database import connect
     from millrace.commands.parts.collection_schema import file_changes
     from millrace.message.schema_changes import AddField, WidenField
@@ -396,7 +393,7 @@ def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractCon
 def _keep(
     journal: LoadJournal, file: int, batches: int, producer: Producer, tally: Tally, bad: BadRowsFile | None
 ) -> None:
-    """All up to here was acknowledged: the journal says so from now on."""
+    """Record in the journal that everything up to here was acknowledged."""
     place = journal.position
     place.file, place.batches, place.numbers = file, batches, producer.numbers()
     place.ticks = place.ticks | producer.ticks()
@@ -406,7 +403,7 @@ def _keep(
 
 
 class BadRowsFile:
-    """The file of rows that did not fit: an object a line, with file, line, column, value and reason."""
+    """The file of invalid rows: JSON lines with file, line, column, value and reason."""
 
     def __init__(self, file: BinaryIO, most: int, count: int) -> None:
         self._file = file
@@ -416,7 +413,7 @@ class BadRowsFile:
     @classmethod
     @contextmanager
     def open(cls, path: Path, most: int, count: int, place: LoadPosition | None) -> Iterator[BadRowsFile]:
-        """The file at `path`, new, or as long as it was at `place`. Raises InvalidArgument."""
+        """Open `path` as a new file, or truncated to its length at `place`. Raises InvalidArgument."""
         try:
             file = path.open("r+b" if place is not None and place.bad_bytes and path.exists() else "wb")
         except OSError as error:
@@ -427,7 +424,7 @@ class BadRowsFile:
             yield cls(file, most, count)
 
     def write(self, file: Path, rows: list[BadRow]) -> None:
-        """Raises InvalidArgument behind the last that is allowed."""
+        """Write the rows. Raises InvalidArgument once the limit is exceeded."""
         for row in rows:
             if self._count == self._most:
                 self._file.flush()
@@ -441,7 +438,7 @@ class BadRowsFile:
             self._count += 1
 
     def flush(self) -> int:
-        """The bytes that are with the system."""
+        """Flush, and return the bytes written so far."""
         self._file.flush()
         return self._file.tell()
 
@@ -487,7 +484,7 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
 
 
 def _note_bad(batch: RowBatch, file: Path, tally: Tally, on_error: OnError, bad: BadRowsFile | None) -> None:
-    """Raises InvalidArgument for the first bad row where that is to stop."""
+    """Handle the invalid rows of a batch. Raises InvalidArgument for the first if errors stop the load."""
     if bad is not None:
         bad.write(file, batch.bad)
     elif on_error == OnError.STOP:
@@ -528,7 +525,7 @@ def _send(
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """A line on stderr that is rewritten, on a terminal alone."""
+    """Show progress in one line on stderr that is rewritten, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda tally, seconds, reading: None
         return

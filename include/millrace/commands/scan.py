@@ -79,7 +79,7 @@ def scan(
         client = AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline)
     except LogUnavailable:
         if follow or start == "latest":
-            raise  # what comes next is the server's to say
+            raise  # only a server knows the next messages
     with client or nullcontext():
         tail, names, until, stopped = _sources(settings, client, pchannel)
         if pchannel not in names:
@@ -108,7 +108,7 @@ def scan(
 
 
 class _NoTail:
-    """The tail of a scan without a server, which ends with the table."""
+    """The tail of a scan without a server: it is empty, so the scan ends with the table."""
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch:
         from millrace.rpc.tail import TailBatch
@@ -116,14 +116,13 @@ class _NoTail:
         return TailBatch([], after_tick)
 
     def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
-        return 0  # nobody appends one
+        return 0  # without a server no tick is appended
 
 
 def _sources(
     settings: Settings, client: AppendClient | None, pchannel: str
 ) -> tuple[TailSource, list[str], int, MillraceError | None]:
-    """What to tail, the PChannels there are, a tick behind everything that can be shown now, and why that is not
-    all."""
+    """Return the tail, the known PChannels, a tick after everything that can be shown, and why it is incomplete."""
     from millrace.tables.wal.reader import WalSnapshot
 
     if client is None:
@@ -152,12 +151,12 @@ def _sources(
             parked = ChannelParked(f"{words}. The scan ends there; `millrace status` says more.")
             return client, names, int(found["last_tick"]), parked
         if isinstance(error, InvalidArgument) and not found["term"]:
-            return client, names, 0, None  # no term is open yet: there is nothing
+            return client, names, 0, None  # no term is open yet, so there are no messages
         raise
 
 
 def _policy(text: str) -> DeliverPolicy:
-    """The deliver policy that ``--from`` names. Raises InvalidArgument."""
+    """Return the deliver policy that ``--from`` names. Raises InvalidArgument."""
     from millrace.wal.scanner import All, Latest, StartAfterTick, StartFrom
 
     if text == "earliest":

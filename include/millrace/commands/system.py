@@ -154,13 +154,14 @@ def airflow(
 
 
 class _Stopping(Exception):
-    """Somebody asked for a stop while the system was being started."""
+    """A stop was requested while the system was starting."""
 
 
 @contextmanager
 def _asked_to_stop() -> Iterator[threading.Event]:
-    """Set at the first SIGINT, SIGTERM or SIGHUP: a clean stop takes its time, so the quick end that other commands
-    have is put off. The second one ends this command; what it had started can be stopped by `down`.
+    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets, instead of ending the command.
+
+    A clean stop takes time. A second signal ends this command; `down` can stop what it had started.
     """
     stop = threading.Event()
 
@@ -180,7 +181,7 @@ def _asked_to_stop() -> Iterator[threading.Event]:
 
 
 def _wait(installation: Installation, running: RunningInstallation, stop: threading.Event) -> None:
-    """Wait until all of it runs. Raises _Stopping where somebody asks for a stop meanwhile."""
+    """Wait until the whole system runs. Raises _Stopping if a stop is requested meanwhile."""
 
     def check() -> None:
         if stop.is_set():
@@ -207,7 +208,7 @@ def _down(installation: Installation) -> None:
 
 
 def _watch(installation: Installation, stop: threading.Event) -> bool:
-    """Show how it is until somebody asks for a stop (True), or until it was stopped from elsewhere (False)."""
+    """Show the status until a stop is requested (return True) or another process stops the system (return False)."""
     from rich.live import Live
     from rich.text import Text
 
@@ -230,7 +231,7 @@ def _watch(installation: Installation, stop: threading.Event) -> bool:
                 try:
                     lines = _lines(read_status(installation, observer, processes))
                 except MillraceError as error:
-                    lines = [f"{error.code}: {error}"]  # what cannot be looked at now may be well in two seconds
+                    lines = [f"{error.code}: {error}"]  # often temporary: try again at the next refresh
                 if live is not None:
                     live.update(Text("\n".join([*lines, "", "Ctrl-C stops all of it."])), refresh=True)
                 else:
@@ -259,7 +260,7 @@ def _say_where(installation: Installation, running: RunningInstallation | None) 
 
 
 def _lines(found: InstallationStatus) -> list[str]:
-    """A line each: Airflow, the streaming job, the log, memory; and what is not as it should be."""
+    """Return the status as lines: Airflow, streaming job, log, memory, then the problems."""
     if not found.running and not sum(found.processes.values()):
         return [f"Nothing of {found.data} runs: start it with `make up`"]
     sick = {name: state for name, state in found.components.items() if state != "healthy"}

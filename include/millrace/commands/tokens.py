@@ -115,7 +115,7 @@ def _facts(token: Token) -> dict[str, Any]:
 
 
 def _moment(text: str) -> float:
-    """Unix seconds of a time from now or of a timestamp. Raises InvalidArgument."""
+    """Return a duration from now, or a timestamp, as Unix seconds. Raises InvalidArgument."""
     span = re.fullmatch(r"(\d{1,6})([mhd])", text)
     try:
         if span is not None:

@@ -82,7 +82,7 @@ def verify(context: JsonContext) -> None:
 
 
 def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str, str]:
-    """By PChannel that stands still, in the streaming node or (with `client`) the append host, why."""
+    """Return why each parked PChannel is parked: in the streaming node or, with `client`, in the append host."""
     from millrace.node.range_loop.parking import read_parked
 
     found = {each.pchannel: f"{ChannelParked.code}: {each.error()}" for each in read_parked(settings.parked_path)}
@@ -101,7 +101,7 @@ def parked_channels(settings: Settings, client: AppendClient | None) -> dict[str
 
 
 def stuck_channels(settings: Settings, ask: GetDefinitions) -> dict[str, str]:
-    """By PChannel that an append host would not get beyond, why: where none runs, the chain itself is asked."""
+    """Return why each PChannel would park an append host, by running the chain. For use while no host runs."""
     found = {}
     for name in sorted(pchannel_names(settings.data_dir)):
         try:
@@ -114,8 +114,7 @@ def stuck_channels(settings: Settings, ask: GetDefinitions) -> dict[str, str]:
 
 
 def add_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[dict[str, Any]]:
-    """`channels` with those that are parked: what stands in their log behind the entry that parks them holds of
-    nothing."""
+    """Return `channels` with the parked ones marked as failed: nothing after the parking entry was checked."""
     rows = {each["pchannel"]: each for each in channels}
     for name, words in sorted(parked.items()):
         row = rows.setdefault(name, {"pchannel": name, "detail": None})
@@ -124,8 +123,7 @@ def add_parked(channels: list[dict[str, Any]], parked: dict[str, str]) -> list[d
 
 
 def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[str, Any]]:
-    """Each PChannel of the WAL: whether its rows are those that were committed and, with `log`, what the log gives
-    again."""
+    """Return for each PChannel whether the WAL holds the committed rows and, with `log`, what a replay gives."""
     from millrace.operations.verification import verify_channel
     from millrace.storage.table import open_table
     from millrace.tables.wal.reader import WalSnapshot
@@ -172,8 +170,7 @@ def check_channels(settings: Settings, *, log: LogService | None) -> list[dict[s
 
 
 def check_catalog(settings: Settings, service: LogService, ask: GetDefinitions) -> list[dict[str, Any]]:
-    """The collections and PChannels whose entry in the coordinator's catalog is not what the chain has; all, where its
-    file is lost."""
+    """Return the catalog entries that differ from the chain; all of them if the coordinator's file is lost."""
     from millrace.operations.recovery.catalog_repair import catalog_differences
 
     found = catalog_differences(settings, service, ask)
@@ -181,7 +178,7 @@ def check_catalog(settings: Settings, service: LogService, ask: GetDefinitions) 
 
 
 def check_collections(settings: Settings) -> list[dict[str, Any]]:
-    """Each collection: its rows by what became of them, and whether its table holds just those that became visible."""
+    """Return each collection's rows by outcome, and whether its table holds exactly the visible ones."""
     from millrace.operations.verification import verify_collections
 
     known = {each.id: each for each in read_collections(settings.data_dir, dropped=True)}
@@ -195,7 +192,7 @@ def check_collections(settings: Settings) -> list[dict[str, Any]]:
             for reason, count in sorted(found.rejected.items())
             if reason not in ("DUPLICATE", "ALREADY_APPLIED")
         }
-        # Rows for a collection that never was can only have been rejected: nothing of it may be stored.
+        # All rows for a collection that never existed were rejected, so nothing of it may be stored.
         rows.append(
             {
                 "collection": collection.name if collection is not None else str(number),

@@ -142,7 +142,7 @@ def _reason(text: str) -> str:
 
 
 def _search(wal: WalTable, reasons: list[str], pchannel: str | None, limit: int, counts: bool) -> list[dict[str, Any]]:
-    """The rows of the ``wal`` table's rejections. DuckDB keeps no more than `limit` of them at a time."""
+    """Return the rejections in the ``wal`` table, newest first. DuckDB holds at most `limit` at a time."""
     import duckdb
 
     from millrace.message.tombstones import MAX_VALUE_BYTES, describe_value

@@ -15,6 +15,7 @@ or one of whose bodies has a wanted type.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -305,3 +306,19 @@ def message_from_row(row: dict[str, Any]) -> ImmutableMessage:
         payload=row["payload"] or b"",
         **{name: row[name] for name in _SAME},
     )
+
+
+_OLD_NAMES: Final = {
+    "VChannels": "VChannelFilter",
+    "TickAbove": "TickAboveFilter",
+    "TickFrom": "TickFromFilter",
+    "Types": "TypeFilter",
+}
+"""Deprecated names of the filters."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OLD_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} is deprecated: use {_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[_OLD_NAMES[name]]
