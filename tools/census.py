@@ -41,7 +41,7 @@ WORDS: Final = (
     "what stands",
     "that is none",
 )
-_TRACED: Final = "MILLRACE_CENSUS_TRACE"
+_TRACED: Final = "CENSUS_TRACE"
 _LOOK: Final = 0.1
 
 

@@ -191,7 +191,7 @@ def test_rows_with_other_changes_are_not_appended(db: Deployment, tmp_path: Path
     names = ("id", "name", "_change")
     with sink(db, tmp_path, "inserts") as to:
         to.write(0, batches((1, "a", "insert"), names=names))
-        with pytest.raises(ChangesRefused, match="the rows hold a delete"):
+        with pytest.raises(ChangesRefused, match="the rows contain a delete"):
             to.write(1, batches((1, None, "delete"), names=names))
     assert rows_of(db, "inserts") == Counter([(1, "a")])
 
