@@ -6,6 +6,7 @@ The owner, which opens anew where it was fenced; and the log's server, when no n
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,17 @@ import psutil
 import pytest
 
 from millrace.base.deadline import Deadline, poll_until
-from millrace.base.errors import AssignmentStale, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
+from millrace.base.errors import (
+    AppendUnresolved,
+    AssignmentStale,
+    DeadlineExceeded,
+    LogFenced,
+    LogUnavailable,
+    MillraceError,
+)
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
+from millrace.client.produce.lane import Lane, ProducerIdentity
 from millrace.coord.clock import SystemClock
 from millrace.coord.session import APPEND, INGEST, NODE_PREFIX, NodeInfo, moving_roles
 from millrace.coord.store_factory import cluster_token, open_cluster_store
@@ -33,7 +42,7 @@ from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.tail import TailBatch
 from millrace.rpc.wire import APPEND_ROLE
 from millrace.wal.state import ChannelState
-from tests.node.append.samples import open_log, opening
+from tests.node.append.samples import insert, open_log, opening
 from tests.node.cluster.one_writer import View, Writers
 
 PCHANNEL = "dml_0"
@@ -258,6 +267,41 @@ def test_without_a_coordinator_a_tick_or_a_read_is_refused_at_its_deadline_and_t
         store.commit([Delete(NODE_PREFIX + "n1@2")])
         assert poll_until(lambda: not stale(client), Deadline.after(DEADLINE), interval=0.05)
         assert client.tick(PCHANNEL) > before
+
+
+class _Terms:
+    """Implements TermSource: the term that the append host follows."""
+
+    def __init__(self, client: AppendClient) -> None:
+        self._client = client
+
+    def term(self, pchannel: str) -> int:
+        return int(self._client.describe(pchannel)["term"])
+
+    def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
+        raise NotImplementedError
+
+
+def test_a_producer_sends_again_while_nobody_has_its_pchannel_and_by_its_deadline_knows_that_nothing_was_appended(
+    settings: Settings, store: MetaStore, alone: LogServer
+) -> None:
+    with AppendClient.connect(settings.data_dir, start=False, deadline=5.0) as client:
+        client.tick(PCHANNEL)
+        registered(store, "n1@2", APPEND)  # it lives, and nobody assigns it anything
+        assert poll_until(lambda: stale(client), Deadline.after(DEADLINE), interval=0.05)
+        before = client.describe(PCHANNEL)["position"]
+        patience = replace(settings, append_deadline=1.0, append_attempts=2)
+        lane = Lane(client, ProducerIdentity(7, _Terms(client), owned=False), patience, PCHANNEL)
+        began = time.monotonic()
+        with pytest.raises(AppendUnresolved, match=r"nothing of the newest appends .* was accepted: ASSIGNMENT_STALE"):
+            lane.send([[insert(1, vchannel=f"{PCHANNEL}_1v0")]])
+        assert 1.0 <= time.monotonic() - began < 5.0
+        assert client.describe(PCHANNEL)["position"] == before
+        store.commit([Delete(NODE_PREFIX + "n1@2")])
+        lane.deliver(lambda: None)  # the log's server takes the log back meanwhile
+        assert not lane.unresolved, "what was held is decided"
+        assert client.describe(PCHANNEL)["position"] > before
+        lane.close()
 
 
 def stale(client: AppendClient) -> bool:
