@@ -34,7 +34,6 @@ with operation_dag(
     RECOVERY,
     doc=__doc__,
     schedule="27,57 * * * *",  # off the minutes at which other DAGs start: a small machine has two cores
-    defaults={"mode": "repair"},
     deadline=timedelta(hours=6),
 ) as dag:
     diagnose = JobOperator(task_id="diagnose", operation=RECOVERY, job_params={"mode": "diagnose"})

@@ -22,9 +22,10 @@ from airflow.sdk import (  # type: ignore[attr-defined] # its stub file leaves t
     RetryRule,
 )
 from airflow.sdk.definitions.retry_policy import RetryDecision
+from pydantic import Field
 
 from millrace.base.errors import MillraceError
-from millrace.operations.operation import Operation
+from millrace.operations.operation import Operation, OperationParams
 from millrace_airflow.errors import JobConflict, JobLost, JobUnavailable
 from millrace_airflow.forms import form
 
@@ -72,14 +73,9 @@ def default_args(**changes: Any) -> dict[str, Any]:
     }
 
 
-def operation_dag(
-    operation: Operation, *, doc: str | None, defaults: Mapping[str, Any] | None = None, **arguments: Any
-) -> DAG:
-    """The DAG of an operation: id, form, tags and retries as it declares them; `arguments` go to :func:`millrace_dag`.
-
-    `defaults` go over those of its parameters, in the form of this DAG alone.
-    """
-    asked = form(operation.params, **(defaults or {}))
+def operation_dag(operation: Operation, *, doc: str | None, **arguments: Any) -> DAG:
+    """The DAG of an operation: id, form, tags and retries as it declares them; `arguments` go to :func:`millrace_dag`."""
+    asked = form(operation.params, **operation.dag_defaults)
     return millrace_dag(
         operation.dag_id,
         doc=doc,
@@ -135,6 +131,18 @@ def millrace_dag(
     )
 
 
+class WatchParams(OperationParams):
+    """Parameters of a DAG that keeps a streaming job alive."""
+
+    watch_seconds: int = Field(
+        3600,
+        ge=5,
+        le=86400,
+        title="Watch for (seconds)",
+        description="How long this run watches the job before the next run takes over; the job goes on meanwhile.",
+    )
+
+
 WATCH_FOR: Final = "{{ params.watch_seconds }}"
 """What the form of :func:`supervising_dag` says, for the operator's `watch_for`."""
 
@@ -151,16 +159,7 @@ def supervising_dag(dag_id: str, *, doc: str | None, tags: Sequence[str], paused
         schedule="@continuous",
         tags=tags,
         deadline=timedelta(hours=2),
-        params={
-            "watch_seconds": Param(
-                3600,
-                type="integer",
-                minimum=5,
-                maximum=86400,
-                title="Watch for (seconds)",
-                description="How long this run watches the job before the next run takes over; the job goes on meanwhile.",
-            )
-        },
+        params=form(WatchParams),
         task_defaults={"retries": 20, "retry_delay": timedelta(seconds=5), "max_retry_delay": timedelta(minutes=1)},
         **arguments,
     )

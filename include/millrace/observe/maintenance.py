@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
 
 from millrace.base.settings import Settings
-from millrace.observe.models import OperationRow, QualityBlock, QualityRow, QualityView, TableView
+from millrace.observe.models import OperationRow, QualityBlock, QualityRow, QualityTable, QualityView, TableView
 from millrace.observe.payloads import truncate_value
 from millrace.observe.table_cache import TableSnapshot
 from millrace.operations.quality.results import KIND_RESULT, read_state
@@ -151,8 +151,12 @@ def unix_seconds(value: Any) -> float | None:
         return None
 
 
-def quality_view(settings: Settings, pinned: TableSnapshot | None, *, limit: int) -> QualityView:
+def quality_view(
+    settings: Settings, pinned: TableSnapshot | None, *, limit: int, names: Mapping[int, str]
+) -> QualityView:
     """Return the results of the newest runs and their blocks, or an empty view before the first check.
+
+    `names` are the collections' by id.
 
     `docs` is not set.
     """
@@ -169,7 +173,52 @@ def quality_view(settings: Settings, pinned: TableSnapshot | None, *, limit: int
         )
         for each in read_state(settings).blocks
     ]
-    return QualityView(present=True, rows=_quality_rows(pinned, limit), blocks=blocks, docs=False)
+    rows = [each.model_copy(update={"title": title_of(each.table, names)}) for each in _quality_rows(pinned, limit)]
+    blocks = [each.model_copy(update={"title": title_of(each.table, names)}) for each in blocks]
+    tables = quality_tables(rows)
+    return QualityView(
+        present=True, words=quality_sentence(tables), tables=tables, rows=rows, blocks=blocks, docs=False
+    )
+
+
+def title_of(table: str, names: Mapping[int, str]) -> str:
+    """Return a checked table's name for people: ``collections/3`` is the collection's name."""
+    kind, _, number = table.partition("/")
+    return names.get(int(number), table) if kind == "collections" and number.isdigit() else table
+
+
+def quality_tables(rows: Iterable[QualityRow]) -> list[QualityTable]:
+    """Return the newest result of each expectation in `rows` (newest first), by table, those with failures first."""
+    newest: dict[str, dict[tuple[str, str, str], QualityRow]] = {}
+    for each in rows:
+        newest.setdefault(each.title, {}).setdefault((each.expectation, each.column, each.source), each)
+    tables = [
+        QualityTable(
+            title=title,
+            at=max((each.at for each in found.values() if each.at is not None), default=None),
+            expectations=len(found),
+            failed=sorted((each for each in found.values() if not each.success), key=lambda each: not each.critical),
+        )
+        for title, found in newest.items()
+    ]
+    return sorted(tables, key=lambda each: (not each.failed, each.title))
+
+
+def quality_sentence(tables: Sequence[QualityTable]) -> str:
+    """Return the state of the checks in one sentence, failures first."""
+    total, failed = sum(each.expectations for each in tables), sum(len(each.failed) for each in tables)
+    if not total:
+        return ""
+    names = [each.title for each in tables if each.failed]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    tables_checked = f"{len(tables)} {'table' if len(tables) == 1 else 'tables'}"
+    if not failed:
+        return f"All {total} expectations on {tables_checked} hold."
+    critical = sum(row.critical for each in tables for row in each.failed)
+    return (
+        f"{failed} of {total} expectations on {tables_checked} failed, {critical or 'none'} of them critical:"
+        f" {', '.join(names[:3])}{more}."
+    )
 
 
 def _quality_rows(pinned: TableSnapshot, limit: int) -> list[QualityRow]:

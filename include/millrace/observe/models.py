@@ -122,6 +122,8 @@ class OverviewTotals(BaseView):
     flush_lag_seconds: float
     freshness_seconds: float | None
     """Age of the newest row of the last micro-batch when it became readable."""
+    freshness_at: float | None = None
+    """When that was measured."""
 
 
 class Overview(BaseView):
@@ -172,6 +174,8 @@ class CollectionRow(BaseView):
     vchannels: int
     rows: int
     """Rows in its table, including deleted ones."""
+    visible: int | None = None
+    """Rows that a read returns now. None: not counted, because that takes a read of too many rows."""
     deletes: int
     bytes: int
     files: int
@@ -482,6 +486,19 @@ class QualityRow(BaseView):
     unexpected: int
     words: str
     error: str
+    title: str = ""
+    """The table for people: a collection by its name."""
+
+
+class QualityTable(BaseView):
+    """The newest results of one table's expectations."""
+
+    title: str
+    at: float | None
+    """When the table was checked last."""
+    expectations: int
+    failed: list[QualityRow]
+    """Failures, critical ones first."""
 
 
 class QualityBlock(BaseView):
@@ -493,12 +510,17 @@ class QualityBlock(BaseView):
     run_id: str
     at: float | None
     words: str
+    title: str = ""
 
 
 class QualityView(BaseView):
     """Results of the data-quality checks, and what they block."""
 
     present: bool
+    words: str = ""
+    """The newest result of each expectation, in one sentence."""
+    tables: list[QualityTable] = []
+    """By table, those with failures first."""
     rows: list[QualityRow]
     blocks: list[QualityBlock]
     docs: bool

@@ -52,6 +52,12 @@ FAST: Final = 1.5
 """Seconds for which fast-changing answers are cached."""
 SLOW: Final = 5.0
 """Seconds for which answers that read many files are cached."""
+COUNT_SECONDS: Final = 15.0
+"""Seconds for which a collection's count of visible rows is cached."""
+COUNT_BUDGET_SECONDS: Final = 0.5
+"""Time that a list of collections spends on counts that are not cached."""
+MAX_COUNTED_ROWS: Final = 500_000
+"""Rows and deletes of a collection up to which its visible rows are counted. Without deletes, no row is read."""
 
 
 class Observer:
@@ -95,7 +101,7 @@ class Observer:
         flushed_points = charts.with_current(self._samples.points("flusher"), jobs[1])
         rows_now, _ = charts.current_rates(flushed_points, now=now)
         lags = [each.lag_seconds for each in found if each.lag_seconds is not None]
-        fresh = [point.lag for point in points[-8:] if point.lag is not None]
+        fresh = next((point for point in reversed(points[-8:]) if point.lag is not None), None)
         return Overview(
             at=now,
             state=state,
@@ -117,7 +123,8 @@ class Observer:
                 bytes_per_second=round(bytes_now, 1),
                 lag_seconds=max(lags) if lags else None,
                 flush_lag_seconds=max((each.flush_lag_seconds for each in found), default=0.0),
-                freshness_seconds=fresh[-1] if fresh else None,
+                freshness_seconds=None if fresh is None else fresh.lag,
+                freshness_at=None if fresh is None else fresh.at,
             ),
         )
 
@@ -161,17 +168,31 @@ class Observer:
     def _collection_rows(self, dropped: bool) -> list[CollectionRow]:
         segments, flushed = self._segments(), self._flushed()
         known = [each for each in self._collections() if dropped or each.state != "dropped"]
-        return [
+        rows = [
             collections.collection_row(each, *self._of_collection(each), segments.of_collection(each.id), flushed)
             for each in sorted(known, key=lambda each: (each.name, each.id))
         ]
+        # A page of many collections counts some with each refresh, and keeps the counts for a while.
+        until = time.monotonic() + COUNT_BUDGET_SECONDS
+        return [self._with_visible(each) if time.monotonic() < until else each for each in rows]
+
+    def _with_visible(self, row: CollectionRow) -> CollectionRow:
+        """Return `row` with the number of its visible rows, if that is cheap to know."""
+        if row.state != "active" or (row.deletes and row.rows + row.deletes > MAX_COUNTED_ROWS):
+            return row
+        visible = self._cache.get(
+            ("visible", row.id), COUNT_SECONDS, lambda: samples.count_visible(self._settings, int(row.id))
+        )
+        return row.model_copy(update={"visible": visible})
 
     def collection(self, name: str) -> CollectionView:
         """Return a collection by name or id. Raises CollectionNotFound."""
         found = collections.find(self._collections(), name)
-        return collections.collection_view(
+        view = collections.collection_view(
             found, *self._of_collection(found), self._segments().of_collection(found.id), self._flushed()
         )
+        counted = self._with_visible(view)
+        return view.model_copy(update={"visible": counted.visible})
 
     def segments(self, name: str, *, state: str = "", offset: int = 0, limit: int = 50) -> SegmentPage:
         """Return segments of a collection, newest first. Raises CollectionNotFound, InvalidArgument."""
@@ -310,7 +331,10 @@ class Observer:
             ("quality", limit),
             SLOW,
             lambda: maintenance.quality_view(
-                self._settings, self._tables.newest(quality_results_uri(self._settings)), limit=limit
+                self._settings,
+                self._tables.newest(quality_results_uri(self._settings)),
+                limit=limit,
+                names=self._names(),
             ),
         )
         return found.model_copy(update={"docs": (docs_path(self._settings) / "index.html").exists()})

@@ -12,14 +12,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.base.errors import InvalidArgument
+from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
 from millrace.message.keys import key_column
 from millrace.message.stored_columns import key_columns, to_fields
 from millrace.observe.models import RowSample
 from millrace.observe.payloads import row_objects
-from millrace.tables.read.arrow import deleted_mask
+from millrace.tables.read.arrow import count_rows, deleted_mask
 from millrace.tables.read.plan import ReadPlan, plan_read
 from millrace.wal.visible.collection_rows import align_to_schema
 from millrace.wal.visible.columns import deletes_file_schema, rows_read_schema
@@ -74,6 +74,15 @@ def sample_rows(
         rows=[[each[column] for column in columns] for each in values],
         note=note,
     )
+
+
+def count_visible(settings: Settings, collection_id: int) -> int | None:
+    """Return the number of rows that a read returns now; None if the collection cannot be read now."""
+    try:
+        plan = plan_read(settings, collection_id, deadline=0.0)
+        return None if plan.tail_bytes() > MAX_TAIL_BYTES else count_rows(plan)
+    except MillraceError:
+        return None
 
 
 def _newest(parts: list[pa.Table], count: int, schema: pa.Schema) -> pa.Table:

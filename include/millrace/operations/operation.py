@@ -12,8 +12,8 @@ declaration may (tests/operations/test_declarations.py).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
 from importlib import import_module
 from typing import Annotated, Any, Final, Self, TypeAlias
 
@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from millrace.access.grants import Role
 from millrace.base.errors import InvalidArgument
 from millrace.message.ids import resolve_tick
-from millrace.pipelines.model.part import problems_of
+from millrace.pipelines.model.part import Problem, problems_of
 
 TIME_PATTERN: Final = (
     r"^(|\d{1,19}|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
@@ -62,17 +62,23 @@ class OperationParams(BaseModel):
             raise InvalidArgument(cls.describe_errors(error, value)) from None
 
     @classmethod
-    def describe_errors(cls, error: ValidationError, value: Mapping[str, Any], *, ignore: Collection[str] = ()) -> str:
-        """Describe what is wrong with `value`, field by field, except errors of the kinds in `ignore`.
-
-        Returns "" if nothing else is wrong.
-        """
+    def describe_errors(cls, error: ValidationError, value: Mapping[str, Any]) -> str:
+        """Describe what is wrong with `value`, field by field."""
         known = f"unknown parameter; the parameters are {', '.join(cls.model_fields)}"
-        return "; ".join(
-            f"{each.field or 'parameters'}: {known if each.kind == 'extra_forbidden' else each.message}"
+        return _listed(
+            each._replace(message=known) if each.kind == "extra_forbidden" else each
             for each in problems_of(error, value)
-            if each.kind not in ignore
         )
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 row`` or ``2,000 rows``, for sentences of reports."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def mebibytes(size: int) -> str:
+    """Return a size in bytes for sentences of reports: ``0.4 MiB``."""
+    return f"{size / (1 << 20):,.1f} MiB"
 
 
 class OperationReport(BaseModel):
@@ -92,8 +98,19 @@ class OperationReport(BaseModel):
         """Whether the operation found everything in order. If not, the command exits with code 3."""
         return True
 
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence, for people. Empty: the report has no such sentence."""
+        return ""
+
     def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
+        """Return the report as plain data, which begins with its sentence as ``summary``."""
+        found = self.model_dump(mode="json")
+        return {"summary": self.sentence, **found} if self.sentence else found
+
+
+def _listed(problems: Iterable[Problem]) -> str:
+    return "; ".join(f"{each.field or 'parameters'}: {each.message}" for each in problems)
 
 
 OperationFunction: TypeAlias = Callable[..., OperationReport]
@@ -129,6 +146,8 @@ class Operation:
     """
     set_by_dag: tuple[str, ...] = ()
     """Parameters that the DAG passes to its runs and that its form therefore omits."""
+    dag_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of parameters in the form of its DAG, where they differ from those of the class."""
     title: str = ""
     """Label of the button in the UI. Without one the UI does not offer the operation."""
     words: str = ""
@@ -170,16 +189,22 @@ class Operation:
     def trigger_errors(self, conf: Mapping[str, Any]) -> str:
         """Describe what is wrong with the parameters of a DAG trigger, or return "".
 
-        Parameters that the DAG passes to its runs may be missing. Others may be missing too, because Airflow fills in
-        the form's defaults.
+        Any parameter may be missing: Airflow fills in the form's defaults, and the DAG passes some to its runs.
+        """
+        return _listed(each for each in self.trigger_problems(conf) if each.kind != "missing")
+
+    def trigger_problems(self, conf: Mapping[str, Any]) -> list[Problem]:
+        """Return what is wrong with the parameters of a DAG trigger, by field.
+
+        Parameters that the DAG passes to its runs may be missing.
         """
         if strange := [name for name in conf if name not in self.params.model_fields or name in self.set_by_dag]:
             known = ", ".join(name for name in self.params.model_fields if name not in self.set_by_dag)
-            return "; ".join(
-                f"{name}: unknown parameter of {self.dag_id}; the parameters are {known or 'none'}" for name in strange
-            )
+            words = f"unknown parameter of {self.dag_id}; the parameters are {known or 'none'}"
+            return [Problem(name, words, "extra_forbidden") for name in strange]
         try:
             self.params.model_validate(dict(conf))
         except ValidationError as error:
-            return self.params.describe_errors(error, conf, ignore=("missing",))
-        return ""
+            passed = {(name, "missing") for name in self.set_by_dag}
+            return [each for each in problems_of(error, conf) if (each.field, each.kind) not in passed]
+        return []

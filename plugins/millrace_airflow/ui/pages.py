@@ -8,6 +8,7 @@ default).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
@@ -18,11 +19,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from millrace.access.grants import Role
-from millrace.base.errors import MillraceError
+from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.message.ids import compose_tick
 from millrace.observe.charts import WINDOWS
 from millrace.observe.cluster import ClusterReader
+from millrace.observe.models import RowSample
 from millrace.observe.observer import Observer
+from millrace.observe.wal_search import WalQuery
 from millrace.service.error_responses import ApiError
 from millrace.service.search_parameters import parse_id, parse_moment_ms, rejection_query, transaction_query
 from millrace_airflow.ui import text
@@ -44,6 +47,8 @@ TABS: Final = (
     ("cluster", "Cluster"),
     ("actions", "Actions"),
 )
+_NEVER_MS: Final = 1 << 42
+"""A moment that no message has, in the year 2109."""
 MEDIA: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 Short = Annotated[str, Query(max_length=200)]
@@ -141,18 +146,19 @@ def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRo
         view: Short = "schema",
         state: Short = "",
         at: Short = "",
+        tick: Short = "",
         order: Short = "tick",
         deletes: bool = False,
         offset: Offset = 0,
     ) -> HTMLResponse:
         found = observer.collection(name)
-        values: dict[str, Any] = {"page": None, "sample": None, "problem": None}
+        values: dict[str, Any] = {"page": None, "sample": None, "wrong": {}}
         if view == "segments":
             values["page"] = observer.segments(name, state=state, offset=offset)
         elif view == "files":
             values["page"] = observer.files(name, deletes=deletes, order=order, offset=offset)
         elif view == "rows":
-            values |= _asked(lambda: {"sample": observer.sample(name, at=_tick(at))})
+            values |= _sampled(lambda: observer.sample(name, at=_tick(at, tick)))
         elif view != "schema":
             raise HTTPException(404, "A collection has the views schema, rows, segments and files.")
         return show(
@@ -160,19 +166,7 @@ def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRo
             found=found, view=view, state=state, at=at, order=order, deletes=deletes, **values,
         )  # fmt: skip
 
-    @made.get("/transactions")
-    def transactions(
-        request: Request, user: Reader, query: Annotated[Any, Depends(transaction_query)], before: Short = ""
-    ) -> HTMLResponse:
-        found = observer.transactions(query, before=before)
-        return show(request, user, "transactions.html", "transactions", found=found, before=before)
-
-    @made.get("/rejections")
-    def rejections(
-        request: Request, user: Reader, query: Annotated[Any, Depends(rejection_query)], before: Short = ""
-    ) -> HTMLResponse:
-        found = observer.rejections(query, before=before)
-        return show(request, user, "rejections.html", "rejections", found=found, before=before)
+    _add_searches(made, observer, show)
 
     @made.get("/messages/{pchannel}/{message_id}")
     def message(request: Request, user: Reader, pchannel: str, message_id: str) -> HTMLResponse:
@@ -209,18 +203,78 @@ def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRo
     return made
 
 
-def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `ask` gives; a typed error becomes a line on the page, where its form can be corrected."""
+def _add_searches(made: APIRouter, observer: Observer, show: Callable[..., HTMLResponse]) -> None:
+    """Add the pages that search the WAL."""
+
+    def searched(
+        request: Request,
+        user: Any,
+        tab: str,
+        search: Callable[[WalQuery], Any],
+        ask: Callable[[], WalQuery],
+        before: str,
+    ) -> HTMLResponse:
+        """The page of a search; what is wrong with its fields stands at them, over no results."""
+        wrong: dict[str, str] = {}
+        try:
+            found = search(ask())
+        except InvalidArgument as error:
+            name, colon, words = str(error).partition(": ")
+            wrong = {name: words} if colon and name in request.query_params else {"": str(error)}
+            found = search(WalQuery("message", since_ms=_NEVER_MS))
+        return show(
+            request, user, f"{tab}.html", tab, found=found, before=before, wrong=wrong, status=422 if wrong else 200
+        )
+
+    @made.get("/transactions")
+    def transactions(
+        request: Request,
+        user: Reader,
+        ask: Annotated[Callable[[], WalQuery], Depends(asked(transaction_query))],
+        before: Short = "",
+    ) -> HTMLResponse:
+        return searched(
+            request, user, "transactions", lambda query: observer.transactions(query, before=before), ask, before
+        )
+
+    @made.get("/rejections")
+    def rejections(
+        request: Request,
+        user: Reader,
+        ask: Annotated[Callable[[], WalQuery], Depends(asked(rejection_query))],
+        before: Short = "",
+    ) -> HTMLResponse:
+        return searched(
+            request, user, "rejections", lambda query: observer.rejections(query, before=before), ask, before
+        )
+
+
+def asked(query: Callable[..., WalQuery]) -> Callable[..., Callable[[], WalQuery]]:
+    """A dependency with the parameters of `query`, which is called later: its error belongs on the page."""
+
+    @wraps(query)
+    def later(**parameters: Any) -> Callable[[], WalQuery]:
+        return lambda: query(**parameters)
+
+    return later
+
+
+def _sampled(ask: Callable[[], RowSample]) -> dict[str, Any]:
+    """The rows that `ask` gives; a typed error stands at its field, where it can be corrected."""
     try:
-        return ask()
+        return {"sample": ask()}
     except MillraceError as error:
-        return {"problem": f"{error.code}: {error}"}
+        words = str(error).removeprefix("at: ").removeprefix("tick: ")
+        name = "tick" if str(error).startswith("tick: ") else "at"
+        return {"wrong": {name: words if isinstance(error, InvalidArgument) else f"{error.code}: {words}"}}
 
 
-def _tick(at: str) -> int | None:
-    """A time tick, or a moment as its last tick; None for nothing. Raises InvalidArgument."""
-    at = at.strip()
-    if at.isascii() and at.isdigit() and len(at) > 12:
+def _tick(at: str, tick: str) -> int | None:
+    """The time tick `tick`, or the last one of the moment `at`; None for neither. Raises InvalidArgument."""
+    at, tick = at.strip(), tick.strip()
+    if tick:
+        return parse_id("tick", tick)
+    if at.isascii() and at.isdigit() and len(at) > 12:  # as in links of earlier builds
         return parse_id("at", at)
     ms = parse_moment_ms("at", at)
     return None if ms is None else compose_tick(ms, (1 << 18) - 1)

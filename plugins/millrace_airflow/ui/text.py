@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 NOTHING: Final = "\N{EN DASH}"
 """Where there is no value."""
@@ -109,7 +111,34 @@ def fact(value: Any, name: str = "") -> str:
     return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
+_CODE: Final = re.compile(r"(?<!`)`(?!\s)([^`\n]+)(?<!\s)`(?!`)")
+
+
+def code(value: Any) -> Markup:
+    """Text in which what stands in backticks is code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(value))))
+
+
+def picked(value: str) -> str | None:
+    """A moment as a date-time picker holds it, in UTC; "" for nothing, None for text that no picker can hold."""
+    if not value.strip():
+        return ""
+    try:
+        moment = datetime.fromisoformat(value.strip().replace(" ", "T"))
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo is None else moment.astimezone(UTC)).replace(tzinfo=None).isoformat()
+
+
+def without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A mapping without some of its names."""
+    return {name: each for name, each in value.items() if name not in names}
+
+
 FILTERS: Final = {
+    "without": without,
+    "code": code,
+    "picked": picked,
     "words": words,
     "fact": fact,
     "count": count,

@@ -12,7 +12,7 @@ from millrace.client.database import connect
 from millrace.operations.backfill.declaration import LoadParams
 from millrace.operations.backfill.file_staging import stage_files
 from millrace.operations.backfill.importer import append_imports
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted
 from millrace.runtime.progress import Progress
 
 
@@ -37,6 +37,13 @@ class LoadReport(OperationReport):
     loaded: list[LoadedSlice]
     time_tick: int
     """Tick from which all rows are visible. 0: nothing was appended."""
+
+    @property
+    def sentence(self) -> str:
+        rows = f"{counted(self.rows, 'row')} in {counted(self.slices, 'slice')}"
+        if self.dry_run:
+            return f"{rows} fit {self.collection}; nothing was loaded."
+        return f"{rows} were loaded into {self.collection}."
 
 
 def run(settings: Settings, params: LoadParams, progress: Progress) -> LoadReport:

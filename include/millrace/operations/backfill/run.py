@@ -41,7 +41,7 @@ from millrace.operations.backfill.source import (
     source_rows,
 )
 from millrace.operations.entry import SessionFactory
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted
 from millrace.runtime.progress import Progress
 from millrace.storage.spark import spark_frame, spark_save
 from millrace.storage.store import store_at
@@ -89,6 +89,13 @@ class BackfillReport(OperationReport):
     slices: list[SliceReport]
     rows: int
 
+    @property
+    def sentence(self) -> str:
+        slices, rows = counted(len(self.slices), "slice"), counted(self.rows, "row")
+        if self.dry_run:
+            return f"{slices} of {self.table} would be rebuilt from {self.source}; they have {rows} now."
+        return f"{slices} of {self.table} rebuilt from {self.source}, with {rows}."
+
 
 class PlannedSlice(OperationReport):
     """A slice of a planned backfill."""
@@ -106,6 +113,11 @@ class PlanReport(OperationReport):
     slices: list[PlannedSlice]
     runs: list[dict[str, Any]]
     """Parameters of the runs that rebuild the slices: a few slices in one session each, one run per available slot."""
+
+    @property
+    def sentence(self) -> str:
+        slices, runs = counted(len(self.slices), "slice"), counted(len(self.runs), "run")
+        return f"{slices} of {self.table} are to be rebuilt from {self.source}, in {runs}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from millrace.operations.backup.manifest import (
 from millrace.operations.backup.table_pins import PinnedTable, pin_tables
 from millrace.operations.backup.verify import verify_backup
 from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted, mebibytes
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.operations.quality.results import docs_path, quality_path
 from millrace.operations.restore.records import restores_path
@@ -83,6 +83,13 @@ class BackupReport(OperationReport):
     )
     verified: bool = False
     seconds: float
+
+    @property
+    def sentence(self) -> str:
+        what = f"{counted(self.tables, 'table')} in {counted(self.files, 'file')}"
+        if self.dry_run:
+            return f"A backup would have {what}, {mebibytes(self.bytes)}."
+        return f"Backup {self.id} has {what}, {mebibytes(self.bytes)}, of which {mebibytes(self.new_bytes)} are new."
 
 
 def run(settings: Settings, params: BackupParams, progress: Progress) -> BackupReport:

@@ -23,7 +23,7 @@ from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.recovery_checkpoints import RecoveryCheckpoint
 from millrace.operations.checkpoint.replay_verification import choose_start, verify_checkpoint
 from millrace.operations.checkpoint.retention import WalTrimReport, apply_retention
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted, mebibytes
 from millrace.operations.quality.gate import blocked
 from millrace.runtime.progress import Progress
 from millrace.storage.table import open_table
@@ -76,6 +76,17 @@ class CheckpointReport(OperationReport):
     synced_files: int = 0
     blocked: tuple[str, ...] = Field(default=(), description="Quality blocks that prevented truncation and trimming.")
     seconds: float = 0.0
+
+    @property
+    def sentence(self) -> str:
+        wrong = [each.pchannel for each in self.channels if each.problem]
+        if wrong:
+            return f"The checkpoint of {', '.join(wrong)} could not be verified, and nothing was removed there."
+        freed = sum(each.freed_bytes for each in (*self.truncated, *self.trimmed))
+        words = f"{counted(len(self.channels), 'checkpoint')} verified"
+        if self.blocked:
+            return f"{words}; nothing was removed, because a critical expectation failed."
+        return f"{words}; {mebibytes(freed)} of log and WAL {'could be' if self.dry_run else 'were'} freed."
 
 
 def run(settings: Settings, params: CheckpointParams, progress: Progress) -> CheckpointReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted, mebibytes
 
 
 class TableCompaction(OperationReport):
@@ -61,6 +61,18 @@ class CompactionReport(OperationReport):
     seconds: float = 0.0
     stages: dict[str, float] = Field(default_factory=dict)
     """Seconds by stage."""
+
+    @property
+    def sentence(self) -> str:
+        parts = [part for each in self.collections for part in (each.rows, each.deletes)] + [self.segments]
+        merged, made = sum(each.files_removed for each in parts), sum(each.files_added for each in parts)
+        would = "would be " if self.dry_run else ""
+        if not merged and not self.vacuumed_bytes:
+            return "There was nothing to compact."
+        return (
+            f"{counted(merged, 'file')} of {counted(len(self.collections), 'collection')} {would}merged into {made:,},"
+            f" and {mebibytes(self.vacuumed_bytes)} {would}freed."
+        )
 
 
 class CollectionNeed(OperationReport):

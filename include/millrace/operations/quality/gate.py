@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from millrace.base.errors import QualityBlocked
 from millrace.base.settings import Settings
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted
 from millrace.operations.quality.declaration import ReleaseParams
 from millrace.operations.quality.quarantine import release_blocks
 from millrace.operations.quality.results import read_state
@@ -25,6 +25,10 @@ class ReleaseReport(OperationReport):
     released: tuple[str, ...]
     by: str
     blocks: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        return f"{counted(len(self.released), 'block')} released by {self.by}; {len(self.blocks):,} remain."
 
 
 def blocked(settings: Settings) -> list[Block]:

@@ -47,5 +47,6 @@ RECOVERY: Final = Operation(
     example="--mode repair",
     params=RecoveryParams,
     run="millrace.operations.recovery.run:run",
+    dag_defaults={"mode": "repair"},
     retries=1,
 )

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted
 
 FindingKind = Literal[
     "job_dead",
@@ -81,5 +81,18 @@ class RecoveryReport(OperationReport):
     @property
     def succeeded(self) -> bool:
         return self.healthy
+
+    @property
+    def sentence(self) -> str:
+        if not self.findings:
+            return "Log, WAL and collections agree: nothing is wrong."
+        found = counted(len(self.findings), "finding")
+        if self.mode == "diagnose":
+            return f"{found}; nothing was changed."
+        done = sum(each.done for each in self.repairs)
+        what = "a clone" if self.mode == "rehearse" else "the tables"
+        if self.healthy:
+            return f"{found}, {done:,} repaired in {what}: nothing is wrong there now."
+        return f"{found}, {done:,} repaired in {what}: {len(self.remaining):,} remain."
 
     seconds: float

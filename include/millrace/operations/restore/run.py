@@ -24,7 +24,7 @@ from millrace.client.database import Database, connect
 from millrace.message.ids import resolve_tick, tick_physical_ms
 from millrace.node.ingest.definition import ingest_to_end
 from millrace.operations.entry import SessionFactory
-from millrace.operations.operation import OperationReport
+from millrace.operations.operation import OperationReport, counted
 from millrace.operations.restore import in_place
 from millrace.operations.restore.declaration import RestoreParams
 from millrace.operations.restore.records import DONE, LOADING, RestoreState, read_record, write_record
@@ -57,6 +57,13 @@ class CollectionRestoreReport(OperationReport):
     """Of a restore in place: tick of the Import by VChannel."""
     dry_run: bool
     seconds: float
+
+    @property
+    def sentence(self) -> str:
+        rows = f"{counted(self.rows, 'row')} of {self.collection} at {self.at}"
+        if self.dry_run:
+            return f"{rows} can be restored; nothing was changed."
+        return f"{rows} are now in {self.into or self.collection}."
 
 
 def restore(settings: Settings, params: RestoreParams, progress: Progress) -> CollectionRestoreReport:

@@ -49,6 +49,7 @@
 
   function late(words) {
     live.classList.toggle("late", words !== "");
+    body.classList.toggle("late", words !== "");
     live.lastChild.textContent = words || (paused ? "Paused" : "Live");
   }
 
