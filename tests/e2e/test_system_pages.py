@@ -93,8 +93,9 @@ def test_a_form_says_what_is_wrong_with_a_value(page: Page, airflow: Airflow) ->
     page.evaluate("document.querySelector('dialog#start details').open = true")
     page.type("document.getElementById('param-sample_mib')", "0")
     page.click("document.querySelector('dialog#start button[type=submit]')")
-    said = page.wait("document.querySelector('dialog#start .bad:not([hidden])')?.innerText")
-    assert "sample_mib" in said or "minimum" in said
+    said = page.wait("document.querySelector('#wrong-sample_mib')?.innerText")
+    assert "at least" in said
+    assert "Dry run was not started" in page.evaluate("document.querySelector('dialog#start .bad').innerText")
     assert page.evaluate("document.querySelector('dialog#start').open")
     manual = [
         each

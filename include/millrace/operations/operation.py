@@ -40,7 +40,9 @@ def _check_time(text: str) -> str:
     return text
 
 
-TimeParam: TypeAlias = Annotated[str, AfterValidator(_check_time), Field(json_schema_extra={"pattern": TIME_PATTERN})]
+TimeParam: TypeAlias = Annotated[
+    str, AfterValidator(_check_time), Field(json_schema_extra={"pattern": TIME_PATTERN, "format": "tick-or-date-time"})
+]
 """A time tick in digits, or an ISO 8601 timestamp (UTC if it has no zone). "" means none."""
 
 
@@ -65,7 +67,7 @@ class OperationParams(BaseModel):
     def describe_errors(cls, error: ValidationError, value: Mapping[str, Any]) -> str:
         """Describe what is wrong with `value`, field by field."""
         known = f"unknown parameter; the parameters are {', '.join(cls.model_fields)}"
-        return _listed(
+        return problem_list(
             each._replace(message=known) if each.kind == "extra_forbidden" else each
             for each in problems_of(error, value)
         )
@@ -109,7 +111,8 @@ class OperationReport(BaseModel):
         return {"summary": self.sentence, **found} if self.sentence else found
 
 
-def _listed(problems: Iterable[Problem]) -> str:
+def problem_list(problems: Iterable[Problem]) -> str:
+    """Return problems in one line, each with its field."""
     return "; ".join(f"{each.field or 'parameters'}: {each.message}" for each in problems)
 
 
@@ -186,17 +189,11 @@ class Operation:
         found: OperationFunction = getattr(import_module(module), function)
         return found
 
-    def trigger_errors(self, conf: Mapping[str, Any]) -> str:
-        """Describe what is wrong with the parameters of a DAG trigger, or return "".
-
-        Any parameter may be missing: Airflow fills in the form's defaults, and the DAG passes some to its runs.
-        """
-        return _listed(each for each in self.trigger_problems(conf) if each.kind != "missing")
-
     def trigger_problems(self, conf: Mapping[str, Any]) -> list[Problem]:
         """Return what is wrong with the parameters of a DAG trigger, by field.
 
-        Parameters that the DAG passes to its runs may be missing.
+        Parameters that the DAG passes to its runs may be missing. The others then have a problem of the kind
+        "missing", although Airflow fills in the form's defaults.
         """
         if strange := [name for name in conf if name not in self.params.model_fields or name in self.set_by_dag]:
             known = ", ".join(name for name in self.params.model_fields if name not in self.set_by_dag)

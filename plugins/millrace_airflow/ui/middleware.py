@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
-from millrace.operations.operation import Operation
+from millrace.operations.operation import Operation, problem_list
 from millrace.operations.registry import operations
+from millrace.pipelines.model.part import Problem
 from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 TRIGGER: Final = re.compile(r"/api/v2/dags/(?P<dag_id>[^/]+)/dagRuns/?")
@@ -50,9 +51,9 @@ class PluginMiddleware:
             await self._app(scope, receive, send)
             return
         messages, body = await _read(receive)
-        words = trigger_errors(unquote(found["dag_id"]), body)
-        if words:
-            await _refuse(words, send)
+        problems = trigger_problems(unquote(found["dag_id"]), body)
+        if problems:
+            await _refuse(problems, send)
             return
         await self._app(scope, _again(messages, receive), send)
 
@@ -66,15 +67,18 @@ class PluginMiddleware:
         return sent
 
 
-def trigger_errors(dag_id: str, body: bytes) -> str:
-    """What is wrong with the parameters of a trigger; empty where nothing is, or where Airflow has to say it."""
+def trigger_problems(dag_id: str, body: bytes) -> list[Problem]:
+    """Return what is wrong with the parameters of a trigger, by field; nothing if Airflow has to say it."""
     operation = _by_dag().get(dag_id)
     try:
         asked = json.loads(body) if operation is not None and len(body) <= MAX_TRIGGER_BYTES else None
     except ValueError:
-        return ""
+        return []
     conf = asked.get("conf") if isinstance(asked, dict) else None
-    return operation.trigger_errors(conf) if operation is not None and isinstance(conf, dict) else ""
+    if operation is None or not isinstance(conf, dict):
+        return []
+    # Airflow fills in the form's defaults.
+    return [each for each in operation.trigger_problems(conf) if each.kind != "missing"]
 
 
 def _by_dag() -> Mapping[str, Operation]:
@@ -110,8 +114,9 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
     return received
 
 
-async def _refuse(words: str, send: Send) -> None:
-    body = json.dumps({"detail": words}).encode()
+async def _refuse(problems: Sequence[Problem], send: Send) -> None:
+    by_field = [{"field": each.field, "message": each.message} for each in problems]
+    body = json.dumps({"detail": problem_list(problems), "problems": by_field}).encode()
     headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": 422, "headers": headers})
     await send({"type": "http.response.body", "body": body})

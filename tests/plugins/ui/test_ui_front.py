@@ -104,7 +104,18 @@ def test_every_form_as_it_stands_is_taken(client: TestClient) -> None:
     for each in operations().values():
         shown = {name: value for name, value in form(each.params).items() if name not in each.set_by_dag}
         defaults = {name: param.value for name, param in shown.items() if param.has_value}
-        assert each.trigger_errors(defaults) == "", each.name
+        assert [one for one in each.trigger_problems(defaults) if one.kind != "missing"] == [], each.name
+
+
+def test_a_refusal_says_its_field(client: TestClient) -> None:
+    answer = client.post(
+        "/api/v2/dags/quality/dagRuns", json={"conf": {"samples": 0, "start": "soon"}}, headers=LOGGED_IN
+    )
+    assert answer.status_code == 422
+    found = {each["field"]: each["message"] for each in answer.json()["problems"]}
+    assert set(found) == {"samples", "start"}
+    assert found["samples"] == "is at least 1"
+    assert f"samples: {found['samples']}" in answer.json()["detail"]
 
 
 def test_nobody_in_particular_gets_airflows_answer_and_a_body_is_handed_on_whole(client: TestClient) -> None:

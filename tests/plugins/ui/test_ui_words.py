@@ -12,10 +12,13 @@ from millrace.base.files import replace_json
 from millrace.base.settings import Settings
 from millrace.observe.maintenance import quality_sentence, quality_tables
 from millrace.observe.models import QualityRow
+from millrace.operations.backfill.declaration import BackfillParams
 from millrace.operations.operation import OperationReport
 from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.results import record_run
+from millrace.operations.restore.declaration import RestoreParams
 from millrace.runtime.launch import history as launch_history
+from millrace_airflow.forms import form
 from millrace_airflow.ui.text import code, picked
 from tests.plugins.ui.conftest import Site
 
@@ -142,3 +145,15 @@ def test_figures_of_a_job_that_does_not_run_say_how_old_they_are(own_site: Site,
     assert page.count('<div class="figure stale">') == 3
     assert page.count("no batch since <time") == 3
     assert page.count("These figures are old") == 2
+
+
+def test_a_form_is_opened_under_a_title_that_names_its_action(site: Site) -> None:
+    assert 'data-dag="backfill_range" data-title="Backfill a time range"' in site.page("actions")
+    assert 'data-dag="restore" data-title="Restore"' in site.page("collections/users")
+
+
+def test_a_parameter_that_is_a_moment_or_a_tick_says_so_to_its_form() -> None:
+    made = form(RestoreParams)
+    assert made["at"].schema["format"] == "tick-or-date-time"
+    assert form(BackfillParams)["start"].schema["format"] == "date-time"
+    assert "examples" in form(BackfillParams)["table"].schema, "the table is in plain sight, known or not"

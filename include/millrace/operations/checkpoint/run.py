@@ -82,7 +82,7 @@ class CheckpointReport(OperationReport):
         wrong = [each.pchannel for each in self.channels if each.problem]
         if wrong:
             return f"The checkpoint of {', '.join(wrong)} could not be verified, and nothing was removed there."
-        freed = sum(each.freed_bytes for each in (*self.truncated, *self.trimmed))
+        freed = sum(each.freed_bytes for each in self.truncated) + sum(each.freed_bytes for each in self.trimmed)
         words = f"{counted(len(self.channels), 'checkpoint')} verified"
         if self.blocked:
             return f"{words}; nothing was removed, because a critical expectation failed."
