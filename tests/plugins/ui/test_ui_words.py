@@ -143,7 +143,7 @@ def test_figures_of_a_job_that_does_not_run_say_how_old_they_are(own_site: Site,
         replace_json(settings.progress_path(name), progress)
     page = own_site.page("").partition("<main")[2]
     assert page.count('<div class="figure stale">') == 3
-    assert page.count("no batch since <time") == 3
+    assert page.count("last batch <time") == 3
     assert page.count("These figures are old") == 2
 
 
