@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -79,28 +80,42 @@ class Rig:
         return self.ended[0]
 
 
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Makes supervisors, which end with the test, whatever it found."""
+    rigs: list[Rig] = []
+
+    def make(program: str, backoff: RestartBackoff, **options: object) -> Rig:
+        rigs.append(Rig(tmp_path, program, backoff, **options))
+        return rigs[-1]
+
+    yield make
+    for each in rigs:
+        each.end()
+
+
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_process_that_runs_is_left_alone_and_ended_with_its_supervisor(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, SLEEPS, RestartBackoff(0.01, 0.01))
+def test_a_process_that_runs_is_left_alone_and_ended_with_its_supervisor(made: Callable[..., Rig]) -> None:
+    rig = made(SLEEPS, RestartBackoff(0.01, 0.01))
     until(lambda: rig.children, "it is started")
     assert rig.end() is None
     assert [each.code for each in rig.children] == [-signal.SIGTERM]
     assert (rig.supervisor.restarts, rig.faults) == (0, [])
 
 
-def test_a_child_that_dies_at_its_start_is_given_up_after_so_many_attempts(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "raise SystemExit(3)", RestartBackoff(0.01, 0.01), attempts=2)
+def test_a_child_that_dies_at_its_start_is_given_up_after_so_many_attempts(made: Callable[..., Rig]) -> None:
+    rig = made("raise SystemExit(3)", RestartBackoff(0.01, 0.01), attempts=2)
     until(lambda: rig.ended, "it is given up")
     assert rig.ended == [Fault("it ended with 3")]
     assert (len(rig.children), rig.supervisor.restarts) == (3, 2)
     assert rig.faults == ["it ended with 3"] * 3
 
 
-def test_a_child_that_dies_again_and_again_is_restarted_after_growing_pauses(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, SLEEPS, RestartBackoff(0.2, 0.8))
+def test_a_child_that_dies_again_and_again_is_restarted_after_growing_pauses(made: Callable[..., Rig]) -> None:
+    rig = made(SLEEPS, RestartBackoff(0.2, 0.8))
     ended: list[float] = []
     for number in range(1, 5):
         until(lambda number=number: len(rig.children) == number, "it runs")
@@ -113,19 +128,19 @@ def test_a_child_that_dies_again_and_again_is_restarted_after_growing_pauses(tmp
     rig.end()
 
 
-def test_failures_are_forgotten_once_a_process_has_run_long_enough(tmp_path: Path) -> None:
+def test_failures_are_forgotten_once_a_process_has_run_long_enough(made: Callable[..., Rig]) -> None:
     backoff = RestartBackoff(0.01, 60.0, steady=0.3)
     for _ in range(3):
         backoff.record_failure("before")
-    rig = Rig(tmp_path, SLEEPS, backoff)
+    rig = made(SLEEPS, backoff)
     until(lambda: rig.children, "it runs")
     until(lambda: backoff.failures == 0, "it is steady")
     rig.end()
 
 
-def test_a_child_that_ignores_sigterm_is_killed_after_the_deadline(tmp_path: Path) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_after_the_deadline(made: Callable[..., Rig], tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    rig = Rig(tmp_path, DEAF.format(ready=str(ready)), RestartBackoff(1.0, 1.0), stop_deadline=0.3)
+    rig = made(DEAF.format(ready=str(ready)), RestartBackoff(1.0, 1.0), stop_deadline=0.3)
     until(ready.exists, "it ignores the signal")
     began = time.monotonic()
     rig.end()
@@ -134,9 +149,11 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_deadline(tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "of itself"])
-def test_grandchildren_go_with_their_parent_those_of_another_session_too(tmp_path: Path, how: str) -> None:
+def test_grandchildren_go_with_their_parent_those_of_another_session_too(
+    made: Callable[..., Rig], tmp_path: Path, how: str
+) -> None:
     pids = tmp_path / "pids"
-    rig = Rig(tmp_path, PARENT.format(pids=str(pids)), RestartBackoff(60.0, 60.0))
+    rig = made(PARENT.format(pids=str(pids)), RestartBackoff(60.0, 60.0))
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2, "they run")
     within, apart = map(int, pids.read_text().split())
     if how == "of itself":
@@ -152,8 +169,8 @@ def test_grandchildren_go_with_their_parent_those_of_another_session_too(tmp_pat
     until(lambda: gone(within) and gone(apart), "they are gone")
 
 
-def test_a_stop_during_a_pause_starts_nothing_more(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, "raise SystemExit(1)", RestartBackoff(60.0, 60.0))
+def test_a_stop_during_a_pause_starts_nothing_more(made: Callable[..., Rig]) -> None:
+    rig = made("raise SystemExit(1)", RestartBackoff(60.0, 60.0))
     until(lambda: rig.faults, "it ended")
     assert rig.end() is None
     assert len(rig.children) == 1
