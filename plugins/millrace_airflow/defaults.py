@@ -74,7 +74,7 @@ def default_args(**changes: Any) -> dict[str, Any]:
 
 
 def operation_dag(operation: Operation, *, doc: str | None, **arguments: Any) -> DAG:
-    """The DAG of an operation: id, form, tags and retries as it declares them; `arguments` go to :func:`millrace_dag`."""
+    """Return the DAG of an operation, with its id, form, tags and retries; `arguments` go to :func:`millrace_dag`."""
     asked = form(operation.params, **operation.dag_defaults)
     return millrace_dag(
         operation.dag_id,
