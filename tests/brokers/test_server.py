@@ -62,5 +62,5 @@ def test_in_the_foreground_it_says_its_url_and_dies_even_when_its_starter_is_kil
 
 
 def test_a_storage_that_cannot_be_made_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="storage cannot be made"):
+    with pytest.raises(InvalidSettings, match="storage cannot be formatted"):
         KafkaBroker(tmp_path, settings=Settings(), properties={"process.roles": "nothing"}).start()

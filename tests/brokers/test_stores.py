@@ -128,7 +128,7 @@ def test_where_nothing_can_be_installed_the_program_says_one_sentence(
 
 def test_tables_that_cannot_be_made_are_an_error_that_says_why(tmp_path: Path) -> None:
     (tmp_path / "tables").write_text("in the way")
-    with pytest.raises(InvalidSettings, match="tables cannot be made"):
+    with pytest.raises(InvalidSettings, match="system tables cannot be created"):
         MariaDbServer(tmp_path, settings=Settings()).start()
 
 
