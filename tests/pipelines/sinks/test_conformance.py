@@ -334,7 +334,7 @@ def test_an_index_that_is_deleted_while_it_runs_is_made_as_it_was_declared_or_no
     assert client.indices.get_mapping(index=name)[name]["mappings"]["dynamic"] == "strict"
     # In the moment between a look and a bulk: what the bulk makes is seen before anything of it counts as done.
     client.indices.delete(index=name)
-    with pytest.raises(SinkRefused, match="made anew"):
+    with pytest.raises(SinkRefused, match="replaced during the run"):
         sink.write([_action(3)])
     sink.close()
 
