@@ -104,7 +104,8 @@ def stored(shop: Database) -> Callable[..., dict[int, str]]:
         for last in (False, False, True):
             ingest_to_end(shop.settings, shop.log)
             try:
-                table = shop.collection(collection.name).read(at=at, deadline=1.0)
+                with streaming_node(shop.settings):  # what the log alone has is not read: others read the tables too
+                    table = shop.collection(collection.name).read(at=at, deadline=1.0)
                 break
             except TickNotReached:  # a timer of the chain (an idle segment's) fired meanwhile
                 if last:

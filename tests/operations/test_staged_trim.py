@@ -12,6 +12,7 @@ from millrace.node.flush.definition import flush_to_end
 from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
 from millrace.operations.recovery.table_repair import rebuild_collection
 from millrace.runtime.progress import Progress
+from tests.failpoints import at_failpoints
 from tests.operations.log_maker import Things
 from tests.operations.test_wal_trim import Died, contents, sound, take
 
@@ -87,8 +88,8 @@ def test_a_trim_that_dies_anywhere_keeps_what_is_needed_and_the_next_removes_the
         if name == place:
             raise Died
 
-    with pytest.raises(Died):
-        take(things, short, dies)
+    with pytest.raises(Died), at_failpoints(dies):
+        take(things, short)
     if place in ("wal_trim.recorded", "wal_trim.checked"):
         assert here(files) == [True, True], "nothing was committed"
     assert contents(short) == before

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -16,9 +17,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from millrace.access.grants import Caller, Principal
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, ServerFull
-from millrace.log.server.connections import ConnectionLimits
+from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
 from millrace.log.server.main import OUTPUT_BYTES
 from millrace.rpc.discovery import ServerRecord, read_record
 from millrace.rpc.launch import ServerLaunch
@@ -134,6 +136,25 @@ def test_there_are_no_more_connections_than_allowed_and_a_client_gets_in_through
     assert log.append([b"the first client was not shut"])
     for each in flood:
         each.close()
+
+
+def test_a_client_that_authenticated_before_its_connection_was_found_is_not_shut_for_a_flood() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        guard = ConnectionGuard(listener.getsockname()[1], ConnectionLimits(connections=3))
+
+        def connected() -> socket.socket:
+            client = stack.enter_context(socket.create_connection(listener.getsockname(), timeout=20))
+            stack.enter_context(listener.accept()[0])
+            return client
+
+        known, *_ = [connected() for _ in range(7)]
+        guard.welcome(f"ipv4:127.0.0.1:{known.getsockname()[1]}", Caller(Principal.admin("known")))
+        guard._scan(time.monotonic())
+        assert guard.refused == 4
+        known.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            known.recv(1)
 
 
 def test_a_client_that_rests_keeps_the_server_from_being_idle(rig: Callable[[ConnectionLimits], Rig]) -> None:

@@ -160,8 +160,8 @@ def test_what_a_table_remembers_of_both_sides_is_what_a_run_in_memory_does(tmp_p
     ("schema", "most", "words"),
     [
         (SCHEMA, AHEAD, "t against the log's time, and it is a number"),
-        (pa.schema(list(TIMED)[:-1]), AHEAD, "goes by the column _time_tick"),
-        (pa.schema([*list(TIMED)[:-1], ("_time_tick", pa.utf8())]), AHEAD, "goes by the column _time_tick"),
+        (pa.schema(list(TIMED)[:-1]), AHEAD, "needs the column _time_tick"),
+        (pa.schema([*list(TIMED)[:-1], ("_time_tick", pa.utf8())]), AHEAD, "needs the column _time_tick"),
         (TIMED, -AHEAD, "negative"),
     ],
 )

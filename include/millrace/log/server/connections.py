@@ -229,7 +229,12 @@ class ConnectionGuard:
     def _shut_one(self) -> None:
         """Make room for the newest connection, or shut it."""
         newest = next(reversed(self._open))
-        unknown = [(each.since, key) for key, each in self._open.items() if key in self._unknown]
+        # A connection that authenticated since the last look still stands among the unknown ones.
+        unknown = [
+            (each.since, key)
+            for key, each in self._open.items()
+            if key in self._unknown and each.peer not in self._welcome
+        ]
         oldest = min(unknown, default=(0.0, newest))[1]
         if oldest != newest or not self._shut_idlest():
             self._shut_descriptor(oldest, "too many connections")
@@ -275,9 +280,7 @@ def _next_free() -> int:
 
 @contextmanager
 def _socket(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
-    """Yield Flight's socket `descriptor` under a duplicate descriptor; None if it is closed or is another one
-    by now.
-    """
+    """Yield Flight's socket `descriptor` under a duplicate descriptor; None if it is closed or another one by now."""
     try:
         own = os.dup(descriptor)
     except OSError:
@@ -285,9 +288,8 @@ def _socket(descriptor: int, inode: int) -> Iterator[socket.socket | None]:
         return
     status = os.fstat(own)
     if not stat.S_ISSOCK(status.st_mode):
-        # The descriptor now belongs to a file. The duplicate must stay open: closing any descriptor of a file
-        # drops all locks
-        # that this process has on it (POSIX), including SQLite's on the catalog and RocksDB's on the index.
+        # The descriptor now belongs to a file. The duplicate must stay open: closing any descriptor of a file drops
+        # all locks that this process has on it (POSIX), including SQLite's on the catalog and RocksDB's on the index.
         yield None
         return
     try:
