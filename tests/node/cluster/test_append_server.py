@@ -279,7 +279,7 @@ class _Terms:
         return int(self._client.describe(pchannel)["term"])
 
     def next_epoch(self, producer_id: int, *, held: int | None = None) -> int:
-        raise NotImplementedError
+        raise AssertionError("a node without a coordinator claims no epoch")
 
 
 def test_a_producer_sends_again_while_nobody_has_its_pchannel_and_by_its_deadline_knows_that_nothing_was_appended(
