@@ -95,7 +95,7 @@ def test_a_form_says_what_is_wrong_with_a_value(page: Page, airflow: Airflow) ->
     page.click("document.querySelector('dialog#start button[type=submit]')")
     said = page.wait("document.querySelector('#wrong-sample_mib')?.innerText")
     assert "at least" in said
-    assert "Dry run was not started" in page.evaluate("document.querySelector('dialog#start .bad').innerText")
+    assert "Dry run was not started" in page.evaluate("document.querySelector('dialog#start .refused').innerText")
     assert page.evaluate("document.querySelector('dialog#start').open")
     manual = [
         each

@@ -23,7 +23,6 @@ from millrace.commands.parts.command_line import (
     EXIT_ERROR,
     CollectionName,
     JsonContext,
-    console,
     find_collection,
     format_count,
     print_json,
@@ -524,19 +523,15 @@ def _send(
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """Show progress in one line on stderr that is rewritten, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda tally, seconds, reading: None
-        return
-    from millrace.client.progress import progress_words
+def _progress() -> Iterator[Callable[[Tally, float, BytesRead], None]]:
+    """Show the progress of the load."""
+    from millrace.client.progress import progress_line, progress_words, rows_words
 
-    with console(err=True).status("connecting …") as line:
+    with progress_line("connecting …") as line:
 
         def show(tally: Tally, seconds: float, reading: BytesRead) -> None:
-            rate = tally.accepted / max(seconds, 1e-3)
-            sent = f"{tally.accepted:,} rows, {rate:,.0f} rows/s, {tally.bytes / 1e6:,.1f} MB"
-            line.update(", ".join(filter(None, (progress_words(reading.done, reading.total, seconds), sent))))
+            sent = f"{rows_words(tally.accepted, seconds)}, {tally.bytes / 1e6:,.1f} MB"
+            line(", ".join(filter(None, (progress_words(reading.done, reading.total, seconds), sent))))
 
         yield show
 

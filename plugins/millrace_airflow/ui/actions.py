@@ -1,11 +1,11 @@
 """What can be started from the pages: a DAG each, with the parameters that a button fills in.
 
-A button opens a form made of the DAG's own parameters and starts the run through Airflow's REST API
-(``POST /api/v2/dags/<id>/dagRuns``), so that Airflow checks permission and parameters and keeps the run.
+A button opens the form of :mod:`millrace_airflow.ui.start_forms`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -46,6 +46,16 @@ ACTIONS: Final = (
         if operation.title
     ),
 )
+
+
+RUN_ID: Final = re.compile(r"manual__[0-9T:.+\-]{10,40}")
+"""Ids of the runs that the form starts."""
+
+
+def started_run(dag: str, run: str) -> dict[str, str] | None:
+    """Return the run that the form has just started, by the parameters of its redirect; None if they name none."""
+    known = {each.dag_id for each in ACTIONS}
+    return {"dag": dag, "run": run} if dag in known and RUN_ID.fullmatch(run) else None
 
 
 def actions_for(allowed: Callable[[str], bool], **conf: Any) -> list[Action]:

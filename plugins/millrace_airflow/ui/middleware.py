@@ -21,6 +21,8 @@ from millrace.pipelines.model.part import Problem
 from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 TRIGGER: Final = re.compile(r"/api/v2/dags/(?P<dag_id>[^/]+)/dagRuns/?")
+AIRFLOW: Final = "millrace.airflow"
+"""Where a request has Airflow's own application, which the form of an action calls."""
 MAX_TRIGGER_BYTES: Final = 1 << 20
 """Of a trigger that is checked; Airflow judges a larger one alone."""
 
@@ -41,6 +43,7 @@ class PluginMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[AIRFLOW] = scope["app"]  # the mounted applications put themselves in its place
         root = str(scope.get("root_path", ""))
         path = str(scope.get("path", "")).removeprefix(root)
         if path == self._prefix and scope["method"] in ("GET", "HEAD"):

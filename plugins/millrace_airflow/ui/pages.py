@@ -30,7 +30,7 @@ from millrace.service.error_responses import ApiError
 from millrace.service.search_parameters import parse_id, parse_moment_ms, rejection_query, transaction_query
 from millrace_airflow.ui import text
 from millrace_airflow.ui.access import Reader, may_trigger, principal_of
-from millrace_airflow.ui.actions import actions_for
+from millrace_airflow.ui.actions import actions_for, started_run
 from millrace_airflow.ui.queue import queue_entries
 
 FOLDER: Final = Path(__file__).parent
@@ -196,9 +196,9 @@ def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRo
         return show(request, user, "cluster.html", "cluster", found=look.view(), operates=operates)
 
     @made.get("/actions")
-    def actions(request: Request, user: Reader) -> HTMLResponse:
+    def actions(request: Request, user: Reader, started: Short = "", run: Short = "") -> HTMLResponse:
         found = actions_for(lambda dag_id: may_trigger(user, dag_id))
-        return show(request, user, "actions.html", "actions", actions=found)
+        return show(request, user, "actions.html", "actions", actions=found, started=started_run(started, run))
 
     return made
 

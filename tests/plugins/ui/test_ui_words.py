@@ -148,8 +148,9 @@ def test_figures_of_a_job_that_does_not_run_say_how_old_they_are(own_site: Site,
 
 
 def test_a_form_is_opened_under_a_title_that_names_its_action(site: Site) -> None:
-    assert 'data-dag="backfill_range" data-title="Backfill a time range"' in site.page("actions")
-    assert 'data-dag="restore" data-title="Restore"' in site.page("collections/users")
+    actions, users = (site.get(path, role="admin", html=True).text for path in ("actions", "collections/users"))
+    assert 'data-title="Backfill a time range" href="/millrace/actions/backfill_range?' in actions
+    assert 'data-title="Restore" href="/millrace/actions/restore?title=Restore&amp;conf=' in users
 
 
 def test_a_parameter_that_is_a_moment_or_a_tick_says_so_to_its_form() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -67,6 +67,14 @@ def _batches(frame: Any, schema: CollectionSchema | None) -> Iterator[pa.RecordB
             " pyarrow, or what has"
             " __arrow_c_stream__ (`millrace produce` takes files)"
         )
+
+
+def row_count(frame: Frame) -> int:
+    """Return the number of rows of a DataFrame that has them in memory; 0 for a stream, and for what would run a query
+    to tell.
+    """
+    ours = is_from_library(frame, "pandas") or is_from_library(frame, "polars")
+    return len(frame) if ours and isinstance(frame, Sized) else 0
 
 
 def is_from_library(frame: object, library: str) -> bool:

@@ -24,7 +24,7 @@ from millrace.base.errors import Closed, InvalidArgument
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.produce.frames import Frame, batches_of
+from millrace.client.produce.frames import Frame, batches_of, row_count
 from millrace.client.produce.lane import Appender, Lane, ProducerIdentity, TermSource
 from millrace.client.produce.rows import (
     Keys,
@@ -173,15 +173,16 @@ class Producer(Closeable):
         partition_by: str | None,
         raise_rejected: bool,
     ) -> Written:
-        written = Written()
         from millrace.client.produce.batch_appender import BatchAppender
+        from millrace.client.progress import report_rows
 
+        written = Written()
         with BatchAppender(
             self.lane, self._settings, known=self.known, evolved=self.evolved, spool=self.spool
         ) as batch:
             futures = [
                 batch.insert(collection, rows, partition=partition, partition_by=partition_by)
-                for rows in batches_of(frame, collection.schema)
+                for rows in report_rows(batches_of(frame, collection.schema), row_count(frame))
             ]
             batch.flush()
             for future in futures:
@@ -250,8 +251,10 @@ class Producer(Closeable):
             collection = self.evolved(collection, rows, ask=True)
         if is_in_memory(rows):
             return self._upserts.run(conform(rows, collection), collection, partition, partition_by)
+        from millrace.client.progress import report_rows
+
         written = Written()
-        for batch in batches_of(rows, collection.schema):
+        for batch in report_rows(batches_of(rows, collection.schema), row_count(rows)):
             written.add(self._upserts.run(conform(batch, collection), collection, partition, partition_by))
         return written
 

@@ -354,15 +354,15 @@ def parse_json_object(text: str | None) -> dict[str, Any]:
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
-def console(*, err: bool = False) -> Console:
+def console() -> Console:
     """Return the console for human output.
 
     As wide as the screen, PIPE_WIDTH without one, colours on a terminal only.
     """
     from rich.console import Console
 
-    stream = sys.stderr if err else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, emoji=False)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(file=sys.stdout, width=width, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
