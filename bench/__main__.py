@@ -29,6 +29,7 @@ from rich.console import Console
 from bench import (
     append_host_bench,
     backfill_bench,
+    callers_bench,
     checkpoint_bench,
     client_bench,
     commit_bench,
@@ -366,6 +367,28 @@ def _streams(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
     return parts
 
 
+def _callers(folder: Path, quick: bool) -> dict[str, Callable[[], Any]]:
+    seconds = 1.5 if quick else 8.0
+    parts: dict[str, Callable[[], Any]] = {}
+
+    def add(name: str, measure: Callable[..., Any], **arguments: Any) -> None:
+        for backend in ("millrace", "kafka"):
+            place = folder / f"{backend}-{name.replace(' ', '-')}"
+            parts[f"{backend}, {name}"] = partial(measure, backend, place, seconds=seconds, **arguments)
+
+    for count in (1, 16, 64):
+        add(f"{count} threads", callers_bench.callers, kind="threads", count=count)
+    for count in (1, 64, 512):
+        add(f"{count} tasks", callers_bench.callers, kind="tasks", count=count)
+    for count in (1, 16):
+        add(f"{count} connections", callers_bench.callers, kind="threads", count=1, processes=count)
+    for rows in (1, 100, 10_000):
+        add(f"batch of {rows:,}", callers_bench.callers, kind="batch", count=rows)
+    for count in (1, 10, 40):
+        add(f"{count} consumers", callers_bench.consumers, count=count)
+    return parts
+
+
 SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
     "log": _log,
     "server": _server,
@@ -410,6 +433,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
 
 #: Sections whose parts are printed and kept one by one, and which ``--part`` chooses from.
 IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
+    "callers": _callers,
     "tables": _tables,
     "streams": _streams,
 }
