@@ -143,7 +143,7 @@ def test_the_wheel_alone_serves_in_an_empty_environment(install: Install, tmp_pa
     (tmp_path / "here.py").write_text(HERE)
     with deployment(tmp_path / "served") as db:
         db.create_collection("users", {"id": "int64", "name": "string?"}, key="id")
-        address, token = _server(db.client)
+        address, token = _server(db)
         assert run("python", "program.py", address, token).strip() == "[]"
         assert db["users"].read().to_pylist() == [{"id": 1, "name": "Ada"}]
     assert run("python", "here.py").strip() == "[{'id': 7}]"
@@ -193,6 +193,6 @@ def test_the_wheel_runs_the_whole_system_with_airflow(install: Install, tmp_path
         assert "none is left" in run("millrace", "system", "down", seconds=300)
 
 
-def _server(client: Database) -> tuple[str, str]:
-    record = json.loads((client.settings.log_path / "server.json").read_text())
+def _server(db: Database) -> tuple[str, str]:
+    record = json.loads((db.settings.log_path / "server.json").read_text())
     return record["address"], record["token"]

@@ -29,7 +29,7 @@ def make_app() -> FastAPI:
             raise HTTPException(404, str(error)) from None
         if not folder.log.exists():
             raise HTTPException(404, f"no log of run {run_id}: it was never started, or cleaned away")
-        return log_tail(folder.log, lines=max(1, min(lines, 100_000)), most_bytes=4 << 20) + "\n"
+        return log_tail(folder.log, lines=max(1, min(lines, 100_000)), max_bytes=4 << 20) + "\n"
 
     # FastAPI reads a route's annotations by name in the module, where the lazy imports are not.
     job_log.__annotations__ |= {"user": Reader}

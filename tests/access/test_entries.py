@@ -35,6 +35,7 @@ from millrace.message.wire.layout import MAX_MESSAGES
 from millrace.node.append.authorizer import AppendAuthorizer
 from millrace.node.append.host import AppendHost
 from millrace.node.append.server import AppendExtension
+from millrace.observe.log_probe import host_metrics
 from millrace.rpc.link import ExchangeStream
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.wire import TIMEOUT, ack_from_bytes, to_json
@@ -293,7 +294,7 @@ def test_refused_appends_leave_nothing_in_the_log_and_their_neighbours_stand(
 
 def test_what_is_denied_is_counted_by_call(guarded: Guarded, tokens: Mapping[str, str]) -> None:
     def denied(call: str) -> float:
-        families = text_string_to_metric_families(guarded.client.append.metrics())
+        families = text_string_to_metric_families(host_metrics(guarded.client.append))
         samples = [each for family in families for each in family.samples]
         name = "millrace_log_denied_calls_total"
         return sum(each.value for each in samples if each.name == name and each.labels == {"call": call})

@@ -26,6 +26,7 @@ from millrace.message.schema import FieldSpec
 from millrace.message.schema_changes import AddField
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.node.range_loop.parking import restart_follower
 from millrace.rpc.link import ConnectionLost, ExchangeStream
 from millrace.rpc.selection import Selection
 from tests.access.conftest import SCHEMA, Guarded
@@ -114,7 +115,7 @@ def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
             lambda: catalog.drop_partition(own.name, "_default"),
             lambda: catalog.flush(own.name),
             lambda: client.append.service.drop("dml_0"),
-            lambda: client.append.restart("dml_0"),
+            lambda: restart_follower(client.append, "dml_0"),
             lambda: client.append.tail("dml_0", 0, timeout=0),
             lambda: client.collection(own.name).read(),
             lambda: client.append.service.open("dml_0").append([b"x"]),

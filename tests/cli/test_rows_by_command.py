@@ -13,6 +13,7 @@ from pyarrow import parquet
 from millrace.commands import produce
 from millrace.commands.parts.command_line import find_collection
 from tests.cli.deployment import Deployment
+from tests.client.conftest import streaming_node
 
 ADA, BOB = {"id": 1, "name": "Ada", "at": "2026-11-21T10:00:00.000000Z"}, {"id": 2, "name": "Bob", "at": None}
 
@@ -54,7 +55,8 @@ def test_rows_come_out_as_of_any_moment_with_deletes_applied(users: Deployment) 
 
 
 def test_a_collection_that_the_wal_does_not_have_yet_says_what_to_do(users: Deployment) -> None:
-    words = users.fails("COLLECTION_NOT_FOUND", "read", "users")
+    with streaming_node(users.settings):
+        words = users.fails("COLLECTION_NOT_FOUND", "read", "users", "--wait", "0.1")
     assert "millrace jobs run" in words
 
 
@@ -113,6 +115,18 @@ def test_an_error_before_the_first_batch_stands_alone(users: Deployment) -> None
     assert "line 1: it is no JSON at character 19" in result.stderr
     sent = users.run("produce", "users", "-", "--partition", "eu", "--batch-rows", "1", stdin='{"id": 1}\nnot\n')
     assert sent.stdout.startswith("Accepted 1 row in 1 message")
+
+
+def test_a_read_without_a_job_takes_from_the_log_what_the_tables_lack(users: Deployment) -> None:
+    _put(users, ADA)
+    users.catch_up()
+    _put(users, BOB)
+    read = users.run("read", "users", "--json")
+    assert (read.exit_code, len(read.stdout.splitlines()), read.stderr) == (0, 2, "")
+    with streaming_node(users.settings):  # which is behind
+        read = users.run("read", "users", "--json", "--wait", "0.1")
+    assert (read.exit_code, len(read.stdout.splitlines())) == (0, 1)
+    assert "Not the newest: the log has rows on dml_" in read.stderr
 
 
 def test_a_read_before_the_collection_blames_no_job(users: Deployment) -> None:

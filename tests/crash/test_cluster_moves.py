@@ -40,6 +40,7 @@ from millrace.demo.cluster import LocalCluster, MoveObserver
 from millrace.message.ids import pchannel_of
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.node.ingest.definition import ingest_to_end
+from millrace.node.range_loop.parking import restart_follower
 from millrace.operations.backup.declaration import BackupParams
 from millrace.operations.backup.restore import restore_backup as restore_backup
 from millrace.operations.backup.run import backup
@@ -263,7 +264,7 @@ def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(
         cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
         goes_on(stream, cluster)
         until(lambda: stream.failed() or len(set(client.append.router.known().values())) == 1, cluster)
-        client.append.restart("dml_0")  # at the log's server, and at the node that has it
+        restart_follower(client.append, "dml_0")  # at the log's server, and at the node that has it
         until(lambda: "following dml_0 again" in cluster.jobs["n2"].tail(400), cluster)
         goes_on(stream, cluster)
         stream.stop()

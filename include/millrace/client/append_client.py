@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pyarrow as pa
-from pyarrow import flight
 
 from millrace.base.closeable import Closeable
 from millrace.base.data_folder import prepare_data_folder
@@ -26,12 +25,11 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import LogUnavailable, NotSupportedRemotely
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.channel_router import MARGIN, ChannelRouter
-from millrace.client.produce.lane import deliver_single
 from millrace.rpc import calls
 from millrace.rpc.append_pipeline import PIPELINE_APPENDS, PIPELINE_BYTES, AppendPipeline, Entries, as_values
 from millrace.rpc.calls import ServerCall
 from millrace.rpc.launch import DEFAULT_LAUNCH, ServerLaunch
-from millrace.rpc.link import CONNECTION_FAILURES, ConnectionLost, Link, call_error
+from millrace.rpc.link import ConnectionLost, Link
 from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.selection import Selection
@@ -156,20 +154,6 @@ class AppendClient(Closeable):
         request = {"pchannel": pchannel, "collection_id": collection_id, "deadline": deadline}
         return PChannelDefinitions.from_json(self.call(calls.DEFINITIONS, request, seconds=deadline))
 
-    def metrics(self) -> str:
-        """Return the host's metrics in the Prometheus text format."""
-
-        def call(link: Link, deadline: Deadline) -> str:
-            try:
-                (found,) = link.client.do_action(
-                    flight.Action(calls.METRICS.name, b""), link.options(self.service.deadline)
-                )
-            except CONNECTION_FAILURES as error:
-                raise call_error(error) from error
-            return str(found.body.to_pybytes().decode())
-
-        return self.service.call_with_retry(call, seconds=self.service.deadline)
-
     def catalog(self, call: str, arguments: Mapping[str, Any], *, repeat: bool) -> dict[str, Any]:
         """Call the catalog on the host (millrace.catalog.calls).
 
@@ -184,20 +168,6 @@ class AppendClient(Closeable):
         if repeat:
             return self.service.call_with_retry(act, seconds=seconds)
         return self.service.call_once(act, seconds=seconds, what=f"whether {call} took effect is unknown")
-
-    def restart(self, pchannel: str) -> None:
-        """Restart a PChannel's follower once the cause of its parking is fixed.
-
-        This restarts the follower on the host, and on the node that owns the PChannel.
-        """
-        request, seconds = {"pchannel": pchannel}, self.service.deadline
-        self.call(calls.RESTART, request, seconds=seconds)
-        self.router.refresh(Deadline.after(seconds), whole=True)
-        if pchannel in self.router.known():
-            route = self.router.route(pchannel)
-            deliver_single(
-                lambda deadline: route.act(calls.RESTART, request, deadline), deadline=Deadline.after(seconds)
-            )
 
     def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
         """Return the messages after `after_tick` from the host's buffer.

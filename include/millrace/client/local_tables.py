@@ -59,17 +59,8 @@ class LocalTables:
         return FilePositions(self._settings.data_dir / "coord")
 
     def read(self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection) -> pa.Table:
-        return read_fresh(
-            self._settings,
-            collection.name,
-            collection.id,
-            collection.pchannels,
-            self._append,
-            at=at,
-            seconds=seconds,
-            selection=selection,
-            from_log=self._no_job(),
-        )
+        source = self._source(collection)
+        return read_fresh(*source, at=at, seconds=seconds, selection=selection, from_log=self._no_job())
 
     def stream(
         self, collection: CollectionInfo, *, at: int | None, seconds: float, selection: Selection
@@ -94,16 +85,11 @@ class LocalTables:
         return count_rows(self._plan(collection, at, seconds), where=where)
 
     def _plan(self, collection: CollectionInfo, at: int | None, seconds: float) -> ReadPlan:
-        return plan_fresh(
-            self._settings,
-            collection.name,
-            collection.id,
-            collection.pchannels,
-            self._append,
-            at=at,
-            seconds=seconds,
-            from_log=self._no_job(),
-        )
+        return plan_fresh(*self._source(collection), at=at, seconds=seconds, from_log=self._no_job())
+
+    def _source(self, collection: CollectionInfo) -> tuple[Settings, str, int, Sequence[str], AppendClient]:
+        """Return what a read needs to know of its collection: the first arguments of `plan_fresh` and `read_fresh`."""
+        return self._settings, collection.name, collection.id, collection.pchannels, self._append
 
     def _no_job(self) -> bool:
         """Return whether no streaming node of this host will bring the tables up to date."""

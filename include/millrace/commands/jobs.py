@@ -70,6 +70,7 @@ def unpark(
     Example: `millrace unpark dml_0`
     """
     from millrace.client.append_client import AppendClient
+    from millrace.node.range_loop.parking import restart_follower
     from millrace.node.range_loop.parking import unpark as unpark_node
 
     settings = context.settings
@@ -82,7 +83,7 @@ def unpark(
     try:
         with AppendClient.connect(settings.data_dir, start=False, deadline=5.0) as client:
             if pchannel in client.service.names() and (freed or client.describe(pchannel)["parked"]):
-                client.restart(pchannel)
+                restart_follower(client, pchannel)
                 freed.append("the append host")
     except LogUnavailable:
         pass  # without a server no append host is parked

@@ -59,6 +59,8 @@ def read(
 ) -> None:
     """Read a collection's rows, deletes applied, as of any time tick.
 
+    If no streaming job runs on this host, what the tables lack is read from the log.
+
     A table shows 50 rows unless --limit is given. The other formats stream all rows, and `millrace produce` reads them.
 
     Example: `millrace read flights --limit 5 --columns id,origin`
@@ -93,27 +95,42 @@ def read(
 
 
 def _plan(settings: Settings, found: CollectionInfo, tick: int | None, wait: float | None) -> ReadPlan:
-    """The read, pinned. Where the streaming job is behind a read of now: as of the newest tick that is whole."""
+    """Plan the read. A read of now for which rows are missing is planned as of the newest tick that is complete."""
     from millrace.client.append_client import AppendClient
-    from millrace.observe.jobs import read_jobs
-    from millrace.tables.read.freshness import ConfirmedTicks, confirm_ticks
+    from millrace.runtime.heartbeat import STREAMING_NODE, query_runs
+    from millrace.tables.read.freshness import plan_fresh
     from millrace.tables.read.plan import plan_read
 
-    running = read_jobs(settings)[0].state == "running"
-    seconds = wait if wait is not None else settings.read_deadline if running else 0.0
-    confirmed = ConfirmedTicks({}, "no log server runs")
-    why = "the streaming job is behind" + ("." if running else ", and it does not run (`millrace jobs run`).")
+    running = query_runs(settings, STREAMING_NODE)
+    seconds = settings.read_deadline if wait is None else wait
+    whole = True
+
+    def on_missing(why: str) -> None:
+        nonlocal whole
+        whole = False
+        if tick is None:
+            typer.echo(f"Not the newest: {why}.", err=True)
+
     try:
-        with AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline) as client:
-            confirmed = confirm_ticks(settings, found.pchannels, client, at=tick, seconds=seconds)
-    except LogUnavailable:
-        why = "no log server runs, which alone knows what the tables lack (`millrace jobs run` starts it)."
-    if confirmed.missing and tick is None:
-        typer.echo(f"Not the newest: {why}", err=True)
-    try:
-        return plan_read(settings, found.id, at=tick, deadline=0.0, confirmed=confirmed.ticks)
+        try:
+            client = AppendClient.connect(settings.data_dir, start=False, deadline=settings.read_deadline)
+        except LogUnavailable:
+            on_missing("no log server runs, which alone knows what the tables lack (`millrace jobs run` starts it)")
+            return plan_read(settings, found.id, at=tick, deadline=0.0)
+        with client:
+            return plan_fresh(
+                settings,
+                found.name,
+                found.id,
+                found.pchannels,
+                client,
+                at=tick,
+                seconds=seconds,
+                from_log=not running,
+                on_missing=on_missing,
+            )
     except CollectionNotFound as error:
-        if tick is not None and not confirmed.missing:
+        if tick is not None and whole:
             raise CollectionNotFound(
                 f"{found.name} was not there at {iso_time(tick_physical_ms(tick))}: {error}. Read at a later moment"
             ) from None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Generic, Literal, Self, TypeVar
 
+from millrace.base.backoff import Backoff
 from millrace.base.deadline import Deadline
 from millrace.base.errors import (
     ChannelNotFound,
@@ -36,6 +37,7 @@ from millrace.msgstream.repack import default_repack
 from millrace.msgstream.settings import StreamSettings
 from millrace.msgstream.unmarshal import ProtoUDFactory
 
+_FIRST_WAIT: Final = 0.005
 WAIT_SLICE: Final = 0.25
 """Waits for a log are split into slices of this many seconds, so that closing the stream ends them."""
 
@@ -318,16 +320,18 @@ class LogMsgStream(BaseStream[_PlainChannel]):
     def _consume(self, deadline: Deadline) -> MsgPack:
         channels = list(self._channels.values())
         runs = {channel.name: self._wait(channel, channel.at.log_id, deadline, at_most=0.0) for channel in channels}
-        pause, turn = (WAIT_SLICE if len(channels) == 1 else 0.005), 0
+        # Only one log can be waited for at a time: wait for each in turn, a little longer each round.
+        first, longest = (_FIRST_WAIT, WAIT_SLICE / 2) if len(channels) > 1 else (WAIT_SLICE, WAIT_SLICE)
+        backoff = Backoff(first, longest, jitter=False)
+        pause, turn = backoff.next_delay(), 0
         while not any(run.batch.num_rows for run in runs.values()):
             if deadline.expired():
                 raise DeadlineExceeded(f"no message came on {', '.join(runs)}")
-            # Only one log can be waited for at a time: wait for each in turn, a little longer each round.
             channel = channels[turn % len(channels)]
             turn += 1
             runs[channel.name] = self._wait(channel, channel.at.log_id, deadline, at_most=pause)
             if turn % len(channels) == 0:
-                pause = min(2 * pause, WAIT_SLICE / 2 if len(channels) > 1 else WAIT_SLICE)
+                pause = backoff.next_delay()
         return self._packed(channels, runs)
 
     def _packed(self, channels: list[_PlainChannel], runs: Mapping[str, LogEntries]) -> MsgPack:

@@ -8,11 +8,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from pyarrow import flight
+
+from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, LogUnavailable, MillraceError
 from millrace.base.settings import Settings
 from millrace.client.append_client import AppendClient
 from millrace.message.ids import EARLIEST
 from millrace.message.log_entries import LogDescription
+from millrace.rpc import calls
+from millrace.rpc.link import CONNECTION_FAILURES, Link, call_error
 from millrace.rpc.wire import ClockView
 from millrace.tables.read.freshness import lag_seconds
 from millrace.tables.wal.table import WalPosition, WalTable
@@ -82,7 +87,7 @@ class LogProbe:
         """Return the append host's metrics in the Prometheus text format, or "" if no server runs."""
         try:
             with self.client() as client:
-                return client.metrics()
+                return host_metrics(client)
         except LogUnavailable:
             return ""
 
@@ -92,6 +97,21 @@ class LogProbe:
             if self._client is not None:
                 self._client.close()
                 self._client = None
+
+
+def host_metrics(client: AppendClient) -> str:
+    """Return the metrics of the append host that `client` is connected to, in the Prometheus text format."""
+
+    def call(link: Link, deadline: Deadline) -> str:
+        try:
+            (found,) = link.client.do_action(
+                flight.Action(calls.METRICS.name, b""), link.options(client.service.deadline)
+            )
+        except CONNECTION_FAILURES as error:
+            raise call_error(error) from error
+        return str(found.body.to_pybytes().decode())
+
+    return client.service.call_with_retry(call, seconds=client.service.deadline)
 
 
 def _channels(

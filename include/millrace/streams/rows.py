@@ -323,13 +323,13 @@ class RowsPlanner:
         whole = [(low or 0, until if high is None else high, size) for low, high, size in found]
         return sorted((each for each in whole if each[1] > after and each[0] <= until), key=lambda each: each[1])
 
-    def _cuts(self, after: int, until: int, most_bytes: int) -> list[int]:
-        """Return ticks that cut a snapshot's rows after `after` every `most_bytes` of files; the last is `until`."""
+    def _cuts(self, after: int, until: int, max_bytes: int) -> list[int]:
+        """Return ticks that cut a snapshot's rows after `after` every `max_bytes` of files; the last is `until`."""
         cuts: list[int] = []
         taken = 0
         for _, last, size in self._files(after, until):
             taken += size
-            if taken >= most_bytes and last < until and last > (cuts[-1] if cuts else after):
+            if taken >= max_bytes and last < until and last > (cuts[-1] if cuts else after):
                 cuts.append(last)
                 taken = 0
         return [*cuts, until]

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from millrace.base.backoff import delay_after
 from millrace.service.middleware import App, Message, Receive, Scope, Send
 
 LOGINS: Final = ("/auth/token", "/auth/token/cli")
@@ -20,7 +21,7 @@ FREE_FAILURES: Final = 5
 """Failed logins of one address that cost nothing."""
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 300.0
-"""Seconds that an address waits behind further failures: doubled with each."""
+"""Seconds that an address waits after further failures: doubled with each."""
 MAX_ADDRESSES: Final = 10_000
 """Addresses that are remembered: those that failed last."""
 
@@ -51,9 +52,8 @@ class LoginFailures:
     def failed(self, address: str) -> None:
         """A login from `address` was refused."""
         count = self._known.pop(address, (0, 0.0))[0] + 1
-        behind = count - FREE_FAILURES
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(behind - 1, 60)) if behind > 0 else 0.0
-        self._known[address] = (count, self._clock() + pause)
+        delay = delay_after(count - FREE_FAILURES, FIRST_PAUSE, LONGEST_PAUSE)
+        self._known[address] = (count, self._clock() + delay)
         while len(self._known) > self._most:
             self._known.popitem(last=False)
 

@@ -35,6 +35,7 @@ from millrace.log.rocksmq.service import RocksMQ
 from millrace.message import builders
 from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
+from millrace.observe.log_probe import host_metrics
 from millrace.rpc.link import ExchangeStream
 from millrace.rpc.outcome import AppendResult, outcome_rows
 from millrace.rpc.tail import Evicted
@@ -204,7 +205,7 @@ def test_a_pchannel_that_nobody_asked_the_host_to_follow_yet_takes_entries_alone
 
 def refused(client: AppendClient) -> float:
     """Entries that the server refused on PCHANNEL, as its metrics say."""
-    for family in text_string_to_metric_families(client.metrics()):
+    for family in text_string_to_metric_families(host_metrics(client)):
         for sample in family.samples:
             if sample.name == "millrace_log_refused_entries_total" and sample.labels == {"pchannel": PCHANNEL}:
                 return sample.value
@@ -245,7 +246,7 @@ def test_concurrent_clients_share_one_tail_that_holds_what_all_of_them_appended(
 def test_the_hosts_metrics_say_how_many_messages_ended_how(client: AppendClient) -> None:
     def counted(status: str) -> float:
         lines = [
-            line for line in client.metrics().splitlines() if line.startswith("millrace_wal_append_message_total{")
+            line for line in host_metrics(client).splitlines() if line.startswith("millrace_wal_append_message_total{")
         ]
         wanted = [line for line in lines if f'status="{status}"' in line and 'type="INSERT"' in line]
         return sum(float(line.rpartition(" ")[2]) for line in wanted)

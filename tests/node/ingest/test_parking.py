@@ -10,7 +10,7 @@ from millrace.client.append_client import AppendClient
 from millrace.message.ids import LogId
 from millrace.message.tombstones import Tombstone
 from millrace.node.ingest.definition import IngestLoop
-from millrace.node.range_loop.parking import read_parked, unpark
+from millrace.node.range_loop.parking import read_parked, restart_follower, unpark
 from millrace.rpc import calls
 from millrace.storage.table import table_at
 from tests.node.ingest.deployment import Deployment
@@ -31,7 +31,7 @@ def test_a_parked_pchannel_goes_on_behind_a_tombstone(deployment: Deployment) ->
         assert LogId(*seen["committed"]) == entry
         signed = {"sha256": seen["sha256"], "author": "ada", "reason": "INC-1"}
         placed = Tombstone.from_json("p1", client.call(calls.TOMBSTONE, named | signed))
-        client.restart("p1")
+        restart_follower(client, "p1")
         unpark(parked, "p1")
         host.clock.now += 10
         assert host.step() == ["p1"]

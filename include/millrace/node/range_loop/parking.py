@@ -12,12 +12,17 @@ import os
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelNotFound, ChannelParked, Malformed
 from millrace.base.files import replace_json, sync
 from millrace.message.ids import EARLIEST, LogId
 from millrace.node.range_loop.failure import RangeFailure
+from millrace.rpc import calls
+
+if TYPE_CHECKING:
+    from millrace.client.append_client import AppendClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,21 @@ def unpark(folder: Path, pchannel: str) -> None:
     except FileNotFoundError:
         raise ChannelNotFound(f"{pchannel} is not parked") from None
     sync(folder)
+
+
+def restart_follower(client: AppendClient, pchannel: str) -> None:
+    """Restart a PChannel's follower once the cause of its parking is fixed.
+
+    This restarts the follower on the append host, and on the node that owns the PChannel.
+    """
+    from millrace.client.produce.lane import deliver_single  # not needed by the loops, which load this module
+
+    request, seconds = {"pchannel": pchannel}, client.service.deadline
+    client.call(calls.RESTART, request, seconds=seconds)
+    client.router.refresh(Deadline.after(seconds), whole=True)
+    if pchannel in client.router.known():
+        route = client.router.route(pchannel)
+        deliver_single(lambda deadline: route.act(calls.RESTART, request, deadline), deadline=Deadline.after(seconds))
 
 
 def parked_names(folder: Path) -> frozenset[str]:

@@ -19,7 +19,7 @@ from millrace.catalog.sqlite_file import catalog_path
 from millrace.client.append_client import AppendClient
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
-from millrace.node.range_loop.parking import parked_names, unpark
+from millrace.node.range_loop.parking import parked_names, restart_follower, unpark
 from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.operations.recovery import catalog_repair, table_repair, wal_repair
 from millrace.operations.recovery.clone import clone
@@ -189,7 +189,7 @@ class _Run:
         if finding.subject in parked_names(self._settings.parked_path):
             return "retried, and parked again"
         if self._params.mode == "repair":  # a rehearsal must not restart the running follower
-            self._client.restart(finding.subject)
+            restart_follower(self._client, finding.subject)
         return "retried, and running again"
 
     def _tick(self, finding: RecoveryFinding) -> str:

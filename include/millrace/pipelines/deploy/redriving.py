@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, Field
 
+from millrace.base.backoff import delay_after
 from millrace.base.data_folder import restrict_umask
 from millrace.base.errors import MillraceError, PipelineBusy, RunNotFound
 from millrace.base.files import replace_json
@@ -152,8 +153,7 @@ class Redrives:
             if tries > MAX_TRIES or (run.error is not None and not run.error.retriable):
                 state = RedriveState.FAILED
             else:
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (tries - 1))
-                retry_at = (run.ended_at or run.started_at) + pause
+                retry_at = (run.ended_at or run.started_at) + delay_after(tries, FIRST_PAUSE, LONGEST_PAUSE)
         return RedriveStatus(
             pipeline=pipeline,
             state=state,

@@ -301,11 +301,11 @@ def processes_of(folder: Path, *, session: int) -> list[ProcessInfo]:
     return [each for each in found if (read_environment(each.pid) or {}).get(RUN_FOLDER_VARIABLE) == str(folder)]
 
 
-def log_tail(path: Path, *, lines: int = 30, most_bytes: int = 64 << 10) -> str:
+def log_tail(path: Path, *, lines: int = 30, max_bytes: int = 64 << 10) -> str:
     """Return the last lines of a log of any size."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - most_bytes))
+            file.seek(max(0, path.stat().st_size - max_bytes))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
         return ""

@@ -8,7 +8,7 @@ table is complete up to that tick.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -181,11 +181,21 @@ def plan_fresh(
     at: int | None,
     seconds: float,
     from_log: bool = False,
+    on_missing: Callable[[str], None] | None = None,
 ) -> ReadPlan:
-    """Plan what :func:`read_fresh` would read, for :func:`millrace.tables.read.arrow.read_pieces`."""
-    confirmed = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
-    rest = uncommitted_messages(settings, client, collection_id, confirmed) if from_log else None
-    return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=confirmed, uncommitted=rest)
+    """Plan what :func:`read_fresh` would read, for :func:`millrace.tables.read.arrow.read_pieces`.
+
+    With `on_missing`, rows that are missing after `seconds` raise nothing here: `on_missing` is called with what is
+    missing, and a read without `at` is planned as of the newest tick that is complete.
+    """
+    if on_missing is None:
+        ticks = require_confirmed_ticks(settings, name, pchannels, client, at, seconds, from_log=from_log)
+    else:
+        ticks, missing = confirm_ticks(settings, pchannels, client, at=at, seconds=seconds, from_log=from_log)
+        if missing:
+            on_missing(missing)
+    rest = uncommitted_messages(settings, client, collection_id, ticks) if from_log else None
+    return plan_read(settings, collection_id, at=at, deadline=0.0, confirmed=ticks, uncommitted=rest)
 
 
 def uncommitted_messages(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from millrace.base.backoff import jittered
+from millrace.base.backoff import Backoff
 from millrace.base.errors import SinkBusy, SinkRefused
 from millrace.base.settings import Settings
 from millrace.pipelines.model.pipeline import Pipeline
@@ -152,7 +152,7 @@ class OpenSearchSink:
         """All of a lane, bulk by bulk."""
         written = Written()
         left = deque(actions)
-        pause = self._declared.backoff_ms / 1000
+        backoff = Backoff(self._declared.backoff_ms / 1000, self._declared.max_backoff_ms / 1000)
         since = self._clock()
         whole = 0
         """Largest bulk that may be right by size where one was refused as a whole; 0: none was."""
@@ -183,10 +183,9 @@ class OpenSearchSink:
                 if error.internal:
                     whole = max(1, len(bulk) // 2)  # one of them may be the cause: smaller bulks find it
                 alone = bulk if error.internal and len(bulk) == 1 else []
-                if self._again(left, bulk, written, str(error), since, pause, alone, tries):
-                    since, pause = self._clock(), self._declared.backoff_ms / 1000
-                else:
-                    pause = min(2 * pause, self._declared.max_backoff_ms / 1000)
+                if self._again(left, bulk, written, str(error), since, backoff, alone, tries):
+                    since = self._clock()
+                    backoff.reset()
                 continue
             except Refused as error:
                 raise SinkRefused(f"index {self._declared.index_base}: {error}") from None
@@ -210,11 +209,11 @@ class OpenSearchSink:
                     case Verdict.REFUSED:
                         raise SinkRefused(f"index {self._declared.index_base}: {item.kind}: {item.reason}")
             if len(again) < len(bulk):
-                since, pause = self._clock(), self._declared.backoff_ms / 1000
+                since = self._clock()
+                backoff.reset()
             if again:
-                if self._again(left, again, written, reason, since, pause, alone, tries):
+                if self._again(left, again, written, reason, since, backoff, alone, tries):
                     since = self._clock()
-                pause = min(2 * pause, self._declared.max_backoff_ms / 1000)
             else:
                 self._window.grow()
         return written
@@ -226,7 +225,7 @@ class OpenSearchSink:
         written: Written,
         reason: str,
         since: float,
-        pause: float,
+        backoff: Backoff,
         suspects: Sequence[Action],
         tries: dict[str, int],
     ) -> bool:
@@ -258,7 +257,7 @@ class OpenSearchSink:
         written.retries += len(bulk) - len(aside)
         if len(aside) < len(bulk):
             self._window.shrink()
-            self._sleep(jittered(pause))
+            self._sleep(backoff.next_delay())
         return bool(aside)
 
     def _cut(self, left: deque[Action], most: int) -> list[Action]:
