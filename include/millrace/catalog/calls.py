@@ -16,6 +16,7 @@ from millrace.access.grants import Caller, Resource, ResourceKind
 from millrace.access.permissions import authorize, may_see
 from millrace.base.errors import ChannelNotFound, InvalidArgument
 from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChannel
+from millrace.catalog.definition_cache import DefinitionCache
 from millrace.catalog.protocol import Catalog, CollectionOptions
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.rpc import calls
@@ -194,6 +195,8 @@ class RemoteCatalog:
         """
         self._connection = connection
         self._pchannels = pchannels
+        self.definitions = DefinitionCache(self._definition)
+        """The cached definitions of collections, for appends by name."""
 
     def pchannels(self) -> list[PChannel]:
         return _pchannels_of(self._call(calls.PCHANNELS))
@@ -210,6 +213,9 @@ class RemoteCatalog:
         ]
 
     def collection(self, name: str) -> CollectionInfo:
+        return self.definitions.renew(name)
+
+    def _definition(self, name: str) -> CollectionInfo:
         return CollectionInfo.from_json(self._call(calls.COLLECTION, name=name))
 
     def ensure_pchannels(self, count: int) -> list[PChannel]:
@@ -226,33 +232,38 @@ class RemoteCatalog:
             raise InvalidArgument("a collection needs a list of partitions")
         if self._pchannels is not None and not self.pchannels():
             self.ensure_pchannels(self._pchannels)
-        made = self._call(
-            calls.CREATE_COLLECTION,
-            name=name,
-            schema=schema.as_declared().to_json(),
-            vchannels=options.get("vchannels", 1),
-            partitions=list(partitions),
-            exist_ok=options.get("exist_ok", False),
-            restored=options.get("restored", False),
-            request=options.get("request", ""),
-        )
+        with self.definitions.changing(name):
+            made = self._call(
+                calls.CREATE_COLLECTION,
+                name=name,
+                schema=schema.as_declared().to_json(),
+                vchannels=options.get("vchannels", 1),
+                partitions=list(partitions),
+                exist_ok=options.get("exist_ok", False),
+                restored=options.get("restored", False),
+                request=options.get("request", ""),
+            )
         return CollectionInfo.from_json(made)
 
     def drop_collection(self, name: str, *, request: str = "") -> None:
-        self._call(calls.DROP_COLLECTION, name=name, request=request)
+        with self.definitions.changing(name):
+            self._call(calls.DROP_COLLECTION, name=name, request=request)
 
     def create_partition(self, name: str, partition: str, *, restored: bool = False, request: str = "") -> int:
-        made = self._call(calls.CREATE_PARTITION, name=name, partition=partition, restored=restored, request=request)
-        return int(made["id"])
+        arguments = {"name": name, "partition": partition, "restored": restored, "request": request}
+        with self.definitions.changing(name):
+            return int(self._call(calls.CREATE_PARTITION, **arguments)["id"])
 
     def drop_partition(self, name: str, partition: str, *, request: str = "") -> None:
-        self._call(calls.DROP_PARTITION, name=name, partition=partition, request=request)
+        with self.definitions.changing(name):
+            self._call(calls.DROP_PARTITION, name=name, partition=partition, request=request)
 
     def alter(self, name: str, changes: Sequence[SchemaChange], *, request: str = "") -> int:
         from millrace.message.schema_changes import change_to_json
 
         said = [change_to_json(each) for each in changes]
-        return int(self._call(calls.ALTER, name=name, changes=said, request=request)["version"])
+        with self.definitions.changing(name):
+            return int(self._call(calls.ALTER, name=name, changes=said, request=request)["version"])
 
     def flush(self, name: str, *, request: str = "") -> dict[str, int]:
         ticks = self._call(calls.FLUSH, name=name, request=request)["ticks"]

@@ -179,7 +179,9 @@ class Database(Closeable):
         self.append = append
         """The connection to the server."""
         self.log: LogService = append.service
-        self.catalog: Catalog = RemoteCatalog(append, pchannels=None if address else settings.pchannels)
+        catalog = RemoteCatalog(append, pchannels=None if address else settings.pchannels)
+        self.catalog: Catalog = catalog
+        self._names = catalog.definitions
         self.address = address
         self.local = not address
         """Whether the deployment's files are on this machine."""
@@ -419,6 +421,7 @@ class Database(Closeable):
             self.append,
             self.catalog,
             self.settings,
+            definitions=self._names,
             producer_id=producer_id,
             resumed=resumed,
             reader=self._read_for,

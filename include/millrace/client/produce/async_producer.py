@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from functools import partial
 
 from millrace.base.closeable import AsyncCloseable
-from millrace.base.errors import BufferFull
+from millrace.base.errors import BufferFull, InvalidArgument
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.batch_appender import BatchLimits
-from millrace.client.produce.producer import Producer
+from millrace.client.produce.producer import Producer, is_outdated
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.written import Written
 
@@ -46,9 +46,12 @@ class AsyncProducer(AsyncCloseable):
 
         Raises the errors of :meth:`Producer.insert`, and BufferFull.
         """
-        taker = await self._taker(collection, rows, evolve)
-        return await self._settled(
-            lambda: self._batch.insert(taker, rows, partition=partition, partition_by=partition_by, wait=False)
+        return await self._by_definition(
+            collection,
+            lambda definition: self._batch.insert(
+                definition, rows, partition=partition, partition_by=partition_by, wait=False
+            ),
+            rows if evolve else None,
         )
 
     async def upsert(
@@ -61,26 +64,55 @@ class AsyncProducer(AsyncCloseable):
         evolve: bool = False,
     ) -> Written:
         """Replace the rows of these keys and insert new ones, as :meth:`BatchAppender.upsert` does."""
-        taker = await self._taker(collection, rows, evolve)
-        return await self._settled(
-            lambda: self._batch.upsert(taker, rows, partition=partition, partition_by=partition_by, wait=False)
+        return await self._by_definition(
+            collection,
+            lambda definition: self._batch.upsert(
+                definition, rows, partition=partition, partition_by=partition_by, wait=False
+            ),
+            rows if evolve else None,
         )
 
     async def delete(self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None) -> Written:
         """Delete by primary key."""
-        return await self._settled(lambda: self._batch.delete(collection, keys, partition=partition, wait=False))
+        return await self._by_definition(
+            collection, lambda definition: self._batch.delete(definition, keys, partition=partition, wait=False)
+        )
 
     async def close(self) -> None:
         """Wait until every append is decided. Uses a thread. Raises DeadlineExceeded."""
         await asyncio.to_thread(self._batch.close)
 
-    async def _taker(self, collection: CollectionInfo | str, rows: Rows, evolve: bool) -> CollectionInfo | str:
-        if not evolve:
-            return collection
-        return await asyncio.to_thread(lambda: self.producer.evolved(self.producer.known(collection), rows))
+    async def _by_definition(
+        self,
+        collection: CollectionInfo | str,
+        take: Callable[[CollectionInfo], Future[Written]],
+        evolving: Rows | None = None,
+    ) -> Written:
+        """Append by a definition, as :meth:`Producer._by_definition` does. The catalog is asked in a thread."""
+        if evolving is not None:
+            definition = await asyncio.to_thread(self.producer.evolved, collection, evolving)
+        else:
+            cached = self.producer.cached(collection)
+            definition = await asyncio.to_thread(self.producer.known, collection) if cached is None else cached
+        try:
+            written = await self._settled(partial(take, definition))
+            if not isinstance(collection, str) or not is_outdated(written):
+                return written.checked()
+        except InvalidArgument:
+            newer = await self._renewed(collection, definition)
+            if newer is None:
+                raise
+        else:
+            newer = await self._renewed(collection, definition)
+            if newer is None:
+                return written.checked()
+        return (await self._settled(partial(take, newer))).checked()
+
+    async def _renewed(self, collection: CollectionInfo | str, definition: CollectionInfo) -> CollectionInfo | None:
+        return await asyncio.to_thread(self.producer.renewed, definition) if isinstance(collection, str) else None
 
     async def _settled(self, take: Callable[[], Future[Written]]) -> Written:
-        return (await asyncio.wrap_future(await self._taken(take))).checked()
+        return await asyncio.wrap_future(await self._taken(take))
 
     async def _taken(self, take: Callable[[], Future[Written]]) -> Future[Written]:
         """Start an append once there is room, in the order of the calls."""

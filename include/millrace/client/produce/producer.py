@@ -14,16 +14,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.base.closeable import Closeable
-from millrace.base.errors import Closed, InvalidArgument
+from millrace.base.errors import AppendRejected, Closed, InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
+from millrace.catalog.definition_cache import DefinitionCache
 from millrace.client.produce.frames import Frame, batches_of, row_count
 from millrace.client.produce.lane import Appender, Lane, ProducerIdentity, TermSource
 from millrace.client.produce.rows import (
@@ -47,6 +48,7 @@ from millrace.client.produce.written import Deleted, Written
 from millrace.client.spool.sender import SpoolSender
 from millrace.message.ids import COORDINATOR_ID, Moment, pchannel_of, resolve_tick
 from millrace.message.model import MutableMessage
+from millrace.wal.reasons import Reason
 
 if TYPE_CHECKING:  # not needed for single appends
     from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
@@ -55,6 +57,32 @@ if TYPE_CHECKING:  # not needed for single appends
 
 CollectionReader = Callable[[CollectionInfo, int | None], tuple[int, pa.Table]]
 """(collection, tick or None for now) -> the tick of the read, and the rows that were visible then."""
+
+
+_OUTDATED: Final = frozenset(
+    {
+        Reason.COLLECTION_NOT_FOUND,
+        Reason.PARTITION_NOT_FOUND,
+        Reason.SCHEMA_MISMATCH,
+        Reason.WRONG_VCHANNEL,
+        Reason.CHECK_VIOLATED,
+    }
+)
+"""Rejections of rows that were made by a definition that others have changed since."""
+
+
+def is_outdated(written: Written) -> bool:
+    """Return whether a call had no effect, for reasons that a newer definition of its collection may remove."""
+    judged = written.messages - len(written.rejections)
+    return (
+        bool(written.rejections)
+        and not (judged or written.spooled_rows)
+        and all(map(_may_be_outdated, written.rejections))
+    )
+
+
+def _may_be_outdated(error: MillraceError) -> bool:
+    return not isinstance(error, AppendRejected) or error.reason in _OUTDATED
 
 
 class ProducerCatalog(TermSource, Protocol):
@@ -79,6 +107,7 @@ class Producer(Closeable):
         catalog: ProducerCatalog,
         settings: Settings,
         *,
+        definitions: DefinitionCache | None = None,
         producer_id: int | None = None,
         resumed: int | None = None,
         reader: CollectionReader | None = None,
@@ -86,6 +115,8 @@ class Producer(Closeable):
         spool: SpoolSender | None = None,
         metrics: Metrics | None = None,
     ) -> None:
+        """`definitions`: the definitions that a database caches for its producers; default: a cache of its own."""
+        self._definitions = definitions or DefinitionCache(catalog.collection)
         self._standing = standing
         self._metrics = metrics
         self._append = append
@@ -153,17 +184,48 @@ class Producer(Closeable):
         Raises InvalidArgument if rows do not fit the schema or a partition does not exist; AppendUnresolved,
         CollectionNotFound. After an error, the batches of a stream that were sent before remain in effect.
         """
-        collection = self.known(collection)
         if evolve:
             collection = self.evolved(collection, rows, ask=True)
         if not isinstance(rows, pa.Table | pa.RecordBatch | Mapping | list | tuple):
-            return self._insert_stream(collection, rows, partition, partition_by, raise_rejected)
+            definition = self.known(collection, ask=True)
+            return self._insert_stream(definition, rows, partition, partition_by, raise_rejected)
+
+        written = self._by_definition(
+            collection, lambda definition: self._insert(definition, rows, partition, partition_by)
+        )
+        return written.checked() if raise_rejected else written
+
+    def _insert(
+        self, collection: CollectionInfo, rows: Rows, partition: str | None, partition_by: str | None
+    ) -> Written:
         table = conform(rows, collection)
         messages = [
             insert_message(part, collection, vchannel=vchannel, partition_id=number)
             for vchannel, number, part in split_rows(table, collection, partition, partition_by)
         ]
-        return self.send(messages, raise_rejected=raise_rejected)
+        return self.send(messages, raise_rejected=False)
+
+    def _by_definition(self, collection: CollectionInfo | str, call: Callable[[CollectionInfo], Written]) -> Written:
+        """Return the result of `call`, which appends by a definition.
+
+        The cached definition of a name may be older than the collection. If the rows do not fit it (InvalidArgument,
+        raised before anything is sent), or the chain rejects all messages for a reason that a newer definition may
+        remove, the catalog is asked, and the call is made once more if it has another definition.
+        """
+        definition = self.known(collection)
+        if not isinstance(collection, str):
+            return call(definition)
+        try:
+            written = call(definition)
+        except (InvalidArgument, AppendRejected) as error:
+            newer = self.renewed(definition) if _may_be_outdated(error) else None
+            if newer is None:
+                raise
+        else:
+            newer = self.renewed(definition) if is_outdated(written) else None
+            if newer is None:
+                return written
+        return call(newer)
 
     def _insert_stream(
         self,
@@ -189,7 +251,7 @@ class Producer(Closeable):
                 written.add(future.result())
         return written.checked() if raise_rejected else written
 
-    def evolved(self, collection: CollectionInfo, rows: Rows, *, ask: bool = False) -> CollectionInfo:
+    def evolved(self, collection: CollectionInfo | str, rows: Rows, *, ask: bool = False) -> CollectionInfo:
         """Return the collection with a schema that fits `rows`, after changing it if necessary.
 
         Others may change the schema at the same time.
@@ -200,33 +262,57 @@ class Producer(Closeable):
         """
         from millrace.client.produce.schema_evolution import required_changes
 
-        newest = self._newest.get(collection.id, collection)
-        collection = max(collection, newest, key=lambda each: each.schema_version)
-        changes = () if ask else required_changes(rows, collection.schema)
+        named, definition = isinstance(collection, str), self.known(collection, ask=ask)
+        ask = ask and not named
+        newest = self._newest.get(definition.id, definition)
+        definition = max(definition, newest, key=lambda each: each.schema_version)
+        changes = () if ask else required_changes(rows, definition.schema)
         while ask or changes:
-            collection = self._newest[collection.id] = collection.require_same_id(
-                self._catalog.collection(collection.name)
-            )
-            changes, ask = required_changes(rows, collection.schema), False
+            found = self._definitions.renew(definition.name)
+            definition = self._newest[found.id] = found if named else definition.require_same_id(found)
+            changes, ask = required_changes(rows, definition.schema), False
             if not changes:
                 break
             try:
-                self._catalog.alter(collection.name, changes)
+                self._catalog.alter(definition.name, changes)
             except InvalidArgument:
-                if self._catalog.collection(collection.name).schema_version == collection.schema_version:
+                if self._definitions.renew(definition.name).schema_version == definition.schema_version:
                     raise  # otherwise another producer changed the schema at the same time
-        return collection
+        return definition
 
-    def known(self, collection: CollectionInfo | str) -> CollectionInfo:
+    def known(self, collection: CollectionInfo | str, *, ask: bool = False) -> CollectionInfo:
         """Return the definition of a collection, given by definition or name.
+
+        A name's definition may be cached (:mod:`millrace.catalog.definition_cache`); with `ask`, the catalog is asked.
 
         Raises CollectionNotFound, InvalidArgument, Closed.
         """
         self._require_open()
         if isinstance(collection, str):
-            return self._catalog.collection(collection)
+            return self._definitions.renew(collection) if ask else self._definitions.get(collection)
         require_collection(collection)
         return collection
+
+    def cached(self, collection: CollectionInfo | str) -> CollectionInfo | None:
+        """Return what :meth:`known` returns if that needs no request, else None: for callers that must not block."""
+        self._require_open()
+        return self._definitions.cached(collection) if isinstance(collection, str) else self.known(collection)
+
+    def renewed(self, definition: CollectionInfo) -> CollectionInfo | None:
+        """Ask the catalog for the collection that has the name of `definition` now; None if that is the same.
+
+        For a call by name that had no effect, because its rows do not fit `definition` or the chain rejected all of
+        it (:func:`is_outdated`). Also None if the catalog cannot be reached: then the call failed as it did.
+
+        Raises CollectionNotFound if no collection has the name any more.
+        """
+        try:
+            newer = self._definitions.renew(definition.name)
+        except MillraceError as error:
+            if error.retriable:
+                return None
+            raise
+        return None if newer == definition else newer
 
     def upsert(
         self,
@@ -246,30 +332,37 @@ class Producer(Closeable):
         those of a batch do. Of several rows with one key, the last one counts. After an error, some VChannels may have
         changed and others not; upserting again is safe.
         """
-        collection = self.known(collection)
         if evolve:
             collection = self.evolved(collection, rows, ask=True)
         if is_in_memory(rows):
-            return self._upserts.run(conform(rows, collection), collection, partition, partition_by)
+            # A call that is made once more repeats what took effect: the result is the same.
+            return self._by_definition(
+                collection,
+                lambda definition: self._upserts.run(conform(rows, definition), definition, partition, partition_by),
+            )
         from millrace.client.progress import report_rows
 
+        definition = self.known(collection, ask=True)
         written = Written()
-        for batch in report_rows(batches_of(rows, collection.schema), row_count(rows)):
-            written.add(self._upserts.run(conform(batch, collection), collection, partition, partition_by))
+        for batch in report_rows(batches_of(rows, definition.schema), row_count(rows)):
+            written.add(self._upserts.run(conform(batch, definition), definition, partition, partition_by))
         return written
 
     def delete(
         self, collection: CollectionInfo | str, keys: Keys, *, partition: str | None = None, raise_rejected: bool = True
     ) -> Written:
         """Delete rows by primary key, in `partition` or in all; a key without a row is not an error."""
-        collection = self.known(collection)
+        written = self._by_definition(collection, lambda definition: self._delete(definition, keys, partition))
+        return written.checked() if raise_rejected else written
+
+    def _delete(self, collection: CollectionInfo, keys: Keys, partition: str | None) -> Written:
         found = key_rows(keys, collection)
         number = 0 if partition is None else partition_id(collection, partition)
         messages = [
             delete_message(part, collection, vchannel=vchannel, partition_id=number)
             for vchannel, part in split_keys(found, collection)
         ]
-        return self.send(messages, raise_rejected=raise_rejected)
+        return self.send(messages, raise_rejected=False)
 
     def delete_where(
         self, collection: CollectionInfo | str, predicate: str | pc.Expression, *, at: Moment | None = None
@@ -281,7 +374,7 @@ class Producer(Closeable):
 
         Raises TickNotReached if the streaming node is behind, InvalidArgument if `predicate` is not a predicate.
         """
-        collection = self.known(collection)
+        collection = self.known(collection, ask=True)
         tick, keys = self._hit(collection, predicate, at)
         found = Deleted(tick, len(keys))
         if len(keys):
@@ -303,7 +396,7 @@ class Producer(Closeable):
 
     def _key_of(self, collection: CollectionInfo, columns: pa.Schema) -> tuple[str, ...]:
         """Return the primary key's names among a read's columns: it may have been renamed before or after."""
-        schemas = (collection, collection.require_same_id(self._catalog.collection(collection.name)))
+        schemas = (collection, collection.require_same_id(self._definitions.renew(collection.name)))
         known = {each.key_names for found in schemas for each in found.schemas if each.arrow().equals(columns)}
         if len(known) != 1:
             raise InvalidArgument(
@@ -326,7 +419,7 @@ class Producer(Closeable):
 
         Raises TransactionLost if the transaction ended before the commit, AppendRejected if the commit was refused.
         """
-        collection = self.known(collection)
+        collection = self.known(collection, ask=True)
         if not 0 <= vchannel < len(collection.vchannels):
             raise InvalidArgument(
                 f"collection {collection.name!r} has {len(collection.vchannels)} VChannels: give 0 to"
