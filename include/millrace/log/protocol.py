@@ -75,6 +75,11 @@ class Log(Protocol):
         ...
 
 
+def is_local(log: Log) -> bool:
+    """Return whether the log lies in this process: what was appended is readable at once, without a wait."""
+    return bool(getattr(log, "is_local", False))
+
+
 @runtime_checkable
 class Switchable(Protocol):
     """A log that can continue in another backend (millrace.log.generations.service)."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable, PositionTruncated
 from millrace.log.generations.generation_file import Generations, GenerationSpan
-from millrace.log.protocol import Log
+from millrace.log.protocol import Log, is_local
 from millrace.message.ids import EARLIEST, LogId, LogIds, generation_start
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.message.tombstones import TombstoneMap, apply_tombstones
@@ -73,6 +73,11 @@ class GenerationLog:
         self._known: tuple[Generations, GenerationSpan] | None = None
         self._sealed: dict[int, tuple[float, LogDescription]] = {}
         self._clean: tuple[int, LogId] | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """See :func:`millrace.log.protocol.is_local`."""
+        return is_local(self.backend_log(self._span().current))
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
         """See :meth:`millrace.log.protocol.Log.append`.

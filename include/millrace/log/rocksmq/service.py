@@ -53,6 +53,8 @@ class ConsumerMessage(NamedTuple):
 class RocksMQLog(LogHandle[ChannelLog]):
     """A handle on one channel (the Log protocol). Closing it leaves other handles of the channel open."""
 
+    is_local: Final = True
+
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> LogIds:
         """See :meth:`millrace.log.protocol.Log.append`."""
         return LogIds(0, self._open().append(values))

@@ -17,6 +17,7 @@ from pyarrow import flight
 
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.node.append.pending import PendingOutcome
+from millrace.rpc.outcome import AppendOutcome
 from millrace.rpc.wire import DEFAULT_DEADLINE, TIMEOUT, failure_to_bytes, is_valid_batch
 
 MAX_OUTCOME_WAIT: Final = 86400.0
@@ -81,12 +82,15 @@ class PipelinedStream:
             if error.retriable or len(appends) == 1:
                 return [failure_to_bytes(error)] * len(appends)
             # Too large, empty, malformed or not allowed: nothing was appended.
-            return [result_or_failure(partial(self._one, values)) for values in appends]
+            return [self._one(values) for values in appends]
         except Exception as error:
             return [failure_to_bytes(error)] * len(appends)
 
-    def _one(self, values: pa.LargeBinaryArray) -> PendingOutcome:
-        return self._submit([values])[0]
+    def _one(self, values: pa.LargeBinaryArray) -> PendingOutcome | bytes:
+        try:
+            return self._submit([values])[0]
+        except Exception as error:
+            return failure_to_bytes(error)
 
     def _read_ahead(self) -> None:
         try:
@@ -124,8 +128,10 @@ class PipelinedStream:
         while (item := self._answers.get()) is not None:
             if gone:
                 continue  # the client disconnected: unanswered appends stay ambiguous to it, as they must
+            pending, timeout = item
+            decided = pending if isinstance(pending, bytes) else answer(partial(pending.outcome, timeout=timeout))
             try:
-                write_answer(self._writer, *item)
+                write_answer(self._writer, decided)
             except (flight.FlightError, pa.ArrowException, OSError):
                 gone = True
 
@@ -155,21 +161,17 @@ def _timeout(metadata: bytes) -> float:
     return seconds
 
 
-def result_or_failure(submit: Callable[[], PendingOutcome]) -> PendingOutcome | bytes:
-    """Return the result of `submit`, or its failure in wire form."""
+def answer(decide: Callable[[], AppendOutcome]) -> AppendOutcome | bytes:
+    """Return the decisions, or the failure in wire form."""
     try:
-        return submit()
+        return decide()
     except Exception as error:
         return failure_to_bytes(error)
 
 
-def write_answer(writer: flight.MetadataRecordBatchWriter, answer: PendingOutcome | bytes, timeout: float) -> None:
-    if not isinstance(answer, bytes):
-        try:
-            rows = answer.outcome(timeout=timeout).rows
-        except Exception as error:
-            answer = failure_to_bytes(error)
-        else:
-            writer.write_batch(rows)
-            return
-    writer.write_metadata(pa.py_buffer(answer))
+def write_answer(writer: flight.MetadataRecordBatchWriter, decided: AppendOutcome | bytes) -> None:
+    """Write the answer to one append."""
+    if isinstance(decided, bytes):
+        writer.write_metadata(pa.py_buffer(decided))
+    else:
+        writer.write_batch(decided.rows)

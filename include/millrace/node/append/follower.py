@@ -33,7 +33,7 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import ChannelParked, DeadlineExceeded, LogFenced, LogUnavailable, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.log.clock import wall_clock_ms
-from millrace.log.protocol import Log, Switchable
+from millrace.log.protocol import Log, Switchable, is_local
 from millrace.message.builders import time_tick
 from millrace.message.ids import EARLIEST, LOGICAL_BITS, LogId
 from millrace.message.log_entries import ENTRY_SCHEMA, LogEntries, value_bytes
@@ -41,16 +41,20 @@ from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.metrics import HostMetrics
-from millrace.node.append.pending import ChainDecisions, PendingOutcome, message_count
+from millrace.node.append.pending import ChainDecisions, PendingOutcome
 from millrace.node.append.tail_buffer import TailBuffer, TailLimits
 from millrace.node.ingest.ingester import check_not_regressed, process_until_failure
-from millrace.rpc.outcome import outcome_rows
+from millrace.rpc.outcome import AppendOutcome, outcome_rows
 from millrace.wal.chain import Chain, ChainOutcome
 from millrace.wal.entry_chunks import chunk_entries
 from millrace.wal.segments import NEVER
 from millrace.wal.state import ChannelState
 
 READ_BYTES: Final = 4 << 20
+GROUP_BYTES: Final = 1 << 20
+"""Waiting appends are appended together up to this size. Beyond it, the copy costs more than a disk sync."""
+_HELPED: Final = 0.05
+"""Seconds after an appender judged its own append in which the thread leaves the log to appenders."""
 _SLICE: Final = 0.25
 """Longest single wait for entries in seconds: the time that a stop may take."""
 _PAUSE: Final = 0.1
@@ -100,13 +104,24 @@ class Follower:
         self._numbers = 0
         if self._metrics is not None:
             self._metrics.export_time_ahead(lambda: self._state.last_tick)
-        self._waiting: list[tuple[LogId, int, PendingOutcome, int | None]] = []
+        self._waiting: list[tuple[LogId, LogId, PendingOutcome, int | None]] = []
+        """Appends that wait for their decisions, by last and first entry; the number in `_entered` that each frees."""
+        self._inbox: deque[PendingOutcome] = deque()
+        self._led = False
+        """Whether a caller appends a group, or was woken to do so."""
         self._ends: dict[int, LogId] = {}
         """By generation of a log that was switched away from, its last entry. Later entries do not count."""
         self._unrecorded = _ended(state)
         self._error: MillraceError | None = None
         self._fenced: LogFenced | None = None
         self._stopping = threading.Event()
+        self._awake = threading.Event()
+        """Wakes the thread while it waits for appenders."""
+        self._turn = threading.Lock()
+        """Held by the thread that reads the log and judges; by nobody else before the first check of the log."""
+        self._turn.acquire()
+        self._helped = 0.0
+        """When an appender last judged what it had appended."""
         self._chain = Chain() if self._metrics is None else Chain(wrap=self._metrics.wrap_interceptor)
         self._ticked = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"follow-{self.pchannel}", daemon=True)
@@ -122,12 +137,85 @@ class Follower:
         """The error that parked the PChannel, if any."""
         return self._error
 
+    def append(self, values: pa.LargeBinaryArray, *, timeout: float) -> AppendOutcome:
+        """Append a batch of entries and return its decisions, at most `timeout` seconds later.
+
+        Of concurrent callers one leads: it appends what has arrived, up to GROUP_BYTES, as one batch with one sync,
+        hands over to the first caller that arrived meanwhile, and runs the chain over the group. So a lone append
+        needs no other thread, and the next group is written while this one is judged.
+
+        Raises DeadlineExceeded, errors of the log's append, and the error that parked the PChannel.
+        """
+        end = Deadline.after(timeout)
+        pending = PendingOutcome(values)
+        with self._lock:
+            self._check()
+            self._inbox.append(pending)
+            pending.leads, self._led = not self._led, True
+        if not pending.leads:
+            pending.wait(timeout=end.remaining())
+            with self._lock:
+                if pending.leads:
+                    pending.take_lead()
+                elif pending in self._inbox:
+                    self._inbox.remove(pending)
+                    raise DeadlineExceeded(f"{self.pchannel} did not take the append in {timeout:g} s: append again")
+        if pending.leads:
+            self._append_group()
+            self.follow()
+        return pending.outcome(timeout=end.remaining())
+
+    def _append_group(self) -> None:
+        """Append what has arrived, and hand over to the next leader."""
+        group: list[PendingOutcome] = []
+        try:
+            with self._lock:
+                size = 0
+                while self._inbox and (not group or size + self._inbox[0].values.nbytes <= GROUP_BYTES):
+                    group.append(self._inbox.popleft())
+                    size += group[-1].values.nbytes
+                    if self._fenced is not None:
+                        break  # only the opening of a term may take the log back, and nothing else with it
+            self._append_together(group)
+        finally:
+            with self._lock:
+                self._led = bool(self._inbox)
+                if self._led:
+                    self._inbox[0].lead()
+
+    def _append_together(self, group: list[PendingOutcome]) -> None:
+        """Append a group as one batch, or each by itself if the log refuses a part of it. Errors settle the appends."""
+        try:
+            self._submit(group)
+        except MillraceError as error:
+            if error.retriable or len(group) == 1:
+                self._refuse(group, error)
+                return
+            for pending in group:  # one of them is too large: nothing was appended
+                self._append_together([pending])
+        except BaseException as error:
+            words = f"an append to {self.pchannel} failed ({type(error).__name__}: {error})"
+            self._refuse(group, LogUnavailable(words))
+            raise
+
+    @staticmethod
+    def _refuse(group: Sequence[PendingOutcome], error: MillraceError) -> None:
+        for pending in group:
+            pending.settle([], error)
+
     def submit_all(self, appends: Sequence[pa.LargeBinaryArray]) -> list[PendingOutcome]:
-        """Append several batches of entries as one. Returns the pending outcome of each.
+        """Append several batches of entries as one. Returns the pending outcome of each, once they are durable.
 
         Raises errors of the log's append, and the error that parked the PChannel (then nothing was appended).
         """
-        values = appends[0] if len(appends) == 1 else pa.concat_arrays(appends)
+        pendings = [PendingOutcome(values) for values in appends]
+        self._submit(pendings)
+        self._awake.set()
+        return pendings
+
+    def _submit(self, pendings: Sequence[PendingOutcome]) -> None:
+        """Append batches of entries as one, and have them settled once they are decided."""
+        values = pendings[0].values if len(pendings) == 1 else pa.concat_arrays([each.values for each in pendings])
         with self._lock:
             self._check()
             self._numbers += 1
@@ -145,28 +233,25 @@ class Follower:
             raise
         if self._metrics is not None:
             self._metrics.record_append(time.perf_counter() - begun, bytes=int(values.nbytes))
-        pendings: list[PendingOutcome] = []
         start = 0
-        for values in appends:
-            stop = start + len(values)
-            pendings.append(PendingOutcome((ids[start], ids[stop - 1]), message_count(values), begun))
-            start = stop
         with self._lock:
             for place, pending in enumerate(pendings):
+                stop = start + len(pending.values)
+                first, last = pending.ids = ids[start], ids[stop - 1]
+                start = stop
                 if self._metrics is not None:
                     self._metrics.unconfirmed.inc(pending.messages)
-                if pending.ids[1] < self._position:
+                if last < self._position:
                     self._settle(pending)
                 elif self._error is not None:
                     self._settle_with(pending, [], self._error)
                 else:
                     # The last one to be decided releases the kept decisions.
-                    last = number if place == len(pendings) - 1 else None
-                    heapq.heappush(self._waiting, (pending.ids[1], number, pending, last))
+                    releases = number if place == len(pendings) - 1 else None
+                    heapq.heappush(self._waiting, (last, first, pending, releases))
                     continue
                 if place == len(pendings) - 1:
                     del self._entered[number]
-        return pendings
 
     def _check(self) -> None:
         if self._error is not None:
@@ -207,7 +292,7 @@ class Follower:
     def tick(self, *, barrier_tick: int = 0, timeout: float) -> int:
         """Append a time tick. Returns the tick up to which everything is decided after it."""
         self._note_tick("asked")
-        return self.submit_all([self._tick_entry(barrier_tick)])[0].outcome(timeout=timeout).last_tick
+        return self.append(self._tick_entry(barrier_tick), timeout=timeout).last_tick
 
     def _note_tick(self, reason: str) -> None:
         if self._metrics is not None:
@@ -226,12 +311,14 @@ class Follower:
         while self._position < end:
             if deadline.expired():
                 raise DeadlineExceeded(f"{self.pchannel} was followed to {self._position}, not yet to {end}: retry")
+            self._awake.set()
             self.tail.tail(self.tail.confirmed_tick, timeout=deadline.remaining(maximum=_SLICE))
         self._check()
 
     def stop(self) -> None:
         """Ask the thread to end, without waiting for it."""
         self._stopping.set()
+        self._awake.set()
 
     def close(self) -> None:
         """Stop following. Pending appends get LogUnavailable. Idempotent."""
@@ -256,6 +343,7 @@ class Follower:
                     if self._metrics is not None:
                         self._metrics.start_recovery(self._position, end=self._log.end())
                     checked = True
+                    self._turn.release()
                 self._step()
             except MillraceError as error:
                 if self._stopping.is_set():
@@ -278,13 +366,49 @@ class Follower:
             self._unrecorded = None
 
     def _step(self) -> None:
-        entries = self._log.read(self._position, max_bytes=READ_BYTES, timeout=self._patience())
+        """Wait for entries that no appender judges, judge them, and append a tick if one is due."""
+        timeout = self._patience()
+        if time.monotonic() - self._helped < _HELPED:
+            # Appenders follow the log themselves. Reading it here, too, would wake this thread for each append.
+            self._awake.wait(min(timeout, _HELPED))
+            timeout = 0.0
+        self._awake.clear()
+        position = self._position
+        entries = self._log.read(position, max_bytes=READ_BYTES, timeout=timeout)
+        with self._turn:
+            if self._position == position:
+                self._judge(entries)
+        self.follow()
+        if not entries.batch.num_rows:
+            self._tick_if_due()
+
+    def follow(self) -> None:
+        """Judge what the log holds for callers that wait, in this thread, unless another thread does.
+
+        Only for a log of this process: what was appended to it is readable at once. An error is left to the thread,
+        which meets it too and decides what it means.
+        """
+        while self._waiting and is_local(self._log) and self._turn.acquire(blocking=False):
+            try:
+                before = self._position
+                self._judge(self._log.read(before, max_bytes=READ_BYTES))
+                self._helped = time.monotonic()
+                if self._position == before:
+                    self._awake.set()
+                    return
+            except Exception:
+                self._awake.set()
+                return
+            finally:
+                self._turn.release()
+
+    def _judge(self, entries: LogEntries) -> None:
+        """Run the chain over the entries from the position on. The caller has the turn."""
         if not entries.batch.num_rows:
             if self._position < entries.next and self._position.generation == entries.next.generation:
                 # No entries (a broker's markers), but positions of the log: a caller that waits for its end must pass
                 # them.
                 self._decided(entries, self._chain.process(self._state, entries))
-            self._tick_if_due()
             return
         for portion in chunk_entries(entries):
             if self._stopping.is_set():
@@ -333,6 +457,7 @@ class Follower:
                 self._recent.popleft()
 
     def _settle(self, pending: PendingOutcome) -> None:
+        assert pending.ids is not None
         first, last = pending.ids
         generation = self._position.generation
         if last.generation < generation and last > self._ends.get(last.generation, EARLIEST):

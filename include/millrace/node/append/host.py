@@ -152,11 +152,22 @@ class AppendHost(Closeable):
         end = Deadline.after(deadline)
         if self._owners is not None and not self._owners.is_local(pchannel):
             return self._owners.append(pchannel, entry, deadline=deadline)
-        return self.submit(pchannel, entry).outcome(timeout=end.remaining())
+        return self.decide(pchannel, as_values(entry), deadline=end.remaining())
 
     def submit(self, pchannel: str, entry: Entries) -> PendingOutcome:
         """Append as :meth:`append` does, but return as soon as the entries are durable."""
         return self.submit_all(pchannel, [as_values(entry)])[0]
+
+    def decide(
+        self,
+        pchannel: str,
+        values: pa.LargeBinaryArray,
+        *,
+        deadline: float,
+        authorize: Callable[[pa.LargeBinaryArray], None] | None = None,
+    ) -> AppendOutcome:
+        """Append here as :meth:`append` does, whoever owns the PChannel; `authorize` as in :meth:`submit_all`."""
+        return self._admitted(pchannel, [values], authorize).append(values, timeout=deadline)
 
     def submit_all(
         self,
@@ -170,6 +181,15 @@ class AppendHost(Closeable):
         Refused entries are counted only if their append comes alone: of several, the caller submits each again.
         `authorize` checks entries with valid framing and raises to refuse them.
         """
+        return self._admitted(pchannel, appends, authorize).submit_all(appends)
+
+    def _admitted(
+        self,
+        pchannel: str,
+        appends: Sequence[pa.LargeBinaryArray],
+        authorize: Callable[[pa.LargeBinaryArray], None] | None,
+    ) -> Follower:
+        """Return the PChannel's follower after checks of the appends."""
         if not all(len(values) for values in appends):
             raise InvalidArgument("an append needs at least one entry")
         follower = self._follower(pchannel)
@@ -177,7 +197,7 @@ class AppendHost(Closeable):
             self._check(pchannel, values, counted=len(appends) == 1)
             if authorize is not None:
                 authorize(values)
-        return follower.submit_all(appends)
+        return follower
 
     def check(self, pchannel: str, values: pa.LargeBinaryArray, *, counted: bool = True) -> bool:
         """Check entries that are appended to a log past the host. Returns whether a chain reads that log.

@@ -7,6 +7,7 @@ each run that it falls into. Time ticks that became no row are answered here too
 from __future__ import annotations
 
 import threading
+import time
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -40,21 +41,40 @@ class ChainDecisions:
 
 @dataclass(slots=True, eq=False)
 class PendingOutcome:
-    """An append that is in the log and waits for its decisions."""
+    """An append that waits for its decisions."""
 
-    ids: tuple[LogId, LogId]
-    """Its first and last entry. One atomic batch: nothing is between them."""
-    messages: int
+    values: pa.LargeBinaryArray
+    """Its entries. One atomic batch: nothing is between them in the log."""
+    ids: tuple[LogId, LogId] | None = None
+    """Its first and last entry, once it is in the log."""
+    messages: int = 0
     """Number of messages in its entries, by their headers."""
-    begun: float = 0.0
+    begun: float = field(default_factory=time.perf_counter)
     """When it was submitted, by time.perf_counter."""
+    leads: bool = False
+    """Whether its caller must append the next group (:meth:`millrace.node.append.follower.Follower.append`)."""
     _decided: threading.Lock = field(default_factory=threading.Lock)
     _runs: list[ChainDecisions] = field(default_factory=list)
     _error: MillraceError | None = None
     _settled: bool = False
 
     def __post_init__(self) -> None:
+        self.messages = int(framed_counts(self.values).sum())
         self._decided.acquire()
+
+    def wait(self, *, timeout: float) -> None:
+        """Wait up to `timeout` seconds until the append is settled, or its caller leads."""
+        if not self._settled:
+            self._decided.acquire(timeout=max(0.0, timeout))
+
+    def lead(self) -> None:
+        """Wake the caller, who must append the next group."""
+        self.leads = True
+        self._decided.release()
+
+    def take_lead(self) -> None:
+        """Note that the caller was woken, or found in time that it leads."""
+        self._decided.acquire(blocking=False)
 
     def outcome(self, *, timeout: float) -> AppendOutcome:
         """Wait up to `timeout` seconds for the decisions and return them.
@@ -62,6 +82,7 @@ class PendingOutcome:
         Raises DeadlineExceeded (the entries are in the log and will be decided), or the error that parked the PChannel.
         """
         if not self._settled and not self._decided.acquire(timeout=max(0.0, timeout)):
+            assert self.ids is not None
             first, last = self.ids
             raise DeadlineExceeded(
                 f"entries {first} to {last} are in the log but not decided yet: append again with the same "
@@ -69,17 +90,13 @@ class PendingOutcome:
             )
         if self._error is not None:
             raise copy(self._error)
+        assert self.ids is not None
         return AppendOutcome(_answer(self._runs, self.ids, self.messages))
 
     def settle(self, runs: list[ChainDecisions], error: MillraceError | None) -> None:
         """Complete the outcome and wake the waiter. Call once."""
         self._runs, self._error, self._settled = runs, error, True
         self._decided.release()
-
-
-def message_count(values: pa.LargeBinaryArray) -> int:
-    """Return the number of messages in entries by their headers. A malformed entry counts as one."""
-    return int(framed_counts(values).sum())
 
 
 def _answer(runs: list[ChainDecisions], ids: tuple[LogId, LogId], messages: int) -> pa.RecordBatch:

@@ -48,8 +48,8 @@ from millrace.log.protocol import LogService
 from millrace.node.append.append_stream import (
     MAX_OUTCOME_WAIT,
     PipelinedStream,
+    answer,
     next_append,
-    result_or_failure,
     write_answer,
 )
 from millrace.node.append.authorizer import AppendAuthorizer, readable_rows, vchannel_resources
@@ -63,7 +63,7 @@ from millrace.node.append.tombstones import TombstonePlacer
 from millrace.node.retention.log_retention import LogRetention, retention_configured
 from millrace.rpc import calls
 from millrace.rpc.calls import SERVER_CALLS, ServerCall, handlers_of, handles, server_calls
-from millrace.rpc.outcome import OUTCOME_SCHEMA
+from millrace.rpc.outcome import OUTCOME_SCHEMA, AppendOutcome
 from millrace.rpc.tail import TAIL_SCHEMA, Evicted, to_wire_rows
 from millrace.rpc.wire import (
     APPEND_ROLE,
@@ -167,11 +167,14 @@ class AppendExtension:
             return
         while (request := next_append(reader)) is not None:
             values, timeout = request
-            write_answer(writer, result_or_failure(partial(self.submit_one, pchannel, values, door)), timeout)
+            write_answer(writer, answer(partial(self.decide, pchannel, values, door, timeout=timeout)))
 
-    def submit_one(self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer) -> PendingOutcome:
-        """Append one batch. Raises NotAccepted while the server stops."""
-        return self.submit(pchannel, [values], door)[0]
+    def decide(
+        self, pchannel: str, values: pa.LargeBinaryArray, door: AppendAuthorizer, *, timeout: float
+    ) -> AppendOutcome:
+        """Append one batch and return its decisions. Raises as :meth:`submit`, and DeadlineExceeded."""
+        with self._accepting(pchannel, [values]):
+            return self._host.decide(pchannel, values, deadline=timeout, authorize=door.authorize)
 
     def submit(
         self, pchannel: str, appends: Sequence[pa.LargeBinaryArray], door: AppendAuthorizer
@@ -181,15 +184,22 @@ class AppendExtension:
         Raises NotAccepted while the server stops, AssignmentStale if a node owns the PChannel,
         RateLimited, and errors of the authorizer.
         """
+        with self._accepting(pchannel, appends):
+            return self._host.submit_all(pchannel, appends, authorize=door.authorize)
+
+    @contextmanager
+    def _accepting(self, pchannel: str, appends: Sequence[pa.LargeBinaryArray]) -> Iterator[None]:
+        """Enclose appends. Raises NotAccepted, RateLimited or AssignmentStale before."""
         if self._closing:
             raise NotAccepted
         if self._flow is not None:
             self._flow.admit(appends)
         try:
             if self._placing is None:
-                return self._host.submit_all(pchannel, appends, authorize=door.authorize)
-            with self._placing.appending(pchannel):
-                return self._host.submit_all(pchannel, appends, authorize=door.authorize)
+                yield
+            else:
+                with self._placing.appending(pchannel):
+                    yield
         except PermissionDenied:
             if len(appends) == 1:  # of several, each is submitted again
                 self.denied(calls.APPEND.name)
