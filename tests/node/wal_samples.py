@@ -69,7 +69,7 @@ def outcome(
     if messages:
         state.last_tick = messages[-1]["time_tick"]
     state.position = LogId(0, max(row["entry"] for row in rows) + 1)
-    return ChainOutcome(messages=wal_rows(messages), rejections=wal_rows(rejections), state=state)
+    return ChainOutcome(state, lambda: (wal_rows(messages), wal_rows(rejections)))
 
 
 def write_range(table: Path, base: WalPosition, made: ChainOutcome) -> IngestReport:

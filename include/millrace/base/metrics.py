@@ -8,12 +8,15 @@ are in seconds, sizes in bytes, time ticks are hybrid timestamps (``tick >> 18``
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
 from prometheus_client.exposition import generate_latest, write_to_textfile
 
 NAMESPACE: Final = "millrace"
@@ -22,6 +25,9 @@ FAST: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 
 """Buckets, in seconds, for operations of 0.2 ms to seconds."""
 SLOW: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Buckets, in seconds, for commits, syncs and lags."""
+_BUFFERED: Final = 4096
+"""Observations that a buffered histogram holds at most."""
+
 SIZES: Final = (256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0)
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -228,6 +234,8 @@ class Metrics:
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
         self.registry: Final = CollectorRegistry() if registry is None else registry
+        self._buffered: list[BufferedHistogram] = []
+        self.registry.register(self)  # before all others: a scrape flushes first
         counter, gauge, histogram = self._counter, self._gauge, self._histogram
 
         self.wal_append_message_bytes = histogram("wal_append_message_bytes")
@@ -322,9 +330,21 @@ class Metrics:
         self.pchannel_info = gauge("pchannel_info")
         self.vchannel_total = gauge("vchannel_total")
 
+    def buffered(self, histogram: Histogram) -> BufferedHistogram:
+        """Return a histogram whose observations are cheap, and counted in groups: before each scrape at the latest."""
+        made = BufferedHistogram(histogram)
+        self._buffered.append(made)
+        return made
+
     def render(self) -> bytes:
         """Return all current values in the Prometheus text format."""
         return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Flush the buffered histograms. The registry calls this first of its collectors."""
+        for each in self._buffered:
+            each.flush()
+        return iter(())
 
     def write_textfile(self, path: Path) -> None:
         """Write :meth:`render` to a file, atomically."""
@@ -363,6 +383,31 @@ def observe_many(histogram: Histogram, values: npt.NDArray[np.float64] | npt.NDA
         if count:
             histogram._buckets[place].inc(float(count))
     histogram._sum.inc(float(values.sum()))
+
+
+class BufferedHistogram:
+    """Observes into a histogram in groups. Thread-safe."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._values: deque[float] = deque()
+
+    def observe(self, value: float) -> None:
+        self._values.append(value)
+        if len(self._values) >= _BUFFERED:
+            self.flush()
+
+    def observe_many(self, values: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> None:
+        observe_many(self._histogram, values)
+
+    def flush(self) -> None:
+        """Count what was observed."""
+        taken: list[float] = []
+        with suppress(IndexError):  # another thread may flush too
+            while True:
+                taken.append(self._values.popleft())
+        if taken:
+            observe_many(self._histogram, np.array(taken))
 
 
 class MetricsServer:

@@ -6,8 +6,9 @@ A producer of few messages uses :meth:`AppendOutcome.results`, in which a duplic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import AppendRejected, InvalidArgument
 from millrace.message.ids import MessageId
 from millrace.message.types import Flag, MessageType, flags_of
+from millrace.wal.message_run import DecidedMessage
 from millrace.wal.reasons import Reason
 from millrace.wal.rows import TYPE_CODES
 from millrace.wal.schema import ROW_SCHEMA
@@ -161,6 +163,35 @@ def outcome_rows(messages: pa.RecordBatch, rejections: pa.RecordBatch) -> pa.Rec
     whole = pa.concat_batches([own, _columns(rejections)])
     keys = [whole.column(name).to_numpy() for name in ("index", "entry", "ledger")]
     return whole.take(pa.array(np.lexsort(keys)))
+
+
+def accepted_rows(messages: Sequence[DecidedMessage], confirmed: MessageId | None) -> pa.RecordBatch:
+    """Return what :func:`outcome_rows` does for a few messages that were all accepted.
+
+    `confirmed` is the first Begin that is open, if any: the LastConfirmed of each message, else its own id.
+    """
+    count = len(messages)
+    longs: list[tuple[int, ...]] = []
+    ints: list[tuple[int, ...]] = []
+    for each in messages:
+        own = MessageId(each.ledger, each.entry, each.index, each.ordinal)
+        lc = own if confirmed is None else confirmed
+        longs.append((own.ledger, own.entry, each.tick, lc.ledger, lc.entry, each.txn_id))
+        ints.append((own.index, own.ordinal, lc.index, lc.ordinal))
+    long, short = (
+        [pa.Array.from_buffers(kind, count, [None, data], offset=place * count) for place in range(width)]
+        for kind, width, data in (
+            (pa.int64(), 6, pa.py_buffer(np.array(longs, dtype=np.int64).T.tobytes())),
+            (pa.int32(), 4, pa.py_buffer(np.array(ints, dtype=np.int32).T.tobytes())),
+        )
+    )
+    arrays = [*long[:2], *short[:2], *long[2:5], *short[2:], long[5], *[_no_text(count)] * 2]
+    return pa.RecordBatch.from_arrays(arrays, schema=OUTCOME_SCHEMA)
+
+
+@lru_cache(maxsize=64)
+def _no_text(count: int) -> pa.Array:
+    return pa.repeat("", count)
 
 
 _EMITTED: Final = np.array([Flag.EMITTED in (flags_of(member) or Flag.NONE) for member in TYPE_CODES])

@@ -7,8 +7,9 @@ a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from millrace.message.ids import GENERATION_BITS, LogId, MessageId
 from millrace.message.log_entries import LogEntries
 from millrace.message.types import DML, MessageType
 from millrace.message.wire.decode import decode_columns, entry_crc
+from millrace.wal.fast_path import accept_plain
 from millrace.wal.interceptors.interceptor import DeferredEmitter, Emitter, Interceptor, Proceed, Stamper, TimerSource
 from millrace.wal.interceptors.lock.interceptor import LockInterceptor
 from millrace.wal.interceptors.redo.interceptor import RedoInterceptor
@@ -29,7 +31,7 @@ from millrace.wal.interceptors.shard.interceptor import ShardInterceptor
 from millrace.wal.interceptors.timetick.interceptor import TimeTickInterceptor
 from millrace.wal.interceptors.txn.interceptor import TxnManager
 from millrace.wal.message_run import ACCEPTED, MAX_RUN, MIN_RUN, DecidedBatch, DecidedMessage, Emission, MessageRun
-from millrace.wal.rows import WalRowBuilder, iter_decided
+from millrace.wal.rows import WalRowBuilder, iter_decided, rows_of_accepted
 from millrace.wal.state import ChannelState
 from millrace.wal.versions import CHAIN_VERSION, CHAIN_VERSIONS
 
@@ -41,30 +43,53 @@ _GROWTH: Final = 8
 """A step looks at this many times the number of messages that the last step judged."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChainOutcome:
-    """The chain's result for a run of entries.
+    """The chain's result for a run of entries. `state` is the state after the run."""
 
-    `messages` (accepted and emitted) and `rejections` are batches of ROW_SCHEMA in id order. `state` is the state after
-    the run.
-    """
-
-    messages: pa.RecordBatch
-    rejections: pa.RecordBatch
     state: ChannelState
+    build: Callable[[], tuple[pa.RecordBatch, pa.RecordBatch]]
+    """Builds messages and rejections; called once, by the first to ask for them."""
+    plain: Sequence[DecidedMessage] | None = None
+    """The accepted messages of a run in which there is nothing else, if they were judged one by one."""
+
+    @property
+    def messages(self) -> pa.RecordBatch:
+        """The accepted and emitted messages as a batch of ROW_SCHEMA, in id order."""
+        return self._rows[0]
+
+    @property
+    def rejections(self) -> pa.RecordBatch:
+        """The rejections as a batch of ROW_SCHEMA, in id order."""
+        return self._rows[1]
+
+    @property
+    def accepted(self) -> int:
+        """Number of accepted and emitted messages."""
+        return self.messages.num_rows if self.plain is None else len(self.plain)
+
+    @cached_property
+    def _rows(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        return self.build()
 
 
 class Chain:
     """redo → lock → timetick (with the transaction manager) → shard. Stateless: PChannels may share one."""
 
     def __init__(
-        self, *, wrap: Callable[[Interceptor], Interceptor] = lambda link: link, max_run: int = MAX_RUN
+        self,
+        *,
+        wrap: Callable[[Interceptor], Interceptor] = lambda link: link,
+        max_run: int = MAX_RUN,
+        fast: bool = True,
     ) -> None:
         """Build the interceptors.
 
-        `wrap` may replace each interceptor by an observing one. A step judges at most `max_run` messages.
+        `wrap` may replace each interceptor by an observing one. A step judges at most `max_run` messages. With `fast`,
+        a few plain messages are judged without the interceptors (millrace.wal.fast_path), to the same effect.
         """
         self._max_run = max_run
+        self._fast = fast
         own = build_interceptors()
         self._links = tuple(map(wrap, own))
         self._timed = [link for link in own if isinstance(link, TimerSource)]
@@ -84,16 +109,23 @@ class Chain:
         # the log.
         outside = _before(batch, state.position.generation)
         batch = batch.slice(outside) if outside else batch
+        accepted = accept_plain(state, batch, self.evolve) if self._fast else None
+        if accepted is not None:
+            after = accepted.state
+            confirmed = after.first_open_begin()
+            after.position = max(after.position, entries.next)
+            rows = partial(rows_of_accepted, batch, accepted.messages, confirmed)
+            return ChainOutcome(after, rows, accepted.messages)
         columns = decode_columns(batch)
         if batch.num_rows and _id(columns, 0) < state.position:
             raise InvalidArgument(
                 f"entries begin before {state.position}, the position of the state of {state.pchannel}"
             )
         state = state.copy()
-        rows = WalRowBuilder(columns)
+        builder = WalRowBuilder(columns)
         row, last, most = 0, len(columns) - 1, self._max_run
         while row < len(columns):
-            begun, row = row, self._step(state, columns, row, rows, most)
+            begun, row = row, self._step(state, columns, row, builder, most)
             # A step looks at as many messages as the last one judged, and some more. Otherwise many messages that are
             # judged alone would cost quadratic time.
             most = min(self._max_run, max(MIN_RUN, (row - begun) * _GROWTH))
@@ -108,8 +140,7 @@ class Chain:
             value = batch.column("value")[_place(batch, state.last_entry)]
             # An entry that did not decode is one row of type 0.
             state.last_entry_crc = entry_crc(value.as_buffer(), verified=columns.type[last] != MessageType.UNDEFINED)
-        messages, rejections = rows.build()
-        return ChainOutcome(messages=messages, rejections=rejections, state=state)
+        return ChainOutcome(state, builder.build)
 
     def _step(self, state: ChannelState, columns: MessageColumns, row: int, rows: WalRowBuilder, most: int) -> int:
         """Process messages from `row` that can be judged together, at most `most`. Returns the next row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from millrace.message.columns import MessageColumns, integer_array, string_array
 from millrace.message.header import NUMERIC_FIELDS
 from millrace.message.ids import MessageId
 from millrace.message.types import MessageType
+from millrace.message.wire.decode import decode_columns
 from millrace.wal.message_run import (
     ACCEPTED,
     REASONS,
@@ -68,7 +69,7 @@ class WalRowBuilder:
     """Collects the chain's decisions about `columns` and builds ROW_SCHEMA batches."""
 
     def __init__(self, columns: MessageColumns) -> None:
-        self._columns = columns
+        self.columns = columns
         self._pieces: list[_Piece] = []
 
     def add_run(self, run: MessageRun, *, ordinal: int, confirmed: MessageId | None) -> None:
@@ -105,7 +106,7 @@ class WalRowBuilder:
 
     def build(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Return accepted and emitted messages, and rejections: two ROW_SCHEMA batches, each in id order."""
-        pieces, columns = self._pieces, self._columns
+        pieces, columns = self._pieces, self.columns
         if not pieces:
             return EMPTY_ROWS, EMPTY_ROWS
         source = self._source()
@@ -161,13 +162,13 @@ class WalRowBuilder:
             if piece.emission is None and piece.start == stop:
                 stop += piece.count
                 continue
-            parts.append(self._columns.payloads.slice(start, stop - start))
+            parts.append(self.columns.payloads.slice(start, stop - start))
             if piece.emission is None:
                 start, stop = piece.start, piece.start + piece.count
             else:
                 parts.append(pa.array([piece.emission.payload], pa.large_binary()))
                 start = stop
-        parts.append(self._columns.payloads.slice(start, stop - start))
+        parts.append(self.columns.payloads.slice(start, stop - start))
         parts = [part for part in parts if len(part)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
@@ -184,6 +185,28 @@ class WalRowBuilder:
                 for name, value in zip(_CONFIRMED, piece.confirmed, strict=True):
                     held[name][rows] = value
         return {"lc_" + name: integer_array(each) for name, each in held.items()}
+
+
+def rows_of_accepted(
+    entries: pa.RecordBatch, messages: Sequence[DecidedMessage], confirmed: MessageId | None
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the rows of entries (ENTRY_SCHEMA) with one message each, all accepted, as :meth:`WalRowBuilder.build`."""
+    builder = WalRowBuilder(decode_columns(entries))
+    count = len(messages)
+    builder.add_run(
+        MessageRun(
+            columns=builder.columns,
+            start=0,
+            count=count,
+            type=np.array([each.type for each in messages], dtype=np.uint16),
+            reason=np.zeros(count, dtype=np.uint8),
+            tick=np.array([each.tick for each in messages], dtype=np.int64),
+            segment=np.array([each.segment_id for each in messages], dtype=np.int64),
+        ),
+        ordinal=0,
+        confirmed=confirmed,
+    )
+    return builder.build()
 
 
 def _words(details: dict[int, str], count: int) -> pa.Array:

@@ -162,7 +162,7 @@ def test_the_tail_buffer_counts_messages_without_payload() -> None:
     many = pa.concat_batches([rows] * 1000)
     buffer = TailBuffer(start_tick=0, limits=TailLimits(max_bytes=4 * ROW_BYTES * many.num_rows, max_age=3600.0))
     for tick in range(1, 9):
-        buffer.publish(many, confirmed_tick=tick, bytes=0)
+        buffer.publish(lambda: many, rows=many.num_rows, confirmed_tick=tick, bytes=0)
     assert isinstance(buffer.tail(1, timeout=0.0), Evicted)
     assert buffer.bytes <= 4 * ROW_BYTES * many.num_rows
 

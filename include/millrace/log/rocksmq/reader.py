@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from millrace.base.errors import LogCorrupted
 from millrace.log.rocksmq.record import HEADER_BYTES, LENGTH_BYTES, RecordHeader, parse_header
+from millrace.message.columns import integer_array
 from millrace.message.ids import LOGICAL_BITS
 from millrace.message.log_entries import ENTRY_OVERHEAD_BYTES, ENTRY_SCHEMA
 
@@ -50,7 +51,7 @@ def empty_batch() -> pa.RecordBatch:
 def entry_batch(ids: np.ndarray[Any, np.dtype[np.int64]], values: pa.LargeBinaryArray) -> pa.RecordBatch:
     """Return entries (ENTRY_SCHEMA) from their numbers and values."""
     return pa.RecordBatch.from_arrays(
-        [pa.array(np.zeros(len(ids), dtype=np.int64)), pa.array(ids), pa.array(ids >> LOGICAL_BITS), values],
+        [*map(integer_array, (np.zeros(len(ids), dtype=np.int64), ids, ids >> LOGICAL_BITS)), values],
         schema=ENTRY_SCHEMA,
     )
 

@@ -44,7 +44,7 @@ from millrace.node.append.metrics import HostMetrics
 from millrace.node.append.pending import ChainDecisions, PendingOutcome
 from millrace.node.append.tail_buffer import TailBuffer, TailLimits
 from millrace.node.ingest.ingester import check_not_regressed, process_until_failure
-from millrace.rpc.outcome import AppendOutcome, outcome_rows
+from millrace.rpc.outcome import AppendOutcome, accepted_rows, outcome_rows
 from millrace.wal.chain import Chain, ChainOutcome
 from millrace.wal.entry_chunks import chunk_entries
 from millrace.wal.segments import NEVER
@@ -94,6 +94,7 @@ class Follower:
         self.tail = TailBuffer(start_tick=state.last_tick, limits=tail_limits)
         self._open_log = open_log
         self._log = open_log()
+        self._local = is_local(self._log)
         self._state = state
         self._position = state.position
         self._tick_interval = tick_interval
@@ -103,7 +104,7 @@ class Follower:
         self._entered: dict[int, LogId] = {}
         self._numbers = 0
         if self._metrics is not None:
-            self._metrics.export_time_ahead(lambda: self._state.last_tick)
+            self._metrics.export_state(lambda: self._state)
         self._waiting: list[tuple[LogId, LogId, PendingOutcome, int | None]] = []
         """Appends that wait for their decisions, by last and first entry; the number in `_entered` that each frees."""
         self._inbox: deque[PendingOutcome] = deque()
@@ -151,16 +152,15 @@ class Follower:
         with self._lock:
             self._check()
             self._inbox.append(pending)
-            pending.leads, self._led = not self._led, True
-        if not pending.leads:
+            leads, self._led = not self._led, True
+        if not leads:
             pending.wait(timeout=end.remaining())
             with self._lock:
-                if pending.leads:
-                    pending.take_lead()
-                elif pending in self._inbox:
+                leads = pending.take_lead()
+                if not leads and pending in self._inbox:
                     self._inbox.remove(pending)
                     raise DeadlineExceeded(f"{self.pchannel} did not take the append in {timeout:g} s: append again")
-        if pending.leads:
+        if leads:
             self._append_group()
             self.follow()
         return pending.outcome(timeout=end.remaining())
@@ -367,6 +367,7 @@ class Follower:
 
     def _step(self) -> None:
         """Wait for entries that no appender judges, judge them, and append a tick if one is due."""
+        self._local = is_local(self._log)  # a switch of the backend may have changed it
         timeout = self._patience()
         if time.monotonic() - self._helped < _HELPED:
             # Appenders follow the log themselves. Reading it here, too, would wake this thread for each append.
@@ -388,7 +389,7 @@ class Follower:
         Only for a log of this process: what was appended to it is readable at once. An error is left to the thread,
         which meets it too and decides what it means.
         """
-        while self._waiting and is_local(self._log) and self._turn.acquire(blocking=False):
+        while self._waiting and self._local and self._turn.acquire(blocking=False):
             try:
                 before = self._position
                 self._judge(self._log.read(before, max_bytes=READ_BYTES))
@@ -424,20 +425,29 @@ class Follower:
 
     def _decided(self, entries: LogEntries, outcome: ChainOutcome) -> None:
         before = self._state
-        rows = outcome_rows(outcome.messages, outcome.rejections)
+        begin = before.first_open_begin()
+        if outcome.plain is not None:
+            rows = accepted_rows(outcome.plain, begin)
+        else:
+            rows = outcome_rows(outcome.messages, outcome.rejections)
         decisions = ChainDecisions(
             start=self._position,
             end=outcome.state.position,
             entries=entries.batch,
             rows=rows,
             last_tick=outcome.state.last_tick,
-            confirmed_before=before.first_open_begin(),
+            confirmed_before=begin,
         )
         if self._metrics is not None and entries.batch.num_rows:
             stamp = entries.batch.column("physical_ms")[-1].as_py()
             self._metrics.record_decisions(outcome, before, age=(self._now_ms() - stamp) / 1000)
         # Publish to the tail first: a message whose result is known must be in the tail.
-        self.tail.publish(outcome.messages, confirmed_tick=outcome.state.last_tick, bytes=value_bytes(entries.batch))
+        self.tail.publish(
+            lambda: outcome.messages,
+            rows=outcome.accepted,
+            confirmed_tick=outcome.state.last_tick,
+            bytes=value_bytes(entries.batch),
+        )
         self._publish(decisions, outcome.state)
 
     def _publish(self, decisions: ChainDecisions, state: ChannelState) -> None:

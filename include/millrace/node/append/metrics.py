@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 
-from millrace.base.metrics import Metrics, observe_many
+from millrace.base.metrics import BufferedHistogram, Metrics
 from millrace.log.clock import log_clock, wall_clock_ms
 from millrace.log.protocol import LogService
 from millrace.message.bodies import parse_body
@@ -20,6 +20,7 @@ from millrace.message.types import MessageType
 from millrace.wal.chain import ChainOutcome
 from millrace.wal.interceptors.interceptor import Interceptor, Proceed
 from millrace.wal.message_run import DecidedBatch, DecidedMessage, MessageRun, payload_sizes
+from millrace.wal.segments import Segment
 from millrace.wal.state import ChannelState
 
 ACCEPTED = "accepted"
@@ -85,36 +86,50 @@ class HostMetrics:
     def __init__(self, metrics: Metrics, pchannel: str) -> None:
         self._metrics = metrics
         self._pchannel = pchannel
-        self._duration = metrics.wal_append_message_duration_seconds.labels(pchannel)
-        self._log_duration = metrics.wal_impls_append_message_duration_seconds.labels(pchannel)
+        buffered = metrics.buffered
+        self._duration = buffered(metrics.wal_append_message_duration_seconds.labels(pchannel))
+        self._log_duration = buffered(metrics.wal_impls_append_message_duration_seconds.labels(pchannel))
         self._log_bytes = metrics.wal_impls_append_bytes_total.labels(pchannel)
-        self._allocated = metrics.wal_last_allocated_time_tick.labels(pchannel)
-        self._confirmed = metrics.wal_last_confirmed_time_tick.labels(pchannel)
-        self._delay = metrics.wal_time_tick_delay_seconds.labels(pchannel)
+        self._delay = buffered(metrics.wal_time_tick_delay_seconds.labels(pchannel))
         self._moves = metrics.wal_mvcc_update_total.labels(pchannel)
         self.unconfirmed = metrics.wal_unconfirmed_messages.labels(pchannel)
-        self._txns = metrics.wal_inflight_txn.labels(pchannel)
-        self._rows = metrics.wal_growing_segment_rows_total.labels(pchannel)
-        self._bytes = metrics.wal_growing_segment_bytes.labels(pchannel)
-        self._message_bytes = metrics.wal_append_message_bytes.labels(pchannel)
+        self._message_bytes = buffered(metrics.wal_append_message_bytes.labels(pchannel))
         self._replayed = metrics.recovery_replayed_message_total.labels(pchannel)
-        self._links: list[tuple[TimedInterceptor, Histogram]] = []
+        self._links: list[tuple[TimedInterceptor, BufferedHistogram]] = []
         self._appended: dict[tuple[str, str], Counter] = {}
         """By type and status."""
         self._recovering: tuple[LogId, float] | None = None
         metrics.wal_parked.labels(pchannel).set(0)
         metrics.log_refused_entries_total.labels(pchannel)
 
-    def export_time_ahead(self, last_tick: Callable[[], int]) -> None:
-        """Export how far log time is ahead of the wall clock, computed on each scrape."""
-        gauge = self._metrics.log_time_ahead_seconds.labels(self._pchannel)
-        gauge.set_function(lambda: max(0.0, (tick_physical_ms(last_tick()) - wall_clock_ms()) / 1000))
+    def export_state(self, state: Callable[[], ChannelState]) -> None:
+        """Export what the newest state says, computed on each scrape."""
+        metrics, pchannel = self._metrics, self._pchannel
+
+        def growing() -> list[Segment]:
+            return [segment for channel in state().vchannels.values() for segment in channel.growing.values()]
+
+        def confirmed() -> int:
+            found = state()
+            return min((txn.begin_tick - 1 for _, txn in found.open_txns()), default=found.last_tick)
+
+        def ahead() -> float:
+            return max(0.0, (tick_physical_ms(state().last_tick) - wall_clock_ms()) / 1000)
+
+        metrics.log_time_ahead_seconds.labels(pchannel).set_function(ahead)
+        metrics.wal_last_allocated_time_tick.labels(pchannel).set_function(lambda: state().last_tick)
+        metrics.wal_last_confirmed_time_tick.labels(pchannel).set_function(confirmed)
+        metrics.wal_inflight_txn.labels(pchannel).set_function(lambda: len(list(state().open_txns())))
+        metrics.wal_growing_segment_rows_total.labels(pchannel).set_function(
+            lambda: sum(each.rows for each in growing())
+        )
+        metrics.wal_growing_segment_bytes.labels(pchannel).set_function(lambda: sum(each.bytes for each in growing()))
 
     def wrap_interceptor(self, link: Interceptor) -> Interceptor:
         """Wrap an interceptor of this PChannel's chain to measure its time."""
         timed = TimedInterceptor(link)
         duration = self._metrics.wal_interceptor_duration_seconds.labels(self._pchannel, timed.name)
-        self._links.append((timed, duration))
+        self._links.append((timed, self._metrics.buffered(duration)))
         return timed
 
     def start_recovery(self, position: LogId, *, end: LogId) -> None:
@@ -143,16 +158,21 @@ class HostMetrics:
         for link, duration in self._links:
             duration.observe(link.take_seconds())
         if self._recovering is not None:
-            self._replayed.inc(outcome.messages.num_rows + outcome.rejections.num_rows)
+            self._replayed.inc(outcome.accepted + (0 if outcome.plain is not None else outcome.rejections.num_rows))
             self._recovered(outcome.state.position)
         else:
             self._delay.observe(max(0.0, age))
         if outcome.state.last_tick > before.last_tick:
             self._moves.inc()
+        if outcome.plain is not None:
+            for each in outcome.plain:
+                self._message_bytes.observe(each.size)
+                self._total(each.type.name, ACCEPTED).inc()
+            return
         control = False
         for rows, status in ((outcome.messages, ACCEPTED), (outcome.rejections, REJECTED)):
             if rows.num_rows:
-                observe_many(self._message_bytes, payload_sizes(rows.column("payload")))
+                self._message_bytes.observe_many(payload_sizes(rows.column("payload")))
             for name, count in _counts(rows, "type"):
                 self._total(name, status).inc(count)
                 control |= status == ACCEPTED and name in _CONTROL
@@ -160,7 +180,6 @@ class HostMetrics:
             self._ended(outcome.messages, before)
         for name, count in _counts(outcome.rejections, "reason"):
             metrics.wal_rejected_message_total.labels(pchannel, name).inc(count)
-        self._stands(outcome.state)
 
     def _total(self, name: str, status: str) -> Counter:
         """Return the counter of a type's messages, cached: a lookup costs more than counting."""
@@ -188,15 +207,6 @@ class HostMetrics:
                 how = "committed" if row["type"] == "COMMIT_TXN" else row["detail"] or "rolled back"
                 seconds = (tick_physical_ms(row["time_tick"]) - tick_physical_ms(begun[place])) / 1000
                 self._metrics.wal_txn_duration_seconds.labels(self._pchannel, how).observe(seconds)
-
-    def _stands(self, state: ChannelState) -> None:
-        self._allocated.set(state.last_tick)
-        begun = [txn.begin_tick for channel in state.vchannels.values() for txn in channel.txns.values()]
-        self._confirmed.set(min(begun) - 1 if begun else state.last_tick)
-        self._txns.set(len(begun))
-        growing = [segment for channel in state.vchannels.values() for segment in channel.growing.values()]
-        self._rows.set(sum(segment.rows for segment in growing))
-        self._bytes.set(sum(segment.bytes for segment in growing))
 
     def record_tick(self, reason: str) -> None:
         """Record an appended time tick, by reason: a due `timer`, an `idle` PChannel, or a request (`asked`)."""

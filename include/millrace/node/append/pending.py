@@ -38,6 +38,15 @@ class ChainDecisions:
     confirmed_before: MessageId | None
     """The first Begin that was open before the run."""
 
+    def is_of(self, append: PendingOutcome) -> bool:
+        """Return whether the run is about the entries of one append only, and has a row for each of its messages."""
+        assert append.ids is not None
+        return (
+            self.start <= append.ids[0]
+            and self.entries.num_rows == len(append.values)
+            and self.rows.num_rows == append.messages
+        )
+
 
 @dataclass(slots=True, eq=False)
 class PendingOutcome:
@@ -51,8 +60,7 @@ class PendingOutcome:
     """Number of messages in its entries, by their headers."""
     begun: float = field(default_factory=time.perf_counter)
     """When it was submitted, by time.perf_counter."""
-    leads: bool = False
-    """Whether its caller must append the next group (:meth:`millrace.node.append.follower.Follower.append`)."""
+    _leads: bool = False
     _decided: threading.Lock = field(default_factory=threading.Lock)
     _runs: list[ChainDecisions] = field(default_factory=list)
     _error: MillraceError | None = None
@@ -68,13 +76,15 @@ class PendingOutcome:
             self._decided.acquire(timeout=max(0.0, timeout))
 
     def lead(self) -> None:
-        """Wake the caller, who must append the next group."""
-        self.leads = True
+        """Wake the caller, who must append the next group (:meth:`millrace.node.append.follower.Follower.append`)."""
+        self._leads = True
         self._decided.release()
 
-    def take_lead(self) -> None:
-        """Note that the caller was woken, or found in time that it leads."""
-        self._decided.acquire(blocking=False)
+    def take_lead(self) -> bool:
+        """Return whether the caller must append the next group. :meth:`outcome` waits again then."""
+        if self._leads:
+            self._decided.acquire(blocking=False)  # the wait may have ended just before the wake
+        return self._leads
 
     def outcome(self, *, timeout: float) -> AppendOutcome:
         """Wait up to `timeout` seconds for the decisions and return them.
@@ -91,6 +101,8 @@ class PendingOutcome:
         if self._error is not None:
             raise copy(self._error)
         assert self.ids is not None
+        if len(self._runs) == 1 and self._runs[0].is_of(self):
+            return AppendOutcome(self._runs[0].rows)
         return AppendOutcome(_answer(self._runs, self.ids, self.messages))
 
     def settle(self, runs: list[ChainDecisions], error: MillraceError | None) -> None:

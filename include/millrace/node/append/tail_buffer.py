@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -38,13 +39,17 @@ class TailLimits:
     max_age: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Chunk:
     after: int  # everything in (after, through] is in `messages`
     through: int
-    messages: pa.RecordBatch
+    build: Callable[[], pa.RecordBatch]
     bytes: int
     came: float
+
+    @cached_property
+    def messages(self) -> pa.RecordBatch:
+        return self.build()
 
 
 class TailBuffer:
@@ -73,13 +78,16 @@ class TailBuffer:
         """Size of the buffer, by its own count."""
         return self._bytes
 
-    def publish(self, messages: pa.RecordBatch, *, confirmed_tick: int, bytes: int) -> None:
-        """Add the next messages with `bytes` of payload. Later messages have ticks above `confirmed_tick`."""
+    def publish(self, build: Callable[[], pa.RecordBatch], *, rows: int, confirmed_tick: int, bytes: int) -> None:
+        """Add the next `rows` messages with `bytes` of payload. Later messages have ticks above `confirmed_tick`.
+
+        `build` makes their batch, once, if anybody reads it.
+        """
         now = self._clock()
         with self._changed:
-            if messages.num_rows:
-                size = bytes + ROW_BYTES * messages.num_rows + CHUNK_OVERHEAD
-                self._chunks.append(_Chunk(self._confirmed, confirmed_tick, messages, size, now))
+            if rows:
+                size = bytes + ROW_BYTES * rows + CHUNK_OVERHEAD
+                self._chunks.append(_Chunk(self._confirmed, confirmed_tick, build, size, now))
                 self._bytes += size
             self._confirmed = max(self._confirmed, confirmed_tick)
             self._evict(now)
