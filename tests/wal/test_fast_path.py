@@ -27,7 +27,7 @@ from tests.laws.scribe import LOGS, Scribe
 from tests.node.append.samples import PCHANNEL, SCHEMA, VCHANNELS, insert, keys_of, opening
 
 HERE = VCHANNELS[0]
-KEYS = keys_of(HERE, 20)
+KEYS = keys_of(HERE, FEW + 1)
 
 
 @examples(120)

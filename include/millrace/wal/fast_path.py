@@ -40,8 +40,8 @@ from millrace.message.wire.layout import (
 from millrace.wal.message_run import DecidedMessage
 from millrace.wal.state import ChannelState, VChannelState
 
-FEW: Final = 8
-"""Maximum entries that are judged here. More of them share the interceptors' cost."""
+FEW: Final = 32
+"""Maximum entries that are judged here: about 0.2 ms each, where the interceptors take 3 ms and 0.1 ms each."""
 
 MAX_BARRIER_AHEAD_MS: Final = 86_400_000
 """Milliseconds that a barrier tick may lie ahead of the log."""

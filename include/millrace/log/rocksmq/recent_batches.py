@@ -62,7 +62,7 @@ class RecentBatches:
         batches = self._batches
         if not batches or not batches[0].behind < start <= batches[-1].last:
             return []
-        if batches[-1].base <= start and (limit is None or limit > batches[-1].base):
+        if batches[-1].behind < start:
             return [batches[-1]]  # a reader that keeps up; a search in a deque costs its length
         taken: list[RecentBatch] = []
         size = 0
@@ -80,7 +80,7 @@ def run_from_batches(batches: Sequence[RecentBatch], *, start: int, limit: int |
 
     A single batch is returned without a copy.
     """
-    if len(batches) == 1 and limit is None and start == batches[0].base and batches[0].bytes <= max_bytes:
+    if len(batches) == 1 and limit is None and start <= batches[0].base and batches[0].bytes <= max_bytes:
         (only,) = batches
         batch = entry_batch(np.arange(only.base, only.last + 1, dtype=np.int64), only.values)
         return SegmentRun(batch, only.last + 1, None, only.bytes)

@@ -155,8 +155,9 @@ class HostMetrics:
     def record_decisions(self, outcome: ChainOutcome, before: ChannelState, *, age: float) -> None:
         """Record a run of the chain from the state `before`. The log stamped its last entry `age` seconds ago."""
         metrics, pchannel = self._metrics, self._pchannel
-        for link, duration in self._links:
-            duration.observe(link.take_seconds())
+        if outcome.plain is None:
+            for link, duration in self._links:
+                duration.observe(link.take_seconds())
         if self._recovering is not None:
             self._replayed.inc(outcome.accepted + (0 if outcome.plain is not None else outcome.rejections.num_rows))
             self._recovered(outcome.state.position)
