@@ -1,8 +1,10 @@
 """The follower of one PChannel: reads its log once, runs the chain, and answers callers that wait for an entry.
 
 The chain is pure, so this host computes what the Spark host will write. Each run takes everything that arrived since
-the last one, up to READ_BYTES: under load the follower wakes once per run, not once per entry, and messages cost no
-Python of their own. An error that a retry cannot cure parks the PChannel: every wait for it ends with that error.
+the last one, up to READ_BYTES. Appenders of the embedded log run the chain themselves, one at a time (`_turn`): a group
+of appends has one leader, one sync and one run. The follower's thread does the rest: pipelined appends, entries that
+came another way, brokers, ticks, errors. An error that a retry cannot cure parks the PChannel: every wait for it ends
+with that error.
 
 Time ticks: the follower appends one when a timer of the state is due by the log's clock (the lease of an open
 transaction, an idle or old segment), on request (AppendHost.confirm), and otherwise every `tick_interval` seconds if
