@@ -343,7 +343,8 @@ def main() -> None:
         found = KINDS[task.kind](BACKENDS[task.backend](task.where, closing), task, begin)
         if len(found.latencies) > SAMPLES:
             found.latencies = random.sample(found.latencies, SAMPLES)
-        print(json.dumps(asdict(found)), flush=True)
+        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -374,7 +374,7 @@ class Collection:
         tables = self.database.tables
         sources = ChangeSources(
             tables.wal_opener(definition.vchannels),
-            self.database.append,
+            self.database.shared_tail,
             tables.imports(),
             tables.changes_start,
             tables.uncommitted(),

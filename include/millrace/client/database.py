@@ -43,6 +43,7 @@ from millrace.client.collection import Collection
 from millrace.client.consume.consumer import COMMIT_INTERVAL, Consumer, GroupPositions
 from millrace.client.consume.delivery import SchemaMode
 from millrace.client.consume.scan import UncommittedReader, WalOpener
+from millrace.client.consume.shared_tail import SharedTail
 from millrace.client.display import database_html
 from millrace.client.produce.producer import Producer
 from millrace.client.remote_tables import RemoteTables
@@ -178,6 +179,8 @@ class Database(Closeable):
         self.settings = settings
         self.append = append
         """The connection to the server."""
+        self.shared_tail = SharedTail(append)
+        """New messages, for all consumers and streams of this database."""
         self.log: LogService = append.service
         catalog = RemoteCatalog(append, pchannels=None if address else settings.pchannels)
         self.catalog: Catalog = catalog
@@ -474,7 +477,7 @@ class Database(Closeable):
             made = Consumer(
                 channels,
                 wal=self.tables.wal_opener(channels),
-                tail=self.append,
+                tail=self.shared_tail,
                 group=group,
                 positions=positions,
                 policy=start,

@@ -22,8 +22,7 @@ from millrace.message.types import BEHAVIOUR, MessageType
 if TYPE_CHECKING:
     from millrace.base.settings import Settings
     from millrace.client.append_client import AppendClient
-    from millrace.client.consume.scan import TailSource
-    from millrace.rpc.tail import TailBatch
+    from millrace.rpc.tail import TailBatch, TailSource
     from millrace.wal.scanner import DeliverPolicy
 
 _VCHANNEL = re.compile(r"(?P<pchannel>.+)_\d+v\d+")

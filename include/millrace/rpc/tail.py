@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -24,6 +24,18 @@ class Evicted:
     """The requested tick is before the buffer: everything after `earliest` is available here, the rest in ``wal``."""
 
     earliest: int
+
+
+class TailSource(Protocol):
+    """The source of the tail: an AppendHost, or an AppendClient."""
+
+    def tail(self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20) -> TailBatch | Evicted:
+        """Return what comes after `after_tick`; wait up to `timeout` seconds if there is nothing."""
+        ...
+
+    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int:
+        """Append a time tick and return a tick up to which every earlier append is decided."""
+        ...
 
 
 class Mvcc(NamedTuple):

@@ -168,6 +168,10 @@ class Scanner:
                     raise InvalidArgument(f"{each!r} is not a scan filter")
         self.after_tick = after_tick
         self._first_id = first_id
+        self._filters: tuple[Filter, ...] = (
+            *(() if names is None else (VChannelFilter(frozenset(names)),)),
+            *(() if types is None else (TypeFilter(frozenset(types)),)),
+        )
         self._names = None if names is None else pa.array(sorted({"", *names}), pa.utf8())
         self._types = None if types is None else pa.array([kind.name for kind in types], pa.utf8())
         self._buffer = TxnBuffer(after_tick=after_tick)
@@ -184,6 +188,28 @@ class Scanner:
     def held_bytes(self) -> int:
         """Bytes held for open transactions."""
         return self._buffer.held_bytes
+
+    @property
+    def selection(self) -> tuple[Filter, ...] | None:
+        """What decides whether rows outside transactions, after `after_tick`, are delivered; None: also their ids.
+
+        Scanners with an equal selection deliver the same ones.
+        """
+        return None if self._first_id is not None else self._filters
+
+    def twin(self) -> Scanner:
+        """Return a scanner with the same selection that has seen nothing."""
+        return Scanner(filters=self._filters)
+
+    def pass_over(self, first_tick: int, last_tick: int, *, excluded: int) -> None:
+        """Note rows outside transactions that a twin was pushed: their ticks, and how many its filters excluded.
+
+        They hold no DropCollection, which ends transactions. Raises WalGap, as `push` does.
+        """
+        if first_tick <= self._last_tick:
+            raise WalGap(f"rows are out of tick order after tick {self._last_tick}: scan again from there")
+        self._last_tick = last_tick
+        self.filtered_count += excluded
 
     def push(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return the rows that `rows` (accepted messages of ROW_SCHEMA) make visible and that pass the filters, in tick

@@ -23,7 +23,7 @@ from millrace.client import remote_tables
 from millrace.client.append_client import AppendClient
 from millrace.client.consume import scan as scanning
 from millrace.client.consume.consumer import Consumer
-from millrace.client.consume.scan import Scan, TailSource, WalOpener, scan
+from millrace.client.consume.scan import Scan, WalOpener, scan
 from millrace.client.remote_tables import RemoteTables
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.server.flight import LogServer
@@ -36,7 +36,7 @@ from millrace.node.append.host import AppendHost, HostSettings
 from millrace.node.append.server import AppendExtension
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.remote_log import RemoteLogService
-from millrace.rpc.tail import Evicted, TailBatch
+from millrace.rpc.tail import Evicted, TailBatch, TailSource
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.tables.wal.log_replay import UncommittedMessages
 from millrace.tables.wal.reader import TRIMMED_APP_SUFFIX, WalSnapshot

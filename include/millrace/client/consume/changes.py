@@ -25,10 +25,12 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.consume.scan import STALL_TIMEOUT, Scan, TailSource, UncommittedReader, WalOpener
+from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener
+from millrace.client.consume.shared_tail import SharedTail
 from millrace.message.bodies import ImportSource
 from millrace.message.ids import Moment, pchannel_of, resolve_tick
 from millrace.message.schema import CollectionSchema
+from millrace.rpc.tail import TailSource
 from millrace.wal.scanner import StartAfterTick, VChannelFilter
 from millrace.wal.visible.changes import (
     CHANGES_BEGIN,
@@ -49,7 +51,7 @@ class ChangeSources:
     """Where changes are read from: the files of a data folder or a remote server (millrace.client.database.Tables)."""
 
     wal: WalOpener
-    tail: TailSource
+    tail: TailSource | SharedTail
     imports: ImportSource
     start: Callable[[str, int, ChangePosition], ChangeStart]
     """(PChannel, collection id, position) -> where a reader after the position starts."""

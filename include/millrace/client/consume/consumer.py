@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, get_args
+from typing import Final, Protocol, get_args
 
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
@@ -30,13 +30,13 @@ from millrace.base.errors import Closed, InvalidArgument, MillraceError
 from millrace.base.metrics import Metrics
 from millrace.client.consume.batch_decoder import BatchDecoder
 from millrace.client.consume.delivery import AckState, DefinitionLookup, Delivery, SchemaMode
-from millrace.client.consume.scan import STALL_TIMEOUT, Scan, TailSource, UncommittedReader, WalOpener, scan
+from millrace.client.consume.scan import STALL_TIMEOUT, Scan, UncommittedReader, WalOpener, scan
+from millrace.client.consume.shared_tail import SharedTail, SharedUnits, VisibleRows
 from millrace.message.bodies import ImportSource
 from millrace.message.ids import split_channel, tick_physical_ms
-from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannelFilter, visible_units
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from millrace.message.model import ImmutableMessage
+from millrace.rpc.tail import TailSource
+from millrace.wal.scanner import All, DeliverPolicy, Filter, ImmutableTxn, StartAfterTick, VChannelFilter
 
 PREFETCH_BYTES: Final = 16 << 20
 """Approximate bytes of units to read ahead; a larger unit alone may exceed it.
@@ -107,7 +107,7 @@ class Consumer(Closeable):
         channels: Sequence[str],
         *,
         wal: str | WalOpener,
-        tail: TailSource,
+        tail: TailSource | SharedTail,
         group: str | None = None,
         positions: GroupPositions | None = None,
         policy: DeliverPolicy | None = None,
@@ -346,15 +346,17 @@ class Consumer(Closeable):
         try:
             while not self._closed and not found.ended:
                 try:
-                    rows = found.poll(timeout=_WAIT)
-                    for deliveries in self._portions(pchannel, rows):
-                        # Everything before a unit was queued with it or earlier.
-                        if not self._hand_over(pchannel, deliveries, deliveries[-1].tick, caught_up=False):
-                            return
-                        handed = deliveries[-1].tick
-                    if not self._hand_over(
-                        pchannel, [], found.confirmed_tick, caught_up=rows is None and found.caught_up
-                    ):
+                    parts = found.poll_parts(timeout=_WAIT)
+                    portion: list[Delivery] = []
+                    for following in self._portions(pchannel, parts):
+                        if portion:
+                            # Everything before a unit was queued with it or earlier.
+                            if not self._hand_over(pchannel, portion, portion[-1].tick, caught_up=False):
+                                return
+                            handed = portion[-1].tick
+                        portion = following
+                    caught_up = not parts and found.caught_up
+                    if not self._hand_over(pchannel, portion, found.confirmed_tick, caught_up=caught_up):
                         return
                     handed = found.confirmed_tick
                 except MillraceError as error:
@@ -375,28 +377,35 @@ class Consumer(Closeable):
                 self._running -= 1
                 self._wake()
 
-    def _portions(self, pchannel: str, rows: pa.Table | None) -> Iterator[list[Delivery]]:
-        """Yield the units of a piece of a scan as lists of deliveries, each made once the queue has room for it."""
-        portion: list[Delivery] = []
-        size, together = 0, BatchDecoder()
-        for unit in () if rows is None else visible_units(rows):
-            delivery = Delivery(
-                pchannel,
-                unit,
-                _definitions=self._definitions,
-                _files=self._files,
-                _schema=self._schema,
-                _together=together,
-            )
-            for message in delivery.bodies:
-                together.add(message)
-            portion.append(delivery)
-            size += delivery.held_bytes
-            if size >= _HAND_BYTES:
+    def _portions(self, pchannel: str, parts: Sequence[VisibleRows]) -> Iterator[list[Delivery]]:
+        """Yield the units of parts of a scan as lists of deliveries, each made once the queue has room for it."""
+        for part in parts:
+            if isinstance(part, SharedUnits):
+                yield [self._delivery(pchannel, unit, part.decoder) for unit in part.units()]
+                continue
+            portion: list[Delivery] = []
+            size, decoder = 0, BatchDecoder()
+            for unit in part.units():
+                delivery = self._delivery(pchannel, unit, decoder)
+                for message in delivery.bodies:
+                    decoder.add(message)
+                portion.append(delivery)
+                size += delivery.held_bytes
+                if size >= _HAND_BYTES:
+                    yield portion
+                    portion, size, decoder = [], 0, BatchDecoder()
+            if portion:
                 yield portion
-                portion, size, together = [], 0, BatchDecoder()
-        if portion:
-            yield portion
+
+    def _delivery(self, pchannel: str, unit: ImmutableMessage | ImmutableTxn, decoder: BatchDecoder) -> Delivery:
+        return Delivery(
+            pchannel,
+            unit,
+            _definitions=self._definitions,
+            _files=self._files,
+            _schema=self._schema,
+            _together=decoder,
+        )
 
     def _hand_over(self, pchannel: str, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> bool:
         """Queue deliveries once there is room, and note that everything up to tick `through` is queued."""

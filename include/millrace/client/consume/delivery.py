@@ -25,7 +25,7 @@ from millrace.message.stored_columns import convert_schema
 from millrace.message.types import MessageType
 from millrace.wal.scanner import ImmutableTxn, TypeFilter
 
-_OBJECT_BYTES: Final = 2 << 10
+OBJECT_BYTES: Final = 2 << 10
 """Approximate size of a message object, without its payload."""
 
 SchemaMode: TypeAlias = Literal["written", "current"]
@@ -115,7 +115,7 @@ class Delivery:
     @property
     def held_bytes(self) -> int:
         """Approximate size in memory."""
-        return self.bytes + _OBJECT_BYTES * len(self.bodies)
+        return self.bytes + OBJECT_BYTES * len(self.bodies)
 
     def changes(self) -> Iterator[Change]:
         """Yield the rows and keys that the unit inserts, deletes and retracts, in order.

@@ -28,9 +28,10 @@ from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import InvalidArgument, PositionTruncated, TableDamaged, TickNotReached, WalGap
 from millrace.base.metrics import Metrics
+from millrace.client.consume.shared_tail import SharedBatch, SharedRows, SharedTail, VisibleRows
 from millrace.message.ids import LogId, MessageId, split_channel, tick_physical_ms
 from millrace.message.model import ImmutableMessage
-from millrace.rpc.tail import Evicted, TailBatch
+from millrace.rpc.tail import Evicted, TailSource
 from millrace.wal.scanner import (
     All,
     DeliverPolicy,
@@ -57,16 +58,6 @@ STALL_TIMEOUT: Final = 30.0
 _ASK_MS: Final = 200
 """Minimum time between two time ticks that a scan requests."""
 _ID_COLUMNS: Final = ("ledger", "entry", "index", "ordinal")
-
-
-class TailSource(Protocol):
-    """The source of the tail: an AppendHost, or an AppendClient."""
-
-    def tail(
-        self, pchannel: str, after_tick: int, *, timeout: float, max_bytes: int = 8 << 20
-    ) -> TailBatch | Evicted: ...
-
-    def tick(self, pchannel: str, *, deadline: float = 30.0) -> int: ...
 
 
 class WalView(Protocol):
@@ -134,7 +125,7 @@ def scan(
     policy: DeliverPolicy | None = None,
     *,
     wal: str | WalOpener,
-    tail: TailSource,
+    tail: TailSource | SharedTail,
     filters: Sequence[Filter] = (),
     until_tick: int | None = None,
     metrics: Metrics | None = None,
@@ -178,7 +169,7 @@ class Scan(Closeable):
         policy: DeliverPolicy,
         *,
         wal: WalOpener,
-        tail: TailSource,
+        tail: TailSource | SharedTail,
         filters: Sequence[Filter],
         until_tick: int | None,
         metrics: Metrics | None = None,
@@ -197,7 +188,7 @@ class Scan(Closeable):
         """The table's tick when the wait began, or when the table last advanced."""
         self._caught_up = False
         self._metrics = metrics
-        self._tail = tail
+        self._tail = SharedTail.of(tail)
         self._until = until_tick
         self._closed = threading.Event()
         self._closing = threading.Lock()
@@ -215,6 +206,7 @@ class Scan(Closeable):
         """Every row up to this tick was pushed, or is before the start."""
         self._delivered = after
         self._table = self._catch_up(start)
+        self._reader = self._tail.reader(pchannel)
         if metrics is not None:
             metrics.wal_scanner_total.labels(pchannel).inc()
 
@@ -238,14 +230,17 @@ class Scan(Closeable):
 
         Raises TickNotReached, and what the sources raise. After a retriable error, the next poll continues.
         """
+        parts = self.poll_parts(timeout=timeout)
+        return pa.concat_tables([part.rows for part in parts]) if parts else None
+
+    def poll_parts(self, *, timeout: float) -> list[VisibleRows]:
+        """Return the next units as :meth:`poll` does, in parts; none after `timeout` seconds."""
         deadline = Deadline.after(timeout)
         while not self.ended:
-            rows = self._next(deadline.remaining())
-            if rows is not None and rows.num_rows:
-                return rows
-            if rows is None and deadline.expired():
-                return None
-        return None
+            parts = self._next(deadline.remaining())
+            if parts or (parts is None and deadline.expired()):
+                return parts or []
+        return []
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield units as tables (see :meth:`poll`) until the scan ends."""
@@ -264,6 +259,8 @@ class Scan(Closeable):
         with self._closing:
             first = not self._closed.is_set()
             self._closed.set()
+        if first:
+            self._reader.close()
         if first and self._metrics is not None:
             self._metrics.wal_scanner_total.labels(self._pchannel).dec()
 
@@ -304,13 +301,13 @@ class Scan(Closeable):
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
-    def _next(self, timeout: float) -> pa.Table | None:
+    def _next(self, timeout: float) -> list[VisibleRows] | None:
         """Return what the next piece of either source delivers, perhaps nothing; None if there was no piece."""
         if self._table is not None:
             return self._next_of_table()
         if self._untaken is not None:
             return self._next_of_log(self._untaken)
-        found = self._tail.tail(self._pchannel, self._seen, timeout=min(timeout, _WAIT))
+        found = self._reader.tail(self._seen, timeout=min(timeout, _WAIT))
         if isinstance(found, Evicted):
             self._caught_up = False
             self._table = self._newer_table()
@@ -324,7 +321,8 @@ class Scan(Closeable):
         if found.confirmed_tick <= self._seen:
             self._ask_for_a_tick()
             return None
-        return self._pushed(found.batches, found.confirmed_tick)
+        pieces = found.pieces if isinstance(found, SharedBatch) else found.batches
+        return self._pushed(pieces, found.confirmed_tick)
 
     def _wait_for_the_table(self, timeout: float) -> None:
         """Wait for messages that have left the tail; then read the log, or raise TickNotReached."""
@@ -346,7 +344,7 @@ class Scan(Closeable):
         else:
             self._closed.wait(min(timeout, _PAUSE))
 
-    def _next_of_log(self, uncommitted: Iterator[tuple[pa.RecordBatch, int]]) -> pa.Table | None:
+    def _next_of_log(self, uncommitted: Iterator[tuple[pa.RecordBatch, int]]) -> list[VisibleRows] | None:
         try:
             piece = next(uncommitted, None)
         except PositionTruncated:  # it has reached the table meanwhile
@@ -368,7 +366,7 @@ class Scan(Closeable):
         self._asked = now
         self._tail.tick(self._pchannel)
 
-    def _next_of_table(self) -> pa.Table | None:
+    def _next_of_table(self) -> list[VisibleRows] | None:
         assert self._table is not None
         assert self._snapshot is not None
         try:
@@ -386,35 +384,44 @@ class Scan(Closeable):
         self._table = None
         return self._pushed([], self._snapshot.last_tick(self._pchannel))
 
-    def _pushed(self, pieces: Sequence[pa.Table | pa.RecordBatch], through: int) -> pa.Table | None:
-        """Push rows, which complete every row up to tick `through`."""
+    def _pushed(self, pieces: Sequence[pa.Table | pa.RecordBatch | SharedRows], through: int) -> list[VisibleRows]:
+        """Push rows, which complete every row up to tick `through`; return the parts that became visible."""
         left_out = self._scanner.filtered_count
         try:
-            visible = [self._scanner.push(piece) for piece in pieces]
+            visible = [
+                piece.visible(self._scanner)
+                if isinstance(piece, SharedRows)
+                else VisibleRows(self._scanner.push(piece))
+                for piece in pieces
+            ]
         except WalGap:
             if self._metrics is not None:
                 self._metrics.wal_scan_time_tick_violation_message_total.labels(self._pchannel).inc()
             raise
         self._seen = max(self._seen, through)
         self._delivered = max(self._delivered, through)
-        parts = [part for part in visible if part.num_rows]
-        rows = pa.concat_tables(parts) if parts else None
-        if rows is not None and self._until is not None and through > self._until:
-            rows = rows.filter(pc.less_equal(rows.column(VISIBLE_TICK), self._until))
+        if self._until is not None and through > self._until:
+            visible = [
+                VisibleRows(part.rows.filter(pc.less_equal(part.rows.column(VISIBLE_TICK), self._until)))
+                for part in visible
+            ]
+        parts = [part for part in visible if part.rows.num_rows]
         if self._metrics is not None:
-            self._count(self._metrics, rows, self._scanner.filtered_count - left_out)
-        return rows
+            self._metrics.wal_scan_pass_message_total.labels(self._pchannel).inc(
+                self._scanner.filtered_count - left_out
+            )
+            self._metrics.wal_scanner_txn_buf_bytes.labels(self._pchannel).set(self._scanner.held_bytes)
+            for part in parts:
+                self._count(self._metrics, part.rows)
+        return parts
 
-    def _count(self, metrics: Metrics, rows: pa.Table | None, left_out: int) -> None:
-        metrics.wal_scan_pass_message_total.labels(self._pchannel).inc(left_out)
-        metrics.wal_scanner_txn_buf_bytes.labels(self._pchannel).set(self._scanner.held_bytes)
-        if rows is not None and rows.num_rows:
-            for each in pc.value_counts(rows.column("type").cast(pa.utf8())).to_pylist():
-                metrics.wal_scan_message_total.labels(self._pchannel, each["values"]).inc(each["counts"])
-            newest = tick_physical_ms(rows.column(VISIBLE_TICK)[-1].as_py())
-            metrics.wal_scan_delay_seconds.labels(self._pchannel).observe(max(0.0, time.time() - newest / 1000))
-            size = pc.sum(pc.binary_length(rows.column("payload"))).as_py() or 0
-            metrics.wal_scan_message_bytes_total.labels(self._pchannel).inc(size)
+    def _count(self, metrics: Metrics, rows: pa.Table) -> None:
+        for each in pc.value_counts(rows.column("type").cast(pa.utf8())).to_pylist():
+            metrics.wal_scan_message_total.labels(self._pchannel, each["values"]).inc(each["counts"])
+        newest = tick_physical_ms(rows.column(VISIBLE_TICK)[-1].as_py())
+        metrics.wal_scan_delay_seconds.labels(self._pchannel).observe(max(0.0, time.time() - newest / 1000))
+        size = pc.sum(pc.binary_length(rows.column("payload"))).as_py() or 0
+        metrics.wal_scan_message_bytes_total.labels(self._pchannel).inc(size)
 
     def _catch_up(self, start: MessageId | None) -> Iterator[pa.Table] | None:
         if self._snapshot is None:
