@@ -107,7 +107,7 @@ def test_what_is_wrong_is_said_by_field(cli: Deployment, service: Service, tmp_p
         assert result.exit_code == 1
         assert "flush.items: " in result.stderr
         assert "nonsense: " in result.stderr
-        assert result.stderr.strip().endswith("PIPELINE_INVALID: 2 to mend")
+        assert result.stderr.strip().endswith("PIPELINE_INVALID: the declaration has 2 problems")
     cli.fails("INVALID_SETTINGS", "pipelines", "create", str(tmp_path / "absent.yaml"))
     assert "--id" in cli.fails("INVALID_ARGUMENT", "pipelines", "create", declared(tmp_path, id=""))
     cli.fails("INVALID_ARGUMENT", "pipelines", "offsets", "flights", "--set", "in-0")

@@ -246,7 +246,7 @@ def test_a_load_that_makes_its_collection_asks_what_a_key_that_comes_again_does(
     shared.as_json("produce", "things", file, "--create", "--key", "id")  # it is there: nothing is asked
     shared.ok("produce", "both", file, *chosen[:-1], "keep")
     words = shared.fails("INVALID_ARGUMENT", "produce", "both", file, *chosen)
-    assert "--on-duplicate keep, which stays" in words
+    assert "--on-duplicate keep, which cannot change" in words
     shared.as_json("produce", "both", file, "--upsert")
     changed = str(shared.file("changed.csv", "id,name\n2,Bea\n3,Cid\n"))
     shared.as_json("produce", "both", changed, "--upsert")

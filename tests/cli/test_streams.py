@@ -51,7 +51,7 @@ def declared(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Deploym
     hour = ("--field", "name:string?", "--field", "hour:timestamp", "--field", "n:int64", "--key", "hour")
     deployment.ok("collections", "create", "by_hour", *hour)
     deployment.ok("collections", "create", "strict", "--field", "id:int64", "--field", "name:string?", "--key", "id")
-    assert "takes dead letters" in deployment.ok("streams", "letters", "letters")
+    assert "Created letters for dead letters" in deployment.ok("streams", "letters", "letters")
     deployment.file("s.yaml", GOOD)
     monkeypatch.setenv("MILLRACE_STREAM_DECLARATIONS", str(deployment.settings.data_dir.parent / "s.yaml"))
     return deployment

@@ -32,14 +32,16 @@ def tombstone(
     pchannel: Annotated[str, typer.Argument(metavar="PCHANNEL", help="The PChannel, such as dml_0.")],
     entry: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="The entry that parks it, such as 0:17.")],
     checksum: Annotated[
-        str, typer.Option("--checksum", metavar="SHA256", help="Of the entry's bytes, as shown without --yes.")
+        str, typer.Option("--checksum", metavar="SHA256", help="SHA-256 of the entry's bytes, as shown without --yes.")
     ] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why: it stands in the rejection for ever.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without: only show what stands there.")] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why the entry is discarded. The rejection keeps it forever.")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Replace the entry. Without it, only show the entry.")] = False,
 ) -> None:
-    """Replace the entry that parks a PChannel, and that no host has judged, by a tombstone: what it held is given up.
+    """Replace an entry that parks its PChannel and that no host has judged. The entry's content is lost.
 
-    Without `--yes` it shows what stands there and changes nothing.
+    Without `--yes`, shows the entry and changes nothing.
 
     Example: `millrace log tombstone dml_0 0:17`
     """
@@ -51,7 +53,9 @@ def tombstone(
     settings = context.settings
     place = LogId.parse(entry)
     if yes and not (checksum and reason):
-        raise InvalidArgument("--yes needs --checksum and --reason: look at the entry first, without --yes")
+        raise InvalidArgument(
+            "--yes needs --checksum and --reason: run the command without --yes first to see the entry"
+        )
     request: dict[str, Any] = {"pchannel": pchannel, "entry": list(place)}
     with AppendClient.connect(
         settings.data_dir, deadline=settings.start_deadline, launch=launch_of(settings)
@@ -84,7 +88,7 @@ def _show(found: dict[str, Any], pchannel: str, entry: str, *, as_json: bool) ->
     print_facts(facts, as_json=as_json)
     if not as_json:
         typer.echo(
-            "\nNothing was changed. A tombstone discards this entry for ever. Every reader then sees an invalid entry"
+            "\nNothing was changed. A tombstone discards this entry forever. Every reader then sees an invalid entry"
             "\nin its place, which the WAL records as one MALFORMED rejection with your name, the reason and this"
             "\nchecksum. Its producer was told that the PChannel is parked, not that its messages were rejected."
             "\nIf you have a build that can judge the entry, run that instead. To place the tombstone:\n"
@@ -97,6 +101,7 @@ def _say_placed(placed: Tombstone, *, as_json: bool) -> None:
         print_json({"pchannel": placed.pchannel, **placed.to_json(), "entry": str(placed.entry)})
         return
     typer.echo(
-        f"Entry {placed.entry} of {placed.pchannel} is a tombstone, by {placed.author} at {placed.at}: {placed.reason}"
-        f"\nLet the PChannel go on: millrace unpark {placed.pchannel}"
+        f"Entry {placed.entry} of {placed.pchannel} is now a tombstone, placed by {placed.author} at {placed.at}:"
+        f" {placed.reason}"
+        f"\nResume the PChannel: millrace unpark {placed.pchannel}"
     )

@@ -147,10 +147,10 @@ def produce(
         Path | None,
         typer.Option(metavar="JOURNAL", help="Record the progress in this file; repeat the command to resume."),
     ] = None,
-    delimiter: Annotated[str, typer.Option(help="Of CSV.")] = ",",
+    delimiter: Annotated[str, typer.Option(help="Delimiter of CSV.")] = ",",
     quote: Annotated[str, typer.Option(help="Quote character of CSV; empty if cells are never quoted.")] = '"',
     header: Annotated[bool, typer.Option(help="Whether CSV has a header.")] = True,
-    encoding: Annotated[str, typer.Option(help="Of CSV.")] = "utf-8",
+    encoding: Annotated[str, typer.Option(help="Encoding of CSV.")] = "utf-8",
     decimal: Annotated[str, typer.Option(help="Decimal separator of CSV: a point or a comma.")] = ".",
     null: Annotated[
         list[str] | None,
@@ -197,8 +197,8 @@ def produce(
     collection = find_collection(settings, name)
     if on_duplicate not in (None, collection.schema.on_duplicate):
         raise InvalidArgument(
-            f"{name} was made with --on-duplicate {collection.schema.on_duplicate}, which stays: leave the option"
-            " out, or --upsert"
+            f"{name} was created with --on-duplicate {collection.schema.on_duplicate}, which cannot change: omit the"
+            " option, or use --upsert"
         )
     if evolve and not delete:
         collection = _evolve(settings, collection, files, given, form)
@@ -222,7 +222,7 @@ def produce(
             place = None if journal is None else journal.position
             if place is not None and place.counts:
                 tally = Tally.from_json(place.counts)
-                typer.echo(f"Going on behind {format_count(tally.accepted, 'row')} of this load.", err=True)
+                typer.echo(f"Resuming after {format_count(tally.accepted, 'row')} of this load.", err=True)
             bad = (
                 None
                 if bad_rows is None
@@ -268,7 +268,7 @@ def produce(
             _summarise(tally, time.monotonic() - started, deleted=delete, as_json=context.as_json)
     if tally.rejected:
         typer.echo(
-            "APPEND_REJECTED: the chain rejected rows; `millrace wal rejections` shows each message with its reason",
+            "APPEND_REJECTED: the chain rejected rows: see each message with its reason with `millrace wal rejections`",
             err=True,
         )
         raise typer.Exit(EXIT_ERROR)
@@ -385,7 +385,7 @@ def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractCon
     from millrace.client.produce.files.journal import file_fingerprints, open_journal
 
     if any(str(each) == "-" for each in files):
-        raise typer.BadParameter("--resume reads files again from where it was, and stdin is read once")
+        raise typer.BadParameter("--resume needs files: stdin can be read only once")
     return open_journal(path, load | {"files": file_fingerprints(files)})
 
 
@@ -428,9 +428,8 @@ class BadRowsFile:
             if self._count == self._most:
                 self._file.flush()
                 raise InvalidArgument(
-                    f"{file.name}, line {row.line}: {row.why}; {format_count(self._most, 'bad row')} went before it,"
-                    " and --max-bad"
-                    " allows no more. Its batch was not sent"
+                    f"{file.name}, line {row.line}: {row.why}; this is one more than the"
+                    f" {format_count(self._most, 'bad row')} that --max-bad allows. Its batch was not sent"
                 )
             told = {"file": str(file), "line": row.line, "column": row.column, "value": row.value, "reason": row.why}
             self._file.write((json.dumps(told, ensure_ascii=False) + "\n").encode())
@@ -446,13 +445,15 @@ def _check_options(
     partition: str | None, partition_by: str | None, *, delete: bool, upsert: bool, chooses: bool
 ) -> None:
     if partition is not None and partition_by is not None:
-        raise typer.BadParameter("--partition and --partition-by: give one of them")
+        raise typer.BadParameter("give either --partition or --partition-by")
     if delete and upsert:
-        raise typer.BadParameter("--delete and --upsert: give one of them")
+        raise typer.BadParameter("give either --delete or --upsert")
     if chooses:
-        raise typer.BadParameter("--on-duplicate goes with --create: a collection that is there has its own")
+        raise typer.BadParameter("--on-duplicate needs --create: an existing collection has its own")
     if delete and partition_by is not None:
-        raise typer.BadParameter("--delete takes --partition, or deletes in all partitions")
+        raise typer.BadParameter(
+            "--delete does not take --partition-by: give --partition, or neither to delete in all partitions"
+        )
 
 
 def _check_partitions(
@@ -464,9 +465,9 @@ def _check_partitions(
     if partition_by is not None:
         types = {each.name: each.type for each in collection.schema.fields}
         if types.get(partition_by) != "string":
-            raise InvalidArgument(f"--partition-by takes a string field, and {partition_by!r} is none")
+            raise InvalidArgument(f"--partition-by needs a string field; {partition_by!r} is not one")
     if partition is None and partition_by is None and not delete and collection.default_partition is None:
-        raise InvalidArgument(f"name the partition with --partition or --partition-by; {collection.name} has {known}")
+        raise InvalidArgument(f"give the partition with --partition or --partition-by; {collection.name} has {known}")
 
 
 @contextmanager
@@ -496,7 +497,7 @@ def _note_bad(batch: RowBatch, file: Path, tally: Tally, on_error: OnError, bad:
             )
         raise InvalidArgument(
             f"{'' if str(file) == '-' else f'{file.name}, '}line {first.line}: {first.why}{more}; {before}."
-            " --on-error skip leaves such rows out and goes on, --bad-rows FILE keeps them"
+            " Use --on-error skip to skip such rows, or --bad-rows FILE to write them to a file"
         )
     else:
         for each in batch.bad[: max(0, SHOWN_BAD_ROWS - tally.skipped)]:
@@ -559,4 +560,4 @@ def _summarise(tally: Tally, seconds: float, *, deleted: bool, as_json: bool) ->
     for reason, rows in sorted(tally.rejected.items()):
         typer.echo(f"Rejected {format_count(rows, 'row')}: {reason}")
     if tally.skipped:
-        typer.echo(f"Skipped {format_count(tally.skipped, 'row')} that did not fit.")
+        typer.echo(f"Skipped {format_count(tally.skipped, 'invalid row')}.")

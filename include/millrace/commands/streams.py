@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 app = command_group("streams", OPERATE_PANEL, "Declared streams: list, validate, explain, run, pause, replay, upgrade.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream, as it is declared.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a declared stream.")]
 
 
 @app.command("list")
@@ -51,11 +51,13 @@ def list_streams(context: JsonContext) -> None:
 @app.command("status")
 def show_status(
     context: JsonContext,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The stream; without one, all of them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Name of a declared stream. Default: all.")
+    ] = None,
 ) -> None:
-    """Show rates, lag, watermark, state, and late and rejected rows of declared streams; with NAME, all details of one.
+    """Show rates, lag, watermark, state size, late rows and rejected rows of declared streams. NAME shows all details.
 
-    Row counts begin with the stream's process. The page Streams in Airflow shows the same as a graph.
+    Rows are counted from the start of the stream's process. The page Streams in Airflow shows the same as a graph.
 
     Example: `millrace streams status`
     """
@@ -86,14 +88,16 @@ def show_status(
 @app.command()
 def validate(
     context: JsonContext,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The stream; without one, all of them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Name of a declared stream. Default: all.")
+    ] = None,
 ) -> None:
-    """Say whether declared streams can run, by the catalog alone: no Java, nothing is started. Exit code 1 where one
-    cannot.
+    """Check whether declared streams can run. Uses the catalog alone: starts nothing and needs no Java.
 
-    Without a name: those of the setting `stream_declarations`, or, where it names none, those shipped with the demo.
+    Exits with code 1 if a stream cannot run. Without a name, checks the streams of the setting `stream_declarations`,
+    or those of the demo if the setting names none.
 
-    `millrace streams explain` asks Spark too: for the columns that a transform gives, and for state without a bound.
+    `millrace streams explain` also asks Spark which columns a transform returns, and whether state is bounded.
 
     Example: `millrace streams validate`
     """
@@ -120,8 +124,9 @@ def validate(
 
 @app.command()
 def explain(context: JsonContext, name: Name) -> None:
-    """Say what a stream does: its declaration, its state, the plan of its query, and all that is found in them. Needs
-    Java. Exit code 1 where it cannot run.
+    """Show a stream's declaration, state and query plan, and all problems in them. Needs Java.
+
+    Exits with code 1 if the stream cannot run.
 
     Example: `millrace streams explain flights_hourly`
     """
@@ -157,10 +162,12 @@ def run(
     context: CommandContext,
     name: Name,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="End where the source stands now, instead of going on.")
+        bool, typer.Option("--available-now", help="Process what the source has now, then exit.")
     ] = False,
 ) -> None:
-    """Run a stream, or a group's, here until Ctrl-C or SIGTERM (it ends behind the batch that it is at). Needs Java.
+    """Run a stream or a group of streams in this process until Ctrl-C or SIGTERM. Needs Java.
+
+    The current micro-batch is finished first.
 
     Example: `millrace streams run flights_hourly --available-now`
     """
@@ -178,19 +185,18 @@ def batch(
     name: Name,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="TICK|TIMESTAMP", help="Rows behind it. Without it: where the stream begins."),
+        typer.Option("--after", metavar="TICK|TIMESTAMP", help="Use rows after it. Default: where the stream begins."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TICK|TIMESTAMP", help="Rows up to it. Without it: to now.")
+        str | None, typer.Option("--until", metavar="TICK|TIMESTAMP", help="Use rows up to it. Default: now.")
     ] = None,
     file_format: FileFormat = None,
     output: Output = None,
 ) -> None:
-    """Answer a stream's question over a range of time, once: its sink, its place and its state stay as they are. Needs
-    Java.
+    """Compute a stream's result over a range of time once, without changing its sink, position or state. Needs Java.
 
-    What becomes visible in that range goes through the transform and the operator, which end with it. Memory: the
-    answer, in whole. A table shows 50 of its rows; the other formats give all.
+    The transform and the operator process what became visible in that range. The whole result is held in memory. A
+    table shows 50 rows; the other formats write all.
 
     Example: `millrace streams batch flights_hourly --until 2026-11-21T10:15:00Z --output hours.parquet`
     """
@@ -218,8 +224,9 @@ def batch(
 
 @app.command()
 def start(context: JsonContext, name: Name) -> None:
-    """Start a stream's job detached, or find the one that runs. Under Airflow its DAG does that, and starts it again
-    where it ends.
+    """Start a stream's job in the background, unless it runs already.
+
+    Under Airflow, the stream's DAG does this, and restarts the job if it ends.
 
     Example: `millrace streams start flights_hourly`
     """
@@ -235,7 +242,7 @@ def start(context: JsonContext, name: Name) -> None:
 
 @app.command()
 def stop(context: CommandContext, name: Name) -> None:
-    """Stop a stream's job between two micro-batches. Nothing is lost: it goes on where it was when it is started again.
+    """Stop a stream's job after the current micro-batch. Nothing is lost: a later start continues from there.
 
     Example: `millrace streams stop flights_hourly`
     """
@@ -244,7 +251,9 @@ def stop(context: CommandContext, name: Name) -> None:
 
 @app.command()
 def pause(context: CommandContext, name: Name) -> None:
-    """Pause a stream: neither Airflow nor a command starts it until it is resumed. Other streams of its group restart.
+    """Pause a stream: neither Airflow nor a command starts it until it is resumed.
+
+    The other streams of its group restart without it.
 
     Example: `millrace streams pause flights_hourly`
     """
@@ -269,7 +278,7 @@ def resume(context: CommandContext, name: Name) -> None:
     settings = context.settings
     declared_stream(settings, name)
     Kept(settings, name).pause(paused=False)
-    typer.echo(f"{name} may run: start it, or wait for its DAG.")
+    typer.echo(f"{name} is resumed: start it, or wait for its DAG.")
 
 
 @app.command()
@@ -278,17 +287,17 @@ def replay(
     name: Name,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="TICK", help="Begin behind this tick or moment; 0: at the beginning."),
+        typer.Option("--after", metavar="TICK", help="Begin after this tick or time; 0 is the beginning."),
     ] = None,
     snapshot: Annotated[
         str | None,
-        typer.Option("--snapshot", metavar="TICK", help="Begin with the rows visible at it; now: those of now."),
+        typer.Option("--snapshot", metavar="TICK", help="Begin with the rows visible at this tick, or `now`."),
     ] = None,
 ) -> None:
     """Restart a stopped stream from a tick or a snapshot, with a new checkpoint.
 
-    The sink keeps its rows. Upserted rows and applied changes come to the same result again. Appended rows are there
-    twice unless you delete them first.
+    The sink keeps its rows. Upserts and applied changes have the same result again. Appended rows are there twice,
+    unless you delete them first.
 
     Example: `millrace streams replay flights_hourly --after 0`
     """
@@ -297,7 +306,7 @@ def replay(
     from millrace.streams.declare.kept import Begun, Kept
 
     if (after is None) == (snapshot is None):
-        raise InvalidArgument("say where it begins: --after or --snapshot")
+        raise InvalidArgument("say where the stream begins: give either --after or --snapshot")
 
     def place(text: str | None) -> int | str | None:
         return text if text in (None, "now") else resolve_tick(int(text) if text.isdigit() else text)
@@ -315,7 +324,8 @@ def upgrade(
     keep_state: Annotated[
         bool,
         typer.Option(
-            "--keep-state/--fresh-state", help="Go on with the checkpoint, or from its place without its state."
+            "--keep-state/--fresh-state",
+            help="Continue with the checkpoint's state, or from its position without state.",
         ),
     ],
 ) -> None:
@@ -333,7 +343,8 @@ def upgrade(
 
 @app.command()
 def letters(
-    context: CommandContext, name: Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection to make.")]
+    context: CommandContext,
+    name: Annotated[str, typer.Argument(metavar="COLLECTION", help="Name of the collection to create.")],
 ) -> None:
     """Create a collection for dead letters: rows of streams that cannot be encoded as messages.
 
@@ -344,7 +355,7 @@ def letters(
 
     with connect(settings=context.settings) as client:
         client.catalog.create_collection(name, LETTERS)
-    typer.echo(f"{name} takes dead letters.")
+    typer.echo(f"Created {name} for dead letters.")
 
 
 @app.command()
@@ -361,7 +372,7 @@ def redrive(context: JsonContext, name: Name) -> None:
 
 
 def _moment(facts: dict[str, Any]) -> dict[str, Any]:
-    """When it was last heard of, for a person."""
+    """Return the time of the last report as text, to print."""
     return {"at": None if facts["at"] is None else iso_time(round(facts["at"] * 1e3))}
 
 

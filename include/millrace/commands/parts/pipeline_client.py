@@ -37,18 +37,19 @@ class PipelineClient(Closeable):
         """
         self.address = (server or _here(settings)).rstrip("/")
         if not self.address.startswith(("http://", "https://")):
-            raise InvalidSettings(f"{self.address!r} is no address of a service: http(s)://host:port")
+            raise InvalidSettings(
+                f"{self.address!r} is not a service's address: give http://host:port or https://host:port"
+            )
         token = os.environ.get(TOKEN_VARIABLE, "") or ("" if server else _own_token(settings))
         if not token and not server:
             raise ServiceUnavailable(
-                f"no service has run here yet, with the data folder {settings.data_dir}: start one (millrace"
-                " pipelines serve), or name another"
-                " with --server"
+                f"no pipeline service has run with the data folder {settings.data_dir}: start one (`millrace pipelines"
+                " serve`), or give another's address with --server"
             )
         if not token:
             raise PermissionDenied(
-                f"there is no token for {self.address}: put one into {TOKEN_VARIABLE} (millrace tokens add makes it,"
-                " on the service's host)"
+                f"no token for {self.address}: set {TOKEN_VARIABLE} to one (`millrace tokens add` on the service's host"
+                " makes it)"
             )
         self._client = httpx.Client(
             base_url=f"{self.address}/api/v1/",
@@ -68,13 +69,13 @@ class PipelineClient(Closeable):
             answer = self._client.request(method, path, json=body, params=asked)
         except httpx.TimeoutException:
             raise ServiceUnavailable(
-                f"{self.address} has not answered in time: what was asked for may be done all the same; look"
-                " (millrace pipelines list)"
+                f"{self.address} did not answer within {_SECONDS:.0f} s, but may still do what was asked: check with"
+                " `millrace pipelines list`"
             ) from None
         except httpx.HTTPError as error:
             raise ServiceUnavailable(
-                f"no pipeline service answers at {self.address} ({error}): start one (millrace pipelines serve), or"
-                " name another with --server"
+                f"no pipeline service answers at {self.address} ({error}): start one (`millrace pipelines serve`), or"
+                " give another's address with --server"
             ) from None
         if answer.is_success:
             return answer.json() if answer.content else None
@@ -82,20 +83,22 @@ class PipelineClient(Closeable):
             said = answer.json()["error"]
         except (ValueError, KeyError, TypeError):
             raise ServiceUnavailable(
-                f"{self.address} is no pipeline service: it answers {answer.status_code} to {method} {path}"
+                f"{self.address} is not a pipeline service: it answers {answer.status_code} to {method} {path}"
             ) from None
         if answer.status_code == 401:
             raise PermissionDenied(f"{self.address}: {said['message']}")
         if answer.status_code in (404, 405) and said["code"] in ("NOT_FOUND", "METHOD_NOT_ALLOWED"):
             raise ServiceUnavailable(
-                f"{self.address} is no pipeline service, or an older one: it has no {method} {path}"
+                f"{self.address} is not a pipeline service, or runs an older build: it has no {method} {path}"
             )
         told = {"code": said["code"], "message": said["message"], "attributes": {}}
         if said["code"] == PipelineInvalid.code:
             problems = said.get("problems") or []
             for each in problems:
-                typer.echo(f"  {each['field'] or '(the whole)'}: {each['message']}", err=True)
-            raise PipelineInvalid(f"{len(problems)} to mend", problems=problems)
+                typer.echo(f"  {each['field'] or 'declaration'}: {each['message']}", err=True)
+            raise PipelineInvalid(
+                f"the declaration has {len(problems)} problem{'s' * (len(problems) != 1)}", problems=problems
+            )
         raise error_from_bytes(json.dumps(told).encode())
 
     def close(self) -> None:
