@@ -16,7 +16,7 @@ from millrace.tables.collections.flush_tables import CHECKPOINT_COLUMNS, SEGMENT
 from millrace.tables.wal.table import TABLE_SCHEMA
 from millrace.wal import scanner
 from millrace.wal.reasons import Reason
-from millrace.wal.visible.columns import DELETE_COLUMNS, ROW_COLUMNS
+from millrace.wal.visible.collection_rows import DELETE_COLUMNS, ROW_COLUMNS
 from tests.docs import reference
 from tests.docs.code_facts import PACKAGE, ROOT, error_codes, failpoints
 from tests.docs.pages import PAGES, anchors, differences, files_named, links, table, text

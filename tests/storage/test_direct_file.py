@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.storage import direct_file
-from millrace.storage.direct_file import ALIGNMENT, PLAIN_BYTES, DirectFile
+from millrace.storage import local
+from millrace.storage.local import ALIGNMENT, PLAIN_BYTES, DirectFile
 
 SIZES = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 5 * ALIGNMENT)), max_size=8)
 
@@ -52,14 +52,14 @@ def test_a_file_system_that_refuses_direct_writes_gets_plain_ones(
             raise OSError(errno.EINVAL, "no direct I/O here")
         return real(descriptor, data)
 
-    monkeypatch.setattr(direct_file.os, "write", write)
+    monkeypatch.setattr(local.os, "write", write)
     written(tmp_path / "file", [3 * ALIGNMENT, 17, ALIGNMENT])
     assert len(refused) == 1, "one refusal is enough"
 
 
 def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
-    monkeypatch.setattr(direct_file.os, "write", lambda descriptor, data: real(descriptor, data[:ALIGNMENT]))
+    monkeypatch.setattr(local.os, "write", lambda descriptor, data: real(descriptor, data[:ALIGNMENT]))
     written(tmp_path / "file", [5 * ALIGNMENT, 5])
 
 
@@ -70,7 +70,7 @@ def test_a_full_disk_is_an_error_and_no_silent_loss(
     def write(descriptor: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, "disk full")
 
-    monkeypatch.setattr(direct_file.os, "write", write)
+    monkeypatch.setattr(local.os, "write", write)
     file = DirectFile(tmp_path / "file", plain_bytes=plain_bytes)
 
     def write_durably() -> None:

@@ -197,7 +197,7 @@ def test_a_discarded_file_is_gone_even_where_the_disk_is_full(tmp_path: Path, mo
     def full(*_: object) -> int:
         raise OSError(28, "disk full")
 
-    monkeypatch.setattr("millrace.storage.direct_file.os.write", full)
+    monkeypatch.setattr("millrace.storage.local.os.write", full)
     with pytest.raises(OSError, match="disk full"):
         file.close({}, [])
     file.discard()

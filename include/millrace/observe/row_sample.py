@@ -21,8 +21,7 @@ from millrace.observe.models import RowSample
 from millrace.observe.payloads import row_objects
 from millrace.tables.read.arrow import count_rows, deleted_mask
 from millrace.tables.read.plan import ReadPlan, plan_read
-from millrace.wal.visible.collection_rows import align_to_schema
-from millrace.wal.visible.columns import deletes_file_schema, rows_read_schema
+from millrace.wal.visible.collection_rows import align_to_schema, deletes_file_schema, rows_read_schema
 
 MAX_SAMPLE_ROWS: Final = 200
 MAX_TAIL_BYTES: Final = 64 << 20

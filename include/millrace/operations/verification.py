@@ -41,8 +41,12 @@ from millrace.wal.schema import ROW_SCHEMA
 from millrace.wal.state import ChannelState
 from millrace.wal.txn_buffer import TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
-from millrace.wal.visible.collection_rows import align_to_schema, collection_rows
-from millrace.wal.visible.columns import deletes_file_schema, rows_table_schema
+from millrace.wal.visible.collection_rows import (
+    align_to_schema,
+    collection_rows,
+    deletes_file_schema,
+    rows_table_schema,
+)
 
 TXN_TYPES: Final = ("BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN")
 ROW_TYPES: Final = ("INSERT", "UPSERT", "IMPORT")

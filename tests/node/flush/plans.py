@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millrace.base.settings import Settings
+from millrace.node.flush.definition import FlushPlanner
 from millrace.node.flush.flusher import FlushPlan
-from millrace.node.flush.planner import FlushPlanner
 from millrace.node.range_loop.schedule import UNBOUNDED
 
 

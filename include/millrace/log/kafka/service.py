@@ -40,12 +40,12 @@ from millrace.base.errors import (
     LogUnavailable,
     PositionTruncated,
 )
-from millrace.log.handle import LogHandle, verify_by_reading
 from millrace.log.kafka.markers import OffsetOutOfRange, TransactionMarkers
 from millrace.log.kafka.reader import KafkaReaderPool, RecordRun, create_consumer, wait_for_brokers, watermarks
 from millrace.log.kafka.settings import BATCH_BYTES, OVERHEAD_BYTES, KafkaPartition, KafkaSettings
 from millrace.log.kafka.topics import partition_counts, read_topic_configs
 from millrace.log.kafka.writer import KafkaWriter
+from millrace.log.protocol import LogHandle, verify_by_reading
 from millrace.message.ids import EARLIEST, LogId, LogIds
 from millrace.message.log_entries import ENTRY_SCHEMA, LogDescription, LogEntries
 from millrace.rpc.append_pipeline import as_values

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogFenced, LogUnavailable
-from millrace.log.handle import LogHandle
+from millrace.log.protocol import LogHandle
 from millrace.log.pulsar import policies as pulsar_policies
 from millrace.log.pulsar.admin import PulsarAdmin
 from millrace.log.pulsar.channel import SUBSCRIPTION, PulsarChannel

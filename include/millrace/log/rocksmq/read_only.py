@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelNotFound, LogBusy, LogUnavailable
-from millrace.log.handle import LogHandle
+from millrace.log.protocol import LogHandle
 from millrace.log.rocksmq.channel_log import ChannelLog
 from millrace.log.rocksmq.disk import OsDisk
 from millrace.log.rocksmq.manifest import PositionFile, decode_file_name, encode_file_name

@@ -26,7 +26,7 @@ import pyarrow as pa
 from millrace.base.closeable import Closeable
 from millrace.base.errors import ChannelExists, ChannelNotFound, InvalidArgument, LogUnavailable
 from millrace.base.files import make_folder
-from millrace.log.handle import LogHandle
+from millrace.log.protocol import LogHandle
 from millrace.log.rocksmq.channel_log import ChannelLog
 from millrace.log.rocksmq.disk import Disk, OsDisk, unavailable_on_failure
 from millrace.log.rocksmq.id_allocator import IdAllocator

@@ -35,7 +35,7 @@ from millrace.tables.collections.flush_tables import (
     ensure_segments_table,
     replaced_checkpoint_files,
 )
-from millrace.wal.visible.columns import rows_table_schema
+from millrace.wal.visible.collection_rows import rows_table_schema
 
 
 class FlushCommitter:

@@ -1,6 +1,6 @@
 """One flush of one PChannel, from plan to files: visible WAL rows to the tables' Parquet files. Independent of Spark.
 
-A plan starts at the PChannel's checkpoint (millrace.node.flush.planner). :func:`run_flush` is a pure function of
+A plan starts at the PChannel's checkpoint (millrace.node.flush.definition). :func:`run_flush` is a pure function of
 (checkpoint, WAL range, position of each table), except for file names. It leaves durable files and a
 :class:`FlushReport`
 that names them, and commits nothing. If a flusher died between two commits, a table skips the rows that it already has.

@@ -29,8 +29,12 @@ from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.txn_buffer import TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
-from millrace.wal.visible.collection_rows import align_to_schema, collection_rows
-from millrace.wal.visible.columns import deletes_file_schema, rows_table_schema
+from millrace.wal.visible.collection_rows import (
+    align_to_schema,
+    collection_rows,
+    deletes_file_schema,
+    rows_table_schema,
+)
 
 _MASK: Final = (1 << 64) - 1
 _CATALOG_AND_DELETES: Final = (*CATALOG_TYPES, "BEGIN_TXN", "COMMIT_TXN", "ROLLBACK_TXN", "DELETE", "UPSERT")

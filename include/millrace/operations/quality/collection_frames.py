@@ -36,7 +36,7 @@ from millrace.tables.collections.flush_tables import Checkpoint
 from millrace.tables.read.spark import field_columns, without_deleted
 from millrace.tables.wal.reader import MAX_TICK
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
-from millrace.wal.visible.columns import ROW_COLUMNS
+from millrace.wal.visible.collection_rows import ROW_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -22,8 +22,7 @@ from millrace.coord.catalog_sync import GetDefinitions
 from millrace.log.clock import log_or_wall_time_ms
 from millrace.log.protocol import LogService
 from millrace.message.ids import LOGICAL_BITS, compose_tick
-from millrace.node.flush.definition import flush_to_end
-from millrace.node.flush.planner import FlushPlanner
+from millrace.node.flush.definition import FlushPlanner, flush_to_end
 from millrace.node.ingest.ingester import check_not_regressed
 from millrace.node.range_loop.parking import read_parked
 from millrace.node.range_loop.schedule import UNBOUNDED

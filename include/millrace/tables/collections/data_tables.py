@@ -21,7 +21,7 @@ from millrace.message.stored_columns import key_columns
 from millrace.storage.commit import add_columns, has_timestamp_ntz
 from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, create_table
-from millrace.wal.visible.columns import deletes_file_schema, rows_table_schema
+from millrace.wal.visible.collection_rows import deletes_file_schema, rows_table_schema
 
 DATE: Final = "_date"
 PARTITION_BY: Final = (DATE,)

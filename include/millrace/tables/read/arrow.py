@@ -39,8 +39,7 @@ from millrace.storage.parquet_file import RowGroupFilter
 from millrace.storage.table import TableHandle, table_at
 from millrace.tables.read.plan import ReadPlan, plan_read, tick_span
 from millrace.tables.read.pruning import WidenedComparison, may_match, row_group_filter
-from millrace.wal.visible.collection_rows import align_to_schema
-from millrace.wal.visible.columns import ROW_COLUMNS, deletes_file_schema, rows_read_schema
+from millrace.wal.visible.collection_rows import ROW_COLUMNS, align_to_schema, deletes_file_schema, rows_read_schema
 
 PIECE_BYTES: Final = 64 << 20
 """Approximate size of rows that a read in pieces holds at a time."""

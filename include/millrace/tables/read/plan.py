@@ -31,8 +31,7 @@ from millrace.tables.collections.staged_files import StagedFiles
 from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
-from millrace.wal.visible.collection_rows import align_to_schema, collection_rows
-from millrace.wal.visible.columns import deletes_file_schema, rows_read_schema
+from millrace.wal.visible.collection_rows import align_to_schema, collection_rows, deletes_file_schema, rows_read_schema
 
 _DELETING: Final = [kind.name for kind in KEY_DELETING_TYPES]
 POLL_SECONDS: Final = 0.02

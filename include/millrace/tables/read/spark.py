@@ -32,7 +32,7 @@ from millrace.storage.spark import spark_frame
 from millrace.storage.table import TableHandle
 from millrace.tables.read.plan import ReadPlan, WalTail, plan_read, tail_rows, tick_span
 from millrace.tables.read.spark_predicate import quote_name, spark_predicate
-from millrace.wal.visible.columns import ROW_COLUMNS, deletes_file_schema, rows_read_schema
+from millrace.wal.visible.collection_rows import ROW_COLUMNS, deletes_file_schema, rows_read_schema
 
 FORMAT: Final = "millrace_tail"
 SMALL_TAIL_BYTES: Final = 8 << 20
