@@ -73,6 +73,20 @@ def test_no_definition_is_older_than_it_may_be(catalog: Catalog) -> None:
     assert cache.get("c1").id == 11
 
 
+def test_the_age_of_a_definition_counts_from_its_request(catalog: Catalog) -> None:
+    cache = catalog.cache()
+
+    def wait() -> None:
+        catalog.now += 0.4 * MAX_AGE
+
+    catalog.before_answer = wait
+    cache.get("c1")
+    catalog.now = 0.99 * MAX_AGE
+    assert cache.cached("c1") is not None
+    catalog.now = 1.01 * MAX_AGE
+    assert cache.cached("c1") is None
+
+
 def test_a_name_in_use_is_asked_for_in_the_background(catalog: Catalog) -> None:
     cache, answered = catalog.cache(), threading.Event()
     cache.get("c1")

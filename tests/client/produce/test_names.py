@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -164,6 +165,19 @@ def test_partitions_and_checks_of_another_client_hold_for_the_next_row(
     assert [row["id"] for row in rows_of(shop, name)] == [12, 2]
 
 
+def test_a_call_of_which_a_part_took_effect_is_not_made_again(shop: Database, other: Database, name: str) -> None:
+    made(shop, name, vchannels=2, partitions=["even", "odd"])
+    with shop.new_producer() as producer:
+        rows = [{"id": number, "note": ("even", "odd")[number % 2]} for number in range(20)]
+        producer.insert(name, rows, partition_by="note")
+        other.collection(name).drop_partition("odd")
+        written = producer.insert(name, rows, partition_by="note", raise_rejected=False)
+        assert set(written.rejected_by_reason) == {"PARTITION_NOT_FOUND"}
+        with pytest.raises(InvalidArgument, match="odd"):
+            producer.insert(name, rows, partition_by="note")
+    assert Counter(row["note"] for row in rows_of(shop, name)) == {"even": 20}
+
+
 def test_rows_of_a_definition_are_judged_by_it_alone(shop: Database, other: Database, name: str) -> None:
     made(shop, name)
     users = shop.collection(name)
@@ -258,12 +272,13 @@ def test_the_catalog_never_blocks_an_event_loop(
         return max(took)
 
     definition = shop.definition(name)
-    found = []
+    found: list[tuple[float, float]] = []
     for _ in range(5):  # a step also waits for the locks of threads that have lost their core; by definition, too
         found.append((longest(name), longest(definition)))
-        if found[-1][0] < max(BLOCKED_SECONDS, found[-1][1]):
+        usual = max(BLOCKED_SECONDS, *(by_definition for _, by_definition in found))
+        if found[-1][0] < usual:
             break
-    assert found[-1][0] < max(BLOCKED_SECONDS, found[-1][1]), f"steps of the loop by name, by definition: {found}"
+    assert found[-1][0] < usual, f"steps of the loop by name, by definition: {found}"
     assert len(threads) > 1, "the catalog was asked, several times"
     assert threading.get_ident() not in threads
 

@@ -222,8 +222,8 @@ class Producer(Closeable):
             if newer is None:
                 raise
         else:
-            newer = self.renewed(definition) if is_outdated(written) else None
-            if newer is None:
+            newer = self.renewed(definition) if any(map(_may_be_outdated, written.rejections)) else None
+            if newer is None or not is_outdated(written):
                 return written
         return call(newer)
 
