@@ -127,7 +127,7 @@ def small_appends(folder: Path, *, calls: int = 20_000) -> SmallAppends:
         pieces = [rows(number, 1, size=100) for number in range(calls)]
         with client.new_producer().batch(limits=BatchLimits()) as batch:
             start = time.perf_counter()
-            futures = [batch.insert(collection, piece) for piece in pieces]
+            futures = [batch.insert(piece, collection=collection) for piece in pieces]
             batch.flush()
             seconds = time.perf_counter() - start
         messages = {each.message_id for future in futures for each in future.result().results}

@@ -225,7 +225,7 @@ def test_a_name_stands_for_its_collection_and_a_moment_for_its_tick(
     with producer.transaction(users.name) as txn:
         txn.insert([{"id": 2}])
     with producer.batch() as batch:
-        batch.insert(users.name, [{"id": 3}])
+        batch.insert([{"id": 3}], collection=users.name)
     producer.delete(users.name, [2])
     assert producer.delete_where(users.name, "id == 3").keys == 1
     assert db[users.name].read(at=first).to_pylist() == [{"id": 1, "name": None}]

@@ -94,7 +94,7 @@ def _batched(target: Collection, pieces: list[pa.RecordBatch], kind: str) -> flo
     with producer.batch() as batch:
 
         def act() -> None:
-            futures = [getattr(batch, kind)(target.definition, piece) for piece in pieces]
+            futures = [getattr(batch, kind)(piece, collection=target.definition) for piece in pieces]
             batch.flush()
             for future in futures:
                 future.result().checked()
@@ -124,9 +124,9 @@ def _captured(target: Collection, rows: int) -> dict[str, int]:
         with target.database.producer.batch() as batch:
             for number, piece in enumerate(calls_of(table, 500)):
                 if number % 5 == 4:
-                    batch.delete(target.definition, piece.column("id"))
+                    batch.delete(piece.column("id"), collection=target.definition)
                 else:
-                    batch.upsert(target.definition, piece)
+                    batch.upsert(piece, collection=target.definition)
 
     return {"rows_per_s": round(max(_timed_rows(rows, act) for _ in range(3)))}
 
@@ -235,7 +235,7 @@ def _ours(folder: Path, base: int, table: pa.Table, call: int) -> tuple[float, i
         start = time.perf_counter()
         if call < FILE_ROWS:
             with target.database.producer.batch() as batch:
-                futures = [batch.upsert(target.definition, piece) for piece in calls_of(table, call)]
+                futures = [batch.upsert(piece, collection=target.definition) for piece in calls_of(table, call)]
             tick = max(future.result().checked().last_tick for future in futures)
         else:
             tick = max(target.upsert(piece).last_tick for piece in calls_of(table, call))

@@ -138,10 +138,10 @@ def test_a_batch_says_of_each_row_whether_the_token_let_it_in_and_goes_on(
 
     orders = guarded.client.definition("orders")
     with connected(guarded, producing) as client, client.new_producer().batch() as batch:
-        mixed = {place: batch.insert(own if place % 3 else orders, rows(place)) for place in range(30)}
+        mixed = {place: batch.insert(rows(place), collection=own if place % 3 else orders) for place in range(30)}
         held = [place for place, ticket in mixed.items() if let_in(ticket)]
         assert all(place % 3 for place in held), "rows that share an entry share its fate"
-        behind = [batch.insert(own, rows(place)) for place in range(100, 110)]
+        behind = [batch.insert(rows(place), collection=own) for place in range(100, 110)]
         assert all(map(let_in, behind))
     assert stored(guarded, own) == [*held, *range(100, 110)]
 

@@ -73,7 +73,7 @@ def test_a_closed_producer_takes_nothing_by_any_way(
         lambda: transaction.__enter__(),
         lambda: producer.settle(),
         lambda: producer.batch(),
-        lambda: batch.insert(items, item_rows(2)),
+        lambda: batch.insert(item_rows(2), collection=items),
         lambda: asyncio.run(asynchronous.insert(items, item_rows(2))),
     ):
         with pytest.raises(Closed, match="closed"):

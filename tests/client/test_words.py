@@ -23,8 +23,8 @@ CALLS: dict[str, Call] = {
     "delete": lambda producer, it: producer.delete(it, [1], partition="_default"),
     "delete_where": lambda producer, it: producer.delete_where(it, "id == 1"),
     "transaction": lambda producer, it: producer.transaction(it),
-    "batch.insert": lambda producer, it: producer.batch().insert(it, item_rows(1)),
-    "batch.delete": lambda producer, it: producer.batch().delete(it, [1], partition="_default"),
+    "batch.insert": lambda producer, it: producer.batch().insert(item_rows(1), collection=it),
+    "batch.delete": lambda producer, it: producer.batch().delete([1], collection=it, partition="_default"),
 }
 
 

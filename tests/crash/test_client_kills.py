@@ -212,7 +212,7 @@ def test_appends_in_flight_when_the_server_is_killed_take_effect_once_and_in_ord
                     for n in range(number, number + count):
                         sent[n % KEYS].append(n)
                     rows = pa.table({"id": ids, "number": list(range(number, number + count))})
-                    futures.append(batch.insert(collection, rows))
+                    futures.append(batch.insert(rows, collection=collection))
                     number += count
                 batch.flush(deadline=90.0)
                 assert sum(future.result(timeout=60).rows for future in futures) == number

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from millrace.client.consume.changes import ChangeStream
     from millrace.client.database import Database
     from millrace.client.dataset import CollectionDataset
-    from millrace.client.produce.batch_appender import BatchLimits, CollectionBatch
+    from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
 
 _OPERATION_NAMES: Final = {
     MessageType.CREATE_COLLECTION: "create",
@@ -163,11 +163,9 @@ class Collection:
         """Open a transaction block on one VChannel: its writes become visible at once or never."""
         return self.database.producer.transaction(self.definition, vchannel=vchannel, keepalive_ms=keepalive_ms)
 
-    def batch(self, *, limits: BatchLimits | None = None) -> CollectionBatch:
+    def batch(self, *, limits: BatchLimits | None = None) -> BatchAppender:
         """Create an appender that batches small appends by size and time and returns a future for each."""
-        from millrace.client.produce.batch_appender import CollectionBatch
-
-        return CollectionBatch(self.definition, self.database.producer.batch(limits=limits))
+        return self.database.producer.batch(collection=self.definition, limits=limits)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

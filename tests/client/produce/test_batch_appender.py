@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 from millrace.base.errors import BufferFull, Closed, DeadlineExceeded, InvalidArgument, LogUnavailable
-from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.client.database import Database
 from millrace.client.produce.async_producer import AsyncProducer
 from millrace.client.produce.batch_appender import BatchAppender, BatchLimits
+from millrace.client.produce.channel_queue import CallSplitter
+from millrace.client.produce.channel_sender import ChannelSender
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
 from millrace.message.keys import vchannel_index
@@ -29,7 +30,7 @@ Stored = Callable[..., dict[int, str]]
 
 def test_each_call_has_the_result_of_the_message_that_carries_its_rows(shop: Database, items: CollectionInfo) -> None:
     with shop.new_producer().batch() as batch:
-        futures = [batch.insert(items, item_rows(key)) for key in range(300)]
+        futures = [batch.insert(item_rows(key), collection=items) for key in range(300)]
     found = [future.result(timeout=0) for future in futures]
     assert all(each.rows == 1 and len(each.results) == 1 for each in found)
     messages = {each.results[0].message_id for each in found}
@@ -42,8 +43,8 @@ def test_the_calls_for_one_key_take_effect_in_their_order(
     with shop.new_producer().batch(limits=BatchLimits(delay=0.0)) as batch:
         for turn in range(40):
             for key in range(5):
-                batch.delete(items, [key])
-                batch.insert(items, item_rows(key, name=f"turn {turn}"))
+                batch.delete([key], collection=items)
+                batch.insert(item_rows(key, name=f"turn {turn}"), collection=items)
     assert stored(items) == dict.fromkeys(range(5), "turn 39")
 
 
@@ -52,10 +53,14 @@ def test_upserts_of_many_calls_share_messages_and_the_last_row_of_a_key_counts(
 ) -> None:
     producer = shop.new_producer()
     with producer.batch(limits=BatchLimits(delay=0.2)) as batch:
-        batch.insert(items, item_rows(1, 2, 3, 4, name="old"))
-        upserts = [batch.upsert(items, item_rows(key, name=f"{turn}")) for turn in range(5) for key in (1, 2, 3, 5)]
-        gone = batch.delete(items, [2, 5])
-        again = batch.upsert(items, pa.concat_tables([item_rows(5, name="back"), item_rows(5, name="again")]))
+        batch.insert(item_rows(1, 2, 3, 4, name="old"), collection=items)
+        upserts = [
+            batch.upsert(item_rows(key, name=f"{turn}"), collection=items) for turn in range(5) for key in (1, 2, 3, 5)
+        ]
+        gone = batch.delete([2, 5], collection=items)
+        again = batch.upsert(
+            pa.concat_tables([item_rows(5, name="back"), item_rows(5, name="again")]), collection=items
+        )
     ticks = {each.result().checked().last_tick for each in upserts}
     assert len(ticks) <= len(items.vchannels), "the calls do not share messages"
     assert gone.result().rows == 2
@@ -65,25 +70,25 @@ def test_upserts_of_many_calls_share_messages_and_the_last_row_of_a_key_counts(
 
 def test_a_call_beyond_the_buffer_is_refused_and_nothing_of_it_is_taken(shop: Database, items: CollectionInfo) -> None:
     batch = shop.new_producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, buffer_bytes=4096, deadline=0.05))
-    taken = batch.insert(items, item_rows(*range(100)))
+    taken = batch.insert(item_rows(*range(100)), collection=items)
     with pytest.raises(BufferFull, match="append them again later"):
-        batch.insert(items, item_rows(*range(100, 200)))
+        batch.insert(item_rows(*range(100, 200)), collection=items)
     batch.flush(deadline=10.0)
     assert taken.result(timeout=0).rows == 100
     assert batch.held_bytes == 0
-    assert batch.insert(items, item_rows(1000)).done() is False
+    assert batch.insert(item_rows(1000), collection=items).done() is False
     batch.close(deadline=10.0)
 
 
 def test_a_batch_goes_out_once_it_has_its_count_of_calls(shop: Database, items: CollectionInfo) -> None:
     key = next(each for each in range(100) if vchannel_index(pa.array([each]), 2)[0] == 0)
     batch = shop.new_producer().batch(limits=BatchLimits(bytes=1 << 30, delay=60.0, count=3))
-    first = [batch.insert(items, item_rows(key)) for _ in range(2)]
+    first = [batch.insert(item_rows(key), collection=items) for _ in range(2)]
     with pytest.raises(TimeoutError):
         first[0].result(timeout=0.3)
-    first.append(batch.insert(items, item_rows(key)))
+    first.append(batch.insert(item_rows(key), collection=items))
     assert {future.result(timeout=10.0).results[0].message_id for future in first}, "nobody waited for the minute"
-    late = batch.insert(items, item_rows(key))
+    late = batch.insert(item_rows(key), collection=items)
     assert late.done() is False
     batch.close(deadline=10.0)
     assert late.result(timeout=0).rows == 1
@@ -93,7 +98,7 @@ def test_a_closed_appender_takes_nothing(shop: Database, items: CollectionInfo) 
     batch = shop.new_producer().batch()
     batch.close()
     with pytest.raises(Closed, match="closed"):
-        batch.insert(items, item_rows(1))
+        batch.insert(item_rows(1), collection=items)
 
 
 def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Database, items: CollectionInfo) -> None:
@@ -101,7 +106,7 @@ def test_close_gives_up_at_its_deadline_and_says_so_of_each_call(shop: Database,
     batch = producer.batch(limits=BatchLimits(delay=60.0))
     lanes = [producer.lane(name.rpartition("_")[0]) for name in items.vchannels]
     with lanes[0].lock.held(), lanes[1].lock.held():  # nothing can be sent
-        future = batch.insert(items, item_rows(1))
+        future = batch.insert(item_rows(1), collection=items)
         with pytest.raises(DeadlineExceeded):
             batch.close(deadline=0.05)
     with pytest.raises(LogUnavailable, match="not in the log"):
@@ -113,8 +118,8 @@ def test_a_rejection_is_in_the_result_of_its_call_alone(shop: Database, items: C
     there = shop.definition(items.name)
     shop.catalog.drop_partition(items.name, "gone")
     with shop.new_producer().batch() as batch:
-        bad = batch.insert(there, item_rows(1, 2), partition="gone")
-        good = batch.insert(there, item_rows(3, 4), partition="_default")
+        bad = batch.insert(item_rows(1, 2), collection=there, partition="gone")
+        good = batch.insert(item_rows(3, 4), collection=there, partition="_default")
     assert set(bad.result().rejected_by_reason) == {"PARTITION_NOT_FOUND"}
     assert bad.result().rejected_rows == 2
     assert good.result().rejections == []
@@ -168,8 +173,8 @@ def test_awaited_appends_keep_their_order_and_wait_for_room_without_a_thread(
 
 def test_a_future_is_of_the_standard_library(shop: Database, items: CollectionInfo) -> None:
     with shop.new_producer().batch() as batch:
-        assert isinstance(batch.insert(items, item_rows(1)), Future)
-        empty = batch.insert(items, item_rows())
+        assert isinstance(batch.insert(item_rows(1), collection=items), Future)
+        empty = batch.insert(item_rows(), collection=items)
     assert empty.result(timeout=0).rows == 0
 
 
@@ -179,7 +184,7 @@ def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Database, ite
 
     keys = [key for key in range(2000) if item_home(key, items) == 0][:200]
     with shop.new_producer().batch(limits=BatchLimits(delay=0.0)) as batch:
-        ticks = [batch.insert(items, item_rows(key)) for key in keys]
+        ticks = [batch.insert(item_rows(key), collection=items) for key in keys]
     until = max(each.result().last_tick for each in ticks)
     name = items.vchannels[0]
     found: list[int] = []
@@ -202,24 +207,34 @@ def item_home(key: int, items: CollectionInfo) -> int:
 class Broken:
     """A lane that fails before it takes anything, in a way that nothing is known of."""
 
-    def __init__(self) -> None:
-        self.unresolved: list[OutboundEntry] = []
+    resumed = False
 
-    def deliver(self, source: Callable[[], OutboundEntry | None]) -> None:
+    def deliver(self, source: Callable[[], OutboundEntry | None], *, pipelined: bool) -> None:
         raise ZeroDivisionError("a bug")
+
+
+def batch_on(lane: Any, items: CollectionInfo, limits: BatchLimits | None = None) -> BatchAppender:
+    """A batch appender whose calls go to `lane`."""
+    senders: dict[str, ChannelSender] = {}
+
+    def sender(pchannel: str) -> ChannelSender:
+        return senders.setdefault(pchannel, ChannelSender(pchannel, lambda: lane, settling=threading.Lock()))
+
+    return BatchAppender(
+        sender,
+        CallSplitter(),
+        known=lambda given: items,
+        evolved=lambda given, rows: items,
+        collection=items,
+        limits=limits,
+    )
 
 
 def test_what_is_given_up_gives_its_room_back_and_tells_who_waits_for_it(items: CollectionInfo) -> None:
     lane: Any = Broken()
-    batch = BatchAppender(
-        lambda pchannel: lane,
-        Settings(),
-        known=lambda given: items,
-        evolved=lambda given, rows: items,
-        limits=BatchLimits(buffer_bytes=30, deadline=10.0, delay=0.2),
-    )
+    batch = batch_on(lane, items, limits=BatchLimits(buffer_bytes=30, deadline=10.0, delay=0.2))
     for _ in range(3):  # each fills the buffer
-        future = batch.insert(items, item_rows(1))
+        future = batch.insert(item_rows(1), collection=items)
         told = threading.Event()
         batch.on_capacity(told.set)
         with pytest.raises(ZeroDivisionError):
@@ -231,11 +246,9 @@ def test_what_is_given_up_gives_its_room_back_and_tells_who_waits_for_it(items: 
 
 def test_a_closed_appender_tells_who_waits_for_room(items: CollectionInfo) -> None:
     lane: Any = Broken()
-    lane.deliver = lambda source: threading.Event().wait(0.05) and None
-    batch = BatchAppender(
-        lambda pchannel: lane, Settings(), known=lambda given: items, evolved=lambda given, rows: items
-    )
-    future = batch.insert(items, item_rows(1))
+    lane.deliver = lambda source, pipelined: threading.Event().wait(0.05) and None
+    batch = batch_on(lane, items)
+    future = batch.insert(item_rows(1), collection=items)
     told = threading.Event()
     batch.on_capacity(told.set)
     with pytest.raises(DeadlineExceeded):
@@ -244,3 +257,25 @@ def test_a_closed_appender_tells_who_waits_for_room(items: CollectionInfo) -> No
         future.result(timeout=10)
     assert told.wait(10)
     assert batch.held_bytes == 0
+
+
+def test_a_batch_is_a_collections_or_is_told_one_and_the_older_order_of_arguments_warns(items: CollectionInfo) -> None:
+    lane: Any = Broken()
+    lane.deliver = lambda source, pipelined: None
+    batch, other = batch_on(lane, items), batch_on(lane, items)
+    other._collection = None
+    with pytest.raises(InvalidArgument, match="name the collection"):
+        other.insert(item_rows(1))
+    with pytest.warns(DeprecationWarning, match="collection=collection"):
+        other.insert(items, item_rows(1))  # type: ignore[arg-type]
+    with (
+        pytest.warns(DeprecationWarning, match="rows, collection"),
+        pytest.raises(InvalidArgument, match="given by name"),
+    ):
+        other.delete(items, [1], "_default")  # type: ignore[arg-type]
+    other.upsert(item_rows(2), collection=items.name)
+    batch.delete([1])
+    assert (batch.held_bytes, other.held_bytes) == (8, 2 * item_rows(1).nbytes)
+    for each in (batch, other):
+        with pytest.raises(DeadlineExceeded):
+            each.close(deadline=0.0)

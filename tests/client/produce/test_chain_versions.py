@@ -26,7 +26,7 @@ def test_where_a_term_runs_an_older_chain_upserts_are_transactions_until_a_newer
             for _ in range(2):
                 assert not producer.upsert(rig.collection, {"id": rig.keys(0, 2)}).rejections
             with producer.batch() as batch:
-                future = batch.upsert(rig.collection, {"id": rig.keys(0, 2)})
+                future = batch.upsert({"id": rig.keys(0, 2)}, collection=rig.collection)
             assert future.result().rejected_by_reason == {"UNSUPPORTED_TYPE": 2}
             rig.coordinator.open_term("dml_0")
             assert producer.upsert(rig.collection, {"id": rig.keys(0, 2)}).messages == 4, "not looked for again yet"

@@ -87,8 +87,8 @@ def test_rows_of_one_symbol_and_several_days_are_upserted_and_deleted_by_both(
         del wanted[key]
     assert stored(quotes) == [wanted]
     with producer.batch() as batch:
-        batch.delete(quotes, [("C", MONDAY)])
-        batch.delete(quotes, [("C", TUESDAY)])
+        batch.delete([("C", MONDAY)], collection=quotes)
+        batch.delete([("C", TUESDAY)], collection=quotes)
     assert stored(quotes) == [{("A\0", TUESDAY): "first"}]
     deleted = producer.delete_where(quotes, "symbol LIKE 'A%' and day > DATE '2026-11-23'")
     assert (deleted.keys, stored(quotes)) == (1, [{}])

@@ -54,7 +54,7 @@ def test_models_of_pydantic_are_rows_and_say_a_schema(shop: Database, request: p
     producer = shop.new_producer()
     assert producer.insert(orders, rows).rows == producer.upsert(orders, rows[:1]).rows + 1 == 2
     with producer.batch() as batch:
-        future = batch.insert(orders, [rows[0].model_copy(update={"id": 3})])
+        future = batch.insert([rows[0].model_copy(update={"id": 3})], collection=orders)
     assert future.result().rejections == []
     with pytest.raises(InvalidArgument, match="row 0 is ModelMetaclass: rows are dicts"):
         producer.insert(orders, [Order])
@@ -119,10 +119,10 @@ def test_upserts_batches_and_awaited_writes_evolve_the_schema(
     producer.upsert(items, [row | {"one": 1}], evolve=True)
     with producer.batch() as batch:
         futures = [
-            batch.insert(items, [row | {"id": 2, "two": "x"}], evolve=True),
-            batch.insert(items, [row | {"id": 3, "one": 1, "two": "x"}], evolve=True),
-            batch.insert(items, [row | {"id": 4}]),
-            batch.upsert(items, [row | {"three": 1.5}], evolve=True),
+            batch.insert([row | {"id": 2, "two": "x"}], collection=items, evolve=True),
+            batch.insert([row | {"id": 3, "one": 1, "two": "x"}], collection=items, evolve=True),
+            batch.insert([row | {"id": 4}], collection=items),
+            batch.upsert([row | {"three": 1.5}], collection=items, evolve=True),
         ]
     assert [future.result().rejections for future in futures] == [[], [], [], []]
 
@@ -146,7 +146,7 @@ def test_the_catalog_is_asked_only_where_what_is_known_does_not_take_the_rows(
     monkeypatch.setattr(producer._catalog, "collection", lambda name: asked.append(name) or known(name))
     with producer.batch() as batch:
         for number in range(5):
-            batch.insert(items, [{"id": number, "name": "a", "more": 1}], evolve=True)
+            batch.insert([{"id": number, "name": "a", "more": 1}], collection=items, evolve=True)
     assert len(asked) == 2  # before the change, and behind it
 
 

@@ -43,7 +43,7 @@ def test_equal_rows_stay_several_and_can_be_deleted_one_by_one(shop: Database, e
     producer.insert(events, [{"what": "click"}] * 50)
     producer.insert(events, pa.table({"row_id": [None, GIVEN], "what": ["click", "own"]}))
     with producer.batch() as batch:
-        batch.insert(events, {"what": ["click"] * 2})
+        batch.insert({"what": ["click"] * 2}, collection=events)
     ingest_to_end(shop.settings, shop.log)
     rows = shop.collection(events.name).read(deadline=10.0).to_pylist()
     keys = keys_of(rows)

@@ -24,6 +24,7 @@ from millrace.base.errors import (
     AppendUnresolved,
     LogRegressed,
     LogUnavailable,
+    MillraceError,
     ProducerFenced,
     RateLimited,
 )
@@ -124,7 +125,7 @@ class Stream:
         self.way.most_in_flight = max(self.way.most_in_flight, self.way.in_flight)
         try:
             return Answer(self.way, self.way.append(self.pchannel, [entry]), None)
-        except (LogUnavailable, RateLimited) as error:
+        except MillraceError as error:
             return Answer(self.way, None, error)
         except Stopped as error:
             if error.args == (Fault.STOPPED_WAITING,):

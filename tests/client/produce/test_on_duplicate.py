@@ -57,7 +57,9 @@ def test_batches_that_share_a_message_and_async_callers_replace_too(
 ) -> None:
     producer = shop.new_producer()
     with producer.batch() as batch:
-        waiting = [batch.insert(latest, item_rows(turn % 5, name=str(turn)), partition="old") for turn in range(50)]
+        waiting = [
+            batch.insert(item_rows(turn % 5, name=str(turn)), collection=latest, partition="old") for turn in range(50)
+        ]
     assert not [each for done in waiting for each in done.result(timeout=10).rejections]
     assert stored(latest) == {key: str(45 + key) for key in range(5)}
 

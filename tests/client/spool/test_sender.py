@@ -113,7 +113,7 @@ def test_a_batch_appender_spools_too_and_its_futures_say_so(
     way.down = True
     with producer_with(shop, way, tmp_path) as producer:
         with producer.batch() as batch:
-            futures = [batch.insert(items, item_rows(key)) for key in range(50)]
+            futures = [batch.insert(item_rows(key), collection=items) for key in range(50)]
             batch.flush(deadline=10)
             assert all(future.result(timeout=0).spooled_rows == 1 for future in futures)
         way.down = False

@@ -245,8 +245,20 @@ class Lane:
             messages, barrier=0
         )  # stamped numbers cannot change later, so no verdict may require others
 
+    @property
+    def resumed(self) -> bool:
+        """Whether the next call may repeat one of a former lane: its entries are sent alone, by `send_alone`."""
+        return self._resumed
+
     def send(self, groups: Sequence[list[MutableMessage]]) -> Written:
-        """Append the groups, one entry each, in order, and return their outcome.
+        """Append the groups, one entry each, in order, and return their outcome. Raises as `send_alone` does."""
+        written = Written()
+        for each in self.send_alone(groups):
+            written.add(each.written())
+        return written
+
+    def send_alone(self, groups: Sequence[list[MutableMessage]]) -> list[OutboundEntry]:
+        """Append the groups of one call, one entry each, in order, and return the entries with their outcomes.
 
         Raises AppendUnresolved if the outcome is unknown for now, and what the append host raises.
         """
@@ -255,10 +267,7 @@ class Lane:
         else:
             sent = self._send(groups)
         self._resumed = False
-        written = Written()
-        for each in sent:
-            written.add(each.written())
-        return written
+        return sent
 
     def _send(self, groups: Sequence[list[MutableMessage]]) -> list[OutboundEntry]:
         waiting = deque(OutboundEntry(group, ambiguous=self._resumed) for group in groups)
@@ -266,7 +275,7 @@ class Lane:
         try:
             self.deliver(lambda: waiting.popleft() if waiting else None, pipelined=len(sent) > 1)
         except AppendUnresolved:
-            self._hold(waiting)
+            self.hold(waiting)
             raise
         return sent
 
@@ -320,8 +329,8 @@ class Lane:
             self.sequencer.resume(before)
             raise
 
-    def _hold(self, rest: Iterable[OutboundEntry]) -> None:
-        """Keep what a call had not sent yet after what it sent: the caller is told that all of it is held."""
+    def hold(self, rest: Iterable[OutboundEntry]) -> None:
+        """Keep entries that were not sent yet after those that were: their callers are told that all of it is held."""
         with self.lock.held():
             for sending in rest:
                 self.sequencer.number(sending)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -25,22 +25,16 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
 from millrace.catalog.definition_cache import DefinitionCache
+from millrace.client.produce.channel_queue import CallSplitter, Piece, message_pieces
+from millrace.client.produce.channel_sender import ChannelSender, WaitingCall
 from millrace.client.produce.frames import Frame, batches_of, row_count
 from millrace.client.produce.lane import Appender, Lane, ProducerIdentity, TermSource
 from millrace.client.produce.rows import (
     Keys,
     Rows,
-    conform,
-    delete_message,
-    group_messages,
-    insert_message,
     is_in_memory,
-    key_rows,
     last_of_each_key,
-    partition_id,
     require_collection,
-    split_keys,
-    split_rows,
 )
 from millrace.client.produce.transaction import MAX_LIFETIME, Transaction
 from millrace.client.produce.upsert import Upserter
@@ -48,6 +42,7 @@ from millrace.client.produce.written import Deleted, Written
 from millrace.client.spool.sender import SpoolSender
 from millrace.message.ids import COORDINATOR_ID, Moment, pchannel_of, resolve_tick
 from millrace.message.model import MutableMessage
+from millrace.message.types import MessageType
 from millrace.wal.reasons import Reason
 
 if TYPE_CHECKING:  # not needed for single appends
@@ -128,9 +123,12 @@ class Producer(Closeable):
         number = producer_id or resumed or secrets.randbits(62) + 1
         self._identity = ProducerIdentity(number, catalog, owned=producer_id is not None)
         self._lanes: dict[str, Lane] = {}
+        self._senders: dict[str, ChannelSender] = {}
         self._guard = threading.Lock()
+        self._settling = threading.Lock()
+        self._splitter = CallSplitter()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="producer")
-        self._upserts = Upserter(self, self._pool, settings)
+        self._upserts = Upserter(self, self._splitter, self._pool, settings)
         self._batches: list[BatchAppender] = []
         self.closed = False
         self._newest: dict[int, CollectionInfo] = {}
@@ -153,6 +151,8 @@ class Producer(Closeable):
         self.closed = True
         with ExitStack() as closing:
             closing.callback(self._pool.shutdown)
+            for sender in list(self._senders.values()):
+                closing.callback(sender.close)
             for lane in self._all_lanes():
                 closing.callback(lane.close)
             if self.spool is not None:
@@ -198,12 +198,8 @@ class Producer(Closeable):
     def _insert(
         self, collection: CollectionInfo, rows: Rows, partition: str | None, partition_by: str | None
     ) -> Written:
-        table = conform(rows, collection)
-        messages = [
-            insert_message(part, collection, vchannel=vchannel, partition_id=number)
-            for vchannel, number, part in split_rows(table, collection, partition, partition_by)
-        ]
-        return self.send(messages, raise_rejected=False)
+        call = WaitingCall()
+        return self.run(call, self._splitter.rows(call, MessageType.INSERT, collection, rows, partition, partition_by))
 
     def _by_definition(self, collection: CollectionInfo | str, call: Callable[[CollectionInfo], Written]) -> Written:
         """Return the result of `call`, which appends by a definition.
@@ -235,15 +231,12 @@ class Producer(Closeable):
         partition_by: str | None,
         raise_rejected: bool,
     ) -> Written:
-        from millrace.client.produce.batch_appender import BatchAppender
         from millrace.client.progress import report_rows
 
         written = Written()
-        with BatchAppender(
-            self.lane, self._settings, known=self.known, evolved=self.evolved, spool=self.spool
-        ) as batch:
+        with self._new_batch(None, collection) as batch:
             futures = [
-                batch.insert(collection, rows, partition=partition, partition_by=partition_by)
+                batch.insert(rows, partition=partition, partition_by=partition_by)
                 for rows in report_rows(batches_of(frame, collection.schema), row_count(frame))
             ]
             batch.flush()
@@ -338,14 +331,14 @@ class Producer(Closeable):
             # A call that is made once more repeats what took effect: the result is the same.
             return self._by_definition(
                 collection,
-                lambda definition: self._upserts.run(conform(rows, definition), definition, partition, partition_by),
+                lambda definition: self._upserts.run(rows, definition, partition, partition_by),
             )
         from millrace.client.progress import report_rows
 
         definition = self.known(collection, ask=True)
         written = Written()
         for batch in report_rows(batches_of(rows, definition.schema), row_count(rows)):
-            written.add(self._upserts.run(conform(batch, definition), definition, partition, partition_by))
+            written.add(self._upserts.run(batch, definition, partition, partition_by))
         return written
 
     def delete(
@@ -356,13 +349,8 @@ class Producer(Closeable):
         return written.checked() if raise_rejected else written
 
     def _delete(self, collection: CollectionInfo, keys: Keys, partition: str | None) -> Written:
-        found = key_rows(keys, collection)
-        number = 0 if partition is None else partition_id(collection, partition)
-        messages = [
-            delete_message(part, collection, vchannel=vchannel, partition_id=number)
-            for vchannel, part in split_keys(found, collection)
-        ]
-        return self.send(messages, raise_rejected=False)
+        call = WaitingCall()
+        return self.run(call, self._splitter.keys(call, collection, keys, partition))
 
     def delete_where(
         self, collection: CollectionInfo | str, predicate: str | pc.Expression, *, at: Moment | None = None
@@ -428,19 +416,22 @@ class Producer(Closeable):
         name = collection.vchannels[vchannel]
         return Transaction(self, collection, name, keepalive_ms=keepalive_ms, max_lifetime=max_lifetime, hit=self._hit)
 
-    def batch(self, *, limits: BatchLimits | None = None) -> BatchAppender:
+    def batch(self, *, collection: CollectionInfo | None = None, limits: BatchLimits | None = None) -> BatchAppender:
         """Create an appender that batches small appends by size and time and returns a future for each.
 
-        It is closed with the producer.
+        With `collection`, its calls need not name one. It is closed with the producer.
         """
-        from millrace.client.produce.batch_appender import BatchAppender
-
         self._require_open()
-        made = BatchAppender(
-            self.lane, self._settings, known=self.known, evolved=self.evolved, limits=limits, spool=self.spool
-        )
+        made = self._new_batch(limits, collection)
         self._batches = [*(each for each in self._batches if not each.closed), made]
         return made
+
+    def _new_batch(self, limits: BatchLimits | None, collection: CollectionInfo | None) -> BatchAppender:
+        from millrace.client.produce.batch_appender import BatchAppender
+
+        return BatchAppender(
+            self.sender, self._splitter, known=self.known, evolved=self.evolved, collection=collection, limits=limits
+        )
 
     def settle(self) -> Written:
         """Resolve the unresolved appends by sending them again. Raises AppendUnresolved if the log is unreachable."""
@@ -459,18 +450,38 @@ class Producer(Closeable):
         by_pchannel: dict[str, list[MutableMessage]] = {}
         for message in messages:
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
-        if self.spool is not None:
-            self.spool.require_room(messages)  # for all PChannels at once: a call is accepted as a whole, or not at all
-        if len(by_pchannel) == 1:
-            parts = [self._send_to(*item) for item in by_pchannel.items()]
-        else:
-            waiting = [self._pool.submit(self._send_to, *item) for item in by_pchannel.items()]
-            wait(waiting)
-            parts = [each.result() for each in waiting]
-        written = Written()
-        for part in parts:
-            written.add(part)
+        call = WaitingCall()
+        written = self._run_on(call, {name: message_pieces(call, each) for name, each in by_pchannel.items()})
         return written.checked() if raise_rejected else written
+
+    def run(self, call: WaitingCall, pieces: Sequence[Piece]) -> Written:
+        """Append the pieces of a call and wait for its outcome, with PChannels in parallel."""
+        self._require_open()
+        by_pchannel: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            assert piece.destination is not None
+            by_pchannel.setdefault(piece.destination.pchannel, []).append(piece)
+        return self._run_on(call, by_pchannel)
+
+    def _run_on(self, call: WaitingCall, by_pchannel: Mapping[str, Sequence[Piece]]) -> Written:
+        call.left = sum(map(len, by_pchannel.values()))
+        if not call.left:
+            return call.written
+        if self.spool is not None:  # for all PChannels at once: a call is accepted as a whole, or not at all
+            self.spool.require_room([piece.bytes for pieces in by_pchannel.values() for piece in pieces])
+        if len(by_pchannel) == 1:
+            [(name, pieces)] = by_pchannel.items()
+            return self.sender(name).run(call, pieces)
+        senders = {self.sender(name): pieces for name, pieces in by_pchannel.items()}
+        for sender, pieces in senders.items():
+            sender.add(pieces)
+        try:
+            call.turn.acquire()
+        except BaseException:  # interrupted: what is queued is not sent
+            for sender in senders:
+                sender.leave(call)
+            raise
+        return call.result()
 
     def lane(self, pchannel: str) -> Lane:
         """Return this producer's lane to a PChannel."""
@@ -482,12 +493,21 @@ class Producer(Closeable):
                 )
             return lane
 
-    def _send_to(self, pchannel: str, messages: list[MutableMessage]) -> Written:
-        if self.spool is not None:
-            return self.spool.send(pchannel, messages)
-        # Sorted by VChannel, so that each VChannel's share of an entry is one result for the chain to remember.
-        order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
-        return self.lane(pchannel).send(list(group_messages(sorted(messages, key=lambda each: order[each.vchannel]))))
+    def sender(self, pchannel: str) -> ChannelSender:
+        """Return the queue of this producer's calls for one PChannel."""
+        found = self._senders.get(pchannel)
+        if found is not None:
+            return found
+        with self._guard:
+            if pchannel not in self._senders:
+                self._senders[pchannel] = ChannelSender(
+                    pchannel,
+                    lambda: self.lane(pchannel),
+                    settling=self._settling,
+                    spool=self.spool,
+                    retry_delay=self._settings.append_retry_delay,
+                )
+            return self._senders[pchannel]
 
     def numbers(self) -> dict[str, tuple[int, int]]:
         """Return by VChannel this producer's epoch and next sequence, for a producer that continues after it."""

@@ -232,6 +232,17 @@ def partition_id(collection: CollectionInfo, name: str) -> int:
         raise InvalidArgument(f"collection {collection.name!r} has no partition {name!r}; it has {known}") from None
 
 
+def partition_of(collection: CollectionInfo, name: str | None) -> int:
+    """Return the id of the partition `name`, or of the one for rows that name none. Raises InvalidArgument."""
+    chosen = collection.default_partition if name is None else name
+    if chosen is None:
+        raise InvalidArgument(
+            f"name the partition: collection {collection.name!r} has no {DEFAULT_PARTITION}, but"
+            f" {', '.join(collection.partitions) or 'none'}"
+        )
+    return partition_id(collection, chosen)
+
+
 def split_rows(
     table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
@@ -261,13 +272,7 @@ def split_rows(
         ids = np.array([partition_id(collection, name) for name in names.dictionary.to_pylist()], dtype=np.int64)
         partitions = ids[names.indices.to_numpy(zero_copy_only=False)]
     else:
-        chosen = collection.default_partition if partition is None else partition
-        if chosen is None:
-            raise InvalidArgument(
-                f"name the partition: collection {collection.name!r} has no {DEFAULT_PARTITION}, but"
-                f" {', '.join(collection.partitions) or 'none'}"
-            )
-        number = partition_id(collection, chosen)
+        number = partition_of(collection, partition)
         if len(table) == 1:
             yield collection.vchannels[int(homes[0])], number, _one_batch(table)
             return
@@ -275,7 +280,9 @@ def split_rows(
     code = homes * (int(partitions.max()) + 1) + partitions
     order = np.argsort(code, kind="stable")
     bounds = [0, *(np.flatnonzero(np.diff(code[order])) + 1).tolist(), len(order)]
-    batch = table.take(pa.array(order)).combine_chunks().to_batches()[0] if len(bounds) > 2 else _one_batch(table)
+    batch = _one_batch(table)
+    if len(bounds) > 2:
+        batch = batch.take(pa.array(order))
     step = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES * len(table) // max(table.nbytes, 1)))
     for start, stop in pairwise(bounds):
         row = int(order[start])

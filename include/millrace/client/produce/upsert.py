@@ -13,16 +13,21 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from millrace.base.errors import AppendRejected, AppendUnresolved, LogUnavailable, MillraceError, TransactionLost
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
+from millrace.client.produce.channel_queue import CallSplitter, Piece
+from millrace.client.produce.channel_sender import WaitingCall
 from millrace.client.produce.rows import (
+    Rows,
+    conform,
     delete_message,
     insert_message,
     key_rows,
@@ -35,6 +40,7 @@ from millrace.client.produce.written import Written
 from millrace.message import builders
 from millrace.message.ids import pchannel_of
 from millrace.message.model import MutableMessage
+from millrace.message.types import MessageType
 from millrace.wal.reasons import Reason
 
 TXN_BYTES: Final = 32 << 20
@@ -55,35 +61,51 @@ class _Part:
     bytes: int = 0
 
 
+class UpsertSender(MessageSender, Protocol):
+    """What upserts need of their producer."""
+
+    def run(self, call: WaitingCall, pieces: Sequence[Piece]) -> Written: ...
+
+
 class Upserter:
     """The upserts of one producer."""
 
-    def __init__(self, producer: MessageSender, pool: ThreadPoolExecutor, settings: Settings) -> None:
+    def __init__(
+        self, producer: UpsertSender, splitter: CallSplitter, pool: ThreadPoolExecutor, settings: Settings
+    ) -> None:
         self._producer = producer
+        self._splitter = splitter
         self._pool = pool
         self._attempts = settings.append_attempts
         self._older_until = 0.0
 
-    def run(
-        self, table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None
-    ) -> Written:
-        """Upsert the conformed rows, with PChannels in parallel; the first failure is raised at the end."""
-        parts = _parts(last_of_each_key(table, collection.schema.key_names), collection, partition, partition_by)
-        if time.monotonic() < self._older_until:
-            return self._transactions(parts, collection)
-        whole, cut = ([part for part in parts if (len(part.pieces) == 1) == one] for one in (True, False))
-        messages = [
-            insert_message(rows, collection, vchannel=part.vchannel, partition_id=number, upsert=True)
-            for part in whole
-            for number, rows in part.pieces
-        ]
-        written = self._producer.send(messages, raise_rejected=False)
-        if self._older(written):
-            return self._transactions(parts, collection)  # repeating what took effect is harmless
-        written.checked()
-        if cut:
-            written.add(self._transactions(cut, collection))
-        return written
+    def run(self, rows: Rows, collection: CollectionInfo, partition: str | None, partition_by: str | None) -> Written:
+        """Upsert rows that are in memory, with PChannels in parallel; the first failure is raised at the end."""
+        parts: list[_Part] | None = None
+        cut: list[_Part] = []
+        if time.monotonic() >= self._older_until:
+            call = WaitingCall()
+            upsert = MessageType.UPSERT
+            pieces = None
+            if partition_by is None:
+                pieces = self._splitter.plain(call, upsert, collection, rows, partition)
+            if pieces is None:
+                parts = _parts(rows, collection, partition, partition_by)
+                cut = [part for part in parts if len(part.pieces) > 1]
+                pieces = [
+                    self._splitter.piece(call, upsert, collection, part.vchannel, number, batch)
+                    for part in parts
+                    if len(part.pieces) == 1
+                    for number, batch in part.pieces
+                ]
+            written = self._producer.run(call, pieces)
+            if not self._older(written):
+                written.checked()
+                if cut:
+                    written.add(self._transactions(cut, collection))
+                return written
+        # Repeating what took effect is harmless.
+        return self._transactions(parts or _parts(rows, collection, partition, partition_by), collection)
 
     def _older(self, written: Written) -> bool:
         """Return whether a term rejected a message type that its chain version does not know."""
@@ -169,11 +191,12 @@ def _lost(rejection: AppendRejected, vchannel: str) -> AppendRejected:
     return TransactionLost(f"the upsert's transaction on {vchannel} ended: {rejection}", reason=rejection.reason)
 
 
-def _parts(table: pa.Table, collection: CollectionInfo, partition: str | None, partition_by: str | None) -> list[_Part]:
+def _parts(rows: Rows, collection: CollectionInfo, partition: str | None, partition_by: str | None) -> list[_Part]:
     found: list[_Part] = []
-    for vchannel, number, rows in split_rows(table, collection, partition, partition_by):
-        if not found or found[-1].vchannel != vchannel or found[-1].bytes + rows.nbytes > TXN_BYTES:
+    table = last_of_each_key(conform(rows, collection), collection.schema.key_names)
+    for vchannel, number, batch in split_rows(table, collection, partition, partition_by):
+        if not found or found[-1].vchannel != vchannel or found[-1].bytes + batch.nbytes > TXN_BYTES:
             found.append(_Part(vchannel, []))
-        found[-1].pieces.append((number, rows))
-        found[-1].bytes += rows.nbytes
+        found[-1].pieces.append((number, batch))
+        found[-1].bytes += batch.nbytes
     return found

@@ -43,9 +43,8 @@ from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.client.produce.fair_lock import FairLock
 from millrace.client.produce.lane import Lane
-from millrace.client.produce.rows import group_into_entries, group_messages
+from millrace.client.produce.rows import group_into_entries
 from millrace.client.produce.sequencer import OutboundEntry
-from millrace.client.produce.written import Written
 from millrace.client.spool.producer_remap import ProducerRemap
 from millrace.client.spool.queue import DEFAULT_BYTES, Spool, SpoolChannel, SpoolFrame
 from millrace.message.log_entries import ENTRY_SCHEMA
@@ -138,28 +137,10 @@ class SpoolSender:
         """Return whether another caller waits to send to the PChannel."""
         return self._turns_of(pchannel).contended
 
-    def require_room(self, messages: Sequence[MutableMessage]) -> None:
-        """Raise SpoolFull if the messages of one call may have to be spooled and do not all fit."""
+    def require_room(self, sizes: Sequence[int]) -> None:
+        """Raise SpoolFull if the messages of one call, of these bytes, may have to be spooled and do not all fit."""
         if self._spooling:
-            self._check_room(sum(len(message.payload) + _OVERHEAD for message in messages))
-
-    def send(self, pchannel: str, messages: list[MutableMessage]) -> Written:
-        """Append messages, or spool them (`spooled_rows`); call :meth:`require_room` first.
-
-        Raises LogUnavailable for a transaction's messages while the spool is in use.
-        """
-        order = {name: place for place, name in enumerate(dict.fromkeys(message.vchannel for message in messages))}
-        groups = list(group_messages(sorted(messages, key=lambda each: order[each.vchannel])))
-        sent = [OutboundEntry(group) for group in groups]
-        waiting = iter(sent)
-        self.deliver(pchannel, lambda: next(waiting, None), pipelined=len(sent) > 1)
-        written = Written()
-        for each in sent:
-            written.add(each.written())
-            spooled = sum(each.messages[place].rows for place in each.unanswered)
-            written.rows += spooled
-            written.spooled_rows += spooled
-        return written
+            self._check_room(sum(size + _OVERHEAD for size in sizes))
 
     def deliver(
         self,
@@ -170,6 +151,8 @@ class SpoolSender:
         pipelined: bool = True,
     ) -> None:
         """Send what `source` returns, as :meth:`Lane.deliver` does; spool what cannot be sent, in order.
+
+        Raises LogUnavailable for a transaction's messages while the spool is in use.
 
         `size` returns the approximate size of the next entry; with it, SpoolFull is raised before the entry is taken
         from the source.
