@@ -45,8 +45,11 @@ class _Mailbox:
         self._called = False
 
     def put(self, call: _TaskCall) -> None:
-        """Tell the loop, from any thread."""
+        """Add a call that has ended, from any thread; `wake` follows."""
         self._ended.append(call)
+
+    def wake(self) -> None:
+        """Have the loop empty this box."""
         if not self._called:
             self._called = True
             try:
@@ -71,9 +74,10 @@ class _TaskCall(BufferedCall):
         self.mailbox = mailbox
         self.future: asyncio.Future[None] = mailbox.loop.create_future()
 
-    def finish(self) -> None:
+    def finish(self) -> Callable[[], None]:
         super().finish()
         self.mailbox.put(self)
+        return self.mailbox.wake
 
 
 class AsyncProducer(AsyncCloseable):

@@ -29,7 +29,7 @@ from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
 from millrace.base.errors import BufferFull, Closed, DeadlineExceeded, InvalidArgument, LogUnavailable
 from millrace.catalog.collection import CollectionInfo
-from millrace.client.produce.channel_queue import Call, CallSplitter, Piece
+from millrace.client.produce.channel_queue import Call, CallSplitter, Piece, finish_calls
 from millrace.client.produce.channel_sender import ChannelSender
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.written import Written
@@ -58,8 +58,9 @@ class BufferedCall(Call):
     holder: BatchAppender
     size = 0
 
-    def finish(self) -> None:
+    def finish(self) -> Callable[[], None] | None:
         self.holder.release(self)
+        return None
 
 
 class FutureCall(BufferedCall, Future[Written]):
@@ -89,13 +90,13 @@ class FutureCall(BufferedCall, Future[Written]):
             self._set()
         return object.__getattribute__(self, name)
 
-    def finish(self) -> None:
+    def finish(self) -> Callable[[], None] | None:
         with self.holder.guard:
             self._finished = True
             made = "_condition" in self.__dict__
         if made:
             self._set()
-        super().finish()
+        return super().finish()
 
     def _set(self) -> None:
         if self.error is None:
@@ -259,7 +260,7 @@ class BatchAppender(Closeable):
             self._calls[call] = None
         if not pieces:
             call.ended = True
-            call.finish()
+            finish_calls([call])
             return
         limits = self.limits
         due = time.monotonic() + limits.delay if limits.delay else 0.0

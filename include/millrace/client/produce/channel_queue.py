@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -90,8 +90,11 @@ class Call:
         """Pieces that are not settled."""
         self.ended = False
 
-    def finish(self) -> None:
-        """Tell the caller that it has `ended`. Called once."""
+    def finish(self) -> Callable[[], None] | None:
+        """Tell the caller that it has `ended`. Called once.
+
+        Returns what is still to call, once for all calls that end together.
+        """
         raise NotImplementedError
 
     def result(self) -> Written:
@@ -394,8 +397,7 @@ class EntryContents:
                     if not call.left:
                         call.ended = True
                         complete.append(call)
-        for call in complete:
-            call.finish()
+        finish_calls(complete)
         for piece in again:
             piece.entry = object()
         return again
@@ -429,8 +431,14 @@ def fail_pieces(pieces: Iterable[Piece], error: BaseException, settling: threadi
             if not call.left:
                 call.ended = True
                 complete.append(call)
-    for call in complete:
-        call.finish()
+    finish_calls(complete)
+
+
+def finish_calls(calls: Iterable[Call]) -> None:
+    """Tell the callers of calls that ended together."""
+    for each in {call.finish(): None for call in calls}:
+        if each is not None:
+            each()
 
 
 def _message(pieces: Sequence[Piece]) -> MutableMessage:
