@@ -30,8 +30,14 @@ from millrace.client.produce.rows import ENTRY_BYTES, MESSAGE_BYTES
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
 
-GATHER_SECONDS: Final = 0.001
-"""How long a leader lets callers of the last message come back for the next one; not at all if that had one caller."""
+GATHER_SECONDS: Final = 0.002
+"""How long a leader lets the callers of the last message come back for the next one, at most.
+
+They were all told at once and need a moment to make their next calls: without it, the first of them would be sent alone
+each time. A leader waits only while calls keep coming, and not at all if the last message had one caller.
+"""
+
+_GATHER_STEP: Final = 0.0005
 
 
 class Spooler(Protocol):
@@ -97,7 +103,10 @@ class ChannelSender:
         self._drawn: list[OutboundEntry] = []
         """Entries that were taken from the queue and are not settled."""
         self._together = 0
-        """Calls of threads that shared the last entry."""
+        """Calls of threads and tasks that shared the last entry: their callers are likely to come back."""
+        self._gathering = 0
+        """Pieces that a leader waits for."""
+        self._gathered = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -173,6 +182,8 @@ class ChannelSender:
         if self._closed:
             raise Closed("this producer is closed: make a new one")
         self._queue.add(pieces)
+        if 0 < self._gathering <= len(self._queue.pieces):
+            self._gathered.set()
 
     # --- the lead -----------------------------------------------------------------------------------------------------
 
@@ -293,16 +304,19 @@ class ChannelSender:
                 self._put_back(contents.pieces)
             raise
         sending.on_settled = self._settled
-        self._together = sum(piece.call.waits for piece in contents.pieces)
+        self._together = sum(piece.call.repeatable for piece in contents.pieces)
         self._drawn.append(sending)
         return sending
 
     def _gather(self) -> None:
-        """Let the callers of the last message, which run now, bring their next calls."""
-        end, wanted, there = time.monotonic() + GATHER_SECONDS, self._together, -1
-        while there < len(self._queue.pieces) < wanted and time.monotonic() < end:
+        """Let the callers of the last message bring their next calls."""
+        end, there = time.monotonic() + GATHER_SECONDS, -1
+        self._gathered.clear()
+        self._gathering = self._together
+        while there < len(self._queue.pieces) < self._gathering and time.monotonic() < end:
             there = len(self._queue.pieces)
-            time.sleep(0)
+            self._gathered.wait(_GATHER_STEP)
+        self._gathering = 0
 
     def _settled(self, sending: OutboundEntry) -> None:
         if sending in self._drawn:
