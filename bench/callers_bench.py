@@ -60,7 +60,7 @@ def served(backend: str, folder: Path) -> Iterator[Server]:
         try:
             yield Server(backend, str(folder), record.pid)
         finally:
-            db.append.service.shutdown()
+            db.connection.service.shutdown()
 
 
 class Load:

@@ -169,7 +169,7 @@ def broadcast(folder: Path, *, vchannels: int = 64, times: int) -> dict[str, Any
                     partition_id=1_000 + number,
                     term=term[pchannel],
                 )
-                client.append.append(pchannel, [encode_entry([message])]).result()
+                client.connection.append(pchannel, [encode_entry([message])]).result()
             plain.append(time.perf_counter() - start)
             start = time.perf_counter()
             client.catalog.create_partition("wide", f"p{number}")

@@ -30,13 +30,13 @@ def deployment(
     settings = Settings(
         data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels, meta_store=meta_store
     )
-    with connect(settings=settings) as client:
-        client.catalog.ensure_pchannels(pchannels)
-        collection = client.catalog.create_collection(NAME, SCHEMA, vchannels=pchannels)
+    with connect(settings=settings) as db:
+        db.catalog.ensure_pchannels(pchannels)
+        collection = db.catalog.create_collection(NAME, SCHEMA, vchannels=pchannels)
         try:
-            yield settings, client, collection
+            yield settings, db, collection
         finally:
-            client.append.service.shutdown()
+            db.connection.service.shutdown()
 
 
 @contextmanager

@@ -71,16 +71,16 @@ def _ends(found: dict[str, float | None]) -> dict[str, float | None]:
 def _load(settings: Settings, rows: int | None) -> None:
     """The flights through a producer, empty collections beside them, all flushed."""
     year = flights().sort_by("time_hour").slice(0, rows)
-    with connect(settings=settings) as client:
-        client.catalog.ensure_pchannels(settings.pchannels)
-        collection = ensure_collection(client)
+    with connect(settings=settings) as db:
+        db.catalog.ensure_pchannels(settings.pchannels)
+        collection = ensure_collection(db)
         for number in range(EMPTY_COLLECTIONS):
-            client.catalog.create_collection(f"empty{number}", collection.schema, vchannels=len(collection.vchannels))
-        producer = client.new_producer()
+            db.catalog.create_collection(f"empty{number}", collection.schema, vchannels=len(collection.vchannels))
+        producer = db.new_producer()
         for start in range(0, len(year), FULL_SPEED_ROWS):
             producer.insert(collection, year.slice(start, FULL_SPEED_ROWS), partition_by="origin")
-        client.catalog.flush(COLLECTION)
-        client.collection(COLLECTION).read(deadline=300.0)
+        db.catalog.flush(COLLECTION)
+        db.collection(COLLECTION).read(deadline=300.0)
 
 
 def _wait_idle(api: AirflowApi, dag_ids: list[str], *, seconds: float) -> None:

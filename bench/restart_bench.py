@@ -66,6 +66,6 @@ def _first_append(settings: Settings, collection: CollectionInfo) -> float:
     os.kill(record.pid, signal.SIGKILL)
     psutil.wait_procs([server], timeout=30)
     start = time.perf_counter()
-    with connect(settings=settings) as client, client.new_producer() as producer:
+    with connect(settings=settings) as db, db.new_producer() as producer:
         producer.insert(collection, rows(1 << 40, len(collection.vchannels) * 8))  # some for each PChannel
         return time.perf_counter() - start

@@ -64,9 +64,9 @@ def read(
     """
     chosen = _settings(data, settings)
     selection = Selection.of(where=where, columns=columns)
-    with connect(settings=chosen) as client:
+    with connect(settings=chosen) as db:
         tick = None if at is None else resolve_tick(at)
-        return _frame(spark, chosen, client, client.definition(name), tick, deadline, selection)
+        return _frame(spark, chosen, db, db.definition(name), tick, deadline, selection)
 
 
 def register(
@@ -85,13 +85,13 @@ def register(
     Raises the errors of :func:`read`, and InvalidArgument if two names differ only in case.
     """
     chosen = _settings(data, settings)
-    with connect(settings=chosen) as client:
-        known = [each.name for each in client.catalog.collections()] if names is None else names
-        found = require_distinct_sql_names(client.definition(name) for name in known)
+    with connect(settings=chosen) as db:
+        known = [each.name for each in db.catalog.collections()] if names is None else names
+        found = require_distinct_sql_names(db.definition(name) for name in known)
         pchannels = {name for each in found for name in each.pchannels}
-        tick = resolve_tick(at) if at is not None else client.current_tick(pchannels) if found else 0
+        tick = resolve_tick(at) if at is not None else db.current_tick(pchannels) if found else 0
         for each in found:
-            _frame(spark, chosen, client, each, tick, deadline, Selection()).createOrReplaceTempView(f"`{each.name}`")
+            _frame(spark, chosen, db, each, tick, deadline, Selection()).createOrReplaceTempView(f"`{each.name}`")
     return tick
 
 
@@ -265,7 +265,9 @@ def _frame(
     selection: Selection,
 ) -> DataFrame:
     seconds = settings.read_deadline if deadline is None else deadline
-    confirmed = require_confirmed_ticks(settings, collection.name, collection.pchannels, client.append, tick, seconds)
+    confirmed = require_confirmed_ticks(
+        settings, collection.name, collection.pchannels, client.connection, tick, seconds
+    )
     return frames.read_spark(
         spark, settings, collection.id, at=tick, deadline=0.0, confirmed=confirmed, selection=selection
     )

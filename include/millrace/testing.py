@@ -67,7 +67,7 @@ class Deployment(Database):
         self._thread.join(timeout=60)
         try:
             with suppress(MillraceError):
-                self.append.service.shutdown()
+                self.connection.service.shutdown()
         finally:
             super().close()
 

@@ -109,10 +109,8 @@ def fresh_as_of(settings: Settings, *, collection: str, tick: int) -> ConditionR
     from millrace.client.database import connect
     from millrace.tables.read.freshness import confirm_ticks
 
-    with connect(settings=settings, start=False) as client:
-        confirmed = confirm_ticks(
-            settings, client.definition(collection).pchannels, client.append, at=tick, seconds=0.0
-        )
+    with connect(settings=settings, start=False) as db:
+        confirmed = confirm_ticks(settings, db.definition(collection).pchannels, db.connection, at=tick, seconds=0.0)
     lacking = f": {confirmed.missing}" if confirmed.missing else ""
     words = f"{collection} is {'not yet ' if lacking else ''}whole at tick {tick}{lacking}"
     return ConditionResult(not lacking, words, {"ticks": confirmed.ticks})

@@ -73,7 +73,7 @@ def guarded(start: Callable[[], Guarded]) -> Iterator[Guarded]:
     made = start()
     yield made
     with made.client:
-        made.client.append.service.shutdown()
+        made.client.connection.service.shutdown()
 
 
 @pytest.fixture(scope="package")

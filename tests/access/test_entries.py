@@ -294,7 +294,7 @@ def test_refused_appends_leave_nothing_in_the_log_and_their_neighbours_stand(
 
 def test_what_is_denied_is_counted_by_call(guarded: Guarded, tokens: Mapping[str, str]) -> None:
     def denied(call: str) -> float:
-        families = text_string_to_metric_families(host_metrics(guarded.client.append))
+        families = text_string_to_metric_families(host_metrics(guarded.client.connection))
         samples = [each for family in families for each in family.samples]
         name = "millrace_log_denied_calls_total"
         return sum(each.value for each in samples if each.name == name and each.labels == {"call": call})

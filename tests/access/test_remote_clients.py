@@ -114,11 +114,11 @@ def test_what_a_produce_token_is_not_for_is_refused_and_its_own_rows_go_on(
             lambda: catalog.create_partition(own.name, "more"),
             lambda: catalog.drop_partition(own.name, "_default"),
             lambda: catalog.flush(own.name),
-            lambda: client.append.service.drop("dml_0"),
-            lambda: restart_follower(client.append, "dml_0"),
-            lambda: client.append.tail("dml_0", 0, timeout=0),
+            lambda: client.connection.service.drop("dml_0"),
+            lambda: restart_follower(client.connection, "dml_0"),
+            lambda: client.connection.tail("dml_0", 0, timeout=0),
             lambda: client.collection(own.name).read(),
-            lambda: client.append.service.open("dml_0").append([b"x"]),
+            lambda: client.connection.service.open("dml_0").append([b"x"]),
         ):
             with pytest.raises(PermissionDenied):
                 call()
@@ -151,14 +151,14 @@ def test_a_reader_that_appends_is_refused_each_time_and_at_once(guarded: Guarded
         for pipelined in (True, False, True):
             answers = []
             if pipelined:
-                with client.append.append_stream("dml_0") as stream:
+                with client.connection.append_stream("dml_0") as stream:
                     answers = [stream.submit(b"x") for _ in range(5)]
                     for answer in answers:
                         with pytest.raises(PermissionDenied):
                             answer.result()
             else:
                 with pytest.raises(PermissionDenied):
-                    client.append.append("dml_0", b"x")
+                    client.connection.append("dml_0", b"x")
 
 
 def test_an_operator_changes_the_catalog_and_drops_nothing(guarded: Guarded, request: pytest.FixtureRequest) -> None:
@@ -189,7 +189,7 @@ def test_a_reader_consumes_what_others_append_and_writes_nothing(
         guarded.client.new_producer().insert(guarded.client.definition("orders"), rows(*range(7)))
         ingest_to_end(guarded.client.settings, guarded.client.log)
         writer.new_producer().insert(own, rows(*range(100, 200)))
-        until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
+        until_tick = max(guarded.client.connection.tick(name) for name in ("dml_0", "dml_1"))
         with client.consumer(own.name, until=until_tick) as consumer:
             seen = [
                 key for delivery in consumer for change in delivery.changes() for key in change.rows["id"].to_pylist()
@@ -219,7 +219,7 @@ def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
     with connected(guarded, producing) as writer, connected(guarded, reading) as client:
         writer.new_producer().insert(own, rows(*range(20)))
         ingest_to_end(guarded.client.settings, guarded.client.log)
-        until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
+        until_tick = max(guarded.client.connection.tick(name) for name in ("dml_0", "dml_1"))
         seen: list[int] = []
         for _ in range(2):
             with client.consumer(
@@ -234,7 +234,7 @@ def test_a_consumer_of_a_group_has_that_group_alone_and_no_others_rows(
         with pytest.raises(PermissionDenied, match="append/drop_group"):
             client.drop_group(f"mails-{own.id}")
         with pytest.raises(PermissionDenied):
-            client.append.read(orders, at=None, seconds=1.0, selection=Selection())
+            client.connection.read(orders, at=None, seconds=1.0, selection=Selection())
         with pytest.raises(PermissionDenied):
             client.new_producer().insert(own, rows(1))
 
@@ -258,7 +258,7 @@ def test_changes_are_for_who_may_read_the_collection(guarded: Guarded, own: Coll
     ingest_to_end(guarded.client.settings, guarded.client.log)
     flush_to_end(guarded.client.settings)
     producer.delete(own, [3])
-    until_tick = max(guarded.client.append.tick(name) for name in ("dml_0", "dml_1"))
+    until_tick = max(guarded.client.connection.tick(name) for name in ("dml_0", "dml_1"))
     with connected(guarded, reading) as client:
         with client.collection(own.name).changes(until=until_tick) as stream:
             kinds = [row["_change"] for batch in stream for row in batch.rows.to_pylist()]
@@ -307,7 +307,7 @@ def test_a_readers_tail_has_the_messages_of_its_collections_alone(
         with connected(guarded, token) as client:
             shown[name] = set()
             for pchannel in ("dml_0", "dml_1"):
-                for batch in client.append.tail(pchannel, 0, timeout=0, max_bytes=64 << 20).batches:
+                for batch in client.connection.tail(pchannel, 0, timeout=0, max_bytes=64 << 20).batches:
                     shown[name] |= set(batch.column("vchannel").cast(pa.string()).to_pylist())
     assert shown["narrow"] <= {*own.vchannels, ""}
     assert set(own.vchannels) <= shown["narrow"]
@@ -336,7 +336,7 @@ def test_a_spool_keeps_what_a_token_opens_no_more_and_a_new_token_sends_it(
 
 def _lives(client: Database) -> bool:
     try:
-        client.append.service.ping()
+        client.connection.service.ping()
     except MillraceError:
         return False
     return True

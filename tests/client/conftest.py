@@ -58,7 +58,7 @@ def opened_shop(folder: Path) -> Iterator[Database]:
     with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(2)
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 @pytest.fixture(params=["here", "elsewhere"])

@@ -48,3 +48,18 @@ def test_a_client_of_a_server_and_that_of_a_database_warn_too(shop: Database) ->
     with pytest.warns(DeprecationWarning, match=DEPRECATED) as seen:
         assert shop.client.settings is shop.settings
     assert seen[0].filename == __file__
+
+
+def test_the_connection_has_its_old_name(shop: Database) -> None:
+    with pytest.warns(DeprecationWarning, match="use Database.connection") as seen:
+        assert shop.append is shop.connection
+    assert seen[0].filename == __file__
+
+
+def test_the_client_of_a_hook_warns(shop: Database) -> None:
+    from millrace_airflow.hooks import MillraceHook
+
+    with pytest.warns(DeprecationWarning, match=DEPRECATED):
+        client = MillraceHook(data_dir=str(shop.settings.data_dir)).client(start=False)
+    with client:
+        assert client.log.names() == shop.log.names()

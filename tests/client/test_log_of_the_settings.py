@@ -25,7 +25,7 @@ def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) 
         db.create_collection("users", {"id": "int64"}, key="id").insert([{"id": 1}])
         with connect(elsewhere.data_dir, settings=elsewhere) as other:  # the server that runs has the deployment's log
             other["users"].insert([{"id": 2}])
-        db.append.service.shutdown()
+        db.connection.service.shutdown()
     with pytest.raises(InvalidSettings, match=r"names kafka://127.0.0.1:1/millrace, .* MILLRACE_LOG=rocksmq"):
         connect(settings=elsewhere)
     with pytest.raises(InvalidSettings, match="MILLRACE_LOG=rocksmq"):  # who reads the log into the tables
@@ -34,7 +34,7 @@ def test_a_server_that_settings_of_another_log_start_is_refused(tmp_path: Path) 
         until = db["users"].insert([{"id": 3}]).last_tick
         found = [row["id"] for change in db["users"].scan(until=until) for row in change.rows.to_pylist()]
         assert found == [1, 2, 3]
-        db.append.service.shutdown()
+        db.connection.service.shutdown()
 
 
 @pytest.mark.slow
@@ -42,8 +42,8 @@ def test_a_log_that_an_older_version_made_is_kept_to_from_the_servers_next_start
     settings = Settings(data_dir=tmp_path / "data")
     with connect(settings.data_dir, create=True, settings=settings) as db:
         db.create_collection("users", {"id": "int64"}, key="id")
-        db.append.service.shutdown()
+        db.connection.service.shutdown()
     (settings.log_path / FILE).unlink()
     with connect(settings.data_dir, create=True, settings=settings) as db:
-        db.append.service.shutdown()
+        db.connection.service.shutdown()
     assert (settings.log_path / FILE).exists()

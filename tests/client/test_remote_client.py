@@ -58,7 +58,7 @@ def local(settings: Settings) -> Iterator[Database]:
     with client:
         client.catalog.ensure_pchannels(2)
         yield client
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_collection_is_read_from_elsewhere_as_on_the_spot(address: str, settin
         producer.insert(made, pa.table({"id": list(range(3000)), "body": ["x" * 5000] * 3000}))
         ingest_to_end(settings, local.log)
         flush_to_end(settings)
-        then = max(local.append.tick(name) for name in made.pchannels)
+        then = max(local.connection.tick(name) for name in made.pchannels)
         producer.delete(made, list(range(1000)))
         producer.insert(made, pa.table({"id": [7], "body": ["again"]}))
         ingest_to_end(settings, local.log)
@@ -163,9 +163,9 @@ def test_errors_are_those_of_a_client_on_the_spot(address: str, settings: Settin
             client.new_producer().insert(made, pa.table({"id": [1], "body": ["x"]}))
         assert refused.value.reason == "COLLECTION_NOT_FOUND"
         with pytest.raises(InvalidArgument, match="has no call 'rm'"):
-            client.append.catalog("rm", {}, repeat=False)
+            client.connection.catalog("rm", {}, repeat=False)
         with pytest.raises(InvalidArgument, match="argument 'name'"):
-            client.append.catalog("collection", {"nme": "users"}, repeat=True)
+            client.connection.catalog("collection", {"nme": "users"}, repeat=True)
 
 
 def replace_key(schema: CollectionSchema) -> CollectionSchema:
@@ -229,8 +229,8 @@ def test_a_server_whose_certificate_is_not_trusted_gets_no_token(
 def test_a_server_elsewhere_is_not_stopped_from_here(address: str, settings: Settings) -> None:
     with connected(address, settings) as client:
         with pytest.raises(InvalidArgument, match="stop it there"):
-            client.append.service.shutdown()
-        assert client.append.service.open("dml_0").describe().begin == EARLIEST
+            client.connection.service.shutdown()
+        assert client.connection.service.open("dml_0").describe().begin == EARLIEST
 
 
 def test_a_certificate_without_its_key_is_no_setting(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ print(*sorted(sys.modules))
 def client(tmp_path: Path) -> Iterator[Database]:
     with connect(settings=Settings(data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", pchannels=1)) as made:
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 @pytest.mark.quick_cases(1)

@@ -160,7 +160,7 @@ def main(folder: Path) -> None:
     with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(1)
         writer = Writer(client.catalog.create_collection("c", SCHEMA), client.catalog.term(P))
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
     log_settings = RocksMQSettings(segment_bytes=1 * MIB, spare_files=0)
     with (
         RocksMQ(settings.log_path, settings=log_settings) as engine,

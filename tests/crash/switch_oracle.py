@@ -95,7 +95,7 @@ class KeyWriter:
         )
         while True:
             try:
-                client.append.append(pchannel, [encode_entry([message])], deadline=DEADLINE).result()
+                client.connection.append(pchannel, [encode_entry([message])], deadline=DEADLINE).result()
                 return
             except AppendRejected as rejection:
                 if rejection.reason == "DUPLICATE":

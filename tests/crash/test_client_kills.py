@@ -91,7 +91,7 @@ class Rig:
     def found(self, client: Database) -> dict[int, list[int]]:
         """By key the numbers that are in the log, in its order."""
         found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
-        until = max(client.append.tick(name) for name in client.log.names())
+        until = max(client.connection.tick(name) for name in client.log.names())
         ingest_to_end(self.settings, client.log)  # what the host's tail has let go is read from the table
         with client.consumer("spooled", until=until) as consumer:
             for delivery in consumer:
@@ -134,7 +134,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         if made.producer is not None and made.producer.running():
             made.producer.kill()
         with connect(settings=made.settings) as client:
-            client.append.service.shutdown()
+            client.connection.service.shutdown()
 
 
 @pytest.mark.slow

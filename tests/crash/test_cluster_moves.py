@@ -233,12 +233,12 @@ def appending_nodes(
     meta = meta or f"{running_brokers.etcd().url}/{uuid.uuid4().hex}"
     with streaming(folder, 4, log=url, meta_store=meta) as (settings, client, collection, cluster, stream):
         until(lambda: stream.failed() or stream.count > 0, cluster)
-        assert client.append.router.known() == {}  # a deployment of one node: everything goes to the log's server
+        assert client.connection.router.known() == {}  # a deployment of one node: everything goes to the log's server
         cluster.coordinator()
         for name in ("n1", "n2"):
             cluster.node(name)
         cluster.wait_owned({"n1", "n2"}, pchannels=4, deadline=WAIT)
-        until(lambda: stream.failed() or len(set(client.append.router.known().values())) == 2, cluster)
+        until(lambda: stream.failed() or len(set(client.connection.router.known().values())) == 2, cluster)
         yield settings, client, collection, cluster, stream
 
 
@@ -263,8 +263,8 @@ def test_on_a_broker_the_appends_move_too_and_a_producer_sees_latency_alone(
         cluster.jobs.pop("n1").kill()
         cluster.wait_owned({"n2"}, pchannels=4, deadline=WAIT)
         goes_on(stream, cluster)
-        until(lambda: stream.failed() or len(set(client.append.router.known().values())) == 1, cluster)
-        restart_follower(client.append, "dml_0")  # at the log's server, and at the node that has it
+        until(lambda: stream.failed() or len(set(client.connection.router.known().values())) == 1, cluster)
+        restart_follower(client.connection, "dml_0")  # at the log's server, and at the node that has it
         until(lambda: "following dml_0 again" in cluster.jobs["n2"].tail(400), cluster)
         goes_on(stream, cluster)
         stream.stop()
@@ -406,7 +406,7 @@ def test_etcd_is_killed_and_compacted_under_nodes_that_append(tmp_path: Path) ->
             cluster.jobs.pop("n1").kill()
             cluster.wait_owned({"n2"}, pchannels=PCHANNELS, deadline=WAIT)
             goes_on(stream, cluster)
-            until(lambda: len(set(client.append.router.known().values())) == 1, cluster)
+            until(lambda: len(set(client.connection.router.known().values())) == 1, cluster)
         finally:
             ended.set()
             compacting.join()
@@ -434,7 +434,7 @@ def test_backups_and_restores_beside_moves_are_whole(tmp_path: Path) -> None:
         try:
             for number in range(2):
                 before = stream.count
-                report = backup(settings, client.append.service, BackupParams(to=str(tmp_path / "b")), Progress())
+                report = backup(settings, client.connection.service, BackupParams(to=str(tmp_path / "b")), Progress())
                 made.append((before, Path(report.folder)))
                 params = RestoreParams(collection="rows", into=f"copy_{number}")
                 copies.append((before, restore_rows(settings, params, Progress(), session_factory=no_spark).rows))

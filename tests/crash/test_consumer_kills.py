@@ -44,7 +44,7 @@ def kill_and_start(settings: Settings) -> None:
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)
     with connect(settings=settings) as client:
-        client.append.service.ping()
+        client.connection.service.ping()
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_group_elsewhere_has_each_row_once_though_its_server_is_killed(served:
         assert sorted(seen) == list(range(ROWS)), "each once, though nobody started it again"
         with local.consumer("users", group="mailer", filters=[CHANGES]) as here:
             assert here.poll(timeout=1.0) is None, "the group stands behind them, for a consumer on the spot too"
-        local.append.service.shutdown()
+        local.connection.service.shutdown()
 
 
 @pytest.mark.slow
@@ -136,4 +136,4 @@ def test_changes_elsewhere_come_once_though_the_server_is_killed(served: tuple[S
     following.join(60)
     assert sorted(seen) == list(range(ROWS + 40)), "each once"
     with connect(settings=settings) as local:
-        local.append.service.shutdown()
+        local.connection.service.shutdown()

@@ -34,7 +34,7 @@ def client(tmp_path: Path) -> Iterator[Database]:
         made.catalog.ensure_pchannels(2)
         made.catalog.create_collection("c", SCHEMA, vchannels=2)
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 def start(settings: Settings, number: int, failpoint: str = "") -> subprocess.Popen[bytes]:
@@ -48,7 +48,7 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
     processes = [start(client.settings, number, point) for number, point in enumerate(["", "", *dying])]
     ended = [process.wait(timeout=120) for process in processes]
     assert ended == [0, 0, *[-signal.SIGKILL] * 4]
-    append = SingleEntryAppender(client.append, client.settings.append_deadline)
+    append = SingleEntryAppender(client.connection, client.settings.append_deadline)
     with Coordinator(client.settings, log=client.log, append=append) as coordinator:
         coordinator.resume()
         assert coordinator.differences() == []
@@ -65,9 +65,9 @@ def test_processes_that_change_a_collection_at_once_and_die_leave_catalog_and_ch
 def test_what_a_killed_process_left_is_completed_by_the_servers_next_start(client: Database, tmp_path: Path) -> None:
     process = start(client.settings, 0, "ddl.sent")
     assert process.wait(timeout=60) == -signal.SIGKILL
-    client.append.service.shutdown()
+    client.connection.service.shutdown()
     with connect(settings=client.settings) as again:
-        again.append.service.ping()
+        again.connection.service.ping()
         with CatalogStore(client.settings.data_dir / "coord" / "coord.db") as store:
             end = time.monotonic() + 60
             while store.broadcasts.open_tasks():

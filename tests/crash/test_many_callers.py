@@ -140,7 +140,7 @@ class Rig:
         if self.callers is not None and self.callers.running():
             self.callers.stop(deadline=90)
         with connect(settings=self.settings) as client:
-            client.append.service.shutdown()
+            client.connection.service.shutdown()
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         if made.callers is not None and made.callers.running():
             made.callers.kill()
         with connect(settings=made.settings) as client:
-            client.append.service.shutdown()
+            client.connection.service.shutdown()
 
 
 @dataclass

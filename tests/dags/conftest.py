@@ -124,7 +124,7 @@ def client(settings: Settings) -> Iterator[Database]:
         ingest_to_end(settings, made.log)
         flush_to_end(settings)
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 assert os.environ["AIRFLOW_HOME"] == str(HOME)

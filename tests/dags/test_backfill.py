@@ -46,7 +46,7 @@ def of_flights(settings: Settings) -> Iterator[Settings]:
         ingest_to_end(settings, client.log)
         flush_to_end(settings)
         yield settings
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_a_person_looks_first_and_then_makes_a_backup_that_can_be_restored(
     restore_backup(settings, root)
     with connect(settings=settings) as restored:
         assert sorted(restored.collection("c").read()["id"].to_pylist()) == list(range(9))
-        restored.append.service.shutdown()
+        restored.connection.service.shutdown()
 
 
 def test_it_has_a_schedule_where_it_has_a_folder(

@@ -31,7 +31,7 @@ def client(settings: Settings) -> Iterator[Database]:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", SCHEMA)
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 def insert(client: Database, numbers: range) -> None:

@@ -111,7 +111,7 @@ def test_a_rows_micro_batch_is_told_by_the_checkpoint_and_the_newest_by_the_tabl
         for number in range(3):
             flights.insert([{"id": 10 * number + each} for each in range(10)])
             db.settle()
-            ends.append({each: db.append.tick(each) for each in flights.definition.pchannels})
+            ends.append({each: db.connection.tick(each) for each in flights.definition.pchannels})
         (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
         for number, ticks in enumerate(ends):
             place = json.dumps({"collection": flights.definition.id, "ticks": ticks})

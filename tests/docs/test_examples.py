@@ -64,7 +64,7 @@ def readme(settings: Settings) -> Iterator[dict[str, Any]]:
         yield names
     finally:
         with connect(settings=settings) as client:
-            client.append.service.shutdown()
+            client.connection.service.shutdown()
 
 
 def caught_up(settings: Settings, *, flushed: bool) -> None:

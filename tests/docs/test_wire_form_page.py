@@ -37,7 +37,7 @@ def test_a_client_that_knows_the_page_alone_writes_to_the_log_and_reads_it(tmp_p
             ingest_to_end(settings, client.log)
             rows = client.collection("strangers").read().to_pylist()
         finally:
-            client.append.service.shutdown()
+            client.connection.service.shutdown()
     assert found["foreign"] == [], "it knows nothing of Millrace"
     assert found["names"] == ["dml_0", "dml_1"]
     assert sorted(key for keys in found["keys"].values() for key in keys) == list(range(20))

@@ -207,7 +207,7 @@ def test_a_collection_is_restored_in_place_once_a_person_says_so(
 ) -> None:
     with connect(settings=system.settings, start=False) as client:
         flights = client.definition("flights")
-        moment = max(client.append.tick(name) for name in {pchannel_of(each) for each in flights.vchannels})
+        moment = max(client.connection.tick(name) for name in {pchannel_of(each) for each in flights.vchannels})
         client.new_producer().delete(flights, flown["id"].to_pylist()[:50])
     assert read(system.settings).num_rows == flown.num_rows - 50
     run_id = airflow.start("restore", {"collection": "flights", "in_place": True, "at": str(moment)})
@@ -227,7 +227,7 @@ def test_a_backup_of_the_running_system_is_restored_elsewhere_with_every_row(
         ingest_to_end(again, client.log)
         flush_to_end(again)
         found = client.collection("flights").read(deadline=120.0)
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
     assert same_rows(found, flown)
 
 

@@ -100,7 +100,7 @@ class Server:
             )
 
     def stop(self) -> None:
-        self.client.append.service.shutdown()
+        self.client.connection.service.shutdown()
         self._process.wait(timeout=PATIENCE)
 
     def put_below(self, pchannel: str, values: list[bytes]) -> list[LogId]:

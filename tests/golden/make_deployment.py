@@ -120,9 +120,9 @@ class Maker:
     def note(self, name: str, collection: str) -> None:
         """Note what a read of a collection finds at a tick of now."""
         found = self.client.definition(collection)
-        at = max(self.client.append.tick(each) for each in {pchannel_of(vchannel) for vchannel in found.vchannels})
+        at = max(self.client.connection.tick(each) for each in {pchannel_of(vchannel) for vchannel in found.vchannels})
         for each in {pchannel_of(vchannel) for vchannel in found.vchannels}:
-            self.client.append.confirm(each, at)
+            self.client.connection.confirm(each, at)
         self.up_to_date(flushed=False)
         self.facts["reads"].append(
             {"what": name, "collection": found.id, "at": at, "rows": rows(self.settings, found.id, at=at)}
@@ -131,17 +131,17 @@ class Maker:
     def append(self, pchannel: str, *messages: MutableMessage) -> None:
         """One entry, whatever the chain says of it."""
         with suppress(AppendRejected):
-            self.client.append.append(pchannel, [encode_entry(list(messages))], deadline=20.0).results()
+            self.client.connection.append(pchannel, [encode_entry(list(messages))], deadline=20.0).results()
 
     def switch(self, to: str) -> None:
         client = self.client
 
         class Host:
             def append_one(self, pchannel: str, entry: bytes) -> int:
-                return client.append.append(pchannel, [entry], deadline=20.0).result().time_tick
+                return client.connection.append(pchannel, [entry], deadline=20.0).result().time_tick
 
             def describe(self, pchannel: str) -> dict[str, Any]:
-                return client.append.describe(pchannel)
+                return client.connection.describe(pchannel)
 
         LogSwitch(self.settings.log_path, self.settings.log, client.log, Host(), client.catalog).run(to)
 
@@ -292,7 +292,7 @@ def refused(maker: Maker, people: CollectionInfo) -> None:
     maker.append(pchannel, builders.commit_txn(4711, **known))
     maker.append(pchannel, builders.drop_partition(partition_id=4711, **known))
     maker.server.put_below(pchannel, [b"no entry at all", encode_entry([first])[:-1]])
-    maker.client.append.tick(pchannel)
+    maker.client.connection.tick(pchannel)
 
 
 def opened(maker: Maker, people: CollectionInfo, vchannel: str, txn: int) -> None:

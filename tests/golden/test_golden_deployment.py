@@ -102,7 +102,7 @@ def ids(client: Database) -> set[int]:
     tick first, in rows of its own.
     """
     for number in range(2):
-        client.append.tick(f"dml_{number}")
+        client.connection.tick(f"dml_{number}")
     up_to_date(client)
     return set(client.collection("people").read()["id"].to_pylist())
 
@@ -121,7 +121,7 @@ def repeated(client: Database) -> AppendResult:
         epoch=1,
         sequence=0,
     )
-    return client.append.append(pchannel_of(vchannel), [encode_entry([message])], deadline=20.0).result()
+    return client.connection.append(pchannel_of(vchannel), [encode_entry([message])], deadline=20.0).result()
 
 
 def up_to_date(client: Database) -> None:

@@ -54,7 +54,7 @@ def test_everything_goes_on_by_the_rules_that_it_had(tmp_path: Path) -> None:
     with served(unpacked(tmp_path / "second", ARCHIVE)) as client:
         assert of_catalog(client) == KNOWN["catalog"]
         for number in range(2):
-            client.append.tick(f"dml_{number}")
+            client.connection.tick(f"dml_{number}")
         first = client.definition("orders")
         older = replace(first, schemas=first.schemas[:1])
         customer, writer = client.new_producer(producer_id=CUSTOMER), client.new_producer()

@@ -25,7 +25,7 @@ def filled(tmp_path: Path) -> Settings:
         client.catalog.create_collection("c", SCHEMA)
         for key in range(20):
             client.new_producer().insert(client.definition("c"), pa.table({"id": [key], "body": [b"x" * 200_000]}))
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
     return made
 
 

@@ -43,7 +43,7 @@ class World:
             HOSTILE, vchannel=f"{pchannel}_99v0", collection_id=99, partition_id=7, term=self.term
         )
         for _ in range(count):
-            self.client.append.append(pchannel, [encode_entry([message])])
+            self.client.connection.append(pchannel, [encode_entry([message])])
 
     @property
     def term(self) -> int:
@@ -81,9 +81,9 @@ def make_world(settings: Settings) -> World:
     producer.send([builders.begin_txn(77, vchannel=name, collection_id=world.users.id, term=0, keepalive_ms=600_000)])
     world.reject(5)
     tick = encode_entry([builders.time_tick(term=1)])
-    client.append.append("dml_1", [tick[:-1] + b"?"])  # framed as an entry, with another checksum
+    client.connection.append("dml_1", [tick[:-1] + b"?"])  # framed as an entry, with another checksum
     for pchannel in ("dml_0", "dml_1"):
-        client.append.tick(pchannel)  # so that reads reach past the transaction on both
+        client.connection.tick(pchannel)  # so that reads reach past the transaction on both
     world.settle()
     return world
 
@@ -99,5 +99,5 @@ def home_rows(world: World, start: int, count: int) -> Any:
 
 def close_world(world: World) -> None:
     """Stop the log's server and let go of the client."""
-    world.client.append.service.shutdown()
+    world.client.connection.service.shutdown()
     world.client.close()

@@ -121,7 +121,7 @@ def test_a_sample_reads_past_the_flusher_too(world: World) -> None:
     producer.insert(world.users, world.rows(5000, 5010, name="tail"))
     producer.delete(world.users, [5000])
     for pchannel in ("dml_0", "dml_1"):
-        world.client.append.tick(pchannel)
+        world.client.connection.tick(pchannel)
     world.settle(flush=False)
     observer = Observer(world.settings)
     ids = {row[3] for row in observer.sample("users", limit=9).rows}

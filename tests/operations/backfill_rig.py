@@ -137,4 +137,4 @@ def running(folder: Path, spark: SparkSession) -> Iterator[Rig]:
         try:
             yield Rig(settings, client, collection, spark)
         finally:
-            client.append.service.shutdown()
+            client.connection.service.shutdown()

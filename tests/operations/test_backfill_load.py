@@ -44,7 +44,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     with connect(settings=settings) as connected:
         connected.catalog.ensure_pchannels(2)
         yield connected
-        connected.append.service.shutdown()
+        connected.connection.service.shutdown()
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_slice_is_visible_as_a_whole_and_its_files_are_of_one_partition_each(
     pq.write_table(table(0, 3000), tmp_path / "rows.parquet")
     report = load(client, things, tmp_path / "rows.parquet", slice_bytes=SMALL)
     ingest_to_end(client.settings, client.log)
-    confirmed = {each.name: client.append.tick(each.name) for each in client.catalog.pchannels()}
+    confirmed = {each.name: client.connection.tick(each.name) for each in client.catalog.pchannels()}
     rows = read_arrow(client.settings, things.id, confirmed=confirmed, with_ticks=True)
     by_tick = {
         tick: rows.filter(pc.equal(rows["_time_tick"], tick)).num_rows for tick in set(rows["_time_tick"].to_pylist())
@@ -225,11 +225,11 @@ def test_a_term_of_an_older_chain_is_followed_by_one_that_knows_imports(
     channels = [each.name for each in client.catalog.pchannels()]
 
     def versions() -> list[int]:
-        return [client.append.describe(name)["chain_version"] for name in channels]
+        return [client.connection.describe(name)["chain_version"] for name in channels]
 
     for name in channels:  # as a build from before Imports opened it; the server's own opens no term of that version
         opening = builders.term_opening(term=client.catalog.term(name) + 1, chain_version=2, config={})
-        assert client.append.append(name, encode_entry([opening])).rejected == 0
+        assert client.connection.append(name, encode_entry([opening])).rejected == 0
     assert versions() == [2, 2]
     load(client, things, tmp_path / "rows.parquet")
     assert versions() == [CHAIN_VERSION, CHAIN_VERSION]

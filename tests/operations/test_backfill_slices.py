@@ -140,7 +140,7 @@ def test_the_plan_of_event_time_needs_no_session_and_its_runs_hold_its_slices(
     modules = "tests.operations.backfill_rig"
     settings = Settings(data_dir=tmp_path / "data", derived_modules=modules, operations_at_once=2)
     with connect(settings=settings) as client, ExitStack() as stack:
-        stack.callback(client.append.service.shutdown)
+        stack.callback(client.connection.service.shutdown)
         client.catalog.ensure_pchannels(1)
         client.catalog.create_collection("trips", TRIPS, vchannels=1)
         ingest_to_end(settings, client.log)

@@ -75,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         flush_to_end(settings)
         insert(made, [60])
         ingest_to_end(settings, made.log)
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
     return folder
 
 
@@ -85,7 +85,7 @@ def client(made: Path, tmp_path: Path) -> Iterator[Database]:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     with connect(settings=settings_in(tmp_path)) as client:
         yield client
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
 
 
 def settings_in(folder: Path) -> Settings:
@@ -272,7 +272,7 @@ def test_a_job_that_rests_is_no_fault_where_time_ticks_alone_or_fresh_rows_wait(
     flush_to_end(client.settings)
     silent(client)
     for _ in range(3):
-        client.append.tick(P)
+        client.connection.tick(P)
     assert recover(client, "diagnose", stale_after=1).healthy, "an idle system's ticks are nobody's work"
     insert(client, [61])
     assert recover(client, "diagnose").healthy, "a row that came just now is being taken by the job that rested"
@@ -294,7 +294,7 @@ def test_a_transaction_past_its_lease_is_ended_by_a_tick(client: Database, monke
     assert state is not None
     [vchannel] = [name for name in collection.vchannels if name in state.vchannels][:1]
     begin = builders.begin_txn(7, vchannel=vchannel, collection_id=collection.id, term=state.term, keepalive_ms=500)
-    client.append.append(P, [encode_entry([begin])])
+    client.connection.append(P, [encode_entry([begin])])
     ingest_to_end(client.settings, client.log)
     over = time.time() + 1
     while time.time() < over:  # the lease runs by the clock
@@ -334,9 +334,9 @@ def test_a_lost_catalog_is_found_and_made_again_from_log_and_wal(
     settings = client.settings
     before = more_collections(client)
     epoch = CatalogStore(catalog_path(settings.data_dir)).next_epoch(7)
-    terms = {name: client.append.describe(name)["term"] for name in (P, "dml_1")}
+    terms = {name: client.connection.describe(name)["term"] for name in (P, "dml_1")}
     if server != "runs":
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
     for path in (settings.data_dir / "coord").glob("coord.db*"):
         path.unlink()
     cli = Deployment(settings)
@@ -389,7 +389,7 @@ def test_a_lost_staged_file_is_found_by_its_name_and_mends_by_being_put_back(cli
     loaded = builders.import_files(
         "load", [file], vchannel=collection.vchannels[0], collection_id=collection.id, term=1
     )
-    client.append.append(P, [encode_entry([loaded])]).result()
+    client.connection.append(P, [encode_entry([loaded])]).result()
     ingest_to_end(settings, client.log)
     flush_to_end(settings)
     assert recover(client, "diagnose", depth="full").healthy

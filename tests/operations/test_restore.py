@@ -39,7 +39,7 @@ def client(settings: Settings) -> Iterator[Database]:
         made.catalog.ensure_pchannels(2)
         made.catalog.create_collection("c", SCHEMA, vchannels=2, partitions=["even", "odd"])
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 def write(client: Database, *keys: int) -> None:
@@ -54,7 +54,7 @@ def settle(client: Database) -> int:
     """Everything flushed; a tick behind all of it."""
     ingest_to_end(client.settings, client.log)
     flush_to_end(client.settings)
-    return max(client.append.tick(name) for name in client.log.names())
+    return max(client.connection.tick(name) for name in client.log.names())
 
 
 def content(client: Database, name: str, at: int | None = None) -> Rows:

@@ -36,7 +36,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     with connect(settings=Settings(data_dir=tmp_path_factory.mktemp("in-place") / "data")) as made:
         made.catalog.ensure_pchannels(2)
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def write(client: Database, things: CollectionInfo, *keys: int) -> None:
 
 def ticks(client: Database) -> dict[str, int]:
     ingest_to_end(client.settings, client.log)
-    return {name: client.append.tick(name) for name in client.log.names()}
+    return {name: client.connection.tick(name) for name in client.log.names()}
 
 
 def content(client: Database, things: CollectionInfo, *, at: int | None = None) -> list[tuple[int, str]]:

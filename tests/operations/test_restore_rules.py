@@ -32,7 +32,7 @@ def client(settings: Settings) -> Iterator[Database]:
         made.catalog.alter("c", resolve_paths(LATER, lambda: made.definition("c").schema))
         made.new_producer().insert("c", [{"id": 3, "m": 7}])
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 LATER = alter_changes(

@@ -40,7 +40,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
             flush_to_end(settings)
             yield client
         finally:
-            client.append.service.shutdown()
+            client.connection.service.shutdown()
 
 
 @pytest.fixture(autouse=True)

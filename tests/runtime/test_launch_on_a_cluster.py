@@ -95,7 +95,7 @@ def test_a_streaming_job_runs_its_tasks_on_the_master(
             assert client.collection("c").read().num_rows == 1000
         finally:
             launcher.stop("once")
-            client.append.service.shutdown()
+            client.connection.service.shutdown()
     executors = list((tmp_path / "work").glob("app-*/*/stderr"))
     assert executors
     assert "Running task" in "".join(path.read_text(errors="replace") for path in executors)

@@ -41,7 +41,7 @@ def db() -> Iterator[Deployment]:
 
 def python_changes(db: Deployment, **options: Any) -> Counter[tuple[Any, ...]]:
     """What a program gets that reads the changes up to now without Spark."""
-    until = max(db.append.tick(name) for name in db.definition("people").pchannels)
+    until = max(db.connection.tick(name) for name in db.definition("people").pchannels)
     with db.collection("people").changes(until=until, **options) as stream:
         return Counter(tuple(row.values()) for batch in stream for row in batch.rows.to_pylist())
 

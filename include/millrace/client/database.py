@@ -15,6 +15,7 @@ methods of one collection.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -177,7 +178,7 @@ class Database(Closeable):
     def __init__(self, settings: Settings, append: AppendClient, *, address: str = "") -> None:
         """Initialize the database: the deployment in ``settings.data_dir``, or that of the server at `address`."""
         self.settings = settings
-        self.append = append
+        self.connection = append
         """The connection to the server."""
         self.shared_tail = SharedTail(append)
         """New messages, for all consumers and streams of this database."""
@@ -238,6 +239,12 @@ class Database(Closeable):
             return database_html(f"{repr(self)[1:-1]}: {error}", [])
 
     @property
+    def append(self) -> AppendClient:
+        """Deprecated name of `connection`."""
+        warnings.warn("Database.append is deprecated: use Database.connection", DeprecationWarning, stacklevel=2)
+        return self.connection
+
+    @property
     def client(self) -> Client:
         """Deprecated: its methods are the database's."""
         from millrace.client.client import Client
@@ -250,7 +257,7 @@ class Database(Closeable):
         Raises DeadlineExceeded if rows could not be sent.
         """
         with ExitStack() as closing:
-            closing.callback(self.append.close)
+            closing.callback(self.connection.close)
             for producer in self._producers:
                 closing.callback(producer.close)
             for consumer in self._consumers:
@@ -421,7 +428,7 @@ class Database(Closeable):
             spool, self.settings, max_bytes=spool_bytes, on_rejected=on_rejected, metrics=metrics
         )
         producer = Producer(
-            self.append,
+            self.connection,
             self.catalog,
             self.settings,
             definitions=self._names,
@@ -439,7 +446,7 @@ class Database(Closeable):
         """Return a producer's messages in the WAL after a tick, up to now (AppliedLookup)."""
         from millrace.client.local_tables import applied_messages
 
-        return applied_messages(self.settings, self.append, pchannel, producer_id, after)
+        return applied_messages(self.settings, self.connection, pchannel, producer_id, after)
 
     def _read_for(self, collection: CollectionInfo, at: int | None) -> tuple[int, pa.Table]:
         """Read a collection at a tick, or at the current tick, which is after every acknowledged append."""
@@ -503,7 +510,7 @@ class Database(Closeable):
 
         Raises GroupBusy while a consumer of the group runs anywhere.
         """
-        self.append.call(calls.DROP_CONSUMER_GROUP, {"group": group})
+        self.connection.call(calls.DROP_CONSUMER_GROUP, {"group": group})
 
     def _opened(self, made: Consumer | ChangeStream) -> None:
         """Close `made` with this database. Those that their users closed are not kept."""
@@ -511,16 +518,16 @@ class Database(Closeable):
 
     def current_tick(self, pchannels: Iterable[str]) -> int:
         """Return a tick after every acknowledged append to these PChannels."""
-        return max(self.append.tick(name) for name in pchannels)
+        return max(self.connection.tick(name) for name in pchannels)
 
     @cached_property
     def tables(self) -> Tables:
         """The source of reads."""
         if not self.local:
-            return RemoteTables(self.append)
+            return RemoteTables(self.connection)
         from millrace.client.local_tables import LocalTables
 
-        return LocalTables(self.settings, self.append)
+        return LocalTables(self.settings, self.connection)
 
     def _definition(self, collection_id: int, version: int) -> CollectionInfo:
         """Return a collection, dropped or not, that has a schema version. Raises CollectionNotFound."""

@@ -121,8 +121,8 @@ def create(
         generated_key=generated_key,
     )
     schema = with_rules(schema, parse_rules(default), parse_rules(computed), parse_rules(check))
-    with connect(settings=context.settings) as client:
-        made = client.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
+    with connect(settings=context.settings) as db:
+        made = db.catalog.create_collection(name, schema, vchannels=vchannels, partitions=partition or ["_default"])
     if context.as_json:
         print_facts(_summary(made) | {"schema": schema.to_json()}, as_json=True)
     else:

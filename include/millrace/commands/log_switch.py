@@ -79,13 +79,13 @@ def _online(settings: Settings) -> Iterator[LogSwitch]:
         """The server's append host."""
 
         def append_one(self, pchannel: str, entry: bytes) -> int:
-            return client.append.append(pchannel, [entry], deadline=settings.append_deadline).result().time_tick
+            return db.connection.append(pchannel, [entry], deadline=settings.append_deadline).result().time_tick
 
         def describe(self, pchannel: str) -> dict[str, Any]:
-            return client.append.describe(pchannel)
+            return db.connection.describe(pchannel)
 
-    with connect(settings=settings) as client:
-        yield LogSwitch(settings.log_path, settings.log, client.log, Host(), client.catalog)
+    with connect(settings=settings) as db:
+        yield LogSwitch(settings.log_path, settings.log, db.log, Host(), db.catalog)
 
 
 @contextmanager

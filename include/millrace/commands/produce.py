@@ -228,12 +228,12 @@ def produce(
                 if bad_rows is None
                 else opened.enter_context(BadRowsFile.open(bad_rows, max_bad, tally.skipped, place))
             )
-            client = opened.enter_context(connect(settings=settings))
-            producer = client.new_producer(resumed=None if journal is None else journal.producer_id)
+            db = opened.enter_context(connect(settings=settings))
+            producer = db.new_producer(resumed=None if journal is None else journal.producer_id)
             if journal is not None:
                 place = journal.position
                 if not place.ticks:  # before anything is sent
-                    place.ticks = {each: client.append.tick(each, persist=False) for each in collection.pchannels}
+                    place.ticks = {each: db.connection.tick(each, persist=False) for each in collection.pchannels}
                     journal.save()
                 producer.resume(place.numbers, place.ticks)
             show, reading = opened.enter_context(_progress()), BytesRead(files)
@@ -332,8 +332,8 @@ def _create(
     from millrace.client.database import connect
     from millrace.commands.parts.collection_schema import make_schema
 
-    with connect(settings=settings) as client:
-        if name in {each.name for each in client.catalog.collections()}:
+    with connect(settings=settings) as db:
+        if name in {each.name for each in db.catalog.collections()}:
             return
         if str(source) == "-":
             raise typer.BadParameter("--create looks into a file, and stdin is read once: make the collection first")
@@ -342,7 +342,7 @@ def _create(
         schema = replace(schema, on_duplicate=chosen)
         shown = ", ".join(f"{each.name}:{each.type}{'?' * each.nullable}" for each in schema.fields)
         typer.echo(f"Made {name}, as {source.name} has it: {shown}; key {', '.join(schema.key_names)}.", err=True)
-        client.catalog.create_collection(name, schema)
+        db.catalog.create_collection(name, schema)
 
 
 def _asked_on_duplicate(key: Sequence[str]) -> OnDuplicate:
@@ -372,13 +372,13 @@ def _evolve(
     made = file_changes(files, collection.schema, kind=kind, form=form)
     if not made:
         return collection
-    with connect(settings=settings) as client:
-        version = client.catalog.alter(collection.name, made)
+    with connect(settings=settings) as db:
+        version = db.catalog.alter(collection.name, made)
         added = [f"added {each.field.name}:{each.field.type}" for each in made if isinstance(each, AddField)]
         widened = [f"widened {each.name} to {each.type}" for each in made if isinstance(each, WidenField)]
         shown = ", ".join([*added, *widened])
         typer.echo(f"{collection.name} has schema version {version}: {shown}.", err=True)
-        return client.definition(collection.name)
+        return db.definition(collection.name)
 
 
 def _journal(path: Path, load: dict[str, Any], files: list[Path]) -> AbstractContextManager[LoadJournal]:

@@ -353,8 +353,8 @@ def letters(
     from millrace.client.database import connect
     from millrace.streams.sinks.collection.poison import LETTERS
 
-    with connect(settings=context.settings) as client:
-        client.catalog.create_collection(name, LETTERS)
+    with connect(settings=context.settings) as db:
+        db.catalog.create_collection(name, LETTERS)
     typer.echo(f"Created {name} for dead letters.")
 
 

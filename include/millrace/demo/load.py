@@ -172,7 +172,7 @@ class LoadGenerator:
             message, term=self._client.catalog.term(pchannel), producer_id=self._client.new_producer().id, epoch=1
         )
         for _ in range(2):
-            result = self._client.append.append(pchannel, [encode_entry([message])]).result()
+            result = self._client.connection.append(pchannel, [encode_entry([message])]).result()
             if result.duplicate:
                 self.counts.duplicates += message.rows
             else:

@@ -54,11 +54,11 @@ def run_load_phases(
 @contextmanager
 def demo_client(settings: Settings) -> Iterator[Database]:
     """Yield a client, and stop the log server at the end in any case: acknowledged entries are on disk."""
-    with connect(settings=settings) as client:
+    with connect(settings=settings) as db:
         try:
-            yield client
+            yield db
         finally:
-            client.append.service.shutdown()
+            db.connection.service.shutdown()
 
 
 @contextmanager

@@ -76,14 +76,14 @@ def _run(
         done = subprocess.run([sys.executable, "-m", "millrace", "system", "up", "--detach"], check=False)
         if done.returncode:
             raise JobFailed("the system could not be started; its output is above")
-    with connect(settings=settings) as client:
-        client.catalog.ensure_pchannels(settings.pchannels)
-        collection = ensure_collection(client)
-        watch = LoadMonitor(settings, client, stop)
+    with connect(settings=settings) as db:
+        db.catalog.ensure_pchannels(settings.pchannels)
+        collection = ensure_collection(db)
+        watch = LoadMonitor(settings, db, stop)
         table = flights().slice(0, options.rows)
         _print_pages(installation, console)
-        load = run_load_phases(client, collection, table, watch, SystemJob(installation), console, options)
-        code = summarise(settings, client, collection, load.counts, watch, console)
+        load = run_load_phases(db, collection, table, watch, SystemJob(installation), console, options)
+        code = summarise(settings, db, collection, load.counts, watch, console)
     _print_pages(installation, console)
     return code
 

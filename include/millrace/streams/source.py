@@ -82,8 +82,8 @@ def _confirmed(rows: RowsOf, at: Moment | None, deadline: float | None) -> dict[
     settings = rows.settings
     tick = None if at is None else resolve_tick(at)
     seconds = settings.read_deadline if deadline is None else deadline
-    with connect(settings=settings) as client:
-        ticks = require_confirmed_ticks(settings, rows.name, rows.pchannels, client.append, tick, seconds)
+    with connect(settings=settings) as db:
+        ticks = require_confirmed_ticks(settings, rows.name, rows.pchannels, db.connection, tick, seconds)
     return dict.fromkeys(rows.pchannels, tick) if tick is not None else {name: ticks[name] for name in rows.pchannels}
 
 

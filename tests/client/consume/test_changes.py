@@ -56,7 +56,7 @@ def load(
 
 
 def now(shop: Database) -> int:
-    return max(shop.append.tick(name) for name in ("dml_0", "dml_1"))
+    return max(shop.connection.tick(name) for name in ("dml_0", "dml_1"))
 
 
 def lived(shop: Database, items: CollectionInfo) -> int:

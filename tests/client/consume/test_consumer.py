@@ -42,7 +42,7 @@ def keys_of(delivery: Delivery) -> list[int]:
 
 
 def now(shop: Database, items: CollectionInfo) -> int:
-    return max(shop.append.tick(name) for name in ("dml_0", "dml_1"))
+    return max(shop.connection.tick(name) for name in ("dml_0", "dml_1"))
 
 
 def taken(consumer: Consumer, count: int, *, acknowledge: bool = True) -> list[int]:

@@ -189,7 +189,7 @@ def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Database, ite
     name = items.vchannels[0]
     found: list[int] = []
     with scan(
-        name, wal=Path(shop.settings.wal_uri), tail=shop.append, filters=[VChannelFilter({name})], until_tick=until
+        name, wal=Path(shop.settings.wal_uri), tail=shop.connection, filters=[VChannelFilter({name})], until_tick=until
     ) as units:
         for unit in units:
             payload = getattr(unit, "payload", b"")

@@ -59,17 +59,17 @@ def name(request: pytest.FixtureRequest) -> str:
 def requests(db: Database) -> Iterator[list[str]]:
     """The catalog's calls in the block."""
     made: list[str] = []
-    real = db.append.catalog
+    real = db.connection.catalog
 
     def catalog(call: str, *arguments: Any, **options: Any) -> dict[str, Any]:
         made.append(call)
         return real(call, *arguments, **options)
 
-    db.append.catalog = catalog  # type: ignore[method-assign]
+    db.connection.catalog = catalog  # type: ignore[method-assign]
     try:
         yield made
     finally:
-        del db.append.catalog  # type: ignore[method-assign]
+        del db.connection.catalog  # type: ignore[method-assign]
 
 
 def made(db: Database, name: str, **options: Any) -> None:
@@ -265,7 +265,7 @@ def test_the_catalog_never_blocks_an_event_loop(
         """The longest step of the loop. The cached definition grows old while it runs."""
         names = DefinitionCache(fetch, max_age=0.2)
         with (
-            Producer(shop.append, shop.catalog, shop.settings, definitions=names) as producer,
+            Producer(shop.connection, shop.catalog, shop.settings, definitions=names) as producer,
             steps(monkeypatch) as took,
         ):
             asyncio.run(write(producer, collection))

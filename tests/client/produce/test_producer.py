@@ -37,7 +37,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     with connect(settings=settings) as made:
         made.catalog.ensure_pchannels(2)
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 @pytest.fixture
@@ -136,10 +136,10 @@ class LosesAnswers:
         self.calls = 0
 
     def append_stream(self, pchannel, *, deadline=None):  # type: ignore[no-untyped-def]
-        return self._client.append.append_stream(pchannel, deadline=deadline)
+        return self._client.connection.append_stream(pchannel, deadline=deadline)
 
     def append(self, pchannel, entries, *, deadline=None):  # type: ignore[no-untyped-def]
-        outcome = self._client.append.append(pchannel, entries, deadline=deadline)
+        outcome = self._client.connection.append(pchannel, entries, deadline=deadline)
         self.calls += 1
         if self.calls % 2:
             raise LogUnavailable("the answer got lost")

@@ -29,9 +29,9 @@ def mine(items: CollectionInfo, count: int = 3) -> list[int]:
 def let_log_time_pass(shop: Database, items: CollectionInfo, milliseconds: int) -> None:
     """Until the log's own clock has gone on that far."""
     name = pchannel_of(items.vchannels[0])
-    end = (shop.append.tick(name) >> LOGICAL_BITS) + milliseconds
+    end = (shop.connection.tick(name) >> LOGICAL_BITS) + milliseconds
     for _ in range(1000):
-        if shop.append.tick(name) >> LOGICAL_BITS >= end:
+        if shop.connection.tick(name) >> LOGICAL_BITS >= end:
             return
         threading.Event().wait(0.02)  # the poll interval of a bounded wait
     raise AssertionError("the log's clock stands still")

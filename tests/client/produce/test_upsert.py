@@ -31,7 +31,7 @@ def test_a_reader_sees_the_old_row_or_the_new_one_at_every_tick(
     stored(items, at=last)
     ticks = set()
     for name in items.vchannels:
-        with scan(name, wal=Path(shop.settings.wal_uri), tail=shop.append, until_tick=last) as units:
+        with scan(name, wal=Path(shop.settings.wal_uri), tail=shop.connection, until_tick=last) as units:
             for unit in units:
                 ticks |= {unit.time_tick - 1, unit.time_tick, unit.last_confirmed and unit.time_tick + 1}
                 ticks |= {body.time_tick for body in getattr(unit, "bodies", ())}

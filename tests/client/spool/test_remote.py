@@ -64,4 +64,4 @@ def test_a_remote_producer_spools_while_its_server_is_gone_and_sends_each_row_on
             found = read_arrow(settings, users.id).sort_by("id")
             assert found["id"].to_pylist() == list(range(10, 40))
             assert found["body"].to_pylist() == ["first"] * 10 + ["second"] * 20
-            local.append.service.shutdown()
+            local.connection.service.shutdown()

@@ -32,7 +32,7 @@ class Breakable:
     """The way to the append host, which can be cut: before an append, or behind it, so that its answer gets lost."""
 
     def __init__(self, client: Database) -> None:
-        self._append = client.append
+        self._append = client.connection
         self.down = False
         self.loses_answers = 0
 

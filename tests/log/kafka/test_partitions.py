@@ -140,7 +140,7 @@ def test_a_deployment_lies_on_one_topic(location: str, tmp_path: Path) -> None:
         with LogConnection(settings).service() as direct:
             ingest_to_end(settings, direct)
         assert sorted(client.collection("numbers").read(deadline=DEADLINE)["id"].to_pylist()) == list(range(1000))
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
     topics = AdminClient({"bootstrap.servers": running_brokers.kafka().address}).list_topics(timeout=DEADLINE).topics
     prefix = location.rpartition("/")[2]
     assert [name for name in topics if name.startswith(prefix)] == [prefix]

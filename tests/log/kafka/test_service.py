@@ -451,7 +451,7 @@ def test_a_deployment_works_through_the_logs_server_and_only_hosts_of_ours_log_i
         for words in (["log", "describe"], ["log", "verify"], ["log", "truncate", "--dry-run"], ["status"]):
             result = CliRunner().invoke(app, [*words, "--data", str(tmp_path)])
             assert result.exit_code == 0, result.output
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["it ends early", "it goes on with other entries"])

@@ -140,7 +140,7 @@ def test_a_deployment_works_with_tls_and_a_login(logged_in: Tls, tmp_path: Path)
         with LogConnection(settings).service() as direct:
             ingest_to_end(settings, direct)
         assert client.collection("words").read(deadline=DEADLINE).num_rows == 2
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
 
 
 def test_a_client_shows_its_certificate_where_the_brokers_ask_for_one(mutual: Tls) -> None:

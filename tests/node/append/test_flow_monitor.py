@@ -229,7 +229,7 @@ def test_a_watermark_of_zero_is_not_looked_at() -> None:
 @pytest.mark.slow
 def test_the_host_of_a_deployment_tells_its_flow_state(settings: Settings) -> None:
     with connect(settings=settings) as client:
-        found = client.append.call(calls.FLOW, {})
-        client.append.service.shutdown()
+        found = client.connection.call(calls.FLOW, {})
+        client.connection.service.shutdown()
     assert found["mode"] == "normal"
     assert found["rate"] is None

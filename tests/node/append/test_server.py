@@ -190,8 +190,8 @@ def test_no_way_into_a_log_that_the_chain_reads_takes_bytes_that_are_no_entry(cl
 def test_a_pchannel_that_nobody_asked_the_host_to_follow_yet_takes_entries_alone(tmp_path: Path) -> None:
     with connect(settings=Settings(data_dir=tmp_path)) as made:
         made.catalog.ensure_pchannels(1)
-        made.append.service.create("own_form")
-        made.append.service.shutdown()
+        made.connection.service.create("own_form")
+        made.connection.service.shutdown()
     with AppendClient.connect(tmp_path) as client:
         log = client.service.open("dml_0")
         end = log.end()

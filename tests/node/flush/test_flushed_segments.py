@@ -31,7 +31,7 @@ def client(settings: Settings) -> Iterator[Database]:
             made.catalog.create_collection("c", SCHEMA)
             yield made
         finally:
-            made.append.service.shutdown()
+            made.connection.service.shutdown()
 
 
 def named(settings: Settings) -> list[tuple[str, int]]:

@@ -38,7 +38,7 @@ def client(tmp_path: Path) -> Iterator[Database]:
         made.catalog.ensure_pchannels(1)
         made.catalog.create_collection("c", SCHEMA)
         yield made
-        made.append.service.shutdown()
+        made.connection.service.shutdown()
 
 
 def fill(client: Database, first: int, count: int = 20) -> CollectionInfo:

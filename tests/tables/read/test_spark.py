@@ -161,7 +161,7 @@ def test_times_and_dates_come_through_tasks_as_they_were_written(
         made = client.catalog.create_collection("c", schema)
         client.new_producer().insert(made, rows)
         ingest_to_end(settings, client.log)
-        client.append.service.shutdown()
+        client.connection.service.shutdown()
     found = reader.read_spark(spark, settings, made.id).toArrow().sort_by("id")
     assert found.to_pylist() == rows.to_pylist() == read_arrow(settings, made.id).sort_by("id").to_pylist()
 

@@ -198,7 +198,7 @@ class _Sender:
 
     def _newest_chain(self) -> None:
         """Open a new term if the current one runs a chain version that does not know Imports."""
-        if self._client.append.describe(self._pchannel)["chain_version"] < MIN_CHAIN_VERSION[MessageType.IMPORT]:
+        if self._client.connection.describe(self._pchannel)["chain_version"] < MIN_CHAIN_VERSION[MessageType.IMPORT]:
             self._client.catalog.open_term(self._pchannel)
 
     def _in_wal(self, since: int) -> dict[int, int]:
@@ -282,7 +282,7 @@ class _Sender:
         settings = self._client.settings
         attempts, pause = settings.append_attempts, settings.append_retry_delay
         return deliver_single(
-            lambda _: self._client.append.append(self._pchannel, [entry], deadline=settings.append_deadline),
+            lambda _: self._client.connection.append(self._pchannel, [entry], deadline=settings.append_deadline),
             deadline=Deadline.after(attempts * (settings.append_deadline + pause)),
             attempts=attempts,
             pause=pause,

@@ -52,9 +52,9 @@ def run(settings: Settings, params: LoadParams, progress: Progress) -> LoadRepor
     Raises InvalidArgument if a row, a file or a partition does not fit (nothing is appended then), CollectionNotFound,
     AppendRejected if the chain rejects a message, LogUnavailable.
     """
-    with connect(settings=settings) as client:
-        manifest = stage_files(settings, params, client.definition(params.collection), progress)
-        loaded = [] if params.dry_run else append_imports(client, manifest, progress=progress)
+    with connect(settings=settings) as db:
+        manifest = stage_files(settings, params, db.definition(params.collection), progress)
+        loaded = [] if params.dry_run else append_imports(db, manifest, progress=progress)
     return LoadReport(
         import_id=manifest.import_id,
         collection=manifest.collection,

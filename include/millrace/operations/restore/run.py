@@ -86,11 +86,11 @@ def run(
     Raises CollectionNotFound, CollectionExists, TickTooOld, TickNotReached, and Malformed if the copy differs.
     """
     started = time.monotonic()
-    with connect(settings=settings) as client, ExitStack() as stack:
-        source = _source(client, params.collection)
-        _clear(settings, client, params)
+    with connect(settings=settings) as db, ExitStack() as stack:
+        source = _source(db, params.collection)
+        _clear(settings, db, params)
         at = resolve_tick(params.at) if params.at else None
-        confirmed = _confirmed(settings, client, source, at)
+        confirmed = _confirmed(settings, db, source, at)
         plan = plan_read(settings, source.id, at=at, deadline=settings.read_deadline, confirmed=confirmed)
         read = reader_for(plan, stack, session_factory, max_bytes_without_spark=max_bytes_without_spark)
         rows = read(source.id, at=plan.tick, confirmed=confirmed)
@@ -101,18 +101,18 @@ def run(
             wanted = rows.digest(names)
             parts = _parts(rows, plan, wanted, params, progress)
             if params.in_place and not params.dry_run:
-                replaced = in_place.finished_restore(client, source, params)
+                replaced = in_place.finished_restore(db, source, params)
                 if replaced is None:
                     alike = in_place.shared_fields(plan.schema, source.schema)
                     then = rows.digest([old for old, _ in alike])
-                    replaced = in_place.replace_rows(client, source, params, plan, parts, progress)
+                    replaced = in_place.replace_rows(db, source, params, plan, parts, progress)
                     progress.update("comparing")
-                    _compare_in_place(read, client, source, plan, replaced, then, [new for _, new in alike])
-                    in_place.record_done(client, source, replaced)
+                    _compare_in_place(read, db, source, plan, replaced, then, [new for _, new in alike])
+                    in_place.record_done(db, source, replaced)
             elif not params.dry_run:
-                made = _load(settings, client, params, plan, parts)
+                made = _load(settings, db, params, plan, parts)
                 progress.update("comparing")
-                reached = _confirmed(settings, client, made, None)
+                reached = _confirmed(settings, db, made, None)
                 _same(read(made.id, at=None, confirmed=reached).digest(names), wanted, params.into, plan)
                 _record(settings, params, plan, made, DONE)
         finally:
@@ -180,7 +180,7 @@ def _confirmed(settings: Settings, client: Database, collection: CollectionInfo,
     """Return the tick up to which the WAL is complete, by PChannel: everything appended before this call, or `at`."""
     # Works without a running node. If one runs and commits first, this process is fenced.
     ingest_to_end(settings, client.log)
-    return confirm_ticks(settings, collection.pchannels, client.append, at=at, seconds=settings.read_deadline).ticks
+    return confirm_ticks(settings, collection.pchannels, client.connection, at=at, seconds=settings.read_deadline).ticks
 
 
 def _clear(settings: Settings, client: Database, params: RestoreParams) -> None:

@@ -139,10 +139,10 @@ def transformed(spark: SparkSession, settings: Settings, stream: Stream, rows: D
 def table_rows(spark: SparkSession, settings: Settings, table: Table) -> DataFrame:
     """Return a table's rows at its moment; pins versions, so that every micro-batch joins with the same ones."""
     tick = None if table.at in (None, "now") else resolve_tick(table.at)
-    with connect(settings=settings) as client:
-        found = client.definition(table.collection)
+    with connect(settings=settings) as db:
+        found = db.definition(table.collection)
         confirmed = require_confirmed_ticks(
-            settings, found.name, found.pchannels, client.append, tick, settings.read_deadline
+            settings, found.name, found.pchannels, db.connection, tick, settings.read_deadline
         )
         selection = Selection.of(columns=table.columns or None)
         return tables.read_spark(
@@ -156,11 +156,11 @@ def create_sink(settings: Settings, stream: Stream, into: Into | None, columns: 
         return
     plain = pa.schema([each for each in columns if each.name not in CHANGE_COLUMNS.names])
     made = schema(plain, key=into.keys or None, generated_key=None if into.keys else "row_key")
-    with connect(settings=settings) as client:
-        known = [each.name for each in client.catalog.collections()]
+    with connect(settings=settings) as db:
+        known = [each.name for each in db.catalog.collections()]
         if into.collection not in known:
             vchannels = len(find_collection(settings, stream.source.collection).vchannels)
-            client.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
+            db.catalog.create_collection(into.collection, made, vchannels=vchannels, exist_ok=True)
 
 
 def sink_of(settings: Settings, stream: Stream, folder: Path, into: Into | None = None) -> Sink | FrameSink:

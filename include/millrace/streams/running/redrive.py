@@ -21,7 +21,7 @@ def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
     if name is None:
         raise InvalidStream(f"the stream {stream.name!r} has no dead letters: declare sink.dead_letters")
     kept = Kept(settings, stream.name)
-    with kept.locked(), connect(settings=settings) as client:
+    with kept.locked(), connect(settings=settings) as db:
         sink = CollectionSink(
             settings,
             kept.folder / "redrive",
@@ -33,6 +33,6 @@ def redrive(settings: Settings, stream: Stream) -> dict[str, Any]:
             stream=stream.name,
         )
         with sink:
-            found = client.collection(name).read(where=f"stream = '{stream.name}'")
+            found = db.collection(name).read(where=f"stream = '{stream.name}'")
             sent = sink.redrive(found)
         return {"sent": sent, "left": len(found) - sent}

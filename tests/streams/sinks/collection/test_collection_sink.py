@@ -332,11 +332,11 @@ def test_a_mirror_follows_a_retraction_of_a_channel_of_its_source(db: Deployment
             [],
             vchannel=definition.vchannels[0],
             collection_id=definition.id,
-            term=client.append.describe(pchannel_of(definition.vchannels[0]))["term"],
+            term=client.connection.describe(pchannel_of(definition.vchannels[0]))["term"],
             replace=True,
             schema_version=definition.schema_version,
         )
-        client.append.append(pchannel_of(definition.vchannels[0]), [encode_entry([replaces])]).result()
+        client.connection.append(pchannel_of(definition.vchannels[0]), [encode_entry([replaces])]).result()
     db.settle()
     left = rows_of(db, "mirrored")
     assert 0 < sum(left.values()) < 20, "those of the other channel"

@@ -153,7 +153,7 @@ class Journal:
             by_pchannel.setdefault(pchannel_of(message.vchannel), []).append(message)
         for pchannel, mine in by_pchannel.items():
             answered = self._owned().lane(pchannel).tick
-            batch.since[pchannel] = answered if answered > 1 else self._client.append.tick(pchannel, persist=False)
+            batch.since[pchannel] = answered if answered > 1 else self._client.connection.tick(pchannel, persist=False)
             self._number(batch, pchannel, mine)
         return batch
 
@@ -163,7 +163,7 @@ class Journal:
         stamped = self._owned().lane(pchannel).stamp(sorted(messages, key=lambda each: order[each.vchannel]))
         if not all(each.sequence for each in stamped):
             # A chain that forgets this producer must not take these messages for a new producer's (docs/chain.md).
-            barrier = max(1, self._client.append.tick(pchannel, persist=False))
+            barrier = max(1, self._client.connection.tick(pchannel, persist=False))
             stamped = [each if each.sequence else replace(each, barrier_tick=barrier) for each in stamped]
         batch.groups[pchannel] = list(group_messages(stamped))
 
@@ -249,7 +249,7 @@ class Journal:
         """Return the numbers of the messages that took effect: those after `since` in the WAL, complete up to now."""
         settings = self._client.settings
         pchannels = sorted(batch.groups)
-        require_confirmed_ticks(settings, self._name, pchannels, self._client.append, None, settings.read_deadline)
+        require_confirmed_ticks(settings, self._name, pchannels, self._client.connection, None, settings.read_deadline)
         wal = WalSnapshot.open(settings.wal_uri)
         found: set[Number] = set()
         for pchannel in pchannels if wal is not None else ():

@@ -275,7 +275,7 @@ class CollectionSink(Closeable):
         if collection.state != "active":
             raise CollectionNotFound(f"the collection {collection.name!r} is {collection.state}")
         for pchannel in {pchannel_of(name) for name in collection.vchannels}:
-            if self._client.append.describe(pchannel)["chain_version"] < MIN_CHAIN_VERSION[MessageType.UPSERT]:
+            if self._client.connection.describe(pchannel)["chain_version"] < MIN_CHAIN_VERSION[MessageType.UPSERT]:
                 self._client.catalog.open_term(pchannel)
 
 
