@@ -163,6 +163,7 @@ class Scanner:
                 case TickAboveFilter(tick):
                     after_tick = max(after_tick, tick)
                 case TickFromFilter(tick):
+                    # Ticks are integers: at or after `tick` is after `tick - 1`.
                     after_tick = max(after_tick, tick - 1)
                 case _:
                     raise InvalidArgument(f"{each!r} is not a scan filter")
@@ -172,6 +173,7 @@ class Scanner:
             *(() if names is None else (VChannelFilter(frozenset(names)),)),
             *(() if types is None else (TypeFilter(frozenset(types)),)),
         )
+        # The empty name: messages of the whole PChannel concern each VChannel.
         self._names = None if names is None else pa.array(sorted({"", *names}), pa.utf8())
         self._types = None if types is None else pa.array([kind.name for kind in types], pa.utf8())
         self._buffer = TxnBuffer(after_tick=after_tick)
@@ -220,6 +222,7 @@ class Scanner:
         if self._names is not None:
             pushed, table = table, table.filter(pc.is_in(_names(table, "vchannel"), self._names))
             self.filtered_count += pushed.num_rows - table.num_rows
+        # Before the type filter: the buffer needs Begin and bodies, whatever types are wanted.
         visible = self._buffer.push(table)
         if visible.num_rows == 0:
             return visible

@@ -65,6 +65,7 @@ class TxnBuffer:
         Raises WalGap if a Commit after `after_tick` has no Begin: the reader started after its LastConfirmed.
         """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        # No transaction is open or begins: every row is visible at its own tick, without a sort.
         if not self._held and not _any_txn(table):
             ticks = table.column("time_tick")
             visible = table.append_column(VISIBLE_TICK, ticks)
@@ -99,7 +100,10 @@ class TxnBuffer:
         order = chosen[np.argsort(place[chosen], kind="stable")]
         result = table.take(pa.array(order)).append_column(VISIBLE_TICK, pa.array(visible[order]))
 
+        # Bodies whose Begin was not read never become visible: `_check_begins` raises if their Commit comes.
         waits = (bodies | columns.begin) & ~ended & columns.known
+        # Rebuild what is held only if something of it ended; otherwise add a slice, so that a long transaction is not
+        # copied on each push.
         if ended[:held].any() or not self._held:
             self._held = [table.filter(pa.array(waits))] if waits.any() else []
         elif waits[held:].any():

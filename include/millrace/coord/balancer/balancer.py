@@ -123,8 +123,10 @@ class Balancer:
         if not self._loaded:
             self.manager.load()
             self._loaded = True
+        # First: a record whose write got no answer must be known before anything is decided on it.
         self.manager.rewrite_unsure()
         self.manager.add(self._pchannels(), self._roles)
+        # Before planning, in the same round: a role must not go to a session that has ended.
         self._see_nodes()
         self.manager.change_all(
             [
@@ -161,6 +163,7 @@ class Balancer:
         }
         self._put_out_since = {session: self._put_out_since.get(session, now) for session in sorted(there)}
         for session, since in list(self._put_out_since.items()):
+            # By then the lease is over by the node's own clock too, however much the clocks drift apart.
             if now >= since + self._session_seconds * (1 + CLOCK_DRIFT):
                 self._leadership.commit(self._epoch, [Delete(EVICTED_PREFIX + session)])
                 del self._put_out_since[session]
@@ -191,6 +194,7 @@ class Balancer:
         view = AssignmentView(
             tuple(able), channels, guards.allow_rebalance and not self._wanted.frozen, guards.max_moves
         )
+        # The policy is pure: the same view gives the same answer, and a round at rest costs nothing.
         if view == self._rests.get(role):
             return
         moves = self._policy(view)
@@ -219,6 +223,7 @@ class Balancer:
         finally:
             for record in wanted:
                 progress = self._progress.setdefault(record.key, HandoverProgress())
+                # In `finally`: a write without an answer may have begun the handover, and its deadline runs from now.
                 progress.term, progress.since = self.manager.records[record.key].term, now
 
     def _channel(self, record: ChannelRecord, stats: Mapping[str, ChannelStats], now: float) -> ChannelView:
@@ -252,6 +257,7 @@ class Balancer:
     def _hand_over(self, key: str) -> None:
         record = self.manager.records[key]
         assert record.owner is not None
+        # All earlier owners first: the new one is asked only once nobody else may still write.
         let_go = {owner.session for owner in record.history if self._lets_go(record, owner)}
         if let_go:
             record = self.manager.change(record.without_history(let_go))

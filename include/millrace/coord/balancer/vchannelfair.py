@@ -99,6 +99,7 @@ class Layout:
     def __init__(self, view: AssignmentView) -> None:
         self.nodes: dict[str, _Node] = {name: _Node() for name in sorted(view.nodes)}
         count = max(len(self.nodes), 1)
+        # Not zero: the cost divides by it.
         self._mean_p = max(len(view.channels) / count, 1e-9)
         self._mean_v = max(sum(each.vchannels for each in view.channels) / count, 1e-9)
 
@@ -152,12 +153,14 @@ class PlacementIndex:
         """
         near = {name for collection in channel.collections for name in self._homes.get(collection, ())}
         for load, names in list(self._alike.items()):
+            # Entries of a former load stay in the heap until they come up.
             while names and self._load(names[0]) != load:
                 heappop(names)
             if names:
                 near.add(names[0])
             else:
                 del self._alike[load]
+        # Rounded, then by name: the choice must not depend on the order of additions.
         return min(near, key=lambda name: (round(self._layout.added_cost(channel, name), 12), name))
 
     def put(self, channel: ChannelView, name: str) -> None:
@@ -190,6 +193,7 @@ def vchannel_fair(view: AssignmentView) -> list[PlannedMove]:
         else:
             (homeless if channel.owner is None else leaving).append(channel)
     moves: list[PlannedMove] = []
+    # Large ones first: small ones then even out what is left.
     largest_first = sorted(homeless, key=_size), sorted(leaving, key=_size)[: view.max_moves]
     places = PlacementIndex(layout) if homeless or leaving else None
     for cause, channels in zip(("place", "drain"), largest_first, strict=True):
@@ -236,6 +240,8 @@ def _rebalance(view: AssignmentView, layout: Layout) -> list[PlannedMove]:
             at[channel.pchannel] = to
             (away.discard if to == home[channel.pchannel] else away.add)(channel.pchannel)
             touched |= {source, to}
+        # A change that brings a channel back home frees a move, so pairs that were refused for lack of room are
+        # evaluated again.
         before, room = room, view.max_moves - len(away)
         known = {} if room > before else {pair: each for pair, each in known.items() if not touched & set(pair)}
 
@@ -277,6 +283,7 @@ def best_exchange(
     gain = before - after
     steps = _steps(leaving, other, home, away)[:, None] + _steps(coming, one, home, away)[None, :]
     gain[steps > room] = -np.inf
+    # None for None is no change.
     gain[0, 0] = -np.inf
     best = gain.max()
     if not np.isfinite(best):

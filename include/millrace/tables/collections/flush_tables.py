@@ -133,6 +133,7 @@ def read_checkpoints(table: TableHandle | None) -> dict[str, Checkpoint]:
         row = table.read(action["path"]).to_pylist()[0]
         pchannel = action[f"partition.{PCHANNEL}"]
         known = found.get(pchannel)
+        # More than one file of a PChannel may be live: the newest counts.
         if known is None or known.time_tick < row["time_tick"]:
             found[pchannel] = Checkpoint(
                 pchannel,
@@ -195,6 +196,7 @@ def read_segments(
             parts.append(rows.append_column(PCHANNEL, pa.array([owner] * rows.num_rows, pa.utf8())).cast(schema))
     rows = pa.concat_tables(parts)
     merged = schema.get_field_index("merged_into")
+    # A file from before compaction lacks the column.
     rows = rows.set_column(merged, schema.field(merged), pc.fill_null(rows["merged_into"], 0))
     if vchannels is not None:
         rows = rows.filter(pc.is_in(rows["vchannel"], pa.array(list(vchannels), pa.utf8())))

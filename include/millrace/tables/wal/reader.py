@@ -114,12 +114,14 @@ class WalSnapshot:
         ]
         files: dict[str, list[WalFile]] = {}
         for path, size, rows, pchannel, *statistics in zip(*columns, strict=True):
+            # A file may lack statistics, such as one that another engine rewrote: it is read, not skipped.
             if rows is None or None in statistics:
                 rows, statistics = self._without_statistics(path)
             if rows:
                 first, last, ledger, entry = statistics
                 files.setdefault(pchannel, []).append(WalFile(path, size, rows, first, last, (ledger, entry)))
         for each in files.values():
+            # The Delta log lists files in no order; `plan` then checks that they do not overlap.
             each.sort(key=lambda file: file.first_tick)
         return files
 
@@ -227,6 +229,7 @@ class WalSnapshot:
             return FIRST_ID
         with self._table.open_file(files[-1].path) as parquet:
             table = parquet.read(columns=["time_tick", *_CONFIRMED])
+        # `plan` chose files with a first tick <= `tick`, so there is such a row.
         place = int(np.searchsorted(table["time_tick"].to_numpy(), tick, side="right")) - 1
         return MessageId(*(table[name][place].as_py() for name in _CONFIRMED))
 
@@ -342,7 +345,10 @@ def _groups(parquet: pq.ParquetFile, plan: WalRange) -> list[int]:
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
         tick, ledger, entry = (group.column(place).statistics for place in places)
+        # A row group without statistics may hold anything.
         if all(each is not None and each.has_min_max for each in (tick, ledger, entry)):
+            # The maxima of the two columns may be of different rows: the pair is an upper bound, so nothing is skipped
+            # wrongly.
             before = (ledger.max, entry.max) < plan.start.log_id or tick.max <= plan.after_tick
             if before or tick.min > plan.up_to_tick:
                 continue

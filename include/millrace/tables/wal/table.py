@@ -202,6 +202,7 @@ class WalTable:
             _, known = self._rows.get(pchannel, ("", None))
             if commits == 0:
                 found[pchannel] = WalPosition(self.version, pchannel)
+            # The count of commits alone identifies the state row: a PChannel that did not move needs no read.
             elif known is not None and known.commits == commits:
                 found[pchannel] = _at(known, self.version)
             else:
@@ -255,6 +256,7 @@ class WalTable:
         for path in paths:
             try:
                 position = self._state_row(pchannel, path)
+            # Not damage: another build wrote it. Recovery must not rebuild what a newer build can read.
             except UnsupportedVersion:
                 raise
             except (OSError, pa.ArrowException, MillraceError, ValueError, LookupError, TypeError) as error:
@@ -287,6 +289,7 @@ class WalTable:
             state_path=path,
             has_checksum=checksum is not None,
         )
+        # Several state files may be live: the app transactions say which commit is the last.
         if (position.commits, position.last_tick) != (self.commits(pchannel), self.last_tick(pchannel)):
             return None
         if not position.has_checksum:
@@ -305,6 +308,7 @@ class WalTable:
         Returns None if that version or its state row is gone, or the PChannel had no commit yet.
         """
         try:
+            # Old versions go without notice: log cleanup removes the commit, VACUUM the files.
             pinned = open_table(self.table.uri, version=version)
             found = None if pinned is None else WalTable(pinned).position(pchannel)
         except Exception:  # cleaned up or vacuumed: delta-rs has no single error type for it

@@ -149,6 +149,7 @@ def newest_schema(infos: Iterable[VChannelInfo], tick: int | None = None) -> Col
     Changes may have reached only some VChannels: the newest schema counts.
     """
     if tick is None:
+        # A schema change is a broadcast: the VChannel with the most versions is the furthest.
         return max(infos, key=lambda info: len(info.schemas)).newest_schema
     return max(infos, key=lambda info: info.version_at(tick)).schema_at(tick)
 
@@ -191,6 +192,7 @@ class WalCatalog:
                 yield rows.slice(start, place - start)
             row = rows.slice(place, 1).to_pylist()[0]
             self._evolve(row)
+            # DDL rows are consumed here; an Import stays, because its rows follow in the same slice.
             start = place + (row["type"] != MessageType.IMPORT.name)
         if start < rows.num_rows:
             yield rows.slice(start)
@@ -230,6 +232,7 @@ class WalCatalog:
                 info = GrowingSegment(row["partition_id"], row["time_tick"])
                 self.vchannels[row["vchannel"]].growing[row["segment_id"]] = info
                 yield _event(row, "growing", info, "")
+        # Between the two loops: a segment counts the rows of its slice after it began and before it ends.
         self._count(rows)
         self._count_imports(rows)
         for row in events:

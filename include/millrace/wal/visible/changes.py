@@ -185,12 +185,14 @@ class ChangeReader:
             ]
         )
         # Each message has its own write tick, and its rows are in order already, deletes first.
+        # The last key is the primary one: by visible tick, then by write tick.
         order = np.lexsort([table[name].to_numpy() for name in ("_write_tick", "_time_tick")])
         return table if (np.diff(order) == 1).all() else table.take(pa.array(order))
 
     def _event(self, table: pa.Table) -> Iterator[ChangeBatch]:
         [row] = table.to_pylist()
         tick, vchannel = row[VISIBLE_TICK], row["vchannel"]
+        # The catalog of the start has the DDL up to its checkpoint already.
         if tick > self._known.get(vchannel, 0):
             if row["type"] != MessageType.CREATE_COLLECTION.name:
                 self._info(vchannel, tick)
@@ -237,6 +239,8 @@ class ChangeReader:
         skipped = min(self._skip, rows.num_rows)
         self._skip -= skipped
         if skipped < rows.num_rows:
+            # Inside a unit the position names the tick before it and the rows to skip: a reader that continues must
+            # not take the unit for complete.
             position = ChangePosition(last) if whole else ChangePosition(last - 1, count)
             [batch] = rows.slice(skipped).combine_chunks().to_batches()
             yield ChangeBatch(self._pchannel, self._collection_id, schema, batch, position)

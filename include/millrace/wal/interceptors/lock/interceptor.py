@@ -37,8 +37,11 @@ class LockInterceptor:
     def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         if run.count > 1:
             types = run.view(run.columns.type)
+            # By chain version: an old version judges a type that it does not know as a control message, and always
+            # must.
             control = np.flatnonzero(~dml_mask(state.chain_version)[types])
             if len(control):
+                # A control message at the front is judged alone; one further back begins the next run.
                 run.cut(max(int(control[0]), 1))
         proceed(run)
 
@@ -49,6 +52,7 @@ class LockInterceptor:
             return []
         scope = run.columns.vchannel_name(run.start)
         failing = [(channel, txn) for channel, txn in state.open_txns() if scope in ("", channel.name)]
+        # By Begin id: the order of a dict of VChannels is not part of the state, and each rollback takes a tick.
         failing.sort(key=lambda pair: pair[1].begin)
         return [rollback_emission(channel, txn, BARRIER) for channel, txn in failing]
 

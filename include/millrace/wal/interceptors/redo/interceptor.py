@@ -20,6 +20,7 @@ class RedoInterceptor:
     name = "redo"
 
     def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
+        # The inner interceptors judge first: a message that they reject needs no segment.
         proceed(run)
         columns = run.columns
         inserts = run.pending()
@@ -34,6 +35,7 @@ class RedoInterceptor:
                 lacking[rows] = True
         places = inserts[lacking]
         if len(places):
+            # The shard emits CreateSegment before the first message of a run only. What is cut off is judged again.
             run.cut(int(places[0]))
 
     def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:

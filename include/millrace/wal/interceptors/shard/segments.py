@@ -58,6 +58,7 @@ def ready_flush(state: ChannelState) -> Emission | None:
     ]
     if not ready:
         return None
+    # The smallest id first: the order of Flush messages is a function of the state alone.
     _, channel, segment = min(ready, key=lambda item: item[0])
     return flush_emission(channel, segment, segment.seal_policy)
 
@@ -85,6 +86,8 @@ def cut_after_seal(state: ChannelState, run: MessageRun) -> None:
             rows = rows[rows < run.count]  # an earlier VChannel may have cut the run
             channel = state.vchannels[columns.vchannel_name(run.start + int(deletes[places[0]]))]
             if len(rows) and channel.growing:
+                # The message that crosses the limit still belongs to the run; what follows is judged with sealed
+                # segments.
                 room = DELETES_POLICY.remaining_rows(channel.growing.values(), channel.delete_rows, state.config)
                 crossed = np.flatnonzero(np.cumsum(run.columns.rows[run.start + rows]) >= room)
                 if len(crossed):
@@ -134,6 +137,7 @@ def count_deletes(state: ChannelState, channel: VChannelState, rows: int) -> Non
 
 def _evolve_segment(state: ChannelState, rows: DecidedBatch, each: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
     channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
+    # Rows are grouped by segment, and none follows the message that seals it: so the segment still grows here.
     segment = channel.growing[int(rows.partition_id[each[0]])]
     txns = {int(txn_id) for txn_id in np.unique(rows.txn_id[each]) if txn_id}
     _grown(
@@ -183,6 +187,7 @@ def count_import(channel: VChannelState, row: DecidedMessage) -> None:
         channel.growing[segment.partition_id] = segment._replace(
             rows=segment.rows + each["rows"], bytes=segment.bytes + each["bytes"], last_insert_tick=row.tick
         )
+    # A copy: `seal` moves segments out of the dict.
     for segment in list(channel.growing.values()):
         seal(channel, segment, MESSAGE_POLICIES[MessageType.IMPORT])
 

@@ -36,6 +36,7 @@ class TimeTickInterceptor:
     name = "timetick"
 
     def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
+        # This order is part of the chain version: a message keeps its first rejection.
         self._cut_before_timers(state, run)
         self._judge_types(state, run)
         self._judge_terms(state, run)
@@ -54,6 +55,7 @@ class TimeTickInterceptor:
         ticks = strictly_increasing(wanted, state.last_tick)
         config = state.config
         shortest = min(config.segment_idle_ms, config.segment_lifetime_ms) << LOGICAL_BITS
+        # A segment that the run itself creates is idle or too old after the shorter of the two bounds at the earliest.
         deadline = min(state.next_deadline(), int(ticks[0]) + shortest)
         if ticks[-1] >= deadline:
             run.cut(int(np.searchsorted(ticks, deadline)))
@@ -148,6 +150,7 @@ class TimeTickInterceptor:
         """Set the ticks of the run: of an accepted message its own, of a rejection the last one before it."""
         columns = run.columns
         if run.count == 1:
+            # A single message takes this short way; it must give what the columns below give.
             own = max(state.next_tick(int(columns.physical_ms[run.start])), int(columns.barrier_tick[run.start]) + 1)
             run.tick = np.array([own if run.first_accepted else state.last_tick])
             return
@@ -155,6 +158,7 @@ class TimeTickInterceptor:
         wanted = np.maximum(run.view(columns.physical_ms) << LOGICAL_BITS, run.view(columns.barrier_tick) + 1)[accepted]
         ticks = np.full(run.count, state.last_tick, dtype=np.int64)
         ticks[accepted] = strictly_increasing(wanted, state.last_tick)
+        # A rejection has the tick of the last accepted message before it, so that ticks never decrease in a run.
         run.tick = np.maximum.accumulate(ticks)
 
     def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
@@ -178,13 +182,16 @@ class TimeTickInterceptor:
         elif row.type is MessageType.CONFIG:
             state.config = state.config.with_changes(parse_body(row.type, row.payload))
         elif row.type is MessageType.ALTER_WAL:
+            # AlterWAL ends the log of its generation: whatever follows it there is never read.
             state.position = generation_start(LogId(row.ledger, row.entry).generation + 1)
         channel = state.vchannels.get(row.vchannel)
+        # An emitted CreateSegment shows nothing to readers, and no producer sent it.
         if channel is None or row.type is MessageType.CREATE_SEGMENT:
             return
         hidden = row.txn_id if row.type in DML else row.type in TXN_TYPES and row.type is not MessageType.COMMIT_TXN
         if not hidden:
             channel.mvcc = row.tick
+        # A CreateCollection uses no sequence: its VChannel had no collection when it was judged.
         if row.producer_id and row.type is not MessageType.CREATE_COLLECTION:
             producers.evolve_one(state, row)
 
@@ -211,6 +218,7 @@ def _check_first_types(number: int, body: Any) -> None:
 def strictly_increasing(wanted: Int64s, last: int) -> Int64s:
     """Return the least ticks with tick[i] >= wanted[i] and tick[i] > tick[i - 1], the first above `last`."""
     steps = np.arange(len(wanted), dtype=np.int64)
+    # tick[i] - i never decreases exactly if ticks strictly increase: so a running maximum gives the least ticks.
     lowest = wanted - steps
     if len(lowest):
         lowest[0] = max(int(lowest[0]), last + 1)

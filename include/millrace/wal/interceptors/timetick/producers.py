@@ -29,6 +29,7 @@ def judge(state: ChannelState, run: MessageRun) -> None:
         return
     for places in group_indices(run.view(columns.vchannel)[mine], run.view(columns.producer_id)[mine]):
         rows = mine[places]
+        # An earlier producer of this loop may have cut the run.
         rows = rows[rows < run.count]
         channel = state.vchannels.get(columns.vchannel_name(run.start + int(rows[0]))) if len(rows) else None
         if channel is not None:
@@ -40,6 +41,7 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun
     producer_id = int(columns.producer_id[run.start + rows[0]])
     known = channel.producers.get(producer_id)
     epochs, sequences = run.view(columns.epoch)[rows], run.view(columns.sequence)[rows]
+    # The common case, without a loop over rows: the next sequences of a known producer.
     if known and (epochs == known.epoch).all() and (sequences == known.next_sequence + np.arange(len(rows))).all():
         return
     epoch, following = (known.epoch, known.next_sequence) if known else (-1, 0)
@@ -58,6 +60,8 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun
                 )
                 continue
             if len(channel.producers) >= state.config.max_producers:
+                # A registration at the limit evicts another producer, which `evolve` must have done before anything is
+                # judged after it.
                 run.cut(max(place, 1))
                 return
             if place > 0 and _registers_another(channel, run, place, producer_id):
@@ -79,6 +83,7 @@ def _judge_producer(state: ChannelState, channel: VChannelState, run: MessageRun
             run.cut(place)
             return
         else:
+            # Only a known producer has used sequences before the next one.
             assert known is not None
             _reject_repeated(run, place, known, s)
 
@@ -187,11 +192,14 @@ def _record(
 ) -> None:
     known = channel.producers.get(producer_id)
     if known is None and len(channel.producers) >= state.config.max_producers:
+        # The id breaks ties: two replays must evict the same producer.
         idle = min(channel.producers.items(), key=lambda item: (item[1].last_tick, item[0]))
         del channel.producers[idle[0]]
         if state.chain_version >= VERSION_4:
+            # From here on a producer that may be the forgotten one has to say that it began later (its barrier tick).
             channel.forgotten = max(channel.forgotten, idle[1].last_tick)
     kept = known.results if known and known.epoch == epoch else ()
+    # Results of consecutive sequences are one run in the state, so that dedup_results bounds runs, not messages.
     if kept and results and _continues(kept[-1], results[0]):
         results = [kept[-1]._replace(length=kept[-1].length + results[0].length), *results[1:]]
         kept = kept[:-1]

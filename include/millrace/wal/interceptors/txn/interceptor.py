@@ -35,6 +35,7 @@ class TxnManager:
     def decide(self, state: ChannelState, run: MessageRun, proceed: Proceed) -> None:
         number = int(run.columns.type[run.start])
         if number in DML:
+            # Bodies themselves are judged by the shard (`judge_bodies`), after everything else has cut the run.
             self._cut_before_overflow(state, run)
         elif run.first_accepted and number == MessageType.BEGIN_TXN:
             self._begin(state, run)
@@ -47,6 +48,7 @@ class TxnManager:
         txn_id = int(columns.txn_id[row])
         channel = state.vchannels.get(columns.vchannel_name(row))
         try:
+            # A payload that does not parse is MALFORMED whatever else is wrong with the message.
             keepalive_ms(state, columns.payload(row))
         except Malformed as error:
             run.reject(0, Reason.MALFORMED, str(error))
@@ -77,6 +79,7 @@ class TxnManager:
             channel = state.vchannels.get(run.columns.vchannel_name(run.start + int(rows[0])))
             txn = None if channel is None else channel.txns.get(int(txn_id[rows[0]]))
             if txn and txn.bytes + int(run.view(run.columns.size)[rows].sum()) > state.config.max_txn_bytes:
+                # Which body no longer fits depends on the sizes of the accepted ones before it.
                 run.cut(1)
                 return
 
@@ -135,6 +138,7 @@ class TxnManager:
         else:
             del channel.txns[row.txn_id]
             how = COMMITTED if row.type is MessageType.COMMIT_TXN else row.detail or ROLLED_BACK
+            # Only for the words of a later rejection: a forgotten end gives TXN_NOT_FOUND.
             channel.ended = (*channel.ended, (row.txn_id, how))[-ENDED_TXNS:]
 
 
