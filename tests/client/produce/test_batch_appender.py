@@ -224,6 +224,7 @@ def batch_on(lane: Any, items: CollectionInfo, limits: BatchLimits | None = None
         sender,
         CallSplitter(),
         known=lambda given: items,
+        renewed=lambda given: None,
         evolved=lambda given, rows: items,
         collection=items,
         limits=limits,

@@ -91,7 +91,7 @@ def test_appends_by_name_make_no_request_and_producers_of_a_database_share_the_n
             second.upsert(name, [{"id": number, "note": "b"}])
             second.delete(name, [number + 1])
         with first.batch() as batch:
-            batch.insert(name, [{"id": 50}]).result()
+            batch.insert([{"id": 50}], collection=name).result()
     assert len(asked) <= 2, asked  # in the background, if this takes more than a second
     first.close()
     second.close()
@@ -176,6 +176,29 @@ def test_a_call_of_which_a_part_took_effect_is_not_made_again(shop: Database, ot
         with pytest.raises(InvalidArgument, match="odd"):
             producer.insert(name, rows, partition_by="note")
     assert Counter(row["note"] for row in rows_of(shop, name)) == {"even": 20}
+
+
+def test_a_batch_by_name_takes_rows_that_another_client_made_room_for(
+    shop: Database, other: Database, name: str
+) -> None:
+    made(shop, name)
+    with shop.new_producer() as producer, producer.batch() as batch:
+        batch.insert([{"id": 1}], collection=name).result(30)
+        other.collection(name).add_field("n", "int64?")
+        there = other.collection(name)
+        there.create_partition("new")
+        kept = [
+            batch.insert([{"id": 2, "n": 5}], collection=name),
+            batch.upsert([{"id": 3}], collection=name, partition="new"),
+            batch.delete([1], collection=name),
+        ]
+        assert not any(each.result(30).rejections for each in kept)
+        with pytest.raises(InvalidArgument, match="has no column 'm'"):
+            batch.insert([{"id": 4, "m": 5}], collection=name)
+        batch.insert([{"id": 5, "m": 5}], collection=name, evolve=True).result(30)
+        other.drop_collection(name)
+        rejected = batch.insert([{"id": 6}], collection=name).result(30)
+        assert set(rejected.rejected_by_reason) == {"COLLECTION_NOT_FOUND"}
 
 
 def test_rows_of_a_definition_are_judged_by_it_alone(shop: Database, other: Database, name: str) -> None:

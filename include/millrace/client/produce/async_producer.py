@@ -24,7 +24,7 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.client.produce.batch_appender import BatchAppender, BatchLimits, BufferedCall
 from millrace.client.produce.channel_queue import Call, CallSplitter, Piece
 from millrace.client.produce.plain_rows import FEW_ROWS
-from millrace.client.produce.producer import Producer, is_outdated
+from millrace.client.produce.producer import Producer
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.written import Written
 from millrace.message.types import MessageType
@@ -166,7 +166,9 @@ class AsyncProducer(AsyncCloseable):
             if newer is None:
                 raise
         else:
-            newer = await asyncio.to_thread(self.producer.renewed, definition) if is_outdated(written) else None
+            if not written.rejections:
+                return written
+            newer = await asyncio.to_thread(self.producer.renewed_after, written, definition)
             if newer is None:
                 return written.checked()
         return (await self._appended(newer, given, split)).checked()

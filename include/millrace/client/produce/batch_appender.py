@@ -127,7 +127,8 @@ class BatchAppender(Closeable):
         splitter: CallSplitter,
         *,
         known: Callable[[CollectionInfo | str], CollectionInfo],
-        evolved: Callable[[CollectionInfo, Rows], CollectionInfo],
+        renewed: Callable[[CollectionInfo], CollectionInfo | None],
+        evolved: Callable[[CollectionInfo | str, Rows], CollectionInfo],
         collection: CollectionInfo | None = None,
         limits: BatchLimits | None = None,
     ) -> None:
@@ -135,6 +136,7 @@ class BatchAppender(Closeable):
         self._sender = sender
         self._splitter = splitter
         self._known = known
+        self._renewed = renewed
         self._evolved = evolved
         self._collection = collection
         self._changed = threading.Condition()
@@ -210,9 +212,7 @@ class BatchAppender(Closeable):
     ) -> Future[Written]:
         """Buffer primary keys to delete. Raises the errors of `insert`."""
         keys, chosen = self._target(keys, older, collection)
-        call = FutureCall(self)
-        self.take(call, self._splitter.keys(call, chosen, keys, partition), wait=wait)
-        return call
+        return self._split(chosen, lambda call, found: self._splitter.keys(call, found, keys, partition), wait)
 
     def flush(self, *, deadline: float | None = None) -> None:
         """Send everything held and wait until it is settled. Raises DeadlineExceeded; sending continues."""
@@ -289,22 +289,42 @@ class BatchAppender(Closeable):
     def _rows(
         self,
         kind: MessageType,
-        collection: CollectionInfo,
+        chosen: CollectionInfo | str,
         rows: Rows,
         partition: str | None,
         partition_by: str | None,
         wait: bool,
         evolve: bool,
     ) -> Future[Written]:
-        if evolve:
-            collection = self._evolved(collection, rows)
-        call = FutureCall(self)
-        self.take(call, self._splitter.rows(call, kind, collection, rows, partition, partition_by), wait=wait)
+        return self._split(
+            self._evolved(chosen, rows) if evolve else chosen,
+            lambda call, found: self._splitter.rows(call, kind, found, rows, partition, partition_by),
+            wait,
+        )
+
+    def _split(
+        self, chosen: CollectionInfo | str, split: Callable[[Call, CollectionInfo], list[Piece]], wait: bool
+    ) -> Future[Written]:
+        """Buffer what `split` makes of a call by the collection's definition.
+
+        If it raises InvalidArgument, and another client has changed the collection that has the name, it is asked again
+        with the newer definition. A call is not made again once it is buffered: later ones may be ahead of it.
+        """
+        call, definition = FutureCall(self), self._known(chosen)
+        try:
+            pieces = split(call, definition)
+        except InvalidArgument:
+            newer = self._renewed(definition) if isinstance(chosen, str) else None
+            if newer is None:
+                raise
+            call = FutureCall(self)
+            pieces = split(call, newer)
+        self.take(call, pieces, wait=wait)
         return call
 
     def _target(
         self, rows: Any, older: Sequence[Any], collection: CollectionInfo | str | None
-    ) -> tuple[Any, CollectionInfo]:
+    ) -> tuple[Any, CollectionInfo | str]:
         """Return the rows (or keys) and the collection of a call, whose arguments may have the older order."""
         if older:
             words = "batch.insert(collection, rows) is deprecated: write batch.insert(rows, collection=collection)"
@@ -315,7 +335,7 @@ class BatchAppender(Closeable):
         given = self._collection if collection is None else collection
         if given is None:
             raise InvalidArgument("name the collection: collection=, or take the batch of a collection")
-        return rows, self._known(given)
+        return rows, given
 
     def _sender_of(self, piece: Piece) -> ChannelSender:
         assert piece.destination is not None

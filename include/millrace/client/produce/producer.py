@@ -66,16 +66,6 @@ _OUTDATED: Final = frozenset(
 """Rejections of rows that were made by a definition that others have changed since."""
 
 
-def is_outdated(written: Written) -> bool:
-    """Return whether a call had no effect, for reasons that a newer definition of its collection may remove."""
-    judged = written.messages - len(written.rejections)
-    return (
-        bool(written.rejections)
-        and not (judged or written.spooled_rows)
-        and all(map(_may_be_outdated, written.rejections))
-    )
-
-
 def _may_be_outdated(error: MillraceError) -> bool:
     return not isinstance(error, AppendRejected) or error.reason in _OUTDATED
 
@@ -218,8 +208,8 @@ class Producer(Closeable):
             if newer is None:
                 raise
         else:
-            newer = self.renewed(definition) if any(map(_may_be_outdated, written.rejections)) else None
-            if newer is None or not is_outdated(written):
+            newer = self.renewed_after(written, definition)
+            if newer is None:
                 return written
         return call(newer)
 
@@ -294,8 +284,8 @@ class Producer(Closeable):
     def renewed(self, definition: CollectionInfo) -> CollectionInfo | None:
         """Ask the catalog for the collection that has the name of `definition` now; None if that is the same.
 
-        For a call by name that had no effect, because its rows do not fit `definition` or the chain rejected all of
-        it (:func:`is_outdated`). Also None if the catalog cannot be reached: then the call failed as it did.
+        For a call by name whose rows do not fit `definition`. Also None if the catalog cannot be reached: then the
+        call failed as it did.
 
         Raises CollectionNotFound if no collection has the name any more.
         """
@@ -306,6 +296,18 @@ class Producer(Closeable):
                 return None
             raise
         return None if newer == definition else newer
+
+    def renewed_after(self, written: Written, definition: CollectionInfo) -> CollectionInfo | None:
+        """Return the definition by which to make a call by name once more, or None if its result stands.
+
+        The catalog is asked if a newer definition may remove a rejection. If a part of the call took effect, its result
+        stands, and the next call has the newer definition. Raises the errors of :meth:`renewed`.
+        """
+        if not any(map(_may_be_outdated, written.rejections)):
+            return None
+        newer = self.renewed(definition)
+        took_effect = written.messages > len(written.rejections) or written.spooled_rows
+        return None if took_effect or not all(map(_may_be_outdated, written.rejections)) else newer
 
     def upsert(
         self,
@@ -430,7 +432,13 @@ class Producer(Closeable):
         from millrace.client.produce.batch_appender import BatchAppender
 
         return BatchAppender(
-            self.sender, self._splitter, known=self.known, evolved=self.evolved, collection=collection, limits=limits
+            self.sender,
+            self._splitter,
+            known=self.known,
+            renewed=self.renewed,
+            evolved=self.evolved,
+            collection=collection,
+            limits=limits,
         )
 
     def settle(self) -> Written:
