@@ -119,7 +119,7 @@ def _found(
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
+    """Return what the bench ran on."""
     model = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         "",
@@ -137,7 +137,7 @@ def machine() -> dict[str, Any]:
 
 
 def additions_per_s(count: int = 5_000_000) -> int:
-    """How quick a core is at this moment: a shared machine's differ by a factor of two and more within an hour."""
+    """Return the additions per second of a core now, which differ by a factor of two on a shared machine."""
     start, total = time.perf_counter(), 0
     for number in range(count):
         total += number
@@ -145,7 +145,7 @@ def additions_per_s(count: int = 5_000_000) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dictionaries, recursively."""
+    """Turn dataclasses into dictionaries, recursively."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, dict):
@@ -257,7 +257,7 @@ def _backlog(folder: Path, quick: bool) -> Any:
 
 
 def _log_servers(folder: Path) -> list[psutil.Process]:
-    """The log's server of the deployment below `folder`: it is detached, and so no child of ours."""
+    """Return the log server of the deployment below `folder`, which is detached and so no child of this process."""
     record = read_record(folder / "log")
     try:
         return [psutil.Process(record.pid)] if record is not None else []

@@ -33,7 +33,7 @@ BODY = 1000
 
 @contextmanager
 def deployment(folder: Path) -> Iterator[AppendClient]:
-    """A served log with one collection on one VChannel; gone afterwards."""
+    """Serve a log with one collection on one VChannel for as long as the block lasts."""
     shutil.rmtree(folder, ignore_errors=True)
     with AppendClient.connect(folder) as client:
         client.service.create(PCHANNEL)
@@ -50,7 +50,7 @@ def deployment(folder: Path) -> Iterator[AppendClient]:
 
 
 def batches(*, messages: int, per_entry: int, producer: int) -> list[bytes]:
-    """Entries of `per_entry` one-row inserts of 1 KB each, with the producer's sequences."""
+    """Return entries of `per_entry` one-row inserts of 1 KB each, with the producer's sequences."""
     body = np.random.default_rng(1).bytes(BODY)
     one = builders.insert(
         pa.record_batch([pa.array([0]), pa.array([body])], schema=SCHEMA.arrow()),
@@ -79,7 +79,7 @@ def batches(*, messages: int, per_entry: int, producer: int) -> list[bytes]:
 
 
 def single_appends(folder: Path, *, count: int = 2000, clients: int = 1) -> dict[str, Any]:
-    """Milliseconds from append to result, one message of 1 KB at a time from each of `clients` threads."""
+    """Return the milliseconds from append to result, one message of 1 KB at a time from each of `clients` threads."""
     with deployment(folder) as client:
         entries = [batches(messages=count, per_entry=1, producer=number + 1) for number in range(clients)]
         spent: list[list[float]] = [[] for _ in range(clients)]
@@ -108,7 +108,7 @@ def single_appends(folder: Path, *, count: int = 2000, clients: int = 1) -> dict
 
 
 def batched_appends(folder: Path, *, messages: int = 200_000, per_entry: int = 1000) -> dict[str, Any]:
-    """Messages of 1 KB a second through one pipelined stream, from the first append to the last decision."""
+    """Return the messages of 1 KB a second through one pipelined stream, from the first append to the last decision."""
     with deployment(folder) as client:
         entries = batches(messages=messages, per_entry=per_entry, producer=1)
         with client.append_stream(PCHANNEL) as stream:
@@ -121,7 +121,7 @@ def batched_appends(folder: Path, *, messages: int = 200_000, per_entry: int = 1
 
 
 def append_to_scan(folder: Path, *, count: int = 500) -> dict[str, Any]:
-    """Milliseconds from before an append until a tailing scan in the same process has delivered the message."""
+    """Return the ms from before an append until a tailing scan in the same process has delivered the message."""
     with deployment(folder) as client:
         entries = batches(messages=count, per_entry=1, producer=1)
         begun: dict[int, float] = {}
@@ -148,7 +148,7 @@ def append_to_scan(folder: Path, *, count: int = 500) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """All of it, one line each."""
+    """Run all measurements and print one line each."""
     print("single append", single_appends(folder))
     print("8 clients", single_appends(folder, count=400, clients=8))
     print("batches of 1000", batched_appends(folder))

@@ -41,7 +41,7 @@ SLICE_HOURS = {"one slice": 8784, "slices of 30 days": 720}
 
 
 def backfill(folder: Path, *, pairs: int = 7, times: int = 3) -> dict[str, Any]:
-    """Source rows a second of a year's rebuild and its ratio to plain Spark; and of a load to a producer's inserts."""
+    """Compare a year's rebuild with plain Spark, and a load with a producer's inserts, by source rows per second."""
     with deployment(folder) as (settings, client, _):
         collection = ensure_collection(client)
         year = flights()
@@ -93,7 +93,7 @@ def _rebuild(
 def _plain(
     spark: SparkSession, settings: Settings, collection: CollectionInfo, parts: Sequence[tuple[datetime, datetime]]
 ) -> str:
-    """What a Spark user would write, in one go or slice by slice; the table's folder."""
+    """Rebuild as a Spark user would, at once or slice by slice; return the folder of the table."""
     target = str(settings.data_dir / "plain.delta")
     for start, end in parts:
         source = spark.read.format("delta").load(str(rows_uri(settings, collection.id)))
@@ -129,7 +129,7 @@ def _load(folder: Path, client: Database, collection: CollectionInfo, year: pa.T
 
 
 def _again(year: pa.Table, folder: Path) -> Path:
-    """The same rows under keys of their own, as a file."""
+    """Write the same rows under other keys, as a file."""
     file = folder / "produced.parquet"
     pq.write_table(_keyed(year, f"p{time.monotonic_ns()}/"), file)
     return file
@@ -141,7 +141,7 @@ def _keyed(rows: pa.Table, prefix: str) -> pa.Table:
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """Of the pairs behind the first, which warms both up."""
+    """Return the ratio of the pairs after the first, which warms both up."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)][1 if len(ours) > 1 else 0 :]
     return {
         "ratio": round(statistics.median(ratios), 2),

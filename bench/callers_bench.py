@@ -45,7 +45,7 @@ class Server:
 
 @contextmanager
 def served(backend: str, folder: Path) -> Iterator[Server]:
-    """A new deployment, or a new broker."""
+    """Start a new deployment, or a new broker, for as long as the block lasts."""
     if backend == "kafka":
         with KafkaBroker(folder, settings=Settings(), heap="512m").start() as broker:
             admin = KafkaAdminClient(bootstrap_servers=broker.address)
@@ -129,7 +129,7 @@ def run(server: Server, loads: Sequence[Task]) -> tuple[list[Found], dict[str, f
 
 
 def called(server: Server, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Rows per second, latencies of a call in milliseconds, CPU and context switches per row on both sides."""
+    """Return rows per second, latencies of a call in ms, and CPU and context switches per row on both sides."""
     found, used = run(server, tasks)
     return _summary(found, used)
 

@@ -75,7 +75,7 @@ class Fill:
 
 
 def _settled(settings: Settings, client: Database, producer: Fill, mib: int) -> None:
-    """So much more in the log, the WAL and the collection."""
+    """Add `mib` MiB of rows, and bring them into the WAL and the collection."""
     producer.add(mib)
     ingest_to_end(settings, client.log)
     flush_to_end(settings)
@@ -113,7 +113,7 @@ def _at_mark(settings: Settings, client: Database, producer: Fill, tail_mib: int
 
 
 def _read(client: Database, positions: dict[str, LogId]) -> tuple[int, float]:
-    """Bytes of the log's entries from `positions` on, and the seconds that reading them takes."""
+    """Return the bytes of the log's entries from `positions` on, and the seconds that reading them takes."""
     size, start = 0, time.perf_counter()
     for name, position in positions.items():
         log: Log = client.log.open(name)

@@ -45,7 +45,7 @@ class SmallAppends:
 def arrow_batches(
     folder: Path, *, row_bytes: int = 1000, total: int = 1024 * MIB, count: int = 7, pchannels: int = 2
 ) -> Ratio:
-    """MB/s of `insert` of a stream of Arrow batches over `pchannels`, against the disk in interleaved pairs."""
+    """Compare `insert` of a stream of Arrow batches over `pchannels` with the disk, in MB/s of interleaved pairs."""
     folder.mkdir(parents=True, exist_ok=True)
     with deployment(folder / "data", pchannels=pchannels) as (_, client, collection):
         frame_rows = max(1, min(FRAME_ROWS, 64 * MIB // row_bytes))
@@ -72,7 +72,7 @@ def arrow_batches(
 
 
 def csv_files(*, count: int = 5, narrow_rows: int = 1_000_000) -> list[Ratio]:
-    """Rows per second of CPU of reading CSV as a collection's columns, against the csv module row by row, in pairs.
+    """Compare reading CSV as a collection's columns with the csv module, in rows per second of CPU, in pairs.
 
     CPU time, because Arrow uses two threads: on an idle machine the rows take less time than that.
     """
@@ -109,7 +109,7 @@ def csv_files(*, count: int = 5, narrow_rows: int = 1_000_000) -> list[Ratio]:
 
 
 def _csv_rate(data: bytes, schema: CollectionSchema, row_by_row: bool = False) -> float:
-    """Rows per second of CPU of one reading; `row_by_row`: of the first tenth, without Arrow."""
+    """Return the rows per second of CPU of one reading; `row_by_row`: of the first tenth, without Arrow."""
     if row_by_row:
         data = data[: data.rfind(b"\n", 0, len(data) // 10) + 1]
     form = CsvOptions(nulls=("", "NA"))
@@ -122,7 +122,7 @@ def _csv_rate(data: bytes, schema: CollectionSchema, row_by_row: bool = False) -
 
 
 def small_appends(folder: Path, *, calls: int = 20_000) -> SmallAppends:
-    """Calls of one row through a BatchAppender, each with a future of its own."""
+    """Measure calls of one row through a BatchAppender, each with a future."""
     with deployment(folder / "small") as (_, client, collection):
         pieces = [rows(number, 1, size=100) for number in range(calls)]
         with client.new_producer().batch(limits=BatchLimits()) as batch:

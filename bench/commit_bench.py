@@ -91,7 +91,7 @@ def commits(folder: Path, *, marks: tuple[int, ...] = (1000, 20_000)) -> dict[st
 
 
 def _restart_ms(path: Path) -> float:
-    """What a host that starts anew pays before it can go on: open the table, find position and state (median of 5)."""
+    """Return the ms that a new host needs to open the table and find position and state (median of 5)."""
     spent = []
     for _ in range(5):
         start = time.perf_counter()

@@ -49,7 +49,7 @@ PARAMS = CompactionParams(fold="never", segments=False, vacuum=False)
 
 
 def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, Any]:
-    """MB/s and rows/s of both, over interleaved pairs; then the reads."""
+    """Return the MB/s and rows/s of both, over interleaved pairs; then the reads."""
     with deployment(folder / "data") as (settings, client, _):
         collection_id, _rows = _fill(client)
         spark = session("bench-compaction", settings=settings)
@@ -101,7 +101,7 @@ def compaction(folder: Path, *, files: int = 1000, pairs: int = 5) -> dict[str, 
 
 
 def _cut(path: Path, *, files: int) -> int:
-    """Cut the table's rows, in tick order, into about `files` files as micro-batches would; return the row count."""
+    """Cut the rows, in tick order, into about `files` files as micro-batches would; return the row count."""
     table = table_at(path)
     live = live_files(table)
     replacer = RewriteCommitter.of(table)
@@ -135,7 +135,7 @@ def _restore(source: Path, target: Path) -> None:
 def _reads(
     spark: SparkSession, settings: Settings, collection_id: int, places: dict[str, Path], pairs: int
 ) -> dict[str, Any]:
-    """Seconds of whole reads of the collection, by the state of its table, and their ratio to the rows written once."""
+    """Return the seconds of whole reads, by the state of the table, and their ratio to the rows written once."""
     path = Path(rows_uri(settings, collection_id))
     kept = path.with_name("kept")
     path.rename(kept)
@@ -165,7 +165,7 @@ def _reads(
 
 
 def freshness_during_compaction(folder: Path, *, seconds: float = 60.0) -> dict[str, Any]:
-    """Freshness under a steady load with compaction running over and over in a process of its own, and without it."""
+    """Measure freshness under a steady load, with compaction in a process of its own and without it."""
     runs: list[int] = []
 
     @contextmanager
@@ -193,7 +193,7 @@ def freshness_during_compaction(folder: Path, *, seconds: float = 60.0) -> dict[
 
 
 def _compaction_job(settings: Settings) -> int:
-    """One run of the job that merges and folds all there is; the files it replaced."""
+    """Run the job that merges and folds all there is; return the number of files that it replaced."""
     result = settings.run_path / "bench-compaction.json"
     params = {"min_files": 2, "fold": "always", "keep_history_hours": 0, "vacuum": False}
     subprocess.run(

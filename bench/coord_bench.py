@@ -44,7 +44,7 @@ WAIT = 120.0
 
 @contextmanager
 def meta_store(folder: Path, kind: str) -> Iterator[str]:
-    """The URL of a new etcd or MariaDB; "" for the embedded store, which needs no server."""
+    """Return the URL of a new etcd or MariaDB; "" for the embedded store, which needs no server."""
     if not kind:
         yield ""
         return

@@ -51,7 +51,7 @@ class VirtualClock:
         self.charged += seconds
 
     def together(self, calls: Sequence[Callable[[], None]]) -> None:
-        """As a pool of AT_ONCE threads would: what is charged inside goes on beside each other."""
+        """Run calls as a pool of AT_ONCE threads would: simulated time that is charged inside overlaps."""
         start = self.charged
         free = [start] * MAX_THREADS
         for call in calls:
@@ -89,14 +89,14 @@ class ObedientNodes:
 
 
 def batched(changes: Sequence[Mutation], size: int) -> Iterator[list[Mutation]]:
-    """As itertools has it from Python 3.12 on."""
+    """Yield batches as itertools.batched does from Python 3.12 on."""
     rest = iter(changes)
     while some := list(islice(rest, size)):
         yield some
 
 
 def lose_nodes(*, pchannels: int, nodes: int, share: float = 0.1) -> dict[str, Any]:
-    """Lose `share` of the nodes at once, which the leader sees at second 0 (the length of their sessions later).
+    """Lose `share` of the nodes at once. The leader sees it at second 0, after the length of their sessions.
 
     Return moves, and seconds until every PChannel is assigned and nothing moves any more. The lower bound: record what
     the nodes owned as lost and assign it again, in full commits one after the other, then one order and one write for

@@ -26,7 +26,7 @@ NAME = "bench"
 def deployment(
     folder: Path, *, pchannels: int = 2, meta_store: str = ""
 ) -> Iterator[tuple[Settings, Database, CollectionInfo]]:
-    """A new deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
+    """Make a deployment with one collection over `pchannels` PChannels; its log server ends with the block."""
     settings = Settings(
         data_dir=folder, cache_dir=Settings.load().cache_dir, pchannels=pchannels, meta_store=meta_store
     )
@@ -41,7 +41,7 @@ def deployment(
 
 @contextmanager
 def spark_job(settings: Settings, *arguments: str) -> Iterator[ChildProcess]:
-    """The streaming node (and flusher) as a driver of its own, running when the block begins."""
+    """Run the streaming node (and flusher) as a driver of its own for as long as the block lasts."""
     ready = started_path(settings, "millrace-streaming-node")
     ready.unlink(missing_ok=True)
     job = ChildProcess(
@@ -57,6 +57,6 @@ def spark_job(settings: Settings, *arguments: str) -> Iterator[ChildProcess]:
 
 
 def rows(first: int, count: int, *, size: int = 1000) -> pa.Table:
-    """`count` rows with ids from `first` on and bodies of `size` random bytes (of a few that repeat)."""
+    """Return `count` rows with ids from `first` on and bodies of `size` random bytes (of a few that repeat)."""
     bodies = [np.random.default_rng(seed).bytes(size) for seed in range(8)]
     return pa.table({"id": range(first, first + count), "body": [bodies[number % 8] for number in range(count)]})

@@ -73,7 +73,7 @@ def _fill(client: Database) -> tuple[int, int]:
 
 
 def _forget(settings: Settings, collection_id: int) -> None:
-    """Have the flusher begin at the beginning."""
+    """Make the flusher begin at the beginning."""
     for path in (
         rows_uri(settings, collection_id),
         deletes_uri(settings, collection_id),
@@ -85,7 +85,7 @@ def _forget(settings: Settings, collection_id: int) -> None:
 
 
 def _baseline_source(rows: Path, target: Path) -> None:
-    """The collection's own rows as two Parquet files (one a core), as any job would have them."""
+    """Write the collection's own rows as two Parquet files (one a core), as any job would have them."""
     target.mkdir()
     table = pa.concat_tables([pq.read_table(file, partitioning=None) for file in sorted(rows.rglob("*.parquet"))])
     half = len(table) // 2

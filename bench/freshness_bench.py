@@ -31,7 +31,7 @@ def _nothing(_settings: Settings) -> AbstractContextManager[object]:
 def freshness(
     folder: Path, *, seconds: float = 40.0, background: Callable[[Settings], AbstractContextManager[object]] = _nothing
 ) -> dict[str, Any]:
-    """Percentiles in seconds: append → committed in ``wal``; append → returned by a read that starts then.
+    """Return percentiles in seconds: from append to the commit in ``wal``, and to a read that starts then.
 
     What is measured is measured inside the context that `beside` makes.
     """

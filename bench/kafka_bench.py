@@ -52,7 +52,7 @@ class SizeResult:
 
 @contextmanager
 def deployment(directory: Path) -> Iterator[Kafka]:
-    """A Kafka of its own, and the log service on it."""
+    """Start a Kafka and the log service on it for as long as the block lasts."""
     with (
         KafkaBroker(directory / "kafka", settings=Settings(), heap="512m").start() as broker,
         open_location(f"{broker.address}/bench", {}) as service,
@@ -61,7 +61,7 @@ def deployment(directory: Path) -> Iterator[Kafka]:
 
 
 def plain_producer(service: Kafka, **more: Any) -> Producer:
-    """confluent-kafka as its users have it, with the durability of the log."""
+    """Return a confluent-kafka producer as its users have it, with the durability of the log."""
     limit = 64 * MIB
     return Producer(
         {"bootstrap.servers": service.settings.brokers, "acks": "all", "enable.idempotence": True,
@@ -70,7 +70,7 @@ def plain_producer(service: Kafka, **more: Any) -> Producer:
 
 
 def plain_append(service: Kafka, topic: str, values: list[bytes], times: int) -> float:
-    """Seconds to produce `values` so often, until the last is acknowledged."""
+    """Return the seconds to produce `values` so often, until the last is acknowledged."""
     producer, offsets = plain_producer(service), []
 
     def delivered(error: Any, message: Message) -> None:
@@ -95,7 +95,7 @@ def plain_append(service: Kafka, topic: str, values: list[bytes], times: int) ->
 
 
 def own_append(log: Log, batch: pa.LargeBinaryArray, times: int, joined: int, callers: int) -> float:
-    """Seconds to append the batch so often, `joined` of them in one call, by so many callers at once."""
+    """Return the seconds to append the batch so often, `joined` of them in one call, by so many callers at once."""
     whole = pa.concat_arrays([batch] * joined)
     with ThreadPoolExecutor(callers) as pool:
         start = time.perf_counter()
@@ -105,7 +105,7 @@ def own_append(log: Log, batch: pa.LargeBinaryArray, times: int, joined: int, ca
 
 
 def plain_scan(service: Kafka, topic: str, count: int) -> float:
-    """Seconds to consume `count` messages from the beginning, with value, offset and timestamp of each."""
+    """Return the seconds to consume `count` messages from the beginning, with value, offset and timestamp of each."""
     consumer = Consumer(
         {"bootstrap.servers": service.settings.brokers, "group.id": "plain", "enable.auto.commit": False,
          "receive.message.max.bytes": 100 * MIB, "log_level": 2}
@@ -123,7 +123,7 @@ def plain_scan(service: Kafka, topic: str, count: int) -> float:
 
 
 def own_scan(service: Kafka, pchannel: str, count: int) -> float:
-    """Seconds to read as many entries in runs of 16 MiB."""
+    """Return the seconds to read as many entries in runs of 16 MiB."""
     log = service.open(pchannel)
     start = time.perf_counter()
     position, taken = EARLIEST, 0
@@ -135,14 +135,14 @@ def own_scan(service: Kafka, pchannel: str, count: int) -> float:
 
 
 def _ratio(name: str, size: int, pairs: list[tuple[float, float]]) -> Ratio:
-    """Of (subject, baseline) seconds for `size` bytes."""
+    """Return the ratio of (subject, baseline) seconds for `size` bytes."""
     ratios = [baseline / subject for subject, baseline in pairs]
     subject, baseline = (statistics.median(size / each[side] / 1e6 for each in pairs) for side in (0, 1))
     return Ratio(name, "MB/s", len(pairs), subject, baseline, statistics.median(ratios), min(ratios), max(ratios))
 
 
 def measure(directory: Path, *, message_bytes: int, total: int, pairs: int, singles: int) -> SizeResult:
-    """All of one message size, interleaved."""
+    """Measure all of one message size, interleaved."""
     batch = batch_of(message_bytes, BATCH_BYTES)
     values: list[bytes] = batch.to_pylist()
     times = max(16, total // BATCH_BYTES // 16 * 16)
@@ -185,7 +185,7 @@ def measure(directory: Path, *, message_bytes: int, total: int, pairs: int, sing
 
 
 def _in_turn(ways: Sequence[Callable[[], float]], pair: int) -> tuple[float, ...]:
-    """What each of `ways` gives, in their order; another one begins every time."""
+    """Return what each of `ways` gives, in their order; another one begins every time."""
     found = [0.0] * len(ways)
     for step in range(len(ways)):
         place = (pair + step) % len(ways)
@@ -194,7 +194,7 @@ def _in_turn(ways: Sequence[Callable[[], float]], pair: int) -> tuple[float, ...
 
 
 def single_appends(service: Kafka, *, message_bytes: int, count: int) -> list[Latency]:
-    """One append with its acknowledgement, through the log and through the plain client, interleaved."""
+    """Compare one append with its acknowledgement through the log and through the plain client, interleaved."""
     for name in ("single", "single-plain"):
         service.create(name)
     log, topic = service.open("single"), service.settings.topic("single-plain")
@@ -219,7 +219,7 @@ def single_appends(service: Kafka, *, message_bytes: int, count: int) -> list[La
 
 
 def run(directory: Path, *, total: int, pairs: int, singles: int) -> dict[str, SizeResult]:
-    """Both message sizes."""
+    """Measure both message sizes."""
     return {
         f"{size >> 10} KiB": measure(
             directory / str(size), message_bytes=size, total=total, pairs=pairs, singles=singles

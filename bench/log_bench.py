@@ -43,14 +43,14 @@ class Ratio:
 
 
 def batch_of(message_bytes: int, batch_bytes: int) -> pa.LargeBinaryArray:
-    """One batch of random messages, `batch_bytes` in sum."""
+    """Return one batch of random messages, `batch_bytes` in sum."""
     count = max(1, batch_bytes // message_bytes)
     data = os.urandom(count * message_bytes)
     return pa.array([data[i * message_bytes : (i + 1) * message_bytes] for i in range(count)], pa.large_binary())
 
 
 def plain_append(directory: Path, *, batch_bytes: int, total: int) -> float:
-    """MB/s of write + fdatasync of a growing file."""
+    """Return the MB/s of write + fdatasync of a growing file."""
     data = os.urandom(batch_bytes)
     path = directory / "plain"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -66,7 +66,7 @@ def plain_append(directory: Path, *, batch_bytes: int, total: int) -> float:
 
 
 def direct_append(directory: Path, *, batch_bytes: int, total: int) -> float:
-    """MB/s of the same with O_DIRECT, from one aligned buffer."""
+    """Return the MB/s of the same with O_DIRECT, from one aligned buffer."""
     path = directory / "direct"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
     try:
@@ -141,7 +141,7 @@ def log_read(directory: Path, *, message_bytes: int, batch_bytes: int, total: in
 
 
 def plain_single(directory: Path, *, message_bytes: int, appends: int) -> list[float]:
-    """Seconds of each write + fdatasync of one message at the end of a growing file."""
+    """Return the seconds of each write + fdatasync of one message at the end of a growing file."""
     data = os.urandom(message_bytes)
     path = directory / "plain"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -158,7 +158,7 @@ def plain_single(directory: Path, *, message_bytes: int, appends: int) -> list[f
 
 
 def log_single(directory: Path, *, message_bytes: int, appends: int) -> list[float]:
-    """Seconds of each synced append of one message to the log."""
+    """Return the seconds of each synced append of one message to the log."""
     values = [os.urandom(message_bytes)]
     data = directory / "log"
     try:

@@ -53,7 +53,7 @@ class Throughput:
 
 
 def batch_of(entry_bytes: int, batch_bytes: int) -> pa.LargeBinaryArray:
-    """One batch of random entries."""
+    """Return one batch of random entries."""
     count = max(1, batch_bytes // entry_bytes)
     offsets = np.arange(count + 1, dtype=np.int64) * entry_bytes
     data = os.urandom(count * entry_bytes)
@@ -62,7 +62,7 @@ def batch_of(entry_bytes: int, batch_bytes: int) -> pa.LargeBinaryArray:
 
 @contextmanager
 def served(directory: Path) -> Iterator[RemoteLog]:
-    """A log in `directory` behind a server of its own."""
+    """Serve a log in `directory` for as long as the block lasts."""
     folder = directory / "served"
     with RemoteLogService.connect(folder, launch=ServerLaunch(idle_timeout=300.0)) as service:
         try:
@@ -79,7 +79,7 @@ def _latency(name: str, times: list[float]) -> Latency:
 
 
 def append_latency(directory: Path, *, appends: int = 2000, entry_bytes: int = 1024) -> list[Latency]:
-    """One synced append: plain write + fdatasync, the log in process, the log through its server; interleaved."""
+    """Compare one synced append: plain write + fdatasync, the log in process, the log through its server."""
     value = [os.urandom(entry_bytes)]
     plain = os.open(directory / "plain", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     times: dict[str, list[float]] = {"plain": [], "in process": [], "through the server": []}
@@ -121,7 +121,7 @@ def _read_all(log: Log, max_bytes: int) -> int:
 def appends_and_reads(
     directory: Path, *, entry_bytes: int = 1024, batch_bytes: int = MIB, total: int = 512 * MIB, runs: int = 7
 ) -> list[Throughput]:
-    """Pipelined batches in through one producer, then the whole log out again, from the page cache."""
+    """Measure pipelined appends by one producer, then a read of the whole log from the page cache."""
     batch = batch_of(entry_bytes, batch_bytes)
     batches = max(1, total // (len(batch) * entry_bytes))
     size, entries = batches * len(batch) * entry_bytes, batches * len(batch)
@@ -165,7 +165,7 @@ def small_appends(directory: Path, *, producers: int = 4, appends: int = 3000, e
 
 
 def main() -> None:
-    """All of it, as JSON, in the directory given (default: here)."""
+    """Run all measurements in the given directory (default: the current one) and print them as JSON."""
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else ".").absolute() / "log-server-bench"
     directory.mkdir(parents=True)
     try:

@@ -34,7 +34,7 @@ CHANNEL = "bench"
 
 
 def packs_of(payload_bytes: int, messages: int) -> list[MsgPack]:
-    """`messages` messages in batches of about BATCH_BYTES, in order of time, the last of each batch a tick."""
+    """Return `messages` messages in batches of about BATCH_BYTES, in order of time, the last of each batch a tick."""
     batch = max(1, BATCH_BYTES // payload_bytes)
     packs, ts = [], 0
     while ts < messages:
@@ -59,7 +59,7 @@ def _log(directory: Path) -> Iterator[RocksMQ]:
 
 
 def stream_produce(directory: Path, packs: list[MsgPack]) -> float:
-    """Messages/s of produce, each pack durable before the next."""
+    """Return the messages/s of produce, each pack durable before the next."""
     with _log(directory) as service, LogMsgStream(service) as stream:
         stream.as_producer([CHANNEL])
         start = time.perf_counter()
@@ -69,7 +69,7 @@ def stream_produce(directory: Path, packs: list[MsgPack]) -> float:
 
 
 def plain_append(directory: Path, packs: list[MsgPack]) -> float:
-    """Messages/s of appending the same bytes."""
+    """Return the messages/s of appending the same bytes."""
     batches = [[msg.marshal() for msg in pack.msgs] for pack in packs]
     with _log(directory) as service:
         log = service.open(CHANNEL)
@@ -80,7 +80,7 @@ def plain_append(directory: Path, packs: list[MsgPack]) -> float:
 
 
 def stream_consume(directory: Path, packs: list[MsgPack], kind: Callable[[RocksMQ], BaseStream[Any]]) -> float:
-    """Messages/s of consume, as a group that acknowledges each pack by taking the next."""
+    """Return the messages/s of consume, as a group that acknowledges each pack by taking the next."""
     with _filled(directory, packs) as service, kind(service) as stream:
         stream.as_consumer([CHANNEL], "bench")
         last, got, start = packs[-1].msgs[-1].end_ts, 0, time.perf_counter()
@@ -96,7 +96,7 @@ def stream_consume(directory: Path, packs: list[MsgPack], kind: Callable[[RocksM
 
 
 def plain_read(directory: Path, packs: list[MsgPack]) -> float:
-    """Messages/s of reading the same entries, 4 MiB at once."""
+    """Return the messages/s of reading the same entries, 4 MiB at once."""
     with _filled(directory, packs) as service:
         log, position, rows, start = service.open(CHANNEL), EARLIEST, 0, time.perf_counter()
         while (run := log.read(position, max_bytes=4 << 20)).batch.num_rows:
@@ -121,7 +121,7 @@ def _count(packs: list[MsgPack]) -> int:
 
 
 def run(directory: Path, *, total: int = 256 << 20, count: int = 7) -> list[Ratio]:
-    """All measurements: `total` bytes of payloads a run, `count` pairs each."""
+    """Run all measurements: `total` bytes of payloads a run, `count` pairs each."""
     results = []
     for payload_bytes in (1 << 10, 64 << 10):
         packs = packs_of(payload_bytes, total // payload_bytes)

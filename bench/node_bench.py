@@ -121,7 +121,7 @@ def _payloads(first: int, count: int, bodies: bytes) -> list[bytes]:
 
 
 def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, passes: int = 3) -> list[NodeThroughput]:
-    """The task's work and the commit without Spark around them, each pass into a new table; one core, one PChannel."""
+    """Measure the task's work and the commit without Spark: each pass into a new table; one core, one PChannel."""
     results = []
     with RemoteLogService.connect(folder / "log") as service:
         service.create("p0")
@@ -157,7 +157,7 @@ def ranges(folder: Path, *, message_bytes: int, total_bytes: int = 512 << 20, pa
 
 
 def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchannels: int = 2) -> dict[str, Any]:
-    """The whole node on Spark, catching up on a backlog over `pchannels` PChannels; the session is warm before."""
+    """Measure the whole node on Spark, catching up on a backlog over `pchannels` PChannels in a warm session."""
     from millrace.node.range_loop.query import start_query
     from millrace.runtime.spark.session import session
 
@@ -193,7 +193,7 @@ def node(folder: Path, *, message_bytes: int, total_bytes: int = 1 << 30, pchann
 
 
 def digest_cost(*, message_bytes: int = 1024, rows: int = 20_000) -> float:
-    """Microseconds that the content digest costs a row."""
+    """Return the microseconds that the content digest costs per row."""
     from millrace.wal.schema import ROW_SCHEMA
 
     columns = []

@@ -69,7 +69,7 @@ def _ends(found: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def _load(settings: Settings, rows: int | None) -> None:
-    """The flights through a producer, empty collections beside them, all flushed."""
+    """Load the flights through a producer, make empty collections, and flush everything."""
     year = flights().sort_by("time_hour").slice(0, rows)
     with connect(settings=settings) as db:
         db.catalog.ensure_pchannels(settings.pchannels)

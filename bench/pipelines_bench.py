@@ -60,7 +60,7 @@ SETTINGS = [(2, 1000), (2, 5000), (4, 1000), (4, 5000)]
 
 
 def document(number: int) -> dict[str, Any]:
-    """About 1 KB of JSON."""
+    """Return a JSON document of about 1 KB."""
     made: dict[str, Any] = {
         "year": 2013, "month": 1, "day": 1, "dep_time": 517, "dep_delay": 2.0, "arr_time": 830, "carrier": "UA",
         "flight": number, "tailnum": "N14228", "origin": "EWR", "dest": "IAH", "air_time": 227.0, "distance": 1400,
@@ -70,7 +70,7 @@ def document(number: int) -> dict[str, Any]:
 
 
 def run_all(folder: Path, *, documents: int, pairs: int, seconds: float) -> dict[str, Any]:
-    """What the module says."""
+    """Run all measurements."""
     found: dict[str, Any] = {"transform": transform_speed(documents)}
     settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
     with (
@@ -105,7 +105,7 @@ def run_all(folder: Path, *, documents: int, pairs: int, seconds: float) -> dict
 
 
 def transform_speed(documents: int) -> dict[str, int]:
-    """Documents a second of a core."""
+    """Return the documents per second of a core."""
     records = [
         Record("t", 0, place, b"k", json.dumps(document(place)).encode(), 0) for place in range(min(documents, 50_000))
     ]
@@ -174,7 +174,7 @@ def _theirs(brokers: str, url: str, threads: int, chunk: int, documents: int) ->
 
 
 def _by_hand(brokers: str, documents: int) -> Iterator[dict[str, Any]]:
-    """The same transform, as one would write it for helpers.bulk."""
+    """Transform as one would by hand for helpers.bulk."""
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": "bench", "enable.auto.commit": False})
     consumer.assign([TopicPartition("load", number, 0) for number in range(PARTITIONS)])
     left = documents
@@ -253,7 +253,7 @@ def _latency_of_rows(folder: Path, brokers: str, url: str, seconds: float) -> di
 def _paced(
     settings: Settings, pipeline: Pipeline, url: str, send: Callable[[int], None], seconds: float, *, call: int
 ) -> dict[str, Any]:
-    """What `send` sends, `call` documents each time, through a pipeline that runs, once it runs smoothly."""
+    """Return the latencies of what `send` sends, `call` documents each time, through a pipeline that runs smoothly."""
     name, stop = pipeline.id, threading.Event()
     thread = threading.Thread(target=run, args=(PipelineRun(settings, pipeline),), kwargs={"stop": stop})
     thread.start()

@@ -46,13 +46,13 @@ class Rig:
         )
 
     def topic(self) -> str:
-        """A new, empty log."""
+        """Return a new, empty log."""
         name = uuid.uuid4().hex
         self.service.create(name)
         return name
 
     def producer(self, name: str) -> Any:
-        """The plain client's producer with the settings of ours."""
+        """Return the plain client's producer with the settings of ours."""
         return self.client.create_producer(
             self.settings.topic_url(topic_of(self.settings.prefix, name)),
             access_mode=_pulsar.ProducerAccessMode.ExclusiveWithFencing,
@@ -71,7 +71,7 @@ class Rig:
 
 @contextmanager
 def rig(folder: Path) -> Iterator[Rig]:
-    """A Pulsar below `folder` for as long as the block lasts."""
+    """Start a Pulsar below `folder` for as long as the block lasts."""
     with PulsarBroker(folder / "pulsar", settings=Settings.load(), heap="1g") as broker:
         found = Rig(broker)
         try:
@@ -81,12 +81,12 @@ def rig(folder: Path) -> Iterator[Rig]:
 
 
 def payload(values: pa.LargeBinaryArray) -> int:
-    """Bytes of the values themselves."""
+    """Return the bytes of the values."""
     return int(pc.sum(pc.binary_length(values)).as_py())
 
 
 def log_append(rig: Rig, batch: pa.LargeBinaryArray, batches: int) -> float:
-    """MB/s of appends of `batch`, one after the other."""
+    """Return the MB/s of appends of `batch`, one after the other."""
     name = rig.topic()
     log = rig.service.open(name)
     log.append([b"warm"])
@@ -99,7 +99,7 @@ def log_append(rig: Rig, batch: pa.LargeBinaryArray, batches: int) -> float:
 
 
 def plain_append(rig: Rig, batch: pa.LargeBinaryArray, batches: int) -> float:
-    """MB/s of the same values through `send_async`, all acknowledged at the end."""
+    """Return the MB/s of the same values through `send_async`, all acknowledged at the end."""
     name = rig.topic()
     producer = rig.producer(name)
     producer.send(b"warm")
@@ -125,7 +125,7 @@ def plain_append(rig: Rig, batch: pa.LargeBinaryArray, batches: int) -> float:
 
 
 def log_scan(rig: Rig, name: str, entries: int) -> float:
-    """MB/s of reading a log from its beginning, in runs of 8 MiB."""
+    """Return the MB/s of reading a log from its beginning, in runs of 8 MiB."""
     with PulsarService(rig.settings) as service:
         log = service.open(name)
         log.read(
@@ -140,7 +140,7 @@ def log_scan(rig: Rig, name: str, entries: int) -> float:
 
 
 def plain_scan(rig: Rig, name: str, entries: int) -> float:
-    """MB/s of the client's reader over the same topic."""
+    """Return the MB/s of the client's reader over the same topic."""
     topic = rig.settings.topic_url(topic_of(rig.settings.prefix, name))
     start = time.perf_counter()
     reader = rig.client.create_reader(topic, pulsar.MessageId.earliest)
@@ -155,7 +155,7 @@ def plain_scan(rig: Rig, name: str, entries: int) -> float:
 
 
 def single(call: Callable[[], object], count: int) -> list[float]:
-    """Milliseconds of each of `count` calls, in ascending order."""
+    """Return the milliseconds of each of `count` calls, in ascending order."""
     found = []
     for _ in range(count):
         start = time.perf_counter()
@@ -165,7 +165,7 @@ def single(call: Callable[[], object], count: int) -> list[float]:
 
 
 def latencies(rig: Rig, *, count: int, rounds: int) -> list[Ratio]:
-    """One append of 1 KiB against one plain `send`, p50 and p99."""
+    """Compare one append of 1 KiB with one plain `send`: p50 and p99."""
     value = os.urandom(1 << 10)
     names = rig.topic(), rig.topic()
     log, producer = rig.service.open(names[0]), rig.producer(names[1])
@@ -189,7 +189,7 @@ def latencies(rig: Rig, *, count: int, rounds: int) -> list[Ratio]:
 
 
 def run(folder: Path, *, total: int = 256 * MIB, count: int = 7, appends: int = 400) -> list[Ratio]:
-    """Every measurement."""
+    """Run all measurements."""
     results: list[Ratio] = []
     with rig(folder) as found:
         for size, part in ((1 << 10, total // 4), (64 << 10, total)):

@@ -32,7 +32,7 @@ DEADLINE = 600
 
 
 def node_on_kafka(folder: Path, *, message_bytes: int, total_bytes: int, pairs: int = 7) -> dict[str, Any]:
-    """The same from a Kafka broker of its own."""
+    """Measure the same from a Kafka broker of its own."""
     with KafkaBroker(folder / "broker", settings=Settings(), heap="512m").start() as broker:
         return node_against_sink(
             folder / "data", message_bytes=message_bytes, total_bytes=total_bytes, pairs=pairs, log=broker.url
