@@ -24,7 +24,16 @@ from millrace.message.types import MessageType
 from millrace.message.wire.encode import encode_entry
 from millrace.node.append.tail_buffer import TailBuffer, TailLimits
 from millrace.rpc.tail import Evicted, TailBatch
-from millrace.wal.scanner import Filter, Latest, Scanner, StartAfterTick, TypeFilter, VChannelFilter, visible_units
+from millrace.wal.scanner import (
+    Filter,
+    Latest,
+    Scanner,
+    StartAfterTick,
+    TickAboveFilter,
+    TypeFilter,
+    VChannelFilter,
+    visible_units,
+)
 from tests.node.append.samples import PCHANNEL, VCHANNELS, insert, judged, keys_of, open_log, opening, transaction
 
 V0, V1 = VCHANNELS
@@ -288,6 +297,69 @@ def test_each_reader_gets_what_it_would_get_alone(
             reader.close()
         assert shared.held_bytes() == 0
         assert not shared._windows, "a window ends with its last reader"
+
+
+def test_consumers_that_wait_get_what_they_would_get_alone(messages: pa.RecordBatch) -> None:
+    """The one whose call is answered hands new units to the others."""
+    world = World(messages, limits=TailLimits())
+    world.publish(2)
+    shared = SharedTail(world)
+    options = [(filters, prefetch) for filters in SELECTIONS for prefetch in (1, 16 << 20)]
+    consumers = [
+        Consumer(
+            [PCHANNEL],
+            wal=lambda: None,
+            tail=shared,
+            filters=[*filters, TickAboveFilter(world.ticks[1])],
+            prefetch_bytes=prefetch,
+        )
+        for filters, prefetch in options
+    ]
+    with ThreadPoolExecutor(len(consumers)) as pool:
+        ended = threading.Event()
+
+        def read(found: Consumer) -> list[MessageId]:
+            ids: list[MessageId] = []
+            while not (ended.is_set() and found.positions[PCHANNEL] >= world.ticks[-1]):
+                delivery = found.poll(timeout=0.05)
+                if delivery is not None:
+                    ids.append(delivery.unit.id)
+                    found.acknowledge(delivery)
+            return ids
+
+        reads = [pool.submit(read, each) for each in consumers]
+        while world.published < len(world.ticks):
+            world.publish(1)
+            threading.Event().wait(0.005)
+        ended.set()
+        for (filters, _), found in zip(options, reads, strict=True):
+            rows = Scanner(after_tick=world.ticks[1], filters=filters).push(messages)
+            assert found.result(30) == [unit.id for unit in visible_units(rows)]
+    for each in consumers:
+        each.close()
+
+
+def test_a_consumer_that_cannot_take_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(stream(tmp_path, inserts(10)), limits=TailLimits())
+    world.publish(4)
+    shared = SharedTail(world)
+    consumers = [consumer(world, shared) for _ in range(4)]
+    while any(each.lag for each in consumers) or len(next(iter(shared._windows.values()))._waiting) < 3:
+        threading.Event().wait(0.01)
+    window = next(iter(shared._windows.values()))
+    broken = next(each for each in consumers if each._scans[PCHANNEL]._reader in window._waiting)
+
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(broken, "_portions", fail)
+    world.publish(3)
+    with pytest.raises(ZeroDivisionError):
+        broken.poll(timeout=10.0)
+    for each in consumers:
+        if each is not broken:
+            assert polled(each, 3) == world.ticks[4:7]
+        each.close()
 
 
 def inserts(count: int, *, size: int = 200) -> list[bytes]:

@@ -87,6 +87,8 @@ class _Place:
     out: deque[AckState] = field(default_factory=deque)
     seen: int = 0
     """Everything up to this tick was read and delivered."""
+    queued: int = 0
+    """Everything up to this tick was read and queued."""
     committed: int = -1
 
     def settle(self) -> None:
@@ -342,23 +344,22 @@ class Consumer(Closeable):
     def _read(self, pchannel: str, opened: Callable[[DeliverPolicy], Scan]) -> None:
         """Read ahead on one PChannel until the scan ends or fails with an error that is not retriable."""
         found = self._scans[pchannel]
-        handed = found.confirmed_tick
+        self._places[pchannel].queued = found.confirmed_tick
+        take = partial(self._take, pchannel)
+        found.hand_to(take, has_room=self._has_room)
         try:
             while not self._closed and not found.ended:
                 try:
                     parts = found.poll_parts(timeout=_WAIT)
                     portion: list[Delivery] = []
                     for following in self._portions(pchannel, parts):
-                        if portion:
-                            # Everything before a unit was queued with it or earlier.
-                            if not self._hand_over(pchannel, portion, portion[-1].tick, caught_up=False):
-                                return
-                            handed = portion[-1].tick
+                        # Everything before a unit was queued with it or earlier.
+                        if portion and not self._hand_over(pchannel, portion, portion[-1].tick, caught_up=False):
+                            return
                         portion = following
                     caught_up = not parts and found.caught_up
                     if not self._hand_over(pchannel, portion, found.confirmed_tick, caught_up=caught_up):
                         return
-                    handed = found.confirmed_tick
                 except MillraceError as error:
                     with self._changed:
                         self._put([error])
@@ -366,7 +367,8 @@ class Consumer(Closeable):
                             return
                         self._changed.wait(jittered(_PAUSE))
                     found.close()
-                    found = self._scans[pchannel] = opened(StartAfterTick(handed))
+                    found = self._scans[pchannel] = opened(StartAfterTick(self._places[pchannel].queued))
+                    found.hand_to(take, has_room=self._has_room)
             with self._changed:
                 self._caught_up.add(pchannel)  # the scan has reached `until_tick`
         except Exception as error:
@@ -414,11 +416,31 @@ class Consumer(Closeable):
                 self._changed.wait(_WAIT)
             if self._closed:
                 return False
-            self._held += sum(delivery.held_bytes for delivery in deliveries)
-            (self._caught_up.add if caught_up else self._caught_up.discard)(pchannel)
-            if deliveries or through > self._places[pchannel].seen:
-                self._put([*deliveries, (pchannel, through)])
+            self._queue(pchannel, deliveries, through, caught_up=caught_up)
             return True
+
+    def _has_room(self) -> bool:
+        return self._held < self._prefetch and not self._closed
+
+    def _take(self, pchannel: str, found: Scan, parts: Sequence[VisibleRows]) -> None:
+        """Queue what another consumer's thread got for this one."""
+        try:
+            deliveries = [delivery for portion in self._portions(pchannel, parts) for delivery in portion]
+        except Exception as error:  # the other consumer has no part in it
+            with self._changed:
+                self._put([error])
+            found.close()
+            return
+        with self._changed:
+            self._queue(pchannel, deliveries, found.confirmed_tick, caught_up=False)
+
+    def _queue(self, pchannel: str, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> None:
+        place = self._places[pchannel]
+        self._held += sum(delivery.held_bytes for delivery in deliveries)
+        (self._caught_up.add if caught_up else self._caught_up.discard)(pchannel)
+        place.queued = through
+        if deliveries or through > place.seen:
+            self._put([*deliveries, (pchannel, through)])
 
     def _put(self, items: Sequence[Delivery | tuple[str, int] | Exception]) -> None:
         self._ready.extend(items)

@@ -6,7 +6,8 @@
 
 A reader that has taken everything waits. One of the waiting readers, the leader, calls the server, and its answer
 serves all of them: it goes into a window of recent pieces, from which each reader takes what comes after its own
-position. There is no thread of its own: the next waiting reader leads once the leader has its answer. Pieces that every
+position. There is no thread of its own: the next waiting reader leads once the leader has its answer. The leader hands
+new pieces to the readers that wait (`TailReader.taker`), so that their threads need not run. Pieces that every
 reader has taken are dropped at once, and the oldest ones beyond WINDOW_BYTES. A reader that is too slow for the window,
 or that has just begun, calls the server by itself until it has caught up, so that it delays nobody and keeps nothing in
 memory. A reader thus takes from the window only answers to calls that began after its own first one: the server judges
@@ -21,7 +22,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -178,6 +179,11 @@ class TailReader(Closeable):
     """A reader of one PChannel's tail. One thread reads; any may close it."""
 
     def __init__(self, shared: SharedTail, window: _Window) -> None:
+        self.taker: Callable[[SharedBatch], bool] | None = None
+        """Takes what another reader's call gets while this one waits, in that reader's thread and without waiting.
+
+        False: it took nothing, and this reader is to take it.
+        """
         self._shared = shared
         self._window = window
 
@@ -210,6 +216,7 @@ class _Window:
         self._confirmed = 0
         self._positions: dict[TailReader, int] = {}
         """The positions of the readers that have joined: those whose own call had come to the end of the window."""
+        self._waiting: set[TailReader] = set()
         self._leading: _Leading | None = None
         """The call of a reader for all that wait."""
         self._calls = 0
@@ -243,7 +250,10 @@ class _Window:
                         self._changed.notify()  # the next one leads; it was perhaps this one that had been told
                     return TailBatch([], after)
                 self._positions[reader] = after
+                self._waiting.add(reader)
                 deadline.wait(self._changed)
+                self._waiting.discard(reader)
+                after = self._positions.get(reader, after)  # its taker may have taken something
             else:  # it was closed
                 return TailBatch([], after)
             self._calls += 1
@@ -286,12 +296,10 @@ class _Window:
         return self._leading is None or self._leading.after > after
 
     def _push(self, after: int, through: int, batches: Sequence[pa.RecordBatch]) -> None:
-        """Add what is new in (`after`, `through`], and wake those that wait for it, or one that leads from now on."""
+        """Add what is new in (`after`, `through`], for those that wait too."""
         if through <= self._confirmed:
-            if self._leading is None:
-                self._changed.notify()
+            self._wake()
             return
-        self._changed.notify_all()
         if len(self.readers) == 1:  # nobody shares it
             self._pieces.clear()
             self._earliest = self._confirmed = through
@@ -313,8 +321,37 @@ class _Window:
             oldest = self._pieces.popleft()
             size -= oldest.bytes
             self._earliest = oldest.through
+        self._wake()
+
+    def _wake(self) -> None:
+        """Give those that wait what is new to them; wake those that must take it themselves, and one to lead."""
+        batches: dict[int, SharedBatch] = {}
+        served = True
+        for reader in list(self._waiting):
+            after = self._positions.get(reader, self._confirmed)
+            if not self._earliest <= after < self._confirmed:
+                served = served and after >= self._confirmed
+                continue
+            batch = batches.get(after)
+            if batch is None:
+                batch = batches[after] = self._batch(after)
+            if reader.taker is not None and reader.taker(batch):
+                self._positions[reader] = batch.confirmed_tick
+            else:
+                served = False
+        self._drop_taken()
+        if not served:
+            self._changed.notify_all()
+        elif self._leading is None:
+            self._changed.notify()
 
     def _taken(self, reader: TailReader, after: int) -> SharedBatch:
+        found = self._batch(after)
+        self._positions[reader] = found.confirmed_tick
+        self._drop_taken()
+        return found
+
+    def _batch(self, after: int) -> SharedBatch:
         """Return the pieces after `after`, about _TAKE_BYTES at most."""
         found: list[SharedRows | pa.RecordBatch] = []
         through, size = self._confirmed, 0
@@ -325,8 +362,6 @@ class _Window:
                 break
             size += piece.rows.nbytes
             found.append(piece if piece.after >= after else rows_after(piece.rows, after))
-        self._positions[reader] = through
-        self._drop_taken()
         return SharedBatch(found, through)
 
     def _drop_taken(self) -> None:
