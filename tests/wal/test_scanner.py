@@ -182,6 +182,17 @@ def test_a_delivered_message_has_what_was_appended_and_what_the_chain_stamped() 
     assert (message.type, message.payload, message.rows) == (MessageType.INSERT, b"0", 1)
 
 
+def test_a_few_rows_are_the_same_objects_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History()
+    for place in range(3):
+        history.plain("INSERT", VCHANNELS[place % 2])
+    rows = Scanner().push(wal_rows(history.rows))
+    found = list(visible_units(rows))
+    monkeypatch.setattr(scanner, "_FEW", 0)
+    assert list(visible_units(rows)) == found
+    assert len(found) == 3
+
+
 def test_the_old_names_of_the_filters_warn_and_work() -> None:
     for old, new in {"VChannels": "VChannelFilter", "TickAbove": "TickAboveFilter", "Types": "TypeFilter"}.items():
         with pytest.warns(DeprecationWarning, match=f"use {new}"):

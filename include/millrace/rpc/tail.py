@@ -67,15 +67,26 @@ def wire_schema(names: Sequence[str]) -> pa.Schema:
 
 def to_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert a batch with ROW_SCHEMA, or some of its columns, to TAIL_SCHEMA."""
+    if batch.schema.equals(ROW_SCHEMA):  # the usual case: only the dictionaries change
+        for place in _DICTIONARIES:
+            batch = batch.set_column(place, TAIL_SCHEMA.field(place), batch.column(place).dictionary_decode())
+        return batch
     columns = [each.dictionary_decode() if isinstance(each, pa.DictionaryArray) else each for each in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=wire_schema(batch.schema.names))
 
 
 def from_wire_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert a batch from the wire back to ROW_SCHEMA."""
+    if batch.schema.equals(TAIL_SCHEMA):
+        for place in _DICTIONARIES:
+            batch = batch.set_column(place, ROW_SCHEMA.field(place), batch.column(place).dictionary_encode())
+        return batch
     schema = pa.schema([ROW_SCHEMA.field(name) for name in batch.schema.names])
     arrays = [
         column.dictionary_encode() if pa.types.is_dictionary(field.type) else column
         for column, field in zip(batch.columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+_DICTIONARIES: Final = [place for place, field in enumerate(ROW_SCHEMA) if pa.types.is_dictionary(field.type)]

@@ -134,6 +134,8 @@ class ImmutableTxn:
 
 
 _ROWS: Final = 256
+_FEW: Final = 3
+"""Most rows that are converted row by row."""
 _BYTES: Final = 1 << 20
 """Approximate limit of rows that are converted to objects at a time."""
 
@@ -289,7 +291,9 @@ def visible_units(visible: pa.Table) -> Iterator[ImmutableMessage | ImmutableTxn
         return
     ends = set(_unit_ends(visible).tolist())
     bodies: list[ImmutableMessage] = []
-    step = max(1, min(_ROWS, visible.num_rows * _BYTES // max(1, visible.nbytes)))
+    step = 1
+    if visible.num_rows > 1:
+        step = max(1, min(_ROWS, visible.num_rows * _BYTES // max(1, visible.nbytes)))
     for start in range(0, visible.num_rows, step):
         for place, message in enumerate(_objects(visible.slice(start, step)), start):
             if place not in ends:
@@ -307,6 +311,9 @@ _CONFIRMED: Final = ("lc_ledger", "lc_entry", "lc_index", "lc_ordinal")
 
 def _objects(rows: pa.Table) -> Iterator[ImmutableMessage]:
     """Convert rows of ROW_SCHEMA to objects column by column: an Arrow scalar per value would dominate the cost."""
+    if rows.num_rows <= _FEW:  # the columns would
+        yield from map(message_from_row, rows.to_pylist())
+        return
 
     def values(name: str) -> list[Any]:
         column = _names(rows, name)

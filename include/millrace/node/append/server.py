@@ -18,6 +18,7 @@ It extends the wire protocol of the log's server (millrace.log.server.main) by t
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,8 @@ from millrace.wal.state import ChannelState
 MAX_TAIL_WAIT: Final = 10.0
 MAX_WAITING: Final = 256
 """Limit of waiting tail readers, each in a server thread. Further ones are answered at once."""
+_KEPT_BYTES: Final = 1 << 20
+"""Bytes of a tail's wire form that are kept for other readers, for each PChannel."""
 _SWITCH_SECONDS: Final = 0.0005
 _READS: Final = tuple(each for each in server_calls("append/") if each.ticket)
 
@@ -148,6 +151,8 @@ class AppendExtension:
         self._retention = retention
         self._flow = flow
         self._closing = False
+        self._encoded: dict[str, tuple[Sequence[pa.RecordBatch], Sequence[pa.RecordBatch]]] = {}
+        """By PChannel the newest batches that a reader took, and their wire form."""
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
     @handles(calls.APPEND)
@@ -234,10 +239,22 @@ class AppendExtension:
                 self._waiting.release()
         if isinstance(found, Evicted):
             return _rows([], {"evicted": found.earliest})
-        shown = found.batches
-        if not caller.principal.has_role((Role.READ,), (Resource(ResourceKind.PCHANNEL, pchannel),)):
-            shown = [readable_rows(batch, caller, self._collection_of) for batch in shown]
-        return _rows(shown, {"confirmed": found.confirmed_tick})
+        last = {"confirmed": found.confirmed_tick}
+        if caller.principal.has_role((Role.READ,), (Resource(ResourceKind.PCHANNEL, pchannel),)):
+            return _rows(self._wire_rows(pchannel, found.batches), last)
+        return _rows(
+            merged_wire_rows([readable_rows(batch, caller, self._collection_of) for batch in found.batches]), last
+        )
+
+    def _wire_rows(self, pchannel: str, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        """Return merged_wire_rows of batches of the tail, which are made once for the readers that take the same."""
+        known = self._encoded.get(pchannel)
+        if known is not None and len(known[0]) == len(batches) and all(map(operator.is_, known[0], batches)):
+            return known[1]
+        made = merged_wire_rows(batches)
+        if sum(batch.nbytes for batch in made) <= _KEPT_BYTES:
+            self._encoded[pchannel] = batches, made
+        return made
 
     @handles(calls.READ_COLLECTION)
     def _read_collection(self, request: dict[str, Any], caller: Caller) -> flight.FlightDataStream:
@@ -502,16 +519,20 @@ def _version(request: dict[str, Any]) -> int:
     return value
 
 
+def merged_wire_rows(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """Return rows in their wire form. Batches are merged, since each has two dozen columns on the wire."""
+    if not batches:
+        return []
+    return [to_wire_rows(batches[0] if len(batches) == 1 else pa.concat_batches(batches))]
+
+
 def _rows(batches: Sequence[pa.RecordBatch], last: dict[str, Any]) -> flight.GeneratorStream:
-    """Return rows as a stream. Small batches are merged, since each has two dozen columns on the wire."""
-    plain = [to_wire_rows(batch) for batch in batches]
-    if len(plain) > 1:
-        plain = pa.Table.from_batches(plain).combine_chunks().to_batches()
+    """Return rows in their wire form as a stream, with `last` as metadata of the last batch."""
 
     def pieces() -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        for batch in plain[:-1]:
+        for batch in batches[:-1]:
             yield batch, b"{}"
-        yield (plain[-1] if plain else _EMPTY), to_json(last)
+        yield (batches[-1] if batches else _EMPTY), to_json(last)
 
     return flight.GeneratorStream(TAIL_SCHEMA, pieces())
 
