@@ -496,7 +496,7 @@ class Database(Closeable):
                 metrics=metrics,
                 commit_interval=commit_interval,
                 log=self.tables.uncommitted(),
-                patience=self.settings.read_deadline,
+                stall_timeout=self.settings.read_deadline,
             )
         except BaseException:
             if positions is not None:

@@ -96,7 +96,7 @@ def scan(
             filters=[TypeFilter(wanted)],
             until_tick=None if follow else until,
             log=None if client is None else UncommittedMessages(settings.wal_uri, client.service),
-            patience=settings.read_deadline,
+            stall_timeout=settings.read_deadline,
         ) as found:
             for number, unit in enumerate(found, 1):
                 print_json(unit_json(unit, payload))

@@ -437,7 +437,7 @@ def test_a_scan_that_nothing_can_go_on_with_says_what_it_waits_for_and_goes_on_o
     with deployed(tmp_path, where, SMALL_TAIL) as made:
         fill_beyond_the_tail(made)
         until = made.host.tick(PCHANNEL)
-        found = scan(V0, All(), wal=made.history, tail=made.tail, until_tick=until, patience=0.3)
+        found = scan(V0, All(), wal=made.history, tail=made.tail, until_tick=until, stall_timeout=0.3)
         for _ in range(2):
             with pytest.raises(TickNotReached, match="is the streaming node running") as waited:
                 found.poll(timeout=20.0)

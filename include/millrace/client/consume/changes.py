@@ -225,7 +225,7 @@ class _Feed:
             until_tick=self._until,
             metrics=self._metrics,
             log=self._sources.log,
-            patience=self._sources.stall_timeout,
+            stall_timeout=self._sources.stall_timeout,
         )
         reader = ChangeReader(
             self.pchannel, self._collection_id, start, imports=self._sources.imports, schema=self._schema

@@ -122,7 +122,7 @@ class Consumer(Closeable):
         prefetch_bytes: int = PREFETCH_BYTES,
         commit_interval: float = COMMIT_INTERVAL,
         log: UncommittedReader | None = None,
-        patience: float = STALL_TIMEOUT,
+        stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
         if schema not in get_args(SchemaMode):
             raise InvalidArgument(f"schema is 'written' or 'current', not {schema!r}")
@@ -156,7 +156,9 @@ class Consumer(Closeable):
             pchannel, vchannel = split_channel(channel)
             by_pchannel.setdefault(pchannel, set()).update([vchannel] if vchannel else [])
         self._begin(
-            by_pchannel, partial(scan, wal=wal, tail=tail, until_tick=until_tick, log=log, patience=patience), filters
+            by_pchannel,
+            partial(scan, wal=wal, tail=tail, until_tick=until_tick, log=log, stall_timeout=stall_timeout),
+            filters,
         )
 
     def _begin(self, by_pchannel: dict[str, set[str]], scanned: Callable[..., Scan], filters: Sequence[Filter]) -> None:

@@ -139,7 +139,7 @@ def scan(
     until_tick: int | None = None,
     metrics: Metrics | None = None,
     log: UncommittedReader | None = None,
-    patience: float = STALL_TIMEOUT,
+    stall_timeout: float = STALL_TIMEOUT,
 ) -> Scan:
     """Scan the units of a PChannel, or of a VChannel (`<pchannel>_<collection id>v<n>`), in tick order.
 
@@ -165,7 +165,7 @@ def scan(
         until_tick=until_tick,
         metrics=metrics,
         log=log,
-        patience=patience,
+        stall_timeout=stall_timeout,
     )
 
 
@@ -183,12 +183,12 @@ class Scan(Closeable):
         until_tick: int | None,
         metrics: Metrics | None = None,
         log: UncommittedReader | None = None,
-        patience: float = STALL_TIMEOUT,
+        stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
         self._pchannel = pchannel
         self._log = log
         self._untaken: Iterator[tuple[pa.RecordBatch, int]] | None = None
-        self._patience = patience
+        self._stall_timeout = stall_timeout
         self._waiting: float | None = None
         """Since when no source has the next messages, by the monotonic clock."""
         self._log_helps = False
@@ -361,7 +361,7 @@ class Scan(Closeable):
         waited = now - self._waiting
         if self._log is not None and self._log_helps and (self._snapshot is None or waited >= _TABLE_FIRST):
             self._untaken, self._log_helps = self._log(self._pchannel), False
-        elif waited >= self._patience:
+        elif waited >= self._stall_timeout:
             self._waiting = None
             raise TickNotReached(
                 f"the server's tail of {self._pchannel} no longer has the messages after tick {self._seen}, and for"
