@@ -253,8 +253,10 @@ def test_a_refused_entry_fails_the_call_that_is_at_fault_alone(
         assert sorted(stored(rig, producer, after)) == sorted(set(keys) - {keys[3]})
 
 
-def test_a_rejected_message_fails_the_call_whose_row_is_at_fault_alone(rig: Rig, gate: Gate) -> None:
+@pytest.mark.parametrize("fault", [Fault.NONE, Fault.LOST_BEFORE, Fault.LOST_AFTER])
+def test_a_rejected_message_fails_the_call_whose_row_is_at_fault_alone(rig: Rig, gate: Gate, fault: Fault) -> None:
     after = rig.host.tick("dml_0")
+    rig.way.plan = deque([Fault.NONE, fault])
     keys, foreign = rig.keys(0, 4), rig.keys(1, 1)
     with rig.producer() as producer, ThreadPoolExecutor(6) as pool:
         split = producer._splitter

@@ -403,10 +403,12 @@ class EntryContents:
         return again
 
     def _repeats(self, sending: OutboundEntry, pieces: Sequence[Piece], answer: AppendRejected) -> bool:
-        """Return whether a verdict may concern another call than that of a piece."""
-        if sending.ambiguous or pieces[0].destination is None:
+        """Return whether a verdict may concern another call than that of a piece, and none of them took effect."""
+        if pieces[0].destination is None:
             return False
         if isinstance(answer, AppendDenied) or answer.reason == Reason.TOO_LARGE:  # perhaps of the whole entry
+            if sending.ambiguous:
+                return False  # of a repeat alone: the first attempt may be in the log
             pieces = self.pieces
         elif answer.reason not in _OWN_FAULT:
             return False
