@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,26 @@ def test_a_future_is_of_the_standard_library(shop: Database, items: CollectionIn
         assert isinstance(batch.insert(item_rows(1), collection=items), Future)
         empty = batch.insert(item_rows(), collection=items)
     assert empty.result(timeout=0).rows == 0
+
+
+def test_a_future_does_what_any_other_does(shop: Database, items: CollectionInfo) -> None:
+    told: list[object] = []
+
+    async def awaited(future: Future[Written]) -> Written:
+        return await asyncio.wrap_future(future)
+
+    with shop.new_producer().batch(limits=BatchLimits(delay=0.05)) as batch:
+        futures = [batch.insert(item_rows(key), collection=items) for key in range(4)]
+        futures[0].add_done_callback(lambda each: told.append(1 / 0))
+        futures[0].add_done_callback(told.append)
+        assert not any((futures[0].done(), futures[0].cancelled(), futures[0].cancel()))
+        assert set(as_completed(futures, timeout=20)) == set(futures)
+        assert asyncio.run(awaited(batch.insert(item_rows(9), collection=items))).rows == 1
+    futures[1].add_done_callback(told.append)
+    assert told == futures[:2]
+    assert wait(futures).done == set(futures)
+    assert [each.exception() for each in futures] == [None] * 4
+    assert [each.result(timeout=0).rows for each in futures] == [1] * 4
 
 
 def test_a_vchannels_messages_come_in_the_order_of_the_calls(shop: Database, items: CollectionInfo) -> None:

@@ -16,6 +16,7 @@ An appender has no thread of its own: it queues its calls with those of the prod
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import warnings
@@ -34,6 +35,8 @@ from millrace.client.produce.channel_sender import ChannelSender
 from millrace.client.produce.rows import Keys, Rows
 from millrace.client.produce.written import Written
 from millrace.message.types import MessageType
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class FutureCall(BufferedCall, Future[Written]):
         Call.__init__(self)
         self.holder = holder
         self._finished = False
+        self._callbacks: list[Callable[[FutureCall], object]] | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Make the parts of a future. Called only while they are missing."""
@@ -93,9 +97,14 @@ class FutureCall(BufferedCall, Future[Written]):
     def finish(self) -> Callable[[], None] | None:
         with self.holder.guard:
             self._finished = True
-            made = "_condition" in self.__dict__
+            made, callbacks = "_condition" in self.__dict__, self._callbacks
         if made:
             self._set()
+        for each in callbacks or ():
+            try:
+                each(self)
+            except Exception:  # as those of any future
+                _log.exception("a callback of an append failed")
         return super().finish()
 
     def _set(self) -> None:
@@ -109,6 +118,14 @@ class FutureCall(BufferedCall, Future[Written]):
 
     def done(self) -> bool:
         return self._finished
+
+    def add_done_callback(self, call: Callable[[Any], object]) -> None:
+        """Call `call` with this future once it is done: in the thread that ends it, or at once."""
+        with self.holder.guard:
+            if not self._finished:
+                self._callbacks = [*(self._callbacks or ()), call]
+                return
+        call(self)
 
     def cancel(self) -> bool:
         """Return False: an append cannot be cancelled."""
