@@ -284,7 +284,8 @@ class ChannelSender:
             queue = self._queue
             if not queue.pieces:
                 return None
-            if self._drawn and queue.bytes < MESSAGE_BYTES and queue.pieces[0].entry is None:
+            first = queue.pieces[0]
+            if self._drawn and queue.bytes < MESSAGE_BYTES and first.entry is None and first.call is not own:
                 return None  # small calls wait for more, until the answer is in
             if own is None and self._due > time.monotonic() and not self._waiting:
                 return None

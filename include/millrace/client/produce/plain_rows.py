@@ -113,7 +113,8 @@ class PlainRows:
                 return None
             found.append(values)
         columns = []
-        for values, wanted, field in zip(zip(*found, strict=True), self._types, self._arrow, strict=True):
+        for place, (wanted, field) in enumerate(zip(self._types, self._arrow, strict=True)):
+            values = [row[place] for row in found]
             kinds = set(map(type, values))
             if _NULL in kinds:
                 if not field.nullable:
