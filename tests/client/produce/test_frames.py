@@ -142,8 +142,8 @@ def test_the_catalog_is_asked_only_where_what_is_known_does_not_take_the_rows(
 ) -> None:
     producer = shop.new_producer()
     asked: list[str] = []
-    known = producer._catalog.collection
-    monkeypatch.setattr(producer._catalog, "collection", lambda name: asked.append(name) or known(name))
+    renew = producer._definitions.renew
+    monkeypatch.setattr(producer._definitions, "renew", lambda name: asked.append(name) or renew(name))
     with producer.batch() as batch:
         for number in range(5):
             batch.insert([{"id": number, "name": "a", "more": 1}], collection=items, evolve=True)

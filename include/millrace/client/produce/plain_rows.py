@@ -114,16 +114,16 @@ class PlainRows:
             found.append(values)
         columns = []
         for place, (wanted, field) in enumerate(zip(self._types, self._arrow, strict=True)):
-            values = [row[place] for row in found]
-            kinds = set(map(type, values))
+            column = [row[place] for row in found]
+            kinds = set(map(type, column))
             if _NULL in kinds:
                 if not field.nullable:
                     return None
                 kinds.remove(_NULL)
-            if kinds - {wanted} or (wanted is datetime and not all(map(_moment_check(field.type.tz), values))):
+            if kinds - {wanted} or (wanted is datetime and not all(map(_moment_check(field.type.tz), column))):
                 return None
             try:
-                columns.append(pa.array(values, field.type))
+                columns.append(pa.array(column, field.type))
             except (pa.ArrowException, OverflowError, ValueError):  # out of range, or text that is not Unicode
                 return None
         return pa.Table.from_arrays(columns, schema=self._arrow)
