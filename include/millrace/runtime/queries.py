@@ -50,19 +50,21 @@ def await_queries(
 ) -> None:
     """Wait until every query has ended, one has failed, or `stop` is set; then stop the others between two batches.
 
-    `beat` is called with the queries at each poll, and `begun` once, when all of them are past their initialisation.
+    `heartbeat` is called with the queries at each poll, and `on_started` once, when all are past their initialisation.
     `restart` starts the query at an index again if Spark gave it up before its first batch: a Python worker must start
-    within 10 s, which no setting changes, and on a busy machine it may not. That is tried a few times. Raises the
-    failed query's StreamingQueryException.
+    within 10 s, which no setting changes, and on a busy machine it may not. Each query is tried a few times, one after
+    another. Raises the failed query's StreamingQueryException.
     """
-    running, left = list(queries), _RESTARTS
+    running, left = list(queries), [_RESTARTS] * len(queries)
     while not stop.is_set():
         for place, query in enumerate(running):
             error = None if query.isActive else query.exception()
             if error is None:
                 continue
-            if restart is not None and left and query.lastProgress is None and _WORKER_LATE in str(error):
-                left -= 1
+            if restart is not None and left[place] and query.lastProgress is None and _WORKER_LATE in str(error):
+                if any(each.isActive and not _runs(each) for each in running):
+                    continue  # one at a time: workers of several queries delay each other past Spark's 10 s
+                left[place] -= 1
                 _logger.warning("Spark gave up a query whose Python worker started too late: starting the query again")
                 running[place] = restart(place)
             else:
