@@ -436,7 +436,7 @@ def outcome(call: Callable[[], object]) -> str:
     return "done"
 
 
-@examples(100)
+@examples(60)
 @given(ops=st.lists(st.one_of(APPENDS, APPENDS, AT_ONCE, st.sampled_from(SLOW)), min_size=2, max_size=14))
 @example(ops=[("insert", {"id": 1, "n": 1}, None), ("recreate", {"id": "int64"}), ("delete", 1, None)])
 def test_appends_by_a_cached_name_have_the_effect_of_appends_that_ask_each_time(ops: list[Op]) -> None:
