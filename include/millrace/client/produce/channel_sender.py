@@ -252,8 +252,8 @@ class ChannelSender:
             if lane.resumed and self._spool is None:
                 self._send_alone(lane)
                 return
-            several = self._together > 1 or len(self._queue.pieces) > 1
-            source = partial(self._next, own, lane)
+            several = self._has_several()
+            source = partial(self._next, own, lane, several)
             if self._spool is None:
                 lane.deliver(source, pipelined=several)
             else:
@@ -271,7 +271,13 @@ class ChannelSender:
             self._recall(own)
             raise
 
-    def _next(self, own: WaitingCall | None, lane: Lane) -> OutboundEntry | None:
+    def _has_several(self) -> bool:
+        """Return whether what is queued is worth several entries in flight; small calls are one entry at a time."""
+        with self._changed:
+            pieces = self._queue.pieces
+            return self._queue.bytes >= MESSAGE_BYTES or (len(pieces) > 1 and pieces[0].entry is not None)
+
+    def _next(self, own: WaitingCall | None, lane: Lane, several: bool) -> OutboundEntry | None:
         """Return the next entry, or None if there is none now or another leader should send it."""
         if own is None:
             if lane.lock.contended if self._spool is None else self._spool.contended(self.pchannel):
@@ -287,6 +293,8 @@ class ChannelSender:
             first = queue.pieces[0]
             if self._drawn and queue.bytes < MESSAGE_BYTES and first.entry is None and first.call is not own:
                 return None  # small calls wait for more, until the answer is in
+            if queue.bytes >= MESSAGE_BYTES and not several:
+                return None  # more came than one entry at a time is good for
             if own is None and self._due > time.monotonic() and not self._waiting:
                 return None
             contents = EntryContents(queue.take(), self._settling)
