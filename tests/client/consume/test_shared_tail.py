@@ -339,7 +339,8 @@ def test_consumers_that_wait_get_what_they_would_get_alone(messages: pa.RecordBa
         each.close()
 
 
-def test_a_consumer_that_cannot_take_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["units", "waker"])
+def test_a_consumer_that_cannot_take_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     world = World(stream(tmp_path, inserts(10)), limits=TailLimits())
     world.publish(4)
     shared = SharedTail(world)
@@ -352,10 +353,13 @@ def test_a_consumer_that_cannot_take_fails_alone(tmp_path: Path, monkeypatch: py
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(broken, "_portions", fail)
+    if where == "units":
+        monkeypatch.setattr(broken, "_portions", fail)
+    else:
+        broken.on_ready(fail)  # as that of an event loop that was closed
     world.publish(3)
     with pytest.raises(ZeroDivisionError):
-        broken.poll(timeout=10.0)
+        polled(broken, 4)  # what was queued before, at most
     for each in consumers:
         if each is not broken:
             assert polled(each, 3) == world.ticks[4:7]

@@ -428,13 +428,12 @@ class Consumer(Closeable):
         """Queue what another consumer's thread got for this one."""
         try:
             deliveries = [delivery for portion in self._portions(pchannel, parts) for delivery in portion]
+            with self._changed:
+                self._queue(pchannel, deliveries, found.confirmed_tick, caught_up=False)
         except Exception as error:  # the other consumer has no part in it
             with self._changed:
                 self._put([error])
             found.close()
-            return
-        with self._changed:
-            self._queue(pchannel, deliveries, found.confirmed_tick, caught_up=False)
 
     def _queue(self, pchannel: str, deliveries: Sequence[Delivery], through: int, *, caught_up: bool) -> None:
         place = self._places[pchannel]
