@@ -34,7 +34,12 @@ ATTEMPTS: Final = 4
 PAUSE_SECONDS: Final = 1.0
 _CREDENTIALS: Final = ("authorization", "cookie")
 _ZONE: Final = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
-_STATUS_WORDS: Final = {401: "You are logged out.", 403: "You may not do this.", 404: "Airflow has no such DAG (yet)."}
+_STATUS_WORDS: Final = {
+    401: "You are logged out.",
+    403: "You may not do this.",
+    404: "Airflow has no such DAG (yet).",
+    409: "This form has started its run already: open it again for another one.",
+}
 
 Title = Annotated[str, Query(max_length=60)]
 Conf = Annotated[str, Query(max_length=20_000)]
@@ -228,7 +233,7 @@ async def ask_airflow(request: Request, method: str, path: str, value: Any = Non
     if isinstance(detail, list):
         detail = "; ".join(str(each.get("msg", each)) for each in detail)
     words = _STATUS_WORDS.get(answer.status_code, f"Airflow answered {answer.status_code}.")
-    if detail and answer.status_code != 404:
+    if detail and answer.status_code not in (404, 409):  # Airflow's words for these are about its database
         words = detail if isinstance(detail, str) else json.dumps(detail)
     raise Refused(answer.status_code, words, (found.get("problems") or ()) if isinstance(found, dict) else ())
 

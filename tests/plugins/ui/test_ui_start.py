@@ -131,7 +131,9 @@ def test_a_form_starts_a_run_as_the_person_who_sends_it(client: TestClient, airf
     assert airflow.people == [f"Bearer {site.tokens['op']}"]
     shown = client.get(answer.headers["location"]).text
     assert f'href="/dags/checkpoint/runs/{run}"'.replace(":", "%3A").replace("+", "%2B") in shown
-    assert sent(client, page).status_code == 422, "the same form again starts nothing"
+    again = sent(client, page)
+    assert again.status_code == 422, "the same form again starts nothing"
+    assert "Dry run was not started. This form has started its run already" in again.text
     assert len(airflow.runs) == 1
 
 
