@@ -76,6 +76,23 @@ def test_plain_appends_take_it() -> None:
     assert log.append(encode_entry([removed])).plain is not None
 
 
+def test_an_entry_of_several_messages_takes_it_too() -> None:
+    log = Log()
+    there = keys_of(VCHANNELS[1], 3)
+    log.append(encode_entry([insert(there[0], producer=7, sequence=0)]))
+    group = log.append(
+        encode_entry([insert(KEYS[1], producer=7, sequence=1), insert(there[1], producer=7, sequence=1)]),
+        encode_entry([insert(key, producer=7, sequence=2 + at) for at, key in enumerate(KEYS[2:5])]),
+    )
+    assert group.plain is not None
+    assert [(each.vchannel, each.index) for each in group.plain] == [
+        (HERE, 0),
+        (VCHANNELS[1], 1),
+        *((HERE, index) for index in range(3)),
+    ]
+    assert log.append(encode_entry([insert(KEYS[0])] * (FEW + 1))).plain is None
+
+
 def test_it_shares_the_vchannels_that_a_message_does_not_change() -> None:
     log = Log()
     log.append(encode_entry([insert(keys_of(VCHANNELS[1], 1)[0], vchannel=VCHANNELS[1])]))

@@ -104,9 +104,10 @@ def host_metrics(client: AppendClient) -> str:
 
     def call(link: Link, deadline: Deadline) -> str:
         try:
-            (found,) = link.client.do_action(
-                flight.Action(calls.METRICS.name, b""), link.options(client.service.deadline)
-            )
+            with link.calling() as flights:
+                (found,) = flights.do_action(
+                    flight.Action(calls.METRICS.name, b""), link.options(client.service.deadline)
+                )
         except CONNECTION_FAILURES as error:
             raise call_error(error) from error
         return str(found.body.to_pybytes().decode())

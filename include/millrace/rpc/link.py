@@ -94,9 +94,10 @@ class ExchangeStream:
         self.ended = False
         """Whether the stream has ended and is of no further use."""
         try:
-            self._writer, self._reader = link.client.do_exchange(
-                flight.FlightDescriptor.for_command(to_json(command)), link.options(None)
-            )
+            with link.calling() as client:
+                self._writer, self._reader = client.do_exchange(
+                    flight.FlightDescriptor.for_command(to_json(command)), link.options(None)
+                )
         except CONNECTION_FAILURES as error:
             raise call_error(error, sent=False) from error
         self._begun = False
@@ -164,6 +165,8 @@ class Link:
         self.record = record
         self.watchdog = watchdog
         self.client = flight.FlightClient(record.address, **_tls(record))
+        self._calls = 0
+        """Calls that are being started. Flight's client may be closed only while there are none."""
         self._headers = [(AUTHORIZATION.encode(), f"Bearer {record.token}".encode())]
         self._idle: dict[str, list[AppendStream]] = {}
         self._streams: weakref.WeakSet[ExchangeStream] = weakref.WeakSet()
@@ -187,6 +190,25 @@ class Link:
             stream.cancel()
             raise ConnectionLost("the connection was closed", sent=False)
 
+    @contextmanager
+    def calling(self) -> Iterator[flight.FlightClient]:
+        """Yield Flight's client to start a call. Raises ConnectionLost if the connection is closed.
+
+        Closing Flight's client destroys what a call that is being started uses: the process would crash.
+        """
+        with self._lock:
+            if self._closed:
+                raise ConnectionLost("the connection was closed", sent=False)
+            self._calls += 1
+        try:
+            yield self.client
+        finally:
+            with self._lock:
+                self._calls -= 1
+                last = self.closed and not self._calls
+            if last:
+                self.client.close()
+
     def options(self, timeout: float | None) -> flight.FlightCallOptions:
         """Return the options of a call: its token and, unless None, its timeout in seconds from now."""
         return flight.FlightCallOptions(timeout=timeout, headers=self._headers)
@@ -202,7 +224,8 @@ class Link:
     def act(self, name: str, request: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         """Call one action. Raises its typed error or ConnectionLost."""
         try:
-            results = list(self.client.do_action(flight.Action(name, to_json(request)), self.options(timeout)))
+            with self.calling() as client:
+                results = list(client.do_action(flight.Action(name, to_json(request)), self.options(timeout)))
             return from_json(results[0].body.to_pybytes()) if results else {}
         except CONNECTION_FAILURES as error:
             raise call_error(error) from error
@@ -225,7 +248,8 @@ class Link:
         ConnectionLost, here or with a batch.
         """
         try:
-            reader = self.client.do_get(flight.Ticket(to_json(request)), self.options(timeout))
+            with self.calling() as client:
+                reader = client.do_get(flight.Ticket(to_json(request)), self.options(timeout))
             schema, first = reader.schema, next(reader, None)
         except CONNECTION_FAILURES as error:
             raise call_error(error) from error
@@ -278,6 +302,7 @@ class Link:
     def close(self) -> None:
         """Close the idle streams and the client; cancel streams in use, even if they wait for a suspended server."""
         with self._lock:
+            unused = not self._calls and not self._closed
             self._closed = True
             idle = [stream for each in self._idle.values() for stream in each]
             self._idle.clear()
@@ -286,7 +311,8 @@ class Link:
             stream.close()
         for broken in used:
             broken.cancel()  # closing the client does not end them: their callers would wait for their deadlines
-        self.client.close()
+        if unused:
+            self.client.close()
         self._server.close()
 
 

@@ -24,7 +24,7 @@ from millrace.log.server.connections import ConnectionGuard, ConnectionLimits
 from millrace.log.server.main import OUTPUT_BYTES
 from millrace.rpc.discovery import ServerRecord, read_record
 from millrace.rpc.launch import ServerLaunch
-from millrace.rpc.link import AppendStream, ConnectionLost, Link
+from millrace.rpc.link import AppendStream, ConnectionLost, Link, Watchdog
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.rpc.wire import typed_error
 from tests.log.server_rig import PATIENCE, Rig
@@ -263,3 +263,18 @@ def test_to_look_for_connections_takes_no_lock_of_a_file_away(
         with socket.create_connection(("127.0.0.1", made.server.port)):
             until(lambda: made.server.connections.refused == 1, "all descriptors were looked at")
         assert subprocess.run([sys.executable, "-c", taken], stderr=subprocess.DEVNULL).returncode != 0
+
+
+def test_a_connection_is_closed_once_no_call_is_being_started(server: ServerRecord) -> None:
+    """Closing Flight's client destroys what a call that is being started uses."""
+    watchdog = Watchdog()
+    link = Link(server, watchdog)
+    with link.calling() as client:
+        link.close()
+        assert list(client.do_action(flight.Action("ping", b"{}"), link.options(PATIENCE)))
+    with pytest.raises(pa.ArrowInvalid):
+        list(client.do_action(flight.Action("ping", b"{}"), link.options(PATIENCE)))
+    with pytest.raises(ConnectionLost) as lost:
+        link.act("ping", {}, timeout=PATIENCE)
+    assert not lost.value.sent
+    watchdog.close()
