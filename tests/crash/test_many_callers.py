@@ -273,7 +273,8 @@ def run(rig: Rig, *, seed: int, victims: list[str], calls: int) -> None:
     messages = Counter(found.id for rows in truth.accepted.values() for found in rows)
     assert max(messages.values()) > 1, "no callers shared a message"
     assert said["acked"] >= calls * (len(victims) + 1)
-    assert {"rejected", "invalid", "committed", "rolled-back"} <= set(said), said
+    assert {"rejected", "invalid"} <= set(said), said
+    assert said["committed"] + said["rolled-back"], said  # few calls may see only one of the two
 
 
 @pytest.mark.timeout(180)
