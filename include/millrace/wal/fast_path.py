@@ -26,6 +26,7 @@ from millrace.message.keys import key_column, key_hash, vchannel_index
 from millrace.message.payload.rows import decode_rows
 from millrace.message.schema import CollectionSchema
 from millrace.message.types import DML, MIN_CHAIN_VERSION, ROW_CARRYING_TYPES, MessageType
+from millrace.message.wire.decode import parse_names
 from millrace.message.wire.layout import (
     ABSENT,
     ARRAY,
@@ -34,20 +35,17 @@ from millrace.message.wire.layout import (
     COLUMNS_START,
     CRC_START,
     MAGIC,
-    MAX_NAME_BYTES,
     PREFIX,
     RAMP,
     TAGS_START,
     VERSION,
 )
+from millrace.wal.interceptors.timetick.interceptor import MAX_BARRIER_AHEAD_MS
 from millrace.wal.message_run import DecidedMessage
 from millrace.wal.state import ChannelState, VChannelState
 
 FEW: Final = 32
 """Maximum messages that are judged here: about 0.1 ms each, where the interceptors take 3 ms and 0.1 ms each."""
-
-MAX_BARRIER_AHEAD_MS: Final = 86_400_000
-"""Milliseconds that a barrier tick may lie ahead of the log."""
 
 _CACHED: Final = 1024
 """Tag patterns and dictionaries that are cached: writers use a handful, and other bytes must not fill the memory."""
@@ -289,20 +287,10 @@ def _names_of(section: bytes) -> tuple[str, ...] | None:
     """Return the names of a dictionary; None if it is not valid."""
     found = _dictionaries.get(section)
     if found is None:
-        names: list[str] = []
-        place = 2
-        try:
-            for _ in range(int.from_bytes(section[:2], "little")):
-                length = int.from_bytes(section[place : place + 2], "little")
-                place += 2 + length
-                if length > MAX_NAME_BYTES or place > len(section):
-                    return None
-                names.append(section[place - length : place].decode("utf-8"))
-        except UnicodeDecodeError:
+        names = parse_names(section)
+        if isinstance(names, str):
             return None
-        if place != len(section) or not names or len(set(names)) < len(names):
-            return None
-        found = tuple(names)
+        found = names
         if len(_dictionaries) < _CACHED:
             _dictionaries[section] = found
     return found

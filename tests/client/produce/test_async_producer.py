@@ -39,7 +39,7 @@ def slow(rig: Rig, monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]
 
     def waits(*given: Any, **options: Any) -> Any:
         threads.append(threading.get_ident())
-        time.sleep(seconds)
+        time.sleep(seconds)  # what an append takes: calls gather meanwhile
         return append(*given, **options)
 
     monkeypatch.setattr(rig.way, "append", waits)
@@ -70,17 +70,14 @@ def test_tasks_share_messages_and_wake_the_loop_once_for_each(rig: Rig, monkeypa
 
 
 def test_a_task_that_is_alone_waits_for_no_other(rig: Rig) -> None:
-    async def run() -> float:
+    async def run() -> None:
         async with AsyncProducer(producer) as awaited:
-            await awaited.insert(rig.collection, [{"id": 1}])
-            start = time.perf_counter()
             for key in range(20):
                 await awaited.insert(rig.collection, [{"id": key}])
-            return time.perf_counter() - start
 
     with rig.producer() as producer:
         entries = producer.sender("dml_0")
-        assert asyncio.run(run()) > 0
+        asyncio.run(run())
         assert entries._due == float("inf"), "no call was given a time to wait for"
 
 
@@ -91,7 +88,6 @@ def test_nothing_that_may_block_runs_in_the_event_loop(rig: Rig, monkeypatch: py
 
         def asked(*given: Any, real: Any = real, **options: Any) -> Any:
             threads.append(threading.get_ident())
-            time.sleep(0.02)
             return real(*given, **options)
 
         monkeypatch.setattr(rig.coordinator, name, asked)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,6 +32,7 @@ from millrace.message.types import MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.rpc.outcome import AppendOutcome
 from tests.client.produce.test_lane import LOST, SCHEMA, Fault, Rig, Stopped
+from tests.waiting import until
 
 CALLERS = 64
 
@@ -88,13 +88,6 @@ def ids(payload: bytes) -> list[int]:
     return found
 
 
-def waits(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.001)
-
-
 def queued(producer: Producer) -> int:
     return len(producer.sender("dml_0")._queue.pieces)
 
@@ -110,7 +103,7 @@ def test_callers_that_wait_share_a_message(rig: Rig, gate: Gate) -> None:
         calls = [pool.submit(producer.insert, rig.collection, [{"id": keys[-1]}])]
         assert gate.entered.wait(20)
         calls += [pool.submit(producer.insert, rig.collection, [{"id": key}]) for key in keys[:-1]]
-        waits(lambda: queued(producer) == CALLERS)
+        until(lambda: queued(producer) == CALLERS)
         gate.opened.set()
         found = [each.result(timeout=20) for each in calls]
         assert producer.sender("dml_0")._thread is None, "a caller that waits leads next"
@@ -214,7 +207,7 @@ def test_whoever_is_interrupted_while_it_waits_takes_its_rows_along_and_stops_no
 
         class Turn:
             def acquire(self) -> None:
-                waits(lambda: queued(producer) == 1)
+                until(lambda: queued(producer) == 1)
                 raise KeyboardInterrupt
 
         call.turn = Turn()  # type: ignore[assignment]
@@ -222,7 +215,7 @@ def test_whoever_is_interrupted_while_it_waits_takes_its_rows_along_and_stops_no
         with pytest.raises(KeyboardInterrupt):
             producer.run(call, pieces)
         calls.append(pool.submit(producer.insert, rig.collection, [{"id": last}]))
-        waits(lambda: queued(producer) == 1)
+        until(lambda: queued(producer) == 1)
         gate.opened.set()
         assert [each.result(timeout=20).rows for each in calls] == [1, 1]
         assert stored(rig, producer, after) == [first, last]
@@ -285,7 +278,7 @@ def together(
         calls[key] = pool.submit(producer.insert, rig.collection, [{"id": key}])
     if also is not None:
         calls[-1] = pool.submit(also)
-    waits(lambda: queued(producer) == len(calls) - 1)
+    until(lambda: queued(producer) == len(calls) - 1)
     gate.opened.set()
     return calls
 
@@ -314,9 +307,9 @@ def test_a_closed_producer_keeps_no_caller_waiting(rig: Rig) -> None:
     lane, (key, other) = producer.lane("dml_0"), rig.keys(0, 2)
     with ThreadPoolExecutor(2) as pool, lane.lock.held():
         first = pool.submit(producer.insert, rig.collection, [{"id": key}])
-        waits(lambda: producer.sender("dml_0")._leading)
+        until(lambda: producer.sender("dml_0")._leading)
         second = pool.submit(producer.insert, rig.collection, [{"id": other}])
-        waits(lambda: queued(producer) == 2)
+        until(lambda: queued(producer) == 2)
         producer.close()
     for each in (first, second):
         assert isinstance(each.exception(timeout=20), LogUnavailable)

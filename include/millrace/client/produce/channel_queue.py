@@ -17,6 +17,7 @@ Two exceptions: an entry whose first answer was lost is never sent again under n
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ _IN_TRANSACTION: Final = (
 _MAX_DESTINATIONS: Final = 10_000
 
 
-class Call:
+class Call(ABC):
     """One caller's call: what became of its pieces so far. Subclasses say how the caller learns that it ended."""
 
     __slots__ = ("ended", "error", "left", "written")
@@ -90,12 +91,12 @@ class Call:
         """Pieces that are not settled."""
         self.ended = False
 
+    @abstractmethod
     def finish(self) -> Callable[[], None] | None:
         """Tell the caller that it has `ended`. Called once.
 
         Returns what is still to call, once for all calls that end together.
         """
-        raise NotImplementedError
 
     def result(self) -> Written:
         """Return the outcome. Raises its error."""

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from millrace.base.backoff import jittered
 from millrace.base.errors import AppendUnresolved, Closed, LogUnavailable, SpoolFull
@@ -30,6 +30,9 @@ from millrace.client.produce.rows import ENTRY_BYTES, MESSAGE_BYTES
 from millrace.client.produce.sequencer import OutboundEntry
 from millrace.client.produce.written import Written
 
+if TYPE_CHECKING:
+    from millrace.client.spool.sender import SpoolSender
+
 GATHER_SECONDS: Final = 0.002
 """How long a leader lets the callers of the last message come back for the next one, at most.
 
@@ -38,21 +41,6 @@ each time. A leader waits only while calls keep coming, and not at all if the la
 """
 
 _GATHER_STEP: Final = 0.0005
-
-
-class Spooler(Protocol):
-    """Sends in place of a lane: a spool."""
-
-    def deliver(
-        self,
-        pchannel: str,
-        source: Callable[[], OutboundEntry | None],
-        *,
-        size: Callable[[], int] | None = None,
-        pipelined: bool = True,
-    ) -> None: ...
-
-    def contended(self, pchannel: str) -> bool: ...
 
 
 class WaitingCall(Call):
@@ -85,7 +73,7 @@ class ChannelSender:
         lane: Callable[[], Lane],
         *,
         settling: threading.Lock,
-        spool: Spooler | None = None,
+        spool: SpoolSender | None = None,
         retry_delay: float = 1.0,
     ) -> None:
         """`lane` returns the lane, which may take a remote call. `settling` is shared by the producer's senders."""

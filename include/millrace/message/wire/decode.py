@@ -164,24 +164,32 @@ class _Names:
         return known
 
     def _parse(self, section: bytes) -> tuple[int, int] | str:
-        count = int.from_bytes(section[:2], "little")
-        names: dict[str, None] = {}
-        place = 2
-        for _ in range(count):
-            length = int.from_bytes(section[place : place + 2], "little")
-            place += 2
-            if length > MAX_NAME_BYTES or place + length > len(section):
-                return "its VChannel dictionary is cut short or holds a name above 255 bytes"
-            try:
-                names[section[place : place + length].decode("utf-8")] = None
-            except UnicodeDecodeError:
-                return "a VChannel name is not UTF-8"
-            place += length
-        if place != len(section) or count == 0 or len(names) != count:
-            return "its VChannel dictionary is empty, has a name twice, or bytes behind its names"
+        names = parse_names(section)
+        if isinstance(names, str):
+            return names
         base = len(self.flat)
         self.flat.extend(self.index.setdefault(name, len(self.index)) for name in names)
-        return base, count
+        return base, len(names)
+
+
+def parse_names(section: bytes) -> tuple[str, ...] | str:
+    """Return the names of an entry's VChannel dictionary, or why it is invalid."""
+    count = int.from_bytes(section[:2], "little")
+    names: dict[str, None] = {}
+    place = 2
+    for _ in range(count):
+        length = int.from_bytes(section[place : place + 2], "little")
+        place += 2
+        if length > MAX_NAME_BYTES or place + length > len(section):
+            return "its VChannel dictionary is cut short or holds a name above 255 bytes"
+        try:
+            names[section[place : place + length].decode("utf-8")] = None
+        except UnicodeDecodeError:
+            return "a VChannel name is not UTF-8"
+        place += length
+    if place != len(section) or count == 0 or len(names) != count:
+        return "its VChannel dictionary is empty, has a name twice, or bytes behind its names"
+    return tuple(names)
 
 
 def _out_of_range(column: HeaderColumn) -> str:
