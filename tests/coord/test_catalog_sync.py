@@ -264,7 +264,7 @@ def test_a_collection_with_more_vchannels_than_there_is_room_is_refused_before_t
     coordinator: Coordinator, log: ChainLog
 ) -> None:
     before = log.appends
-    with pytest.raises(AppendRejected, match="1,500 VChannels on dml_0, which has 1 of 1,024") as refused:
+    with pytest.raises(AppendRejected, match="3,000 VChannels, and the 2 PChannels have room for 2,046") as refused:
         coordinator.create_collection("d", SCHEMA, vchannels=3000)
     assert refused.value.reason == "LIMIT_EXCEEDED"
     with pytest.raises(AppendRejected, match="partitions"):

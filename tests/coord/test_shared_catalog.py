@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from millrace.coord.shared_catalog import SharedCatalog
 from millrace.coord.store_factory import CATALOG_GUARD_KEY, CATALOG_PREFIX
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.meta.memory import MemoryStore
-from millrace.meta.store import Put
+from millrace.meta.store import EventBatch, Listing, Put
 from tests.coord.catalog_rig import add_collection, effects_on, finish
 from tests.coord.faulty_store import Fault, FaultyStore, Late, done_unheard, down, lost
+from tests.coord.filled_catalog import fill_catalog
 
 SCHEMA = CollectionSchema((FieldSpec("id", "int64", False), FieldSpec("name", "string", True)), "id")
 TABLES = (
@@ -82,7 +84,7 @@ def work(store: CatalogStore) -> None:
 def test_every_table_of_the_file_is_shared(tmp_path: Path) -> None:
     with CoordinatorDb(tmp_path / "coord.db") as database:
         found = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
-    assert found - {"shared", "sqlite_sequence"} == set(TABLES)
+    assert found - {"shared", "shared_commit", "sqlite_sequence", "vchannel_count"} == set(TABLES)
 
 
 def test_what_one_machine_did_every_other_one_has(tmp_path: Path, meta: FaultyStore, opened: ExitStack) -> None:
@@ -102,6 +104,66 @@ def test_what_one_machine_did_every_other_one_has(tmp_path: Path, meta: FaultySt
     with second.transaction():
         pass
     assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
+
+
+class Counting(FaultyStore):
+    """Counts the documents that its readers get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.documents = self.listings = 0
+
+    def list(self, prefix: str, *, revision: int | None = None) -> Listing:
+        found = super().list(prefix, revision=revision)
+        self.listings += 1
+        return found
+
+    def changes(self, prefix: str, *, after: int) -> EventBatch:
+        found = super().changes(prefix, after=after)
+        self.documents += len(found.events)
+        return found
+
+
+@pytest.mark.parametrize("others", [10, 600])
+def test_a_change_by_another_machine_costs_what_it_changed(tmp_path: Path, others: int, opened: ExitStack) -> None:
+    meta = Counting()
+    with CatalogStore(tmp_path / "a/coord.db"):
+        fill_catalog(tmp_path / "a/coord.db", others, SCHEMA, pchannels=2)
+    first = opened.enter_context(machine(tmp_path, meta, "a"))
+    second = opened.enter_context(machine(tmp_path, meta, "b"))
+    before = meta.listings
+    for number in range(3):
+        finish(first, add_collection(first, f"new{number}", SCHEMA))
+        meta.documents = 0
+        with second.transaction():
+            assert second.collection(f"new{number}").state == "active"
+        assert meta.documents < 20
+    assert meta.listings == before, "nobody reads the whole catalog for that"
+    assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
+    finish(first, add_collection(first, "newest", SCHEMA))
+    meta.compact(meta.revision)
+    with second.transaction():
+        assert second.collection("newest").state == "active"
+    assert meta.listings == before + 1, "what the store no longer knows is read as a whole"
+    assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "b/coord.db")
+
+
+def test_a_store_that_was_put_back_and_went_on_is_read_as_a_whole(tmp_path: Path, opened: ExitStack) -> None:
+    meta = FaultyStore()
+    first = opened.enter_context(machine(tmp_path, meta, "a"))
+    work(first)
+    kept = deepcopy((meta._keys, meta._entries, meta._events, meta._revision))
+    second = opened.enter_context(machine(tmp_path, meta, "b"))
+    second.next_epoch(1)
+    with first.transaction():
+        pass  # both have what the store is about to lose
+    meta._keys, meta._entries, meta._events, meta._revision = kept
+    third = opened.enter_context(machine(tmp_path, meta, "c"))
+    third.next_epoch(2)
+    third.next_epoch(3)
+    with first.transaction():
+        pass
+    assert rows(tmp_path / "a/coord.db") == rows(tmp_path / "c/coord.db")
 
 
 def test_the_file_of_a_deployment_is_taken_over_whole(tmp_path: Path, meta: FaultyStore) -> None:

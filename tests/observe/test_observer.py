@@ -140,7 +140,7 @@ def test_a_collection_is_counted_by_its_tables(world: World, observer: Observer)
     assert [(each.name, each.key, each.event_time) for each in found.field_list] == [
         ("id", True, False), ("name", False, False), ("at", False, True)
     ]  # fmt: skip
-    assert observer.collections()[0].name == "users"
+    assert observer.collections().items[0].name == "users"
     with pytest.raises(CollectionNotFound):
         observer.collection("nobody")
 
@@ -289,7 +289,7 @@ def test_foreign_files_in_the_run_folder_are_no_news(world: World, observer: Obs
 def test_nothing_is_made_by_looking(settings: Settings) -> None:
     observer = Observer(settings)
     assert observer.overview().state == "empty"
-    assert observer.collections() == []
+    assert observer.collections().items == []
     assert observer.rejections(WalQuery("rejection")).items == []
     assert observer.checkpoints().checkpoints == []
     assert observer.maintenance().tables == []

@@ -8,14 +8,21 @@ from __future__ import annotations
 import re
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 from millrace.access.grants import Caller, Resource, ResourceKind
 from millrace.access.permissions import authorize, may_see
 from millrace.base.errors import ChannelNotFound, InvalidArgument
-from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChannel
+from millrace.catalog.collection import (
+    DEFAULT_PARTITION,
+    MAX_PAGE_SIZE,
+    CollectionInfo,
+    CollectionPage,
+    CollectionQuery,
+    PChannel,
+)
 from millrace.catalog.definition_cache import DefinitionCache
 from millrace.catalog.protocol import Catalog, CollectionOptions
 from millrace.message.schema import CollectionSchema, FieldSpec
@@ -36,6 +43,14 @@ if TYPE_CHECKING:  # only programs that change schemas need it
 Arguments = Mapping[str, Any]
 _NAMES: Final = ("name", "partition", "pchannel")
 _REQUEST: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
+
+
+class ServedCatalog(Catalog, Protocol):
+    """The catalog of the server that answers the calls."""
+
+    def collection_page(self, query: CollectionQuery) -> CollectionPage:
+        """Return one page of the collections."""
+        ...
 
 
 @handles(calls.PCHANNELS)
@@ -61,8 +76,16 @@ def _next_epoch(catalog: Catalog, given: Arguments) -> dict[str, Any]:
 
 
 @handles(calls.COLLECTIONS)
-def _collections(catalog: Catalog, given: Arguments) -> dict[str, Any]:
-    return {"collections": [each.to_json() for each in catalog.collections(dropped=bool(given.get("dropped", False)))]}
+def _collections(catalog: ServedCatalog, given: Arguments) -> dict[str, Any]:
+    if "ids" in given:
+        return {"collections": [each.to_json() for each in catalog.collections_by_id(map(int, given["ids"])).values()]}
+    dropped = bool(given.get("dropped", False))
+    if "limit" not in given:  # a client of an earlier build reads no pages
+        return {"collections": [each.to_json() for each in catalog.collections(dropped=dropped)]}
+    page = catalog.collection_page(
+        CollectionQuery(dropped, str(given.get("search", "")), str(given.get("after", "")), limit=int(given["limit"]))
+    )
+    return {"collections": [each.to_json() for each in page.items], "next": page.next}
 
 
 @handles(calls.ENSURE_PCHANNELS)
@@ -155,7 +178,7 @@ def _shown(answer: dict[str, Any], caller: Caller) -> dict[str, Any]:
     return answer
 
 
-def dispatch(catalog: Catalog, name: str, arguments: Arguments, caller: Caller) -> dict[str, Any]:
+def dispatch(catalog: ServedCatalog, name: str, arguments: Arguments, caller: Caller) -> dict[str, Any]:
     """Execute one call.
 
     Raises InvalidArgument if the call is unknown or its arguments are invalid, PermissionDenied, and whatever the call
@@ -208,9 +231,18 @@ class RemoteCatalog:
         return int(self._call(calls.NEXT_EPOCH, producer_id=producer_id, held=held, request=request)["epoch"])
 
     def collections(self, *, dropped: bool = False) -> list[CollectionInfo]:
-        return [
-            CollectionInfo.from_json(each) for each in self._call(calls.COLLECTIONS, dropped=dropped)["collections"]
-        ]
+        found: list[CollectionInfo] = []
+        after: str | None = ""
+        while after is not None:
+            page = self._call(calls.COLLECTIONS, dropped=dropped, after=after, limit=MAX_PAGE_SIZE)
+            found += map(CollectionInfo.from_json, page["collections"])
+            after = page.get("next") or None
+        return found
+
+    def collections_by_id(self, ids: Iterable[int]) -> dict[int, CollectionInfo]:
+        wanted = list(dict.fromkeys(ids))
+        found = self._call(calls.COLLECTIONS, dropped=True, ids=wanted)["collections"]
+        return {each["id"]: CollectionInfo.from_json(each) for each in found if each["id"] in wanted}
 
     def collection(self, name: str) -> CollectionInfo:
         return self.definitions.renew(name)

@@ -130,3 +130,34 @@ def require_distinct_sql_names(chosen: Iterable[CollectionInfo]) -> list[Collect
                 " `names`"
             )
     return list(found.values())
+
+
+PAGE_SIZE: Final = 100
+"""Collections of a page, unless a reader asks for another number."""
+MAX_PAGE_SIZE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionQuery:
+    """A page of the collections, ordered by name."""
+
+    dropped: bool = False
+    """Include dropped collections."""
+    search: str = ""
+    """Part of the name, in any case."""
+    after: str = ""
+    """The page begins after this cursor: `next` of the page before, or a name. Empty: at the beginning."""
+    offset: int = 0
+    """Collections to skip after that. What is created or dropped between two pages moves the others; a cursor stays."""
+    limit: int = PAGE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionPage:
+    """A page of the collections."""
+
+    items: list[CollectionInfo]
+    total: int
+    """The number of collections on all pages."""
+    next: str
+    """The cursor of the next page; empty if there is none."""

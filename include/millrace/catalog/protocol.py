@@ -5,7 +5,7 @@ The coordinator implements it (millrace.coord.coordinator); its server exposes i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from millrace.catalog.collection import CollectionInfo, PChannel
@@ -104,7 +104,11 @@ class Catalog(DdlOperations, Protocol):
         ...
 
     def collections(self, *, dropped: bool = False) -> list[CollectionInfo]:
-        """Return the collections, ordered by name; with `dropped`, also the dropped ones."""
+        """Return all collections, ordered by name; with `dropped`, also the dropped ones."""
+        ...
+
+    def collections_by_id(self, ids: Iterable[int]) -> dict[int, CollectionInfo]:
+        """Return those collections that exist, also dropped ones, by id."""
         ...
 
     def collection(self, name: str) -> CollectionInfo:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millrace.base.errors import UnsupportedVersion
 
 if TYPE_CHECKING:
-    from millrace.catalog.collection import CollectionInfo
+    from millrace.catalog.collection import CollectionInfo, CollectionPage, CollectionQuery
 
 FORMAT_VERSION: Final = 1
 """The format version, in SQLite's ``user_version``. Files of early builds have 0; the first writer sets it to 1.
@@ -26,6 +26,9 @@ A build raises it when older builds would misread the file; a table that they ma
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0
 """How long a read waits for a writer."""
+_EXISTS: Final = "state != 'dropped'"
+
+_T = TypeVar("_T")
 
 
 def catalog_path(data_dir: Path) -> Path:
@@ -73,11 +76,7 @@ def check_format_version(db: sqlite3.Connection, path: Path | str) -> None:
 def collection_names(data_dir: Path) -> list[str]:
     """Return the names of all collections that are not dropped, sorted; empty if the file cannot be read."""
     try:
-        db = open_read_only(data_dir)
-        if db is None:
-            return []
-        with closing(db):
-            return [row[1] for row in _rows(db, dropped=False)]
+        return [name for (name,) in _select(data_dir, f"select name from collection where {_EXISTS} order by name")]
     except sqlite3.Error:
         return []
 
@@ -95,17 +94,98 @@ def pchannel_names(data_dir: Path) -> set[str]:
 
 
 def read_collections(data_dir: Path, *, dropped: bool = False) -> list[CollectionInfo]:
-    """Return the collections by name, with `dropped` also the dropped ones; empty if no coordinator has run yet."""
+    """Return all collections by name, with `dropped` also the dropped ones; empty if no coordinator has run yet.
+
+    The cost grows with their number: readers of one collection use :func:`read_collection`, lists :func:`read_page`.
+    """
+    return _read(data_dir, lambda db: select_collections(db, dropped=dropped), [])
+
+
+def read_collection(data_dir: Path, name: str) -> CollectionInfo | None:
+    """Return the collection with a name, unless it is dropped; None if there is none."""
+    rows = _select(data_dir, f"select * from collection where name = ? and {_EXISTS}", (name,))
+    return collection_from_row(rows[0]) if rows else None
+
+
+def read_collections_by_id(data_dir: Path, ids: Iterable[int]) -> dict[int, CollectionInfo]:
+    """Return those collections that exist, also dropped ones, by id."""
+    return _read(data_dir, lambda db: select_by_id(db, ids), {})
+
+
+def read_page(data_dir: Path, query: CollectionQuery) -> CollectionPage:
+    """Return one page of the collections; an empty one if no coordinator has run yet."""
+    from millrace.catalog.collection import CollectionPage
+
+    return _read(data_dir, lambda db: select_page(db, query), CollectionPage([], 0, ""))
+
+
+def read_state_counts(data_dir: Path) -> dict[str, int]:
+    """Return the number of collections in each state."""
+    return dict(_select(data_dir, "select state, count(*) from collection group by state"))
+
+
+def read_names(data_dir: Path) -> dict[int, str]:
+    """Return the names of all collections, also of dropped ones, by id."""
+    return dict(_select(data_dir, "select id, name from collection"))
+
+
+def _read(data_dir: Path, ask: Callable[[sqlite3.Connection], _T], absent: _T) -> _T:
+    """Return what `ask` reads from the file; `absent` if no coordinator has run yet."""
     db = open_read_only(data_dir)
     if db is None:
-        return []
+        return absent
     with closing(db):
-        return select_collections(db, dropped=dropped)
+        return ask(db)
+
+
+def _select(data_dir: Path, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    return _read(data_dir, lambda db: db.execute(statement, values).fetchall(), [])
 
 
 def select_collections(db: sqlite3.Connection, *, dropped: bool) -> list[CollectionInfo]:
-    """Return the same through an open connection to the file."""
-    return [collection_from_row(row) for row in _rows(db, dropped=dropped)]
+    """Return all collections by name, through an open connection to the file."""
+    where = "" if dropped else f"where {_EXISTS}"
+    return [collection_from_row(row) for row in db.execute(f"select * from collection {where} order by name, id")]
+
+
+def select_vchannels(db: sqlite3.Connection) -> list[tuple[int, list[str]]]:
+    """Return the id and the VChannels of each collection that is not dropped, through an open connection."""
+    rows = db.execute(f"select id, vchannels from collection where {_EXISTS}")
+    return [(number, json.loads(vchannels)) for number, vchannels in rows]
+
+
+def select_by_id(db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, CollectionInfo]:
+    """Return collections by id, through an open connection to the file."""
+    found: Iterator[tuple[Any, ...]] = (
+        row for number in dict.fromkeys(ids) for row in db.execute("select * from collection where id = ?", (number,))
+    )
+    return {row[0]: collection_from_row(row) for row in found}
+
+
+def select_page(db: sqlite3.Connection, query: CollectionQuery) -> CollectionPage:
+    """Return a page of the collections, through an open connection to the file.
+
+    Reads the rows of the page, and of the others their entries in an index of names.
+    """
+    from millrace.catalog.collection import MAX_PAGE_SIZE, CollectionPage
+
+    where = ["true"] if query.dropped else [_EXISTS]
+    values: list[Any] = []
+    if query.search:
+        where.append("instr(lower(name), lower(?))")
+        values.append(query.search)
+    (total,) = db.execute(f"select count(*) from collection where {' and '.join(where)}", values).fetchone()
+    if query.after:
+        number, colon, name = query.after.partition(":")
+        where.append("(name, id) > (?, ?)")
+        values += [name, int(number)] if colon and number.isdecimal() and len(number) < 19 else [query.after, 1 << 62]
+    limit = max(1, min(query.limit, MAX_PAGE_SIZE))
+    rows = db.execute(
+        f"select * from collection where {' and '.join(where)} order by name, id limit ? offset ?",
+        (*values, limit + 1, max(0, query.offset)),
+    ).fetchall()
+    items = [collection_from_row(row) for row in rows[:limit]]
+    return CollectionPage(items, total, f"{items[-1].id}:{items[-1].name}" if len(rows) > limit else "")
 
 
 def collection_from_row(row: tuple[Any, ...]) -> CollectionInfo:
@@ -123,8 +203,3 @@ def collection_from_row(row: tuple[Any, ...]) -> CollectionInfo:
         partitions=json.loads(partitions),
         next_partition=next_partition,
     )
-
-
-def _rows(db: sqlite3.Connection, *, dropped: bool) -> Iterator[tuple[Any, ...]]:
-    where = "" if dropped else "where state != 'dropped'"
-    return db.execute(f"select * from collection {where} order by name, id")

@@ -33,6 +33,7 @@ from millrace.base.errors import (
     InvalidSettings,
     LogUnavailable,
     MillraceError,
+    PermissionDenied,
 )
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
@@ -270,7 +271,13 @@ class Database(Closeable):
         return sorted(each.name for each in self.catalog.collections())
 
     def __contains__(self, name: object) -> bool:
-        return name in self.collections()
+        if not isinstance(name, str):
+            return False
+        try:
+            self.catalog.collection(name)
+        except (CollectionNotFound, PermissionDenied):
+            return False
+        return True
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.collections())
@@ -306,12 +313,12 @@ class Database(Closeable):
         except LogUnavailable:
             if not self.local:
                 raise
-            from millrace.catalog.sqlite_file import read_collections
+            from millrace.catalog.sqlite_file import read_collection
 
-            for each in read_collections(self.settings.data_dir):
-                if each.name == source and each.state == "active":
-                    return each
-            raise
+            known = read_collection(self.settings.data_dir, source)
+            if known is None or known.state != "active":
+                raise
+            return known
 
     def create_collection(
         self,
@@ -533,8 +540,9 @@ class Database(Closeable):
         """Return a collection, dropped or not, that has a schema version. Raises CollectionNotFound."""
         found = self._definitions.get(collection_id)
         if found is None or found.schema_version < version:
-            self._definitions = {each.id: each for each in self.catalog.collections(dropped=True)}
-            found = self._definitions.get(collection_id)
+            found = self.catalog.collections_by_id([collection_id]).get(collection_id)
+            if found is not None:
+                self._definitions[collection_id] = found
         if found is None or found.schema_version < version:
             raise CollectionNotFound(f"the catalog has no schema version {version} of collection {collection_id}")
         return found

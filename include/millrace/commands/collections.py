@@ -5,6 +5,7 @@ Listing reads the coordinator's file; changes go through the log.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 
 from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded, InvalidArgument
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.sqlite_file import read_page
 from millrace.commands.parts.command_line import (
     DATA_PANEL,
     CollectionName,
@@ -40,17 +41,42 @@ _POLL_SECONDS = 0.1
 def list_collections(
     context: JsonContext,
     dropped: Annotated[bool, typer.Option("--dropped", help="Include dropped collections.")] = False,
+    search: Annotated[str, typer.Option(metavar="TEXT", help="Only collections whose name contains this.")] = "",
+    after: Annotated[str, typer.Option(metavar="NAME", help="Only collections after this name, or after a page.")] = "",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many collections. Default: 100; all with --json.")
+    ] = None,
 ) -> None:
-    """List the collections.
+    """List the collections by name.
 
     Example: `millrace collections list --json`
+
+    Example: `millrace collections list --search flights --limit 20`
     """
+    from millrace.catalog.collection import MAX_PAGE_SIZE, PAGE_SIZE, CollectionQuery
+
+    left = limit or (None if context.as_json else PAGE_SIZE)
+    rows: list[dict[str, Any]] = []
+    while True:
+        size = MAX_PAGE_SIZE if left is None else min(left - len(rows), MAX_PAGE_SIZE)
+        page = read_page(context.settings.data_dir, CollectionQuery(dropped, search, after, limit=size))
+        rows += map(_summary, page.items)
+        after = page.next
+        if not after or len(rows) == left:
+            break
     print_rows(
-        [_summary(each) for each in read_collections(context.settings.data_dir, dropped=dropped)],
+        rows,
         columns=("name", "id", "state", "vchannels", "partitions", "fields", "primary_key", "schema_version"),
         as_json=context.as_json,
-        empty="No collections yet: `millrace collections create --help` tells how to make one.",
+        empty=f"No collection's name contains {search!r}."
+        if search
+        else "No collections yet: `millrace collections create --help` tells how to make one.",
     )
+    if after and not context.as_json:
+        typer.echo(
+            f"{len(rows):,} of {page.total:,} collections. Next: --after {shlex.quote(after)}; --search TEXT"
+            " finds some, --limit shows more."
+        )
 
 
 @app.command()

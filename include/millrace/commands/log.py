@@ -64,6 +64,39 @@ def describe(context: JsonContext, pchannel: Channel = None) -> None:
 
 
 @app.command()
+def pchannels(
+    context: JsonContext,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Have at least so many PChannels: add those that are missing.")
+    ] = None,
+) -> None:
+    """List the PChannels with their terms and VChannels, or add some while the system runs.
+
+    New collections go to the PChannels with the fewest VChannels. Existing collections stay where they are.
+
+    Example: `millrace log pchannels --count 16`
+    """
+    from millrace.client.database import connect
+    from millrace.coord.catalog_store import CatalogStore
+
+    settings = context.settings
+    if count is not None:
+        with connect(settings=settings) as db:
+            db.catalog.ensure_pchannels(count)
+    store = CatalogStore.open_read_only(settings.data_dir)
+    rows: list[dict[str, Any]] = []
+    if store is not None:
+        with store:
+            counts = store.vchannel_counts()
+            rows = [
+                {"pchannel": each.name, "term": each.term, "opened": each.opened, "vchannels": counts[each.name]}
+                for each in sorted(store.pchannels(), key=lambda each: (len(each.name), each.name))
+            ]
+    columns = ("pchannel", "term", "opened", "vchannels")
+    print_rows(rows, columns=columns, as_json=context.as_json, empty="No PChannels yet.")
+
+
+@app.command()
 def verify(context: JsonContext, pchannel: Channel = None) -> None:
     """Verify every checksum of the log. The exit code is 3 if one is wrong.
 

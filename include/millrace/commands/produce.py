@@ -333,7 +333,7 @@ def _create(
     from millrace.commands.parts.collection_schema import make_schema
 
     with connect(settings=settings) as db:
-        if name in {each.name for each in db.catalog.collections()}:
+        if name in db:
             return
         if str(source) == "-":
             raise typer.BadParameter("--create looks into a file, and stdin is read once: make the collection first")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millrace.base.errors import ChannelNotFound, ChannelParked, InvalidArgument, LogUnavailable, MillraceError
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.sqlite_file import read_collection, read_collections_by_id
 from millrace.commands.parts.command_line import (
     DATA_PANEL,
     CommandContext,
     print_json,
     root,
 )
-from millrace.message.ids import LogId, MessageId
+from millrace.message.ids import LogId, MessageId, collection_id_of
 from millrace.message.types import BEHAVIOUR, MessageType
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ def scan(
     settings = context.settings
     vchannel = _VCHANNEL.fullmatch(channel)
     if vchannel is not None:
-        known = [name for each in read_collections(settings.data_dir, dropped=True) for name in each.vchannels]
-        if channel not in known:
-            raise ChannelNotFound(f"no VChannel {channel!r}; those there are: {', '.join(known) or 'none yet'}")
+        number = collection_id_of(channel) or 0
+        known = read_collections_by_id(settings.data_dir, [number]).get(number)
+        if known is None or channel not in known.vchannels:
+            there = f"collection {number} has {', '.join(known.vchannels)}" if known else f"no collection {number}"
+            raise ChannelNotFound(f"no VChannel {channel!r}: {there}; `millrace collections list` shows them")
     pchannel = channel if vchannel is None else vchannel["pchannel"]
     from millrace.client.append_client import AppendClient
     from millrace.client.consume.scan import scan as start_scan
@@ -82,10 +84,10 @@ def scan(
     with client or nullcontext():
         tail, names, until, stopped = _sources(settings, client, pchannel)
         if pchannel not in names:
-            of = {each.name: each.vchannels for each in read_collections(settings.data_dir)}
-            if channel in of:
+            named = read_collection(settings.data_dir, channel)
+            if named is not None:
                 raise ChannelNotFound(
-                    f"{channel!r} is a collection; scan one of its channels: {', '.join(of[channel])}"
+                    f"{channel!r} is a collection; scan one of its channels: {', '.join(named.vchannels)}"
                 )
             raise ChannelNotFound(f"no PChannel {pchannel!r}; those there are: {', '.join(names) or 'none yet'}")
         with start_scan(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from millrace.base.errors import InvalidArgument
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.sqlite_file import read_collections_by_id
 from millrace.commands.parts.command_line import (
     INSPECT_PANEL,
     JsonContext,
@@ -43,13 +43,12 @@ def segments(
         raise InvalidArgument(f"no state {state!r}; states are {', '.join(STATES)}")
     settings = context.settings
     vchannels = None if name is None else find_collection(settings, name).vchannels
-    names = {each.id: each.name for each in read_collections(settings.data_dir, dropped=True)}
-    partitions = {
-        (each.id, number): partition
-        for each in read_collections(settings.data_dir, dropped=True)
-        for partition, number in each.partitions.items()
-    }
     table = read_segments(open_table(settings.segments_uri), vchannels=vchannels)
+    known = read_collections_by_id(settings.data_dir, table["collection_id"].unique().to_pylist())
+    names = {each.id: each.name for each in known.values()}
+    partitions = {
+        (each.id, number): partition for each in known.values() for partition, number in each.partitions.items()
+    }
     rows = [
         row
         | {

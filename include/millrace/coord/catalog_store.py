@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,16 @@ from typing import Final, Self
 
 from millrace.base.closeable import Closeable
 from millrace.base.errors import CollectionExists, CollectionNotFound, InvalidArgument, InvalidSettings, ProducerFenced
-from millrace.catalog.collection import CollectionInfo, PChannel
-from millrace.catalog.sqlite_file import collection_from_row, select_collections
+from millrace.catalog.collection import CollectionInfo, CollectionPage, CollectionQuery, PChannel
+from millrace.catalog.sqlite_file import (
+    collection_from_row,
+    select_by_id,
+    select_collections,
+    select_page,
+)
 from millrace.coord.broadcast.sqlite_ledger import SqliteLedger
 from millrace.coord.coordinator_db import CoordinatorDb, SharedStore
+from millrace.wal.definitions import VChannelOutline
 
 _YEAR_2026: Final = 1_767_225_600
 """Seconds since then make ids that no deployment reaches by counting. They fit an epoch (32 bits) until 2094."""
@@ -82,6 +89,19 @@ class CatalogStore(Closeable):
         """Return all PChannels, sorted by name."""
         rows = self._db.execute("select name, term, opened from pchannel order by name")
         return [PChannel(name, term, bool(opened)) for name, term, opened in rows]
+
+    def pchannel(self, name: str) -> PChannel | None:
+        """Return a PChannel; None if it does not exist."""
+        row = self._db.fetch_one("select term, opened from pchannel where name = ?", (name,))
+        return None if row is None else PChannel(name, row[0], bool(row[1]))
+
+    def vchannel_counts(self) -> dict[str, int]:
+        """Return the number of VChannels on each PChannel."""
+        return dict(
+            self._db.execute(
+                "select name, coalesce(vchannels, 0) from pchannel left join vchannel_count on pchannel = name"
+            )
+        )
 
     def term(self, name: str) -> int:
         """Return the newest term of a PChannel.
@@ -173,6 +193,24 @@ class CatalogStore(Closeable):
         """Return the collections by name; with `dropped`, dropped ones too."""
         return self._db.with_connection(partial(select_collections, dropped=dropped))
 
+    def page(self, query: CollectionQuery) -> CollectionPage:
+        """Return one page of the collections."""
+        return self._db.with_connection(partial(select_page, query=query))
+
+    def collections_by_id(self, ids: Iterable[int]) -> dict[int, CollectionInfo]:
+        """Return those collections that exist, also dropped ones, by id."""
+        return self._db.with_connection(partial(select_by_id, ids=ids))
+
+    def outlines(self) -> Iterator[tuple[int, str, VChannelOutline]]:
+        """Yield the id, each VChannel and its outline of the collections that are not dropped."""
+        rows = self._db.execute(
+            "select id, vchannels, json_array_length(schemas), partitions from collection where state != 'dropped'"
+        )
+        for number, vchannels, version, partitions in rows:
+            by_id = {place: name for name, place in json.loads(partitions).items()}
+            for vchannel in json.loads(vchannels):
+                yield number, vchannel, VChannelOutline(number, version, by_id)
+
     def collection(self, name: str) -> CollectionInfo:
         """Return the collection called `name`.
 
@@ -182,6 +220,11 @@ class CatalogStore(Closeable):
         if row is None:
             raise CollectionNotFound(f"no collection {name!r}; `millrace collections list` shows those there are")
         return collection_from_row(row)
+
+    def has_collection(self, name: str) -> bool:
+        """Whether there is a collection called `name` that is not dropped."""
+        row = self._db.fetch_one("select 1 from collection where name = ? and state != 'dropped'", (name,))
+        return row is not None
 
     def collection_by_id(self, collection_id: int) -> CollectionInfo:
         """Return a collection by id, even a dropped one.
@@ -209,7 +252,7 @@ class CatalogStore(Closeable):
         Raises CollectionExists.
         """
         with self._db.transaction():
-            if self._db.fetch_one("select 1 from collection where name = ? and state != 'dropped'", (collection.name,)):
+            if self.has_collection(collection.name):
                 raise CollectionExists(f"a collection {collection.name!r} exists already")
             if collection.id != self.next_collection_id():
                 return False
@@ -227,7 +270,9 @@ class CatalogStore(Closeable):
                 return False
             if any(task.collection_id == collection.id for task in self.broadcasts.open_tasks()):
                 return False
-            self._db.execute("insert or replace into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
+            # Not "insert or replace": that deletes without the triggers that count VChannels.
+            self._db.execute("delete from collection where id = ?", (collection.id,))
+            self._db.execute("insert into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
             return True
 
     def update_collection(self, collection: CollectionInfo) -> None:

@@ -7,6 +7,7 @@ reported.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -15,10 +16,14 @@ from millrace.catalog.collection import CollectionInfo
 from millrace.coord.catalog_store import CatalogStore
 from millrace.coord.ddl import same_collection
 from millrace.message.ids import pchannel_of
-from millrace.wal.definitions import PChannelDefinitions, VChannelDefinition
+from millrace.wal.definitions import PChannelDefinitions, VChannelDefinition, VChannelOutline
+
+_log = logging.getLogger(__name__)
 
 GetDefinitions = Callable[[str, int | None], PChannelDefinitions]
-"""Returns the chain's collections on a PChannel, with the definition of one of them (millrace.wal.definitions)."""
+"""Returns what the chain has on a PChannel: the definitions of one collection, or an outline of all if the id is None
+(millrace.wal.definitions).
+"""
 
 ChainDefinitions = Mapping[str, VChannelDefinition | None]
 """The chain's definition of a collection, by VChannel."""
@@ -66,6 +71,32 @@ def reconcile(collection: CollectionInfo, there: ChainDefinitions) -> Collection
         return collection
     following = max([collection.next_partition, *(number + 1 for number in first.partitions)])
     return replace(collection, schemas=first.schemas, partitions=_by_name(first), next_partition=following)
+
+
+def changed_collections(store: CatalogStore, ask: GetDefinitions) -> list[int]:
+    """Return the ids of the catalog's collections whose outline the chain has otherwise.
+
+    Asks each PChannel once, however many collections it has. One that cannot be asked is logged, and its collections
+    count as unchanged.
+    """
+    found: dict[int, None] = {}
+    there: dict[str, Mapping[str, VChannelOutline] | None] = {}
+    for number, vchannel, mine in store.outlines():
+        pchannel = pchannel_of(vchannel)
+        if pchannel not in there:
+            there[pchannel] = _outlines(pchannel, ask)
+        outlines = there[pchannel]
+        if outlines is not None and outlines.get(vchannel) != mine:
+            found[number] = None
+    return list(found)
+
+
+def _outlines(pchannel: str, ask: GetDefinitions) -> Mapping[str, VChannelOutline] | None:
+    try:
+        return ask(pchannel, None).outlines
+    except MillraceError as error:
+        _log.warning("cannot compare the catalog with the chain of %s: %s: %s", pchannel, error.code, error)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

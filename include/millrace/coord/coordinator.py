@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from millrace.base.closeable import Closeable
@@ -29,21 +29,30 @@ from millrace.base.errors import (
     MillraceError,
 )
 from millrace.base.settings import Settings
-from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, PChannel
+from millrace.catalog.collection import DEFAULT_PARTITION, CollectionInfo, CollectionPage, CollectionQuery, PChannel
 from millrace.catalog.sqlite_file import catalog_path
 from millrace.coord.append_port import AppendPort
-from millrace.coord.broadcast.broadcaster import Broadcaster
+from millrace.coord.broadcast.broadcaster import MAX_TARGETS, Broadcaster
 from millrace.coord.broadcast.ledger import StalePlan
 from millrace.coord.broadcast.task import BroadcastDraft, BroadcastTask, collection_keys
 from millrace.coord.catalog_store import CatalogStore
-from millrace.coord.catalog_sync import ChainDefinitions, Difference, chain_definitions, differences, reconcile
+from millrace.coord.catalog_sync import (
+    ChainDefinitions,
+    Difference,
+    chain_definitions,
+    changed_collections,
+    differences,
+    reconcile,
+)
 from millrace.coord.concurrency import RunAll, run_sequentially
 from millrace.coord.coordinator_db import SharedStore
 from millrace.coord.ddl import DdlKind, check_name, effect_status
 from millrace.coord.ddl_callbacks import DdlCallbacks, ddl_draft
 from millrace.coord.ddl_dispatcher import DdlDispatcher
+from millrace.coord.placement import place_collection
 from millrace.log.protocol import LogService
 from millrace.message import builders
+from millrace.message.ids import collection_id_of
 from millrace.message.schema import CollectionSchema
 from millrace.message.schema_changes import SchemaChange, apply_changes, change_to_json
 from millrace.message.wire.encode import encode_entry
@@ -102,17 +111,16 @@ class Coordinator(Closeable):
 
         Also completes broadcasts and synchronises the catalog with the chain.
         """
-        for number in range(count):
-            self.ensure_pchannel(f"dml_{number}")
-        for pchannel in self._store.pchannels():
-            self.ensure_pchannel(pchannel.name)
+        names = [f"dml_{number}" for number in range(count)]
+        for name in dict.fromkeys([*names, *(each.name for each in self._store.pchannels())]):
+            self.ensure_pchannel(name)
         self.resume()
         self.sync_catalog()
         return self._store.pchannels()
 
     def ensure_pchannel(self, name: str) -> PChannel:
         """Return the PChannel `name`; create its log and open its first term if needed."""
-        known = next((each for each in self._store.pchannels() if each.name == name), None)
+        known = self._store.pchannel(name)
         if known is None or not known.opened:
             if name not in self._log.names():
                 try:
@@ -120,7 +128,9 @@ class Coordinator(Closeable):
                 except ChannelExists:
                     pass  # another process created it at the same time
             self.open_term(name)
-        return next(each for each in self._store.pchannels() if each.name == name)
+            known = self._store.pchannel(name)
+        assert known is not None
+        return known
 
     def open_term(self, name: str, *, config: Mapping[str, int] | None = None, request: str = "") -> int:
         """Open the next term of a PChannel and return it. The chain rejects messages of older terms from then on.
@@ -165,14 +175,16 @@ class Coordinator(Closeable):
     def collections(self, *, dropped: bool = False) -> list[CollectionInfo]:
         return self._store.collections(dropped=dropped)
 
+    def collection_page(self, query: CollectionQuery) -> CollectionPage:
+        return self._store.page(query)
+
+    def collections_by_id(self, ids: Iterable[int]) -> dict[int, CollectionInfo]:
+        return self._store.collections_by_id(ids)
+
     def collection_of(self, vchannel: str) -> str | None:
         """Return the name of a VChannel's collection, even a dropped one; None if there is none."""
-        number = vchannel.rpartition("_")[2].partition("v")[0]
-        found = (
-            self._store.find_collection(int(number))
-            if number.isascii() and number.isdigit() and len(number) < 19
-            else None
-        )
+        number = collection_id_of(vchannel)
+        found = None if number is None else self._store.find_collection(number)
         return found.name if found is not None and vchannel in found.vchannels else None
 
     def collection(self, name: str) -> CollectionInfo:
@@ -197,8 +209,7 @@ class Coordinator(Closeable):
         if (known := self._known(request, "create_collection", name)) is not None:
             return self._store.collection_by_id(self._broadcaster.complete(known).collection_id)
         schema = schema.as_declared()
-        # an older collection may have a name that is invalid now
-        if all(each.name != name for each in self._store.collections()):
+        if not self._is_known(name):  # an older collection may have a name that is invalid now
             check_name(name, "a collection")
         elif there := self._standing(name, schema):
             if exist_ok:
@@ -206,19 +217,26 @@ class Coordinator(Closeable):
             raise CollectionExists(f"collection {name!r} exists already")
         for partition in partitions if not restored else ():
             check_name(partition, "a partition")
-        if isinstance(partitions, str) or not partitions or len(set(partitions)) != len(partitions) or vchannels < 1:
-            raise InvalidArgument(
-                "a collection needs a list of partitions with different names, and at least one VChannel"
-            )
-        channels = [pchannel.name for pchannel in self._store.pchannels()]
-        if not channels:
-            channels = [pchannel.name for pchannel in self.ensure_pchannels(self._settings.pchannels)]
-        self._check_room(name, channels, vchannels, len(partitions))
+        if isinstance(partitions, str) or not partitions or len(set(partitions)) != len(partitions):
+            raise InvalidArgument("a collection needs a list of partitions with different names")
+        if not 1 <= vchannels <= MAX_TARGETS:
+            raise InvalidArgument(f"a collection has 1 to {MAX_TARGETS:,} VChannels, not {vchannels:,}")
+        if not self._store.vchannel_counts():
+            self.ensure_pchannels(self._settings.pchannels)
 
         def plan() -> BroadcastDraft:
+            # The id first, then the counts: the broadcast is stored only if no other collection took this id, so no
+            # collection can be placed between this look at the counts and the transaction that stores the broadcast.
             number = self._store.next_collection_id()
+            placed = place_collection(
+                name,
+                vchannels,
+                len(partitions),
+                self._store.vchannel_counts(),
+                lambda pchannel: self._append.definitions(pchannel, number),
+            )
             ids = {partition: place for place, partition in enumerate(partitions, start=1)}
-            names = tuple(f"{channels[place % len(channels)]}_{number}v{place}" for place in range(vchannels))
+            names = tuple(f"{pchannel}_{number}v{place}" for place, pchannel in enumerate(placed))
             new = CollectionInfo(number, name, "creating", names, (schema,), ids, len(ids) + 1)
             return ddl_draft("create_collection", new, {}, request=request)
 
@@ -229,6 +247,11 @@ class Coordinator(Closeable):
                 return there
             raise
         return self._store.collection(name)
+
+    def _is_known(self, name: object) -> bool:
+        if not isinstance(name, str) or any("\ud800" <= each <= "\udfff" for each in name):
+            return False  # no name that a file can hold
+        return self._store.has_collection(name)
 
     def _standing(self, name: str, schema: CollectionSchema) -> CollectionInfo | None:
         """Return the collection `name` if it has, or once had, this schema; None if it does not exist.
@@ -242,27 +265,6 @@ class Coordinator(Closeable):
         if schema not in [each.as_declared() for each in found.schemas]:
             raise CollectionExists(f"collection {name!r} exists already with another schema: choose another name")
         return found
-
-    def _check_room(self, name: str, channels: Sequence[str], vchannels: int, partitions: int) -> None:
-        """Check the chain's limits before a new collection is stored: the chain itself would refuse it only at the last
-        VChannel.
-        """
-        for place, pchannel in enumerate(channels):
-            wanted = vchannels // len(channels) + (place < vchannels % len(channels))
-            room = self._append.definitions(pchannel, None) if wanted else None
-            if room is not None and room.vchannel_count + wanted > room.max_vchannels:
-                raise AppendRejected(
-                    f"{name!r} needs {wanted:,} VChannels on {pchannel}, which has {room.vchannel_count:,} of"
-                    f" {room.max_vchannels:,}"
-                    " (max_vchannels of the chain's config): use fewer VChannels",
-                    reason=Reason.LIMIT_EXCEEDED,
-                )
-            if room is not None and partitions > room.max_partitions:
-                raise AppendRejected(
-                    f"{name!r} has {partitions:,} partitions; a collection has at most {room.max_partitions:,}"
-                    " (max_partitions of the chain's config)",
-                    reason=Reason.LIMIT_EXCEEDED,
-                )
 
     def drop_collection(self, name: str, *, request: str = "") -> None:
         self._broadcast(name, "drop_collection", lambda collection, there: {}, request)
@@ -326,7 +328,8 @@ class Coordinator(Closeable):
 
     def sync_catalog(self) -> None:
         """Update the catalog from the chain where another client changed it. Conflicts are logged."""
-        for collection in self._store.collections():
+        changed = changed_collections(self._store, self._append.definitions)
+        for collection in self._store.collections_by_id(changed).values():
             try:
                 there = reconcile(collection, chain_definitions(collection, self._append.definitions))
                 if there != collection and self._store.update_if_settled(collection, there):

@@ -32,6 +32,8 @@ create table if not exists collection (
     id integer primary key, name text not null, state text not null, vchannels text not null,
     schemas text not null, partitions text not null, next_partition integer not null);
 create unique index if not exists collection_name on collection (name) where state != 'dropped';
+create index if not exists collection_page on collection (name, id);
+create index if not exists collection_state on collection (state);
 create table if not exists producer (id integer primary key, epoch integer not null);
 create table if not exists broadcast (
     id integer primary key autoincrement, collection_id integer not null, kind text not null,
@@ -39,6 +41,7 @@ create table if not exists broadcast (
 create table if not exists target (
     broadcast_id integer not null references broadcast, vchannel text not null, pchannel text not null,
     acked integer not null default 0, time_tick integer not null default 0, primary key (broadcast_id, vchannel));
+create index if not exists broadcast_open on broadcast (id) where not done;
 create table if not exists begun (broadcast_id integer primary key references broadcast, at real not null);
 create table if not exists trouble (
     broadcast_id integer primary key references broadcast, at_ms integer not null, words text not null);
@@ -48,12 +51,45 @@ create table if not exists answered (
     id integer primary key autoincrement, name text not null unique, of text not null, answer integer not null);
 create table if not exists restored (floor integer not null);
 create table if not exists shared (catalog text not null, revision integer not null);
+create table if not exists shared_commit (name text not null);
 """
 """Files of earlier builds lack the later tables and get them empty; readers interpret an empty table as those builds
 did.
 
 Table `shared` names the shared catalog that the file copies, and its revision. Revision 0: not yet shared, and the
-row holds the name that the shared catalog will get. No row: the file is a catalog of its own.
+row holds the name that the shared catalog will get. No row: the file is a catalog of its own. Table `shared_commit`
+names the commit that made the revision.
+"""
+
+_PCHANNEL: Final = "substr(rtrim(value, replace(value, '_', '')), 1, length(rtrim(value, replace(value, '_', ''))) - 1)"
+"""The PChannel in a VChannel's name, as SQL."""
+_COUNT: Final = (
+    "insert into vchannel_count select {pchannel}, {sign}count(*) from json_each({row}.vchannels) where true"
+    " group by 1 on conflict (pchannel) do update set vchannels = vchannels + excluded.vchannels;"
+)
+_ADD: Final = _COUNT.format(pchannel=_PCHANNEL, sign="", row="new")
+_SUBTRACT: Final = _COUNT.format(pchannel=_PCHANNEL, sign="-", row="old")
+_SELECT_COUNTS: Final = (
+    f"select {_PCHANNEL} as pchannel, count(*) as vchannels from collection, json_each(collection.vchannels)"
+    " where state != 'dropped' group by 1"
+)
+_VCHANNEL_COUNTS: Final = f"""
+begin immediate;
+create table if not exists vchannel_count (pchannel text primary key, vchannels integer not null);
+create trigger if not exists collection_added after insert on collection when new.state != 'dropped'
+    begin {_ADD} end;
+create trigger if not exists collection_gone after delete on collection when old.state != 'dropped'
+    begin {_SUBTRACT} end;
+create trigger if not exists collection_dropped after update of state on collection
+    when old.state != 'dropped' and new.state = 'dropped' begin {_SUBTRACT} end;
+create trigger if not exists collection_restored after update of state on collection
+    when old.state = 'dropped' and new.state != 'dropped' begin {_ADD} end;
+delete from vchannel_count;
+insert into vchannel_count {_SELECT_COUNTS};
+commit;
+"""
+"""The number of VChannels by PChannel. It follows from the collections, so that it is no part of the catalog: triggers
+of the file update it, also where an earlier build writes. The file's first opening counts.
 """
 
 _log = logging.getLogger(__name__)
@@ -117,6 +153,8 @@ class CoordinatorDb(Closeable):
                 self._db.execute("pragma journal_mode=wal")
                 self._db.execute("pragma synchronous=full")
                 self._db.executescript(_SCHEMA)
+                if not self._db.execute("select 1 from sqlite_master where name = 'vchannel_count'").fetchall():
+                    self._db.executescript(_VCHANNEL_COUNTS)
                 if self._db.execute("pragma user_version").fetchone() != (FORMAT_VERSION,):
                     self._db.execute(f"pragma user_version = {FORMAT_VERSION}")
             if shared is not None:
@@ -155,6 +193,8 @@ class CoordinatorDb(Closeable):
         for name, columns in _TABLE.findall(_SCHEMA):
             if name not in there:  # a file of an earlier build: an empty table, for this connection only
                 db.execute(f"create temp table {name} {columns}")
+        if "vchannel_count" not in there:
+            db.execute(f"create temp view vchannel_count as {_SELECT_COUNTS}")
         return made
 
     def close(self) -> None:

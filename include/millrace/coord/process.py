@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from millrace.base.errors import MillraceError, NotLeader
 from millrace.base.settings import Settings
-from millrace.catalog.sqlite_file import pchannel_names, read_collections
+from millrace.catalog.sqlite_file import catalog_path, open_read_only, pchannel_names, select_vchannels
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
 from millrace.coord.balancer.vchannelfair import find_policy
 from millrace.coord.clock import Clock
@@ -165,7 +165,7 @@ class ClusterStats:
 
 
 class CatalogStats:
-    """Read the number of VChannels and the collections of each PChannel from the catalog.
+    """Return the number of VChannels and the collections of each PChannel, read again only after the catalog changed.
 
     While the catalog cannot be read, the previous answer stands in.
     """
@@ -173,18 +173,34 @@ class CatalogStats:
     def __init__(self, settings: Settings) -> None:
         self._data_dir = settings.data_dir
         self._known: Mapping[str, ChannelStats] = {}
+        self._db: sqlite3.Connection | None = None
+        self._version: tuple[int, ...] = ()
 
     def __call__(self) -> Mapping[str, ChannelStats]:
         try:
-            collections = read_collections(self._data_dir)
-        except sqlite3.Error as error:
+            self._refresh()
+        except (sqlite3.Error, OSError) as error:
             _log.warning("cannot read the catalog: %s", error)
-            return self._known
+        return self._known
+
+    def _refresh(self) -> None:
+        path = catalog_path(self._data_dir)
+        inode = path.stat().st_ino if path.exists() else 0
+        if self._db is not None and self._version[:1] != (inode,):  # another file, from a restore
+            self._db.close()
+            self._db = None
+        if self._db is None:
+            self._db, self._version = open_read_only(self._data_dir), ()
+        if self._db is None:
+            return
+        version = (inode, *self._db.execute("pragma data_version").fetchone())
+        if version == self._version:
+            return
         found: dict[str, list[int]] = {}
-        for collection in collections:
-            for vchannel in collection.vchannels:
-                found.setdefault(pchannel_of(vchannel), []).append(collection.id)
+        for number, vchannels in select_vchannels(self._db):
+            for vchannel in vchannels:
+                found.setdefault(pchannel_of(vchannel), []).append(number)
         self._known = {
             name: ChannelStats(vchannels=len(ids), collections=frozenset(ids)) for name, ids in found.items()
         }
-        return self._known
+        self._version = version

@@ -1,9 +1,9 @@
 """The catalog of a cluster: the meta store has the truth, and each machine's coordinator file is a copy of it.
 
 If MILLRACE_META_STORE names a store, each transaction of the file (millrace.coord.coordinator_db) first brings the
-copy up to date and ends with one commit to the store, which succeeds only if no other commit came in between. So the
-file alone is never the truth: a lost file is recreated, and a crash between the two commits leaves a copy that is
-read anew.
+copy up to date, by the documents that others have changed, and ends with one commit to the store, which succeeds only
+if no other commit came in between. So the file alone is never the truth: a lost file is recreated, and a crash between
+the two commits leaves a copy that is read anew.
 
 In the store, rows are documents under ``catalog/``, zlib-compressed JSON: one per collection, one per broadcast with
 its targets, and PChannels, producers and answers by a hash. ``catalog/guard`` changes with every commit; its revision
@@ -23,7 +23,14 @@ from typing import Any, Final, TypeVar
 from millrace.base.backoff import jittered
 from millrace.base.closeable import Closeable
 from millrace.base.deadline import Deadline
-from millrace.base.errors import InvalidSettings, MetaAmbiguous, MetaUnavailable, UnsupportedVersion
+from millrace.base.errors import (
+    InvalidArgument,
+    InvalidSettings,
+    MetaAmbiguous,
+    MetaUnavailable,
+    RevisionCompacted,
+    UnsupportedVersion,
+)
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
 from millrace.coord.clock import SystemClock
@@ -126,7 +133,7 @@ class SharedCatalog(Closeable):
                 " etcd)"
             )
         # Another coordinator has written since: the store is the truth, the file a copy.
-        elif guard.modified != revision:
+        elif guard.modified != revision and not (revision and self._follow(db, catalog, revision)):
             self._take(db)
         db.execute("delete from touched")
 
@@ -140,12 +147,11 @@ class SharedCatalog(Closeable):
         forgotten = [change for change in changes if isinstance(change, Delete)]
         later = forgotten[MAX_CHANGES_PER_COMMIT // 2 :]
         for piece in _pieces(later):
-            revision = self._commit(piece, catalog, revision)
-        revision = self._commit([change for change in changes if change not in later], catalog, revision)
-        db.execute("update shared set revision = ?", (revision,))
+            revision = self._commit(db, piece, catalog, revision)
+        self._commit(db, [change for change in changes if change not in later], catalog, revision)
         hit("catalog.shared")
 
-    def _commit(self, changes: list[Mutation], catalog: str, base: int) -> int:
+    def _commit(self, db: sqlite3.Connection, changes: list[Mutation], catalog: str, base: int) -> int:
         """Commit the changes on top of revision `base` (0: no catalog); return the new revision."""
         guard = _guard(catalog)
         try:
@@ -156,6 +162,7 @@ class SharedCatalog(Closeable):
             revision = self._settled(guard, catalog, base)
         if revision is None:
             raise MetaUnavailable("the catalog was changed concurrently: nothing was done, retry")
+        _record(db, Entry(guard.key, guard.value, 0, revision))
         return revision
 
     def _patiently(self, call: Callable[[], _T]) -> _T:
@@ -194,8 +201,36 @@ class SharedCatalog(Closeable):
         for piece in _pieces([*left, *changes]):
             if self._meta.commit(piece, when=[RevisionEquals(CATALOG_GUARD_KEY, 0)]) is None:
                 raise MetaUnavailable("another process created the catalog concurrently: retry")
-        db.execute("update shared set revision = ?", (self._commit([], catalog, 0),))
+        self._commit(db, [], catalog, 0)
         hit("catalog.shared")
+
+    def _follow(self, db: sqlite3.Connection, catalog: str, revision: int) -> bool:
+        """Apply the documents that changed since `revision`; return False if the store cannot tell which.
+
+        So a change by another machine costs what it changed, not what the catalog holds.
+        """
+        try:
+            events = self._meta.changes(CATALOG_PREFIX, after=revision - 1).events
+        except (RevisionCompacted, InvalidArgument):
+            return False  # too long ago, or another store's revision
+        # A store that was put back to an earlier state counts its revisions again. So the copy's own commit must be
+        # there, under its revision.
+        own = [event.entry for event in events if (event.key, event.revision) == (CATALOG_GUARD_KEY, revision)]
+        if [(_said(entry)["commit"],) for entry in own if entry is not None] != _commit_of(db):
+            return False
+        newest = {event.key: event.entry for event in events if event.revision > revision}
+        guard = newest.pop(CATALOG_GUARD_KEY, None)
+        if guard is None or _said(guard)["catalog"] != catalog:
+            return False
+        for key, entry in newest.items():
+            kind, _, number = key.removeprefix(CATALOG_PREFIX).partition("/")
+            for table, (of, place) in _TABLES.items():
+                if of == kind:
+                    db.execute(f"delete from {table} where {place.format(row=table)} = ?", (int(number),))
+            if entry is not None:
+                _insert(db, entry)
+        _record(db, guard)
+        return True
 
     def _take(self, db: sqlite3.Connection) -> None:
         """Copy the store's catalog into the file."""
@@ -204,14 +239,32 @@ class SharedCatalog(Closeable):
         for table in _TABLES:
             db.execute(f"delete from {table}")
         for entry in entries.values():
-            for table, rows in json.loads(zlib.decompress(entry.value)).items():
-                if rows:
-                    db.executemany(f"insert into {table} values ({', '.join('?' * len(rows[0]))})", rows)
-        db.execute("update shared set catalog = ?, revision = ?", (_said(guard)["catalog"], guard.modified))
+            _insert(db, entry)
+        _record(db, guard)
+
+
+def _insert(db: sqlite3.Connection, entry: Entry) -> None:
+    """Insert the rows of a document."""
+    for table, rows in json.loads(zlib.decompress(entry.value)).items():
+        if rows:
+            db.executemany(f"insert into {table} values ({', '.join('?' * len(rows[0]))})", rows)
 
 
 def _copy(db: sqlite3.Connection) -> Any:
     return db.execute("select catalog, revision from shared").fetchone()
+
+
+def _commit_of(db: sqlite3.Connection) -> list[Any]:
+    """Return the name of the commit that the copy has, as rows."""
+    return db.execute("select name from shared_commit").fetchall()
+
+
+def _record(db: sqlite3.Connection, guard: Entry) -> None:
+    """Record that the file is a copy as of a guard."""
+    said = _said(guard)
+    db.execute("update shared set catalog = ?, revision = ?", (said["catalog"], guard.modified))
+    db.execute("delete from shared_commit")
+    db.execute("insert into shared_commit values (?)", (said["commit"],))
 
 
 def _guard(catalog: str) -> Put:

@@ -29,7 +29,7 @@ MAX_TICK: Final = (1 << 63) - 1
 COORDINATOR_ID: Final = int.from_bytes(b"Millrace")
 """The producer id of the coordinator's DDL; no other producer has it (random ids are below it)."""
 
-_VCHANNEL: Final = re.compile(r"(.+)_[0-9]+v[0-9]+", re.DOTALL)
+_VCHANNEL: Final = re.compile(r"(.+)_([0-9]+)v[0-9]+", re.DOTALL)
 
 _BINARY: Final = struct.Struct(">QQII")
 
@@ -37,6 +37,13 @@ _BINARY: Final = struct.Struct(">QQII")
 def pchannel_of(vchannel: str) -> str:
     """Return the PChannel in a VChannel's name, ``<pchannel>_<collection id>v<n>``."""
     return vchannel.rpartition("_")[0]
+
+
+def collection_id_of(vchannel: str) -> int | None:
+    """Return the collection id in a VChannel's name; None if the name is not a VChannel's."""
+    found = _VCHANNEL.fullmatch(vchannel)
+    number = int(found[2]) if found is not None and len(found[2]) < 20 else 0
+    return number if 0 < number < 1 << 63 else None
 
 
 def split_channel(channel: str) -> tuple[str, str]:

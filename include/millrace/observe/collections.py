@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from millrace.base.errors import CollectionNotFound, InvalidArgument
+from millrace.base.errors import InvalidArgument
 from millrace.catalog.collection import CollectionInfo
 from millrace.message.ids import pchannel_of, tick_physical_ms
 from millrace.observe.channels import tick_unix_seconds
@@ -70,16 +70,6 @@ class FlushProgress(NamedTuple):
         """Return the tick up to which the tables are complete for a VChannel."""
         checkpoint = self.checkpoints.get(pchannel_of(vchannel))
         return checkpoint.time_tick if checkpoint is not None else 0
-
-
-def find(known: list[CollectionInfo], name: str) -> CollectionInfo:
-    """Return the collection with that id, or with that name if it is not dropped. Raises CollectionNotFound."""
-    for each in known:
-        if str(each.id) == name or (each.name == name and each.state != "dropped"):
-            return each
-    raise CollectionNotFound(
-        f"no collection {name[:80]!r}; the collections are {', '.join(each.name for each in known[:20])}"
-    )
 
 
 def read_segments(pinned: TableSnapshot | None) -> SegmentTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from millrace.catalog.collection import CollectionInfo
@@ -50,12 +50,13 @@ def _fields(row: Mapping[str, Any], kind: RowKind, names: Mapping[int, str]) -> 
     }
 
 
-def message_view(row: Mapping[str, Any], kind: RowKind, known: Sequence[CollectionInfo]) -> MessageView:
-    """Return a row of the WAL with its decoded payload."""
+def message_view(row: Mapping[str, Any], kind: RowKind, collection: CollectionInfo | None) -> MessageView:
+    """Return a row of the WAL with its decoded payload. `collection` is the row's; None if the catalog has none."""
     data: bytes = row["payload"] or b""
-    schemas = next((each.schemas for each in known if each.id == row["collection_id"]), ())
-    shown, cut = payload_view(row["type"], schemas, row["schema_version"], data)
-    names = {each.id: each.name for each in known}
+    shown, cut = payload_view(
+        row["type"], () if collection is None else collection.schemas, row["schema_version"], data
+    )
+    names = {} if collection is None else {collection.id: collection.name}
     fields = _fields(row, kind, names)
     fields["detail"] = describe_value(data) or fields["detail"]
     return MessageView(**fields, payload_bytes=len(data), payload=shown, payload_cut=cut)

@@ -272,6 +272,12 @@ class Page(BaseView):
     limit: int
 
 
+class CollectionListPage(Page):
+    """Collections by name."""
+
+    items: list[CollectionRow]
+
+
 class SegmentPage(Page):
     """Segments, newest first."""
 

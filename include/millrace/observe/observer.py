@@ -7,10 +7,17 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from millrace.base.errors import ChannelNotFound, InvalidArgument, MillraceError
+from millrace.base.errors import ChannelNotFound, CollectionNotFound, InvalidArgument, MillraceError
 from millrace.base.settings import Settings
-from millrace.catalog.collection import CollectionInfo
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.collection import CollectionInfo, CollectionQuery
+from millrace.catalog.sqlite_file import (
+    read_collection,
+    read_collections,
+    read_collections_by_id,
+    read_names,
+    read_page,
+    read_state_counts,
+)
 from millrace.message.ids import MessageId
 from millrace.node.range_loop.parking import read_parked
 from millrace.observe import channels, charts, checkpoints, collections, exposition, health, maintenance, message_views
@@ -20,6 +27,7 @@ from millrace.observe.jobs import QUERIES, pchannel_owners, read_job, read_jobs
 from millrace.observe.log_probe import LogProbe, LogView
 from millrace.observe.models import (
     CheckpointsView,
+    CollectionListPage,
     CollectionRow,
     CollectionView,
     FilePage,
@@ -56,6 +64,9 @@ COUNT_SECONDS: Final = 15.0
 """Seconds for which a collection's count of visible rows is cached."""
 COUNT_BUDGET_SECONDS: Final = 0.5
 """Time that a list of collections spends on counts that are not cached."""
+COLLECTIONS_PER_PAGE: Final = 50
+MAX_NAMED: Final = 20
+"""Collections that an error names."""
 MAX_COUNTED_ROWS: Final = 500_000
 """Rows and deletes of a collection up to which its visible rows are counted. Without deletes, no row is read."""
 
@@ -115,7 +126,7 @@ class Observer:
             totals=OverviewTotals(
                 messages=sum(each.messages for each in found),
                 rejections=sum(each.rejections for each in found),
-                collections=sum(each.state == "active" for each in self._collections()),
+                collections=read_state_counts(self._settings.data_dir).get("active", 0),
                 open_transactions=sum(each.open_transactions for each in found),
                 growing_rows=sum(each.growing_rows for each in found),
                 messages_per_second=round(messages_now, 1),
@@ -161,20 +172,24 @@ class Observer:
 
     # -- Collections --------------------------------------------------------------------------------------------------
 
-    def collections(self, *, dropped: bool = False) -> list[CollectionRow]:
-        """Return all collections by name."""
-        return self._cache.get(("collections", dropped), FAST, lambda: self._collection_rows(dropped))
+    def collections(
+        self, *, dropped: bool = False, search: str = "", offset: int = 0, limit: int = COLLECTIONS_PER_PAGE
+    ) -> CollectionListPage:
+        """Return a page of the collections by name; `search`: part of the name. Raises InvalidArgument."""
+        query = CollectionQuery(dropped, search, offset=offset, limit=_page(limit, offset))
+        return self._cache.get(("collections", query), FAST, lambda: self._collection_page(query))
 
-    def _collection_rows(self, dropped: bool) -> list[CollectionRow]:
+    def _collection_page(self, query: CollectionQuery) -> CollectionListPage:
         segments, flushed = self._segments(), self._flushed()
-        known = [each for each in self._collections() if dropped or each.state != "dropped"]
+        page = read_page(self._settings.data_dir, query)
         rows = [
             collections.collection_row(each, *self._of_collection(each), segments.of_collection(each.id), flushed)
-            for each in sorted(known, key=lambda each: (each.name, each.id))
+            for each in page.items
         ]
         # A page of many collections counts some with each refresh, and keeps the counts for a while.
         until = time.monotonic() + COUNT_BUDGET_SECONDS
-        return [self._with_visible(each) if time.monotonic() < until else each for each in rows]
+        items = [self._with_visible(each) if time.monotonic() < until else each for each in rows]
+        return CollectionListPage(total=page.total, offset=query.offset, limit=query.limit, items=items)
 
     def _with_visible(self, row: CollectionRow) -> CollectionRow:
         """Return `row` with the number of its visible rows, if that is cheap to know."""
@@ -187,7 +202,7 @@ class Observer:
 
     def collection(self, name: str) -> CollectionView:
         """Return a collection by name or id. Raises CollectionNotFound."""
-        found = collections.find(self._collections(), name)
+        found = self._find(name)
         view = collections.collection_view(
             found, *self._of_collection(found), self._segments().of_collection(found.id), self._flushed()
         )
@@ -196,7 +211,7 @@ class Observer:
 
     def segments(self, name: str, *, state: str = "", offset: int = 0, limit: int = 50) -> SegmentPage:
         """Return segments of a collection, newest first. Raises CollectionNotFound, InvalidArgument."""
-        found = collections.find(self._collections(), name)
+        found = self._find(name)
         return collections.segment_page(
             found,
             self._segments().of_collection(found.id),
@@ -210,7 +225,7 @@ class Observer:
         self, name: str, *, deletes: bool = False, order: str = "tick", offset: int = 0, limit: int = 50
     ) -> FilePage:
         """Return files of a collection's rows (or deletes). Raises CollectionNotFound, InvalidArgument."""
-        found = collections.find(self._collections(), name)
+        found = self._find(name)
         pinned = self._of_collection(found)[1 if deletes else 0]
         return collections.file_page(pinned, order=order, offset=offset, limit=_page(limit, offset))
 
@@ -219,7 +234,7 @@ class Observer:
 
         Raises as :func:`millrace.observe.row_sample.sample_rows`.
         """
-        found = collections.find(self._collections(), name)
+        found = self._find(name)
         return samples.sample_rows(self._settings, found.id, found.name, at=at, limit=limit)
 
     # -- Messages -----------------------------------------------------------------------------------------------------
@@ -269,7 +284,9 @@ class Observer:
         if found is None:
             raise ChannelNotFound(f"the WAL has no message {wanted} on {pchannel[:80]!r}")
         row, kind = found
-        return message_views.message_view(row, kind, self._collections())
+        number = row["collection_id"]
+        known = read_collections_by_id(self._settings.data_dir, [number])
+        return message_views.message_view(row, kind, known.get(number))
 
     # -- Checkpoints and maintenance ----------------------------------------------------------------------------------
 
@@ -305,10 +322,9 @@ class Observer:
             ("segments", "segments", self._settings.segments_uri),
             ("checkpoints", "checkpoints", self._settings.checkpoints_uri),
         ]
-        for each in self._collections():
-            if each.state != "dropped":
-                named.append((f"collections/{each.id}", each.name, rows_uri(self._settings, each.id)))
-                named.append((f"deletes/{each.id}", f"{each.name}, deletes", deletes_uri(self._settings, each.id)))
+        for each in read_collections(self._settings.data_dir):
+            named.append((f"collections/{each.id}", each.name, rows_uri(self._settings, each.id)))
+            named.append((f"deletes/{each.id}", f"{each.name}, deletes", deletes_uri(self._settings, each.id)))
         return [
             maintenance.table_view(name, title, pinned)
             for name, title, path in named
@@ -341,11 +357,22 @@ class Observer:
 
     # -- Sources of the answers ----------------------------------------------------------------------------------------
 
-    def _collections(self) -> list[CollectionInfo]:
-        return self._cache.get("known", FAST, lambda: read_collections(self._settings.data_dir, dropped=True))
+    def _find(self, name: str) -> CollectionInfo:
+        """Return the collection with that id, or with that name if it is not dropped. Raises CollectionNotFound."""
+        folder = self._settings.data_dir
+        number = int(name) if name.isascii() and name.isdecimal() and len(name) < 19 else 0
+        found = read_collections_by_id(folder, [number]).get(number) if number else None
+        found = found or read_collection(folder, name)
+        if found is None:
+            known = read_page(folder, CollectionQuery(limit=MAX_NAMED))
+            more = f" and {known.total - len(known.items):,} more" if known.next else ""
+            raise CollectionNotFound(
+                f"no collection {name[:80]!r}; the collections are {', '.join(each.name for each in known.items)}{more}"
+            )
+        return found
 
     def _names(self) -> Mapping[int, str]:
-        return {each.id: each.name for each in self._collections()}
+        return self._cache.get("names", FAST, lambda: read_names(self._settings.data_dir))
 
     def _of_collection(self, found: CollectionInfo) -> tuple[TableSnapshot | None, TableSnapshot | None]:
         return (

@@ -344,7 +344,7 @@ DEFINITIONS: Final = _call(
     ResourceKind.PCHANNEL,
     "show the chain's definitions of collections",
     request="pchannel collection_id? deadline?",
-    answer="taken max_vchannels max_partitions collections vchannels",
+    answer="taken max_vchannels max_partitions collections vchannels outlines",
 )
 RESTART: Final = _call(
     "append/restart",
@@ -410,8 +410,8 @@ COLLECTIONS: Final = _call(
     ANY_ROLE,
     Scope.ANYTHING,
     "list the definitions of collections with any role",
-    request="dropped?",
-    answer="collections",
+    request="dropped? search? after? limit? ids?",
+    answer="collections next",
 )
 CREATE_COLLECTION: Final = _call(
     CATALOG_PREFIX + "create_collection",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from millrace.access.grants import Role
@@ -41,7 +41,7 @@ CALLS: Final[Mapping[str, Requirement]] = {
     for name, words in {
         "overview": "the state of the whole",
         "history": "throughput, lag and freshness over a window",
-        "collections": "all collections",
+        "collections": "the collections, by pages",
         "collection": "one collection: schema, partitions, VChannels, sizes",
         "segments": "a collection's segments",
         "files": "a collection's files",
@@ -73,9 +73,25 @@ def router(observer: Observer) -> APIRouter:
         return observer.history(window)
 
     @made.get("/collections")
-    def collections(dropped: bool = False) -> list[CollectionRow]:
-        """Return all collections; with `dropped`, also the dropped ones."""
-        return observer.collections(dropped=dropped)
+    def collections(
+        request: Request,
+        response: Response,
+        dropped: bool = False,
+        search: Text = "",
+        offset: Offset = 0,
+        limit: Limit = 50,
+    ) -> list[CollectionRow]:
+        """Return a page of the collections by name: those whose name contains `search`; with `dropped`, also dropped
+        ones.
+
+        The header `X-Total-Count` has their number on all pages, and `Link` the next page, if there is one.
+        """
+        page = observer.collections(dropped=dropped, search=search, offset=offset, limit=limit)
+        response.headers["X-Total-Count"] = str(page.total)
+        if offset + limit < page.total:
+            following = request.url.include_query_params(offset=offset + limit, limit=limit)
+            response.headers["Link"] = f'<{following.path}?{following.query}>; rel="next"'
+        return page.items
 
     @made.get("/collections/{name}")
     def collection(name: str) -> CollectionView:

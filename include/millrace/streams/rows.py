@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from millrace.base.errors import ChangesRefused, CollectionNotFound, InvalidArgument
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.sqlite_file import read_collection
 from millrace.message.ids import MAX_TICK, pchannel_of, tick_physical_ms
 from millrace.message.schema import CollectionSchema
 from millrace.rpc.selection import ALL_ROWS, Selection
@@ -121,12 +121,12 @@ class RowsOf:
 
 def find_collection(settings: Settings, name: str) -> CollectionInfo:
     """The collection `name` of a data folder. Raises CollectionNotFound."""
-    for each in read_collections(settings.data_dir):
-        if each.name == name and each.state == "active":
-            return each
-    raise CollectionNotFound(
-        f"{settings.data_dir} has no collection {name!r}: create it, or look at the setting data_dir"
-    )
+    found = read_collection(settings.data_dir, name)
+    if found is None or found.state != "active":
+        raise CollectionNotFound(
+            f"{settings.data_dir} has no collection {name!r}: create it, or look at the setting data_dir"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ Plain values with a JSON form for the wire. They describe no rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from millrace.message.schema import CollectionSchema
 
@@ -56,6 +56,14 @@ class VChannelDefinition:
         )
 
 
+class VChannelOutline(NamedTuple):
+    """What tells that a VChannel's definition has changed: schema versions are only ever added."""
+
+    collection_id: int
+    schema_version: int
+    partitions: dict[int, str]
+
+
 @dataclass(frozen=True, slots=True)
 class PChannelDefinitions:
     """The VChannels of a PChannel: their number, the limits, and the requested definitions by name."""
@@ -64,20 +72,24 @@ class PChannelDefinitions:
     max_vchannels: int
     max_partitions: int
     collections: dict[int, str]
-    """Every collection with a VChannel here: its name by its id."""
+    """Every collection with a VChannel here, its name by its id; empty if one collection was requested."""
     vchannels: dict[str, VChannelDefinition]
+    outlines: dict[str, VChannelOutline] | None = None
+    """Every VChannel by name; None if one collection was requested, or from a server of an earlier build."""
 
     @classmethod
     def of(cls, state: ChannelState, collection_id: int | None) -> Self:
-        """Describe `state`, with the definitions of one collection, or of none."""
+        """Describe `state`: the definitions of one collection, or an outline of all collections."""
         channels = state.vchannels.values()
-        return cls(
-            len(state.vchannels),
-            state.config.max_vchannels,
-            state.config.max_partitions,
-            {each.collection_id: each.collection_name for each in channels},
-            {each.name: VChannelDefinition.of(each) for each in channels if each.collection_id == collection_id},
-        )
+        limits = len(state.vchannels), state.config.max_vchannels, state.config.max_partitions
+        if collection_id is not None:
+            found = {each.name: VChannelDefinition.of(each) for each in channels if each.collection_id == collection_id}
+            return cls(*limits, {}, found)
+        outlines = {
+            each.name: VChannelOutline(each.collection_id, len(each.schemas), dict(each.partitions))
+            for each in channels
+        }
+        return cls(*limits, {each.collection_id: each.collection_name for each in channels}, {}, outlines)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -86,6 +98,7 @@ class PChannelDefinitions:
             "max_partitions": self.max_partitions,
             "collections": {str(number): name for number, name in self.collections.items()},
             "vchannels": {name: each.to_json() for name, each in self.vchannels.items()},
+            "outlines": None if self.outlines is None else {name: list(each) for name, each in self.outlines.items()},
         }
 
     @classmethod
@@ -97,4 +110,10 @@ class PChannelDefinitions:
             int(value["max_partitions"]),
             {int(number): str(name) for number, name in value["collections"].items()},
             {str(name): VChannelDefinition.from_json(each) for name, each in value["vchannels"].items()},
+            None if (outlines := value.get("outlines")) is None else {str(k): _outline(v) for k, v in outlines.items()},
         )
+
+
+def _outline(value: Sequence[Any]) -> VChannelOutline:
+    collection_id, version, partitions = value
+    return VChannelOutline(collection_id, version, {int(number): str(name) for number, name in partitions.items()})

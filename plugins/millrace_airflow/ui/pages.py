@@ -134,9 +134,12 @@ def router(observer: Observer, look: ClusterReader, renderer: Renderer) -> APIRo
         return show(request, user, "overview.html", "", charts=charts, series=series, window=window, windows=WINDOWS)
 
     @made.get("/collections")
-    def collections(request: Request, user: Reader, dropped: bool = False) -> HTMLResponse:
-        rows = observer.collections(dropped=dropped)
-        return show(request, user, "collections.html", "collections", rows=rows, dropped=dropped)
+    def collections(
+        request: Request, user: Reader, dropped: bool = False, search: Short = "", offset: Offset = 0
+    ) -> HTMLResponse:
+        page = observer.collections(dropped=dropped, search=search.strip(), offset=offset)
+        values = {"page": page, "dropped": dropped, "search": search}
+        return show(request, user, "collections.html", "collections", **values)
 
     @made.get("/collections/{name}")
     def collection(

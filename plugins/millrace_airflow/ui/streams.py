@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from millrace.base.errors import MillraceError
+from millrace.catalog.sqlite_file import collection_names
 from millrace.observe.observer import Observer
 from millrace_airflow.ui.access import Reader
 from millrace_airflow.ui.pages import Renderer
@@ -24,7 +25,7 @@ def router(observer: Observer, renderer: Renderer) -> APIRouter:
         try:
             found = observer.streams()
             values |= {"found": found, "drawn": graph_layout(found)}
-            values["collections"] = {each.name for each in observer.collections()}
+            values["collections"] = set(collection_names(observer.settings.data_dir))
         except MillraceError as error:  # a declaration that cannot be read
             values["problem"] = f"{error.code}: {error}"
         return renderer.page(request, "streams.html", tab="streams", overview=observer.overview(), **values)

@@ -39,7 +39,7 @@ from millrace.base.errors import (
 from millrace.base.extras import missing_extra_error
 from millrace.base.package import ROOT, VERSION
 from millrace.base.settings import Settings
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.sqlite_file import collection_names, read_collection, read_page
 from millrace.commands.parts.interrupts import InterruptHandler
 from millrace.message.ids import tick_physical_ms
 from millrace.runtime.arrow_without_pandas import hide_pandas_from_arrow
@@ -63,6 +63,8 @@ DAMAGE_ERRORS: Final = (
 """Errors about damaged stored data. Any command that meets one exits with 3."""
 EXIT_INTERRUPTED: Final = 130
 
+MAX_NAMED: Final = 20
+"""Collections that an error names."""
 PIPE_WIDTH: Final = 200
 """Width of a table that goes to a pipe or a file, which have no screen to fit."""
 
@@ -212,10 +214,9 @@ def complete_collection(context: typer.Context, incomplete: str) -> list[str]:
     if not isinstance(context, CommandContext):
         return []
     try:
-        known = read_collections(context.settings.data_dir)
+        return [each for each in collection_names(context.settings.data_dir) if each.startswith(incomplete)]
     except MillraceError:
         return []
-    return [each.name for each in known if each.name.startswith(incomplete)]
 
 
 CollectionName = Annotated[
@@ -331,13 +332,15 @@ def exec_python(arguments: Sequence[str], settings: Settings) -> NoReturn:
 def find_collection(settings: Settings, name: str) -> CollectionInfo:
     """Return the collection `name`, without a server. Raises CollectionNotFound, which lists the known ones."""
     from millrace.base.errors import CollectionNotFound
+    from millrace.catalog.collection import CollectionQuery
 
-    known = read_collections(settings.data_dir)
-    for each in known:
-        if each.name == name:
-            return each
-    names = f"known are {', '.join(each.name for each in known)}" if known else "there are none yet"
-    raise CollectionNotFound(f"no collection {name!r} in {settings.data_dir}; {names}")
+    found = read_collection(settings.data_dir, name)
+    if found is not None:
+        return found
+    page = read_page(settings.data_dir, CollectionQuery(limit=MAX_NAMED))
+    names = f"known are {', '.join(each.name for each in page.items)}" if page.items else "there are none yet"
+    more = f" and {page.total - len(page.items):,} more" if page.next else ""
+    raise CollectionNotFound(f"no collection {name!r} in {settings.data_dir}; {names}{more}")
 
 
 def parse_json_object(text: str | None) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
 
 from millrace.base.errors import MillraceError
 from millrace.base.settings import Settings
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.sqlite_file import read_collections_by_id
 from millrace.commands.parts.command_line import iso_time
 from millrace.message.bodies import parse_body
 from millrace.message.header import HEADER
@@ -29,14 +30,21 @@ PayloadDecoder = Callable[[int, int, int, bytes], Any]
 
 def payload_decoder(settings: Settings) -> PayloadDecoder:
     """Return a decoder of payloads: rows become objects, an unreadable payload becomes its error."""
-    schemas = {each.id: each.schemas for each in read_collections(settings.data_dir, dropped=True)}
+
+    @cache
+    def schemas(collection_id: int) -> tuple[CollectionSchema, ...]:
+        found = read_collections_by_id(settings.data_dir, [collection_id]).get(collection_id)
+        return () if found is None else found.schemas
 
     def read(number: int, collection_id: int, version: int, payload: bytes) -> Any:
         try:
             kind = MessageType(number)
             if kind not in DML:
                 return parse_body(kind, payload)
-            versions = schemas.get(collection_id, ())
+            versions = schemas(collection_id)
+            if not 1 <= version <= len(versions):  # it may be newer than the answer that is cached
+                schemas.cache_clear()
+                versions = schemas(collection_id)
             if not 1 <= version <= len(versions):
                 return {"error": f"no schema version {version} of collection {collection_id} is known here"}
             return decode_rows(payload, _columns(versions[version - 1], kind)).to_pylist()

@@ -81,8 +81,11 @@ class SqliteLedger:
         return self._named(self._tasks("where not b.done or t.words is not null order by b.id"))
 
     def _named(self, tasks: Iterable[BroadcastTask]) -> list[NamedBroadcast]:
-        names = dict(self._db.execute("select id, name from collection"))
-        return [NamedBroadcast(names.get(task.collection_id, ""), task) for task in tasks]
+        return [NamedBroadcast(self._collection_name(task.collection_id), task) for task in tasks]
+
+    def _collection_name(self, number: int) -> str:
+        row = self._db.fetch_one("select name from collection where id = ?", (number,))
+        return "" if row is None else str(row[0])
 
     def _tasks(self, where: str, values: tuple[Any, ...] = ()) -> list[BroadcastTask]:
         return self._db.with_connection(

@@ -9,7 +9,7 @@ one row group and its wire copy for each of at most MAX_CONCURRENT_READS calls, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, Protocol
 
@@ -54,7 +54,7 @@ class CollectionCatalog(Protocol):
 
     def collection_of(self, vchannel: str) -> str | None: ...
 
-    def collections(self, *, dropped: bool = False) -> Sequence[CollectionInfo]: ...
+    def collections_by_id(self, ids: Iterable[int]) -> Mapping[int, CollectionInfo]: ...
 
 
 class HistoryReads:
@@ -207,7 +207,7 @@ class HistoryReads:
         return {"time_tick": tick, "vchannels": {name: info.to_json() for name, info in found.items()}}
 
     def _collection(self, collection_id: int) -> CollectionInfo:
-        known = {each.id: each for each in self._catalog.collections(dropped=True)}
+        known = self._catalog.collections_by_id([collection_id])
         if collection_id not in known:
             raise CollectionNotFound(f"the catalog has no collection {collection_id}")
         return known[collection_id]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from millrace.base.errors import InvalidArgument, InvalidStream, MillraceError
 from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo
-from millrace.catalog.sqlite_file import read_collections
+from millrace.catalog.sqlite_file import read_collection, read_collections
 from millrace.streams.declare.declaration import Into, Stream, Table, function_of
 from millrace.streams.declare.operation import LOG_TIME, duration, late_names, sink_names
 from millrace.streams.keyed.clock import Clock
@@ -65,8 +65,10 @@ def check(settings: Settings, stream: Stream) -> list[Finding]:
 
 def creates(settings: Settings, sink: Into) -> bool:
     """Whether the sink's collection is created when the stream starts."""
-    names = {each.name for each in read_collections(settings.data_dir) if each.state == "active"}
-    return sink.create and sink.collection not in names
+    if not sink.create:
+        return False
+    found = read_collection(settings.data_dir, sink.collection) if sink.collection else None
+    return found is None or found.state != "active"
 
 
 def require_runnable(stream: Stream, findings: list[Finding]) -> None:

@@ -38,7 +38,7 @@ from millrace.client.produce.rows import (
     split_rows,
 )
 from millrace.message import builders
-from millrace.message.ids import pchannel_of
+from millrace.message.ids import collection_id_of, pchannel_of
 from millrace.message.keys import key_column
 from millrace.message.model import MutableMessage
 from millrace.message.types import MIN_CHAIN_VERSION, MessageType
@@ -240,12 +240,14 @@ class CollectionSink(Closeable):
         """The VChannels that mirror those of the source that are retracted. Raises ChangesRefused where none can."""
         if not folded.retracted:
             return []
-        known = {name: each for each in self._client.catalog.collections(dropped=True) for name in each.vchannels}
+        ids = {name: collection_id_of(name) for name in folded.retracted}
+        known = self._client.catalog.collections_by_id(number for number in ids.values() if number is not None)
         homes = []
-        for name in folded.retracted:
-            source = known.get(name)
+        for name, number in ids.items():
+            source = known.get(number or 0)
             alike = (
                 source is not None
+                and name in source.vchannels
                 and len(source.vchannels) == len(collection.vchannels)
                 and [field.type for field in source.schema.key_fields]
                 == [field.type for field in collection.schema.key_fields]
