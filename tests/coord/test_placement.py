@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -218,3 +219,4 @@ class Placement(RuleBasedStateMachine):
 
 
 TestPlacement = Placement.TestCase
+TestPlacement.settings = hypothesis.settings(max_examples=15, stateful_step_count=20, deadline=None)

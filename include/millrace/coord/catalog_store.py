@@ -270,9 +270,7 @@ class CatalogStore(Closeable):
                 return False
             if any(task.collection_id == collection.id for task in self.broadcasts.open_tasks()):
                 return False
-            # Not "insert or replace": that deletes without the triggers that count VChannels.
-            self._db.execute("delete from collection where id = ?", (collection.id,))
-            self._db.execute("insert into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
+            self._db.execute("insert or replace into collection values (?, ?, ?, ?, ?, ?, ?)", _row(collection))
             return True
 
     def update_collection(self, collection: CollectionInfo) -> None:
