@@ -49,6 +49,7 @@ from bench import (
     restart_bench,
     sink_bench,
 )
+from bench.growth import parts as growth
 from bench.tables import reads, writes
 from millrace.brokers.registry import META_STORES
 from millrace.rpc.discovery import read_record
@@ -434,6 +435,7 @@ SECTIONS: dict[str, Callable[[Path, bool], Any]] = {
 #: Sections whose parts are printed and kept one by one, and which ``--part`` chooses from.
 IN_PARTS: dict[str, Callable[[Path, bool], dict[str, Callable[[], Any]]]] = {
     "callers": _callers,
+    "growth": growth.parts,
     "tables": _tables,
     "streams": _streams,
 }

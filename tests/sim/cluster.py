@@ -6,14 +6,15 @@ and what must hold at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from millrace.base.errors import AppendRejected, MillraceError, NodeUnreachable, NotLeader
 from millrace.coord.assignment_source import MetaStoreAssignmentSource
 from millrace.coord.balancer.balancer import Balancer, ChannelStats, RebalanceLimits
+from millrace.coord.balancer.policy import Policy
 from millrace.coord.balancer.vchannelfair import vchannel_fair
 from millrace.coord.broadcast.broadcaster import Broadcaster
 from millrace.coord.broadcast.ledger import BroadcastCallbacks, CallbackRegistry
@@ -51,18 +52,34 @@ PCHANNELS = ["dml_0", "dml_1", "dml_2"]
 GUARDS = RebalanceLimits(min_interval=4.0, max_moves=2, refusal_seconds=2.0, eviction_seconds=4.0)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How large a cluster is."""
+
+    pchannels: tuple[str, ...] = tuple(PCHANNELS)
+    nodes: int = 3
+    clients: int = 2
+    stats: Mapping[str, ChannelStats] = field(
+        default_factory=lambda: {"dml_0": ChannelStats(vchannels=2), "dml_1": ChannelStats(vchannels=1)}
+    )
+    limits: RebalanceLimits = GUARDS
+    policy: Policy = vchannel_fair
+    store: Callable[[Callable[[], float]], MemoryStore] = MemoryStore
+
+
 class Cluster:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shape: Shape = Shape()) -> None:
+        self.shape = shape
         self.world = world = World(seed)
         self.network = Network(world)
         self.store_process = Process("store", rate=1 + world.random.uniform(-DRIFT, DRIFT))
-        self.memory = MemoryStore(Clock(world, self.store_process).monotonic)
+        self.memory = shape.store(Clock(world, self.store_process).monotonic)
         self.health = StoreHealth(self.memory)
-        self.log = Log(world, self.network, PCHANNELS)
+        self.log = Log(world, self.network, list(shape.pchannels))
         self.catalog = Catalog(world)
-        self.nodes = [Node(self, f"n{number}") for number in range(3)]
+        self.nodes = [Node(self, f"n{number}") for number in range(shape.nodes)]
         self.coordinators = [Coordinator(self, f"c{number}") for number in range(2)]
-        self.clients = [Client(self, f"p{number}") for number in range(2)]
+        self.clients = [Client(self, f"p{number}") for number in range(shape.clients)]
         self.opened: dict[tuple[str, str, int], str] = {}
         self.acknowledged: list[tuple[str, Any]] = []
         self.requests: dict[str, Request] = {}
@@ -85,9 +102,8 @@ class Cluster:
         for other in self.nodes:
             if other is node or not other.process.alive:
                 continue
-            for held in other.hosting.held_roles():
-                if (held.pchannel, held.role) == (pchannel, role):
-                    raise Broken(f"{node.name} acts for {pchannel} ({role}) in {term}, {other.name} can in {held.term}")
+            if held := other.hosting.held_term(pchannel, role):
+                raise Broken(f"{node.name} acts for {pchannel} ({role}) in {term}, {other.name} can in {held}")
 
     def leads(self, coordinator: Coordinator) -> None:
         for other in self.coordinators:
@@ -279,11 +295,11 @@ class Coordinator:
             self.leadership,
             self.clock,
             self,
-            vchannel_fair,
-            pchannels=lambda: PCHANNELS,
+            self.cluster.shape.policy,
+            pchannels=lambda: self.cluster.shape.pchannels,
             run_all=together,
-            stats=lambda: {"dml_0": ChannelStats(vchannels=2), "dml_1": ChannelStats(vchannels=1)},
-            limits=GUARDS,
+            stats=lambda: self.cluster.shape.stats,
+            limits=self.cluster.shape.limits,
             session_seconds=SESSION,
         )
         ended = []
@@ -384,7 +400,7 @@ class Client:
             self.clock.sleep(random.uniform(0.1, 0.5))
             if not self.produces:
                 continue
-            pchannel = random.choice(PCHANNELS)
+            pchannel = random.choice(self.cluster.shape.pchannels)
             self._rows += 1
             row = (ROW, self.name, self._rows)
             while True:
@@ -416,7 +432,7 @@ class Client:
             name = f"{self.name}-{self._requests}"
             collection = random.choice((1, 2))
             keys = collection_keys(collection) if random.random() < 0.8 else normalize_keys([ResourceKey(CLUSTER)])
-            targets = tuple(f"{pchannel}_{collection}v0" for pchannel in random.sample(PCHANNELS, 2))
+            targets = tuple(f"{pchannel}_{collection}v0" for pchannel in random.sample(cluster.shape.pchannels, 2))
             refused_by = random.choice(targets) if random.random() < 0.1 else ""
             request = Request(collection, keys, targets, refused_by, patient=random.random() < 0.7)
             cluster.requests[name] = request

@@ -132,12 +132,19 @@ class RoleManager:
                 f"this node does not hold {pchannel} ({role}) in term {term}: read the assignments again"
             )
 
+    def held_term(self, pchannel: str, role: str) -> int:
+        """Return the term in which the node holds a role now; 0 if it does not."""
+        slot = self._slots.get((pchannel, role))
+        if slot is None or slot.wanted != (slot.open, True) or not self._session.held(slot.opened_in):
+            return 0
+        return slot.open
+
     def held_roles(self) -> list[HeldRole]:
-        """Return the roles that the node holds now."""
+        """Return the roles that the node holds now, by PChannel."""
         return [
-            HeldRole(pchannel, role, slot.open)
-            for (pchannel, role), slot in sorted(self._slots.items())
-            if slot.open and slot.wanted == (slot.open, True) and self._session.held(slot.opened_in)
+            HeldRole(pchannel, role, term)
+            for pchannel, role in sorted(self._slots)
+            if (term := self.held_term(pchannel, role))
         ]
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from millrace.base.errors import MetaAmbiguous, MillraceError, NotLeader, OrderIgnored, SessionEnded
-from millrace.coord.balancer.policy import AssignmentView, ChannelView, Policy
+from millrace.coord.balancer.policy import AssignmentView, ChannelView, PlannedMove, Policy
 from millrace.coord.channels.manager import ChannelManager
 from millrace.coord.channels.record import AssignmentState, ChannelRecord, Owner
 from millrace.coord.clock import Clock
@@ -111,6 +111,10 @@ class Balancer:
         self._wanted = ControlState(frozenset(), frozen=False)
         self._rests: dict[str, AssignmentView] = {}
         """By role the view for which the policy, a pure function, returned no moves."""
+        self._drains: dict[str, tuple[frozenset[str], list[PlannedMove]]] = {}
+        """By role the sessions that could get it when its drains were planned, and those that are left for later
+        rounds.
+        """
         self._loaded = False
         self.manager = ChannelManager(leadership, self._epoch)
         self.nodes: dict[str, NodeInfo] = {}
@@ -190,18 +194,8 @@ class Balancer:
         }
         records = {record.pchannel: record for record in self.manager.records.values() if record.role == role}
         channels = tuple(self._channel(record, stats, now) for record in records.values())
-        guards = self._guards
-        view = AssignmentView(
-            tuple(able), channels, guards.allow_rebalance and not self._wanted.frozen, guards.max_moves
-        )
-        # The policy is pure: the same view gives the same answer, and a round at rest costs nothing.
-        if view == self._rests.get(role):
-            return
-        moves = self._policy(view)
-        if not moves:
-            self._rests[role] = view
         wanted = []
-        for move in moves:
+        for move in self._moves(role, able, channels):
             record = records[move.pchannel]
             to = self._instead(record, move.to, able, now)
             if (
@@ -225,6 +219,36 @@ class Balancer:
                 progress = self._progress.setdefault(record.key, HandoverProgress())
                 # In `finally`: a write without an answer may have begun the handover, and its deadline runs from now.
                 progress.term, progress.since = self.manager.records[record.key].term, now
+
+    def _moves(
+        self, role: str, able: Mapping[str, NodeInfo], channels: tuple[ChannelView, ...]
+    ) -> Sequence[PlannedMove]:
+        """Return this round's moves.
+
+        All drains of a node are planned at once and made over the next rounds: an evaluation costs as much as all
+        channels.
+        """
+        guards = self._guards
+        leaving = {each.pchannel for each in channels if each.owner is not None and each.owner not in able}
+        planned_for, queue = self._drains.pop(role, (frozenset(), []))
+        queue = [move for move in queue if move.pchannel in leaving]
+        moves: Sequence[PlannedMove] = ()
+        if not queue or planned_for != able.keys() or any(each.owner is None for each in channels):
+            view = AssignmentView(
+                tuple(able),
+                channels,
+                guards.allow_rebalance and not self._wanted.frozen,
+                max_moves=max(guards.max_moves, len(leaving)),
+            )
+            # The policy is pure: the same view gives the same answer, and a round at rest costs nothing.
+            if view == self._rests.get(role):
+                return ()
+            moves = self._policy(view)
+            if not moves:
+                self._rests[role] = view
+            queue = [move for move in moves if move.pchannel in leaving]
+        self._drains[role] = frozenset(able), queue[guards.max_moves :]
+        return [*(move for move in moves if move.pchannel not in leaving), *queue[: guards.max_moves]]
 
     def _channel(self, record: ChannelRecord, stats: Mapping[str, ChannelStats], now: float) -> ChannelView:
         progress = self._progress.setdefault(record.key, HandoverProgress())
