@@ -126,8 +126,7 @@ class RoleManager:
 
     def check(self, pchannel: str, role: str, term: int) -> None:
         """Raise AssignmentStale unless the node may act for the role in `term` at this moment."""
-        slot = self._slots.get((pchannel, role))
-        if slot is None or slot.open != term or slot.wanted != (term, True) or not self._session.held(slot.opened_in):
+        if self.held_term(pchannel, role) != term:
             raise AssignmentStale(
                 f"this node does not hold {pchannel} ({role}) in term {term}: read the assignments again"
             )
