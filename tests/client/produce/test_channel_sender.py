@@ -22,7 +22,7 @@ from millrace.base.errors import (
     LogUnavailable,
     PermissionDenied,
 )
-from millrace.client.produce.batch_appender import BatchLimits
+from millrace.client.produce.batch_appender import BatchLimits, FutureCall
 from millrace.client.produce.channel_sender import WaitingCall
 from millrace.client.produce.producer import Producer
 from millrace.client.produce.written import Written
@@ -266,6 +266,32 @@ def test_a_rejected_message_fails_the_call_whose_row_is_at_fault_alone(rig: Rig,
         assert sorted(stored(rig, producer, after)) == sorted(keys)
         producer.insert(rig.collection, [{"id": foreign[0]}])
         assert stored(rig, producer, after)[-1:] == foreign, "and the numbers go on"
+
+
+@pytest.mark.parametrize("overtaken", [False, True], ids=["no later call", "a later call took effect"])
+def test_a_batch_repeats_calls_of_a_rejected_message_unless_a_later_call_took_effect(
+    rig: Rig, gate: Gate, overtaken: bool
+) -> None:
+    after = rig.host.tick("dml_0")
+    keys, foreign = rig.keys(0, 3), rig.keys(1, 1)
+    with rig.producer() as producer, producer.batch(collection=rig.collection) as batch:
+        first = batch.insert([{"id": keys[0]}])
+        assert gate.entered.wait(20)
+        calls = [batch.insert([{"id": keys[1]}])]
+        wrong = FutureCall(batch)
+        rows = pa.RecordBatch.from_pydict({"id": foreign}, SCHEMA.arrow())
+        home = rig.collection.vchannels[0]
+        piece = producer._splitter.piece(wrong, MessageType.INSERT, rig.collection, home, 1, rows)
+        batch.take(wrong, [piece], wait=True)
+        calls.append(batch.insert([{"id": keys[2]}]))
+        if overtaken:
+            batch.delete([keys[1]])
+        gate.opened.set()
+        assert first.result(timeout=20).rows == 1
+        assert wrong.result(timeout=20).rejected_by_reason == {"WRONG_VCHANNEL": 1}
+        rejected = {"WRONG_VCHANNEL": 1} if overtaken else {}
+        assert [each.result(timeout=20).rejected_by_reason for each in calls] == [rejected] * 2
+    assert stored(rig, producer, after) == (keys[:2] if overtaken else keys), "the second is the delete's"
 
 
 def together(

@@ -73,11 +73,9 @@ class FutureCall(BufferedCall, Future[Written]):
     results are read after the call has ended, and need none.
     """
 
-    repeatable = False
-
     def __init__(self, holder: BatchAppender) -> None:
         Call.__init__(self)
-        self.holder = holder
+        self.holder = self.series = holder
         self._finished = False
         self._callbacks: list[Callable[[FutureCall], object]] | None = None
 

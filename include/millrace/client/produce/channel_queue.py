@@ -10,8 +10,9 @@ permission. A rejection has no effect, and new numbers are used, so this is safe
 call. All other reasons hold for each call alike (the collection or partition was dropped, the producer is fenced, the
 chain is older), or are those of a transaction, which shares nothing.
 
-Two exceptions: an entry whose first answer was lost is never sent again under new numbers, and the calls of a
-``batch()`` share the verdict of their message, because later calls of the same batch may have taken effect already.
+Two exceptions. An entry whose first answer was lost is never sent again under new numbers. And calls of a ``batch()``,
+whose callers do not wait, share the verdict of their message if later calls of the batch for the same VChannel took
+effect or are being sent: nothing overtakes an earlier call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -78,8 +79,8 @@ class Call(ABC):
 
     __slots__ = ("ended", "error", "left", "written")
 
-    repeatable = True
-    """Whether its rows may be sent again: the caller has sent nothing after it."""
+    series: object = None
+    """What it shares with calls that may be sent before it has ended; None: its caller waits for it."""
 
     waits = False
     """Whether a thread waits for it: it is held (AppendUnresolved) while the log is unreachable, and not queued."""
@@ -367,10 +368,10 @@ class EntryContents:
     def pieces(self) -> list[Piece]:
         return [piece for pieces in self.messages for piece in pieces]
 
-    def settle(self, sending: OutboundEntry) -> list[Piece]:
+    def settle(self, sending: OutboundEntry, in_flight: Iterable[EntryContents] = ()) -> list[Piece]:
         """Count the entry's outcomes for its calls, and end those that are complete.
 
-        Returns the pieces to send again, each alone.
+        `in_flight`: what was taken after it. Returns the pieces to send again, each alone.
         """
         if self.done:
             return []
@@ -378,13 +379,14 @@ class EntryContents:
         complete: list[Call] = []
         again: list[Piece] = []
         with self.settling:
-            for pieces, answer in zip(self.messages, sending.answers, strict=True):
+            for place, (pieces, answer) in enumerate(zip(self.messages, sending.answers, strict=True)):
                 repeats = isinstance(answer, AppendRejected) and self._repeats(sending, pieces, answer)
+                passed = self._passed(sending, place, in_flight) if repeats else ()
                 for piece in pieces:
                     call = piece.call
                     if call.ended:
                         continue  # it failed before
-                    if repeats and call.repeatable:
+                    if repeats and (call.series is None or call.series not in passed):
                         again.append(piece)
                         continue
                     if answer is None:  # durable in the spool
@@ -414,6 +416,22 @@ class EntryContents:
         elif answer.reason not in _OWN_FAULT:
             return False
         return any(piece.call is not pieces[0].call for piece in pieces)
+
+    def _passed(self, sending: OutboundEntry, place: int, in_flight: Iterable[EntryContents]) -> Collection[object]:
+        """Return the series of later calls for the VChannel of message `place` that took or may take effect."""
+        after = [
+            pieces
+            for pieces, answer in zip(self.messages[place + 1 :], sending.answers[place + 1 :], strict=True)
+            if not isinstance(answer, AppendRejected)
+        ]
+        after += [pieces for each in in_flight for pieces in each.messages]
+        to = self.messages[place][0].destination
+        return {
+            piece.call.series
+            for pieces in after
+            for piece in pieces
+            if to is None or piece.destination is None or piece.destination.vchannel == to.vchannel
+        }
 
     def fail(self, error: BaseException) -> None:
         """Fail the pieces."""

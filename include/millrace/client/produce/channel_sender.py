@@ -301,7 +301,7 @@ class ChannelSender:
                 self._put_back(contents.pieces)
             raise
         sending.on_settled = self._settled
-        self._together = sum(piece.call.repeatable for piece in contents.pieces)
+        self._together = sum(piece.call.series is None for piece in contents.pieces)
         self._drawn.append(sending)
         return sending
 
@@ -318,7 +318,7 @@ class ChannelSender:
     def _settled(self, sending: OutboundEntry) -> None:
         if sending in self._drawn:
             self._drawn.remove(sending)
-        again = _contents(sending).settle(sending)
+        again = _contents(sending).settle(sending, map(_contents, self._drawn))
         if again:
             with self._changed:
                 self._put_back(again)
