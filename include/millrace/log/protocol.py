@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Generic, Protocol, Self, TypeGuard, TypeVar, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -77,8 +77,16 @@ class Log(Protocol):
         ...
 
 
-def is_local(log: Log) -> bool:
-    """Return whether the log lies in this process: what was appended is readable at once, without a wait."""
+class LocalLog(Log, Protocol):
+    """A log that lies in this process: what was appended is readable at once, and wakes the reads that wait for it."""
+
+    def wake(self) -> None:
+        """Have the reads that wait for entries return without any."""
+        ...
+
+
+def is_local(log: Log) -> TypeGuard[LocalLog]:
+    """Return whether the log lies in this process."""
     return bool(getattr(log, "is_local", False))
 
 

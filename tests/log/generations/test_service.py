@@ -199,7 +199,10 @@ def test_what_stands_behind_the_end_of_a_generation_is_not_read(service: Generat
     assert read_all(log, end) == [(last, b"b")]
 
 
-def test_a_reader_that_waits_is_woken_by_an_append_to_the_next_generation(service: GenerationsService) -> None:
+def test_a_reader_that_waits_is_woken_by_an_append_to_the_next_generation(
+    service: GenerationsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.log.generations.log.LOCAL_WAIT_SLICE", 0.25)
     log = service.open("p")
     position = log.append([b"a"])[0].following()
     found: list[bytes] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,7 +25,7 @@ from millrace.base.errors import (
     UnsupportedVersion,
 )
 from millrace.base.metrics import Metrics
-from millrace.log.rocksmq.service import RocksMQ
+from millrace.log.rocksmq.service import RocksMQ, RocksMQLog
 from millrace.message import builders
 from millrace.message.ids import LogId, MessageId, compose_tick
 from millrace.message.log_entries import LogEntries
@@ -33,6 +34,7 @@ from millrace.node.append.host import AppendHost, HostSettings
 from millrace.node.append.tail_buffer import TailLimits
 from millrace.rpc.outcome import OUTCOME_SCHEMA, AppendOutcome, AppendResult, outcome_rows, parse_duplicate
 from millrace.rpc.tail import Evicted
+from millrace.wal.chain import CHAIN_VERSION
 from millrace.wal.state import ChannelState
 from tests.node.append.samples import PCHANNEL, insert, judged, keys_of, open_log, opening, transaction
 
@@ -345,6 +347,35 @@ def test_a_pchannel_that_took_messages_gets_one_tick_when_it_falls_idle(service:
         later = host.tail(PCHANNEL, confirmed.confirmed_tick, timeout=0.8)
         assert not isinstance(later, Evicted)
         assert later.confirmed_tick == confirmed.confirmed_tick, "nothing came since: no further tick"
+
+
+def test_an_idle_pchannel_costs_nothing_and_wakes_for_an_entry_a_timer_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    read = RocksMQLog.read
+
+    def counted(log: RocksMQLog, position: LogId, **options: Any) -> LogEntries:
+        reads.append(threading.current_thread().name)
+        return read(log, position, **options)
+
+    monkeypatch.setattr(RocksMQLog, "read", counted)
+    names = [f"p{number}" for number in range(16)]
+    with open_log(tmp_path / "log", *names) as service:
+        host = AppendHost(service, ChannelState.new, settings=HostSettings(tick_interval=0.3))
+        term = encode_entry([builders.term_opening(term=1, chain_version=CHAIN_VERSION, config={})])
+        for name in names:
+            host.append(name, opening() if name == PCHANNEL else term).results()
+        eventually(lambda: not any(state.dirty for state in host.states().values()))
+        time.sleep(0.2)
+        reads.clear()
+        time.sleep(1.5)
+        assert not reads, "nothing is due and nothing came"
+        service.open(PCHANNEL).append([encode_entry([insert(1, vchannel=V0)])])
+        eventually(lambda: host.state(PCHANNEL).position == service.open(PCHANNEL).end(), seconds=5)
+        begun = time.monotonic()
+        host.close()
+        assert time.monotonic() - begun < 5, "no thread waits out its time"
 
 
 def test_a_read_at_a_tick_that_nothing_has_reached_yet_is_confirmed_by_a_tick(host: AppendHost) -> None:

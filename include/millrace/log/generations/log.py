@@ -57,6 +57,9 @@ def log_batch(batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
 WAIT_SLICE: Final = 0.25
 """Longest wait in one backend, in seconds: how late a waiting reader notices a switch."""
 
+LOCAL_WAIT_SLICE: Final = 5.0
+"""The same in a local log, where the message that ends a generation wakes its readers."""
+
 _PAUSE: Final = 0.02
 _SEALED_SECONDS: Final = 10.0
 _SCAN_BYTES: Final = 8 << 20
@@ -78,6 +81,12 @@ class GenerationLog:
     def is_local(self) -> bool:
         """See :func:`millrace.log.protocol.is_local`."""
         return is_local(self.backend_log(self._span().current))
+
+    def wake(self) -> None:
+        """See :meth:`millrace.log.protocol.LocalLog.wake`."""
+        current = self.backend_log(self._span().current)
+        if is_local(current):
+            current.wake()
 
     def append(self, values: Sequence[bytes] | pa.LargeBinaryArray) -> Sequence[LogId]:
         """See :meth:`millrace.log.protocol.Log.append`.
@@ -124,7 +133,9 @@ class GenerationLog:
                 continue
             bound = backend_position(end) if end is not None and end.generation == number else None
             limit = min(each for each in (stop, bound) if each is not None) if stop or bound else None
-            run = self._read(number, start, limit, max_bytes, 0.0 if stop is not None else min(left, WAIT_SLICE))
+            local = is_local(self.backend_log(number))
+            wait = 0.0 if stop is not None else min(left, LOCAL_WAIT_SLICE if local else WAIT_SLICE)
+            run = self._read(number, start, limit, max_bytes, wait)
             if run.batch.num_rows:
                 inside = self._inside(run, number)
                 if inside.batch.num_rows:
@@ -136,7 +147,7 @@ class GenerationLog:
                 return LogEntries(_EMPTY, following)
             if stop is not None:
                 position = generation_start(number + 1)
-            elif deadline.expired():
+            elif deadline.expired() or (local and left - deadline.remaining() < wait):  # or woken
                 return LogEntries(_EMPTY, max(following, position))
 
     def truncate(self, position: LogId) -> int:

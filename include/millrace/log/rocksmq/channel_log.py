@@ -90,6 +90,7 @@ class ChannelLog:
         self._next_number = self._segments[-1].number + 1 if self._segments else manifest.first_segment
         self._lock = threading.Lock()
         self._grown = threading.Condition(self._lock)
+        self._wakes = 0
         self._truncating = threading.Lock()
         self._commit = GroupCommit(
             self._lock, name=self._channel, group_bytes=settings.group_bytes, commit=self._commit_group
@@ -272,13 +273,20 @@ class ChannelLog:
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return LogEntries(batch, LogId(0, run.following))
 
+    def wake(self) -> None:
+        """Have the reads that wait for entries return without any."""
+        with self._lock:
+            self._wakes += 1
+            self._grown.notify_all()
+
     def _read_segment(self, start: int, limit: int | None, max_bytes: int, timeout: float) -> SegmentRun:
         """Read as `read`, but not across the end of a file."""
         deadline = Deadline.after(timeout)
         with self._lock:
             self._check_readable(start)
+            wakes = self._wakes
             while start > self._last:
-                if deadline.expired() or (limit is not None and limit <= start):
+                if deadline.expired() or wakes != self._wakes or (limit is not None and limit <= start):
                     return SegmentRun(empty_batch(), start, None, 0)
                 deadline.wait(self._grown)
                 self._check_readable(start)

@@ -59,6 +59,10 @@ class RocksMQLog(LogHandle[ChannelLog]):
         """See :meth:`millrace.log.protocol.Log.append`."""
         return LogIds(0, self._open().append(values))
 
+    def wake(self) -> None:
+        """See :meth:`millrace.log.protocol.LocalLog.wake`."""
+        self._open().wake()
+
     def enforce_retention(
         self, *, allowed: LogId, retention_bytes: int | None = None, retention_ms: int | None = None
     ) -> int:

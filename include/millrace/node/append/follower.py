@@ -58,9 +58,14 @@ GROUP_BYTES: Final = 1 << 20
 _HELPED: Final = 0.05
 """Seconds after an appender judged its own append in which the thread leaves the log to appenders."""
 _SLICE: Final = 0.25
-"""Longest single wait for entries in seconds: the time that a stop may take."""
+"""Longest single wait in seconds for entries of a log that is not local: the time that a stop may take."""
+_IDLE_SLICE: Final = 30.0
+"""Longest single wait in seconds for entries of a local log, which wakes the thread."""
 _PAUSE: Final = 0.1
 """Pause in seconds after a log cannot be reached, and between two ticks for the same timer."""
+
+_STOP: Final = 10.0
+"""Longest time in seconds that `close` waits for the thread."""
 
 _log = logging.getLogger(__name__)
 
@@ -321,11 +326,17 @@ class Follower:
         """Ask the thread to end, without waiting for it."""
         self._stopping.set()
         self._awake.set()
+        log = self._log
+        if is_local(log):
+            with suppress(MillraceError):  # it is closed
+                log.wake()
 
     def close(self) -> None:
         """Stop following. Pending appends get LogUnavailable. Idempotent."""
-        self.stop()
-        self._thread.join(10.0)
+        end = Deadline.after(_STOP)
+        while self._thread.is_alive() and not end.expired():
+            self.stop()  # again, if the thread was about to wait
+            self._thread.join(end.remaining(maximum=_PAUSE))
         self._fail(
             LogUnavailable(f"the append host stopped following {self.pchannel}: append again with the same sequences")
         )
@@ -508,11 +519,17 @@ class Follower:
 
     def _patience(self) -> float:
         """Return the seconds to wait for entries: less if a timer is due earlier."""
-        deadline = self._state.next_deadline()
-        if deadline == NEVER or not self._state.term:
-            return _SLICE
-        left = ((deadline >> LOGICAL_BITS) + 1 - self._now_ms()) / 1000
-        return min(_SLICE, max(left, self._ticked + _PAUSE - time.monotonic(), 0.0))
+        state, now = self._state, time.monotonic()
+        longest = _IDLE_SLICE if self._local else _SLICE
+        if not state.term:
+            return longest
+        if self._idle():
+            return _SLICE  # nobody says when the ticks are this host's again
+        if state.dirty:
+            longest = min(longest, self._ticked + self._tick_interval - now)
+        if (deadline := state.next_deadline()) != NEVER:
+            longest = min(longest, ((deadline >> LOGICAL_BITS) + 1 - self._now_ms()) / 1000)
+        return max(longest, self._ticked + _PAUSE - now, 0.0)
 
     def _tick_if_due(self) -> None:
         """Append a tick if one is due. All entries are read, so their timers have fired already."""
