@@ -199,3 +199,32 @@ def test_bounds_beyond_the_basic_plane_are_left_out_for_delta_rs_may_have_read_o
     assert found.select(["min.name", "max.name", "num_records"]).to_pylist() == [
         {"min.name": None, "max.name": None, "num_records": 2}
     ]
+
+
+def test_app_versions_are_read_from_the_commits_since_and_not_asked_for_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = create_table(tmp_path / "t", SCHEMA, partition_by=())
+    commit_fenced(table, [CommitPart(app_transactions={"app0": AppTransaction(0, 1)})]).raise_if_fenced()
+    apps = [f"app{number}" for number in range(1, 64)]
+    for app in apps:
+        table.app_version(app)
+    asked: list[str] = []
+    real = DeltaTable.transaction_version
+
+    def counted(delta: DeltaTable, app: str) -> int | None:
+        asked.append(app)
+        return real(delta, app)
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", counted)
+    for version in range(1, 4):
+        moved = {app: AppTransaction(version - 1, version) for app in apps}
+        commit_fenced(table, [CommitPart(app_transactions=moved)]).raise_if_fenced()
+        assert {table.app_version(app) for app in apps} == {version}
+    assert asked == []
+    behind = table_at(tmp_path / "t", version=2)
+    assert behind.app_version("app1") == 1
+    asked.clear()
+    behind.delta.update_incremental()
+    assert behind.app_version("app1") == 3
+    assert asked == []

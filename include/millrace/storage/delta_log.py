@@ -76,6 +76,15 @@ def read_actions(store: TableStore, version: int) -> list[dict[str, Any]] | None
     return None if data is None else [json.loads(line) for line in data.splitlines()]
 
 
+def read_app_versions(store: TableStore, version: int) -> dict[str, int] | None:
+    """Return the app transactions of one commit; None if the log does not have it."""
+    data = store.read(commit_file(version))
+    if data is None:
+        return None
+    moves = (json.loads(line).get("txn") for line in data.splitlines() if b'"txn"' in line)
+    return {move["appId"]: int(move["version"]) for move in moves if move is not None}
+
+
 def read_commit_infos(store: TableStore) -> Iterator[dict[str, Any]]:
     """Yield the value of COMMIT_INFO_KEY of each commit in the log, newest first; empty if a commit has none."""
     for name in reversed(log_files(store)):

@@ -200,6 +200,8 @@ class DirectFile:
         self._buffer: mmap.mmap | None = None
         """Used from `plain_bytes` on."""
         self._view = memoryview(b"")
+        self._plain = bytearray()
+        """The first `plain_bytes`, until they are complete: pyarrow writes a small file in some 80 pieces."""
         self._held = 0
         self._written = 0
         self._direct = False
@@ -210,18 +212,18 @@ class DirectFile:
         source = memoryview(data).cast("B")
         size = len(source)
         if self._buffer is None:
-            plain = source[: self._plain_bytes - self._written]
-            _write_all(self._descriptor, plain)
-            self._written += len(plain)
-            if self._written < self._plain_bytes:
+            plain = source[: self._plain_bytes - len(self._plain)]
+            self._plain += plain
+            if len(self._plain) < self._plain_bytes:
                 return size
+            self._write_plain()
             self._grow()
             source = source[len(plain) :]
         self._collect(source)
         return size
 
     def tell(self) -> int:
-        return self._written + self._held
+        return self._written + len(self._plain) + self._held
 
     def writable(self) -> bool:
         return True
@@ -237,6 +239,7 @@ class DirectFile:
 
     def sync(self) -> int:
         """Write the buffer and make the whole file durable. Returns its size in bytes."""
+        self._write_plain()
         held = self._held
         # The last part of a file is rarely a multiple of the block: write it through the page cache, and sync once for
         # both.
@@ -252,6 +255,11 @@ class DirectFile:
         self._held = 0
         sync_data(self._descriptor)
         return self._written
+
+    def _write_plain(self) -> None:
+        _write_all(self._descriptor, memoryview(self._plain))
+        self._written += len(self._plain)
+        self._plain = bytearray()
 
     def close(self) -> None:
         """Release all resources. Unsynced data may be lost. Idempotent."""

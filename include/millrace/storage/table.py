@@ -33,6 +33,7 @@ from millrace.storage.delta_log import (
     commit_file,
     last_checkpoint_version,
     read_actions,
+    read_app_versions,
     trim_log,
 )
 from millrace.storage.parquet_file import (
@@ -49,6 +50,9 @@ from millrace.storage.torn_log import quarantine_torn_files
 
 NO_COMMIT_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """:func:`maintain_log` writes checkpoints and cleans up by its own rules."""
+
+_APP_COMMITS: Final = 16
+"""Commits from which a handle reads app versions one by one, before it asks delta-rs for each again."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,15 +113,27 @@ class TableHandle:
     def app_version(self, app_id: str) -> int:
         """Return the version of the last app transaction of `app_id`; 0 if there was none.
 
-        Cached per version of the table, because delta-rs replays its log for each call.
+        What is known is kept and moved on by the commits since, because delta-rs replays its log for each call.
         """
         version, (seen, known) = self.version, self._apps
         if seen != version:
-            known = {}
+            known = self._moved_apps(known, seen, version)
             self._apps = version, known
         if app_id not in known:
             known[app_id] = int(self.delta.transaction_version(app_id) or 0)
         return known[app_id]
+
+    def _moved_apps(self, known: Mapping[str, int], seen: int, version: int) -> dict[str, int]:
+        """Return the app versions at `version`, from those `known` at `seen`; none if that takes many commits."""
+        found = dict(known)
+        if not known or not seen < version <= seen + _APP_COMMITS:
+            return {}
+        for each in range(seen + 1, version + 1):
+            moves = read_app_versions(self.store, each)
+            if moves is None:
+                return {}
+            found |= moves
+        return found
 
     def actions(self) -> pa.Table:
         """Return the live files: path, size_bytes, num_records, partition.* and min.*/max.* columns, as far as the log
