@@ -12,6 +12,7 @@ its base. The first commit expects that neither exists.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -21,11 +22,11 @@ from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.node.ingest.ingester import IngestReport
 from millrace.node.range_loop.definition import CommitResult
-from millrace.node.retention.wal_compaction import compact_once
+from millrace.node.retention.wal_compaction import FAN_IN, compact_once
 from millrace.storage.commit import COMMIT_DEADLINE, AppTransaction, CommitPart, commit_fenced
 from millrace.storage.table import LogMaintenance
 from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalTable
-from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION
+from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE
 
 WAL_COMMITS: Final = 1000
 """Versions of ``wal`` to keep: four minutes at a streaming node's highest commit rate."""
@@ -33,8 +34,8 @@ WAL_COMMITS: Final = 1000
 CHECKPOINT_COMMITS: Final = 50
 """Commits between two Delta checkpoints: refreshing a handle costs about 0.13 ms per commit since the last one."""
 
-COMPACT_COMMITS: Final = 4
-"""Commits between two compaction checks."""
+LOOK_COMMITS: Final = 1000
+"""Commits after which the committer looks for files to merge even if it added few: those of days that have ended."""
 
 
 class WalCommitter:
@@ -50,18 +51,25 @@ class WalCommitter:
         metrics: Metrics | None = None,
         deadline: float = COMMIT_DEADLINE,
         checkpoint_commits: int = CHECKPOINT_COMMITS,
-        compact_commits: int = COMPACT_COMMITS,
+        fan_in: int = FAN_IN,
         keep_commits: int = WAL_COMMITS,
         owned: Callable[[], AbstractSet[str] | None] = lambda: None,
     ) -> None:
-        """Commit to `table`. `owned` returns the PChannels whose files this committer compacts; None: all."""
+        """Commit to `table`.
+
+        `fan_in` neighbours are merged into one file; 0: none. `owned` returns the PChannels whose files this committer
+        merges; None: all.
+        """
         self._table = table
         self._metrics = metrics
         self._deadline = deadline
         self._upkeep = LogMaintenance(checkpoint_commits, keep_commits)
-        self._compact_commits = compact_commits
+        self._fan_in = fan_in
         self._owned = owned
-        self._commits = 0
+        self._added: Counter[str] = Counter()
+        """Files by PChannel since it had nothing to merge."""
+        self._until_look = 0
+        """Commits after which it looks for files to merge in any case."""
 
     @property
     def table(self) -> WalTable:
@@ -92,14 +100,26 @@ class WalCommitter:
             seconds=time.perf_counter() - started,
         )
         self._report(result)
-        self._compact()
+        self._compact(result.committed)
         return result
 
-    def _compact(self) -> None:
-        """Compact small files from time to time: the cost of a commit grows with the number of live files."""
-        self._commits += 1
-        if self._commits % self._compact_commits == 0 and compact_once(self._table.table, only=self._owned()):
-            hit("compaction.done")
+    def _compact(self, committed: Sequence[IngestReport]) -> None:
+        """Merge small files where enough were added: the cost of a commit grows with the number of live files."""
+        for item in committed:
+            self._added[item.pchannel] += sum(file.partition["kind"] != KIND_STATE for file in item.actions)
+        self._until_look -= 1
+        most = max(self._added.values(), default=0)
+        if not self._fan_in or (self._until_look > 0 and most < self._fan_in):
+            return
+        merged = compact_once(self._table.table, fan_in=self._fan_in, only=self._owned())
+        self._until_look = LOOK_COMMITS
+        if not merged:
+            self._added.clear()
+            return
+        hit("compaction.done")
+        for pchannel in merged:
+            del self._added[pchannel]
+        self._until_look = 0  # a merged file may be one of the next group
 
     def _report(self, result: CommitResult[IngestReport]) -> None:
         metrics = self._metrics

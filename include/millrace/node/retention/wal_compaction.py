@@ -1,14 +1,19 @@
 """Continuous compaction of the ``wal`` table: merges small files of one PChannel and day, row for row.
 
-The cost of a commit grows with the number of live files, and each micro-batch adds some. Files fall into tiers by size.
-FAN_IN neighbours of one tier, in id order, become one file of the next tier, so each row is rewritten once per tier.
+The cost of a commit grows with the number of live files, and each micro-batch adds some. FAN_IN neighbours, in id
+order, become one file if none of them is larger than the others together. So each merge at least doubles the file that
+a row is in, and a row is rewritten a logarithmic number of times, whatever the sizes of commits. Beyond MOST_SMALL
+small files of a day, the cheapest neighbours are merged in any case. A day that has ended is merged into few large
+files, once.
+
 Rows and their order do not change. Old files stay on disk until VACUUM, for readers that planned with them. One commit
-removes the old files and adds the new one (no data change). The committer's process makes it between two commits.
+removes the old files and adds the new ones (no data change). The committer's process makes it between two commits.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -19,15 +24,23 @@ from millrace.base.errors import DeadlineExceeded, TableUnavailable, WalGap
 from millrace.base.failpoint import hit
 from millrace.node.ingest.wal_writer import WalFileWriter
 from millrace.storage.commit import CommitPart, commit_fenced
+from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.table import LiveFile, TableHandle
 from millrace.wal.schema import KIND_STATE, ROW_SCHEMA
 
 FAN_IN: Final = 16
-"""Neighbours of one tier that are merged into one file."""
+"""Neighbours that are merged into one file."""
 
-TIER_BYTES: Final = (2 << 20, 32 << 20)
-"""Upper bounds of the tiers. A file at or above the last bound is not merged."""
+MERGED_BYTES: Final = 32 << 20
+"""A file of this size is not merged."""
+
+MOST_SMALL: Final = 64
+"""Neighbours below MERGED_BYTES, of one kind, PChannel and day, beyond which the cheapest are merged at any price."""
+
+CALL_BYTES: Final = 64 << 20
+CALL_FILES: Final = 256
+"""How much one call merges at most, unless a single group has more: the committer waits for it."""
 
 ROW_GROUP_BYTES: Final = 16 << 20
 """Approximate size up to which small row groups are joined."""
@@ -53,46 +66,96 @@ def last_entry(file: LiveFile) -> tuple[int, int]:
     return file.high["ledger"], file.high["entry"]
 
 
-def _tier(file: LiveFile) -> int:
-    """Return 0 for the smallest files, len(TIER_BYTES) for files that are not merged."""
-    return next((tier for tier, bound in enumerate(TIER_BYTES) if file.size < bound), len(TIER_BYTES))
-
-
-def plan_merge(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[LiveFile]:
-    """Return the next group to merge: `fan_in` neighbours of the lowest tier that has so many; empty if no tier has.
+def plan_merges(files: Sequence[LiveFile], *, fan_in: int = FAN_IN) -> list[list[LiveFile]]:
+    """Return the groups of neighbours to merge now, the cheapest first; at most one of each day that has not ended.
 
     `files` are in the order of :func:`live_files`.
     """
-    best: list[LiveFile] = []
+    newest: dict[str, str] = {}
+    for file in files:
+        pchannel, date = file.partition["pchannel"], file.partition["date"]
+        newest[pchannel] = max(date, newest.get(pchannel, date))
+    found: list[list[LiveFile]] = []
     for _, partition in itertools.groupby(files, key=lambda file: file.partition):
-        for tier, run in itertools.groupby(partition, key=_tier):
-            group = list(itertools.islice(run, fan_in))
-            if tier < len(TIER_BYTES) and len(group) == fan_in and (not best or tier < _tier(best[0])):
+        best: list[LiveFile] = []
+        for is_small, neighbours in itertools.groupby(partition, key=lambda file: file.size < MERGED_BYTES):
+            run = list(neighbours)
+            if not is_small:
+                continue
+            if run[0].partition["date"] < newest[run[0].partition["pchannel"]]:
+                found += _merges_of_ended(run)
+                continue
+            group = _cheapest(run, fan_in)
+            if group and (not best or _bytes(group) < _bytes(best)):
                 best = group
-    return best
+        if best:
+            found.append(best)
+    return sorted(found, key=_bytes)
 
 
-def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[str] | None = None) -> int:
-    """Merge one group of files of `table`, a handle at its newest version, for the PChannels in `only`. Returns the
-    files merged.
+def _cheapest(run: Sequence[LiveFile], fan_in: int) -> list[LiveFile]:
+    """Return the cheapest `fan_in` neighbours that may be merged; empty if there are none."""
+    groups = [list(run[start : start + fan_in]) for start in range(len(run) - fan_in + 1)]
+    if len(run) <= MOST_SMALL:
+        groups = [group for group in groups if 2 * max(file.size for file in group) <= _bytes(group)]
+    return min(groups, key=_bytes, default=[])
 
-    Does nothing if another writer replaced one of the files first: the next call plans again. Raises WalGap if files
-    overlap.
+
+def _merges_of_ended(run: Sequence[LiveFile]) -> list[list[LiveFile]]:
+    """Return the small files of a day that has ended in groups of about MERGED_BYTES."""
+    groups: list[list[LiveFile]] = [[]]
+    for file in run:
+        groups[-1].append(file)
+        if _bytes(groups[-1]) >= MERGED_BYTES:
+            groups.append([])
+    return [group for group in groups if len(group) > 1]
+
+
+def _bytes(group: Sequence[LiveFile]) -> int:
+    return sum(file.size for file in group)
+
+
+def compact_once(table: TableHandle, *, fan_in: int = FAN_IN, only: AbstractSet[str] | None = None) -> dict[str, int]:
+    """Merge groups of files of `table`, a handle at its newest version, for the PChannels in `only`, in one commit.
+
+    Returns the files merged, by PChannel. A group of which another writer replaced a file first is left to the next
+    call. Raises WalGap if files overlap.
     """
     files = live_files(table)
-    group = plan_merge(
+    plan = plan_merges(
         files if only is None else [file for file in files if file.partition["pchannel"] in only], fan_in=fan_in
     )
-    if not group:
-        return 0
-    merged = _merge(table, group)
-    hit("compaction.merged")
-    part = CommitPart(adds=[merged], removes=[file.path for file in group], info={"replaced": len(group)})
+    groups: list[list[LiveFile]] = []
+    size = count = 0
+    for group in plan:
+        size, count = size + _bytes(group), count + len(group)
+        if groups and (size > CALL_BYTES or count > CALL_FILES):
+            break
+        groups.append(group)
+    if not groups:
+        return {}
+    made: list[FileAction] = []
     try:
-        outcome = commit_fenced(table, [part], data_change=False)
+        for group in groups:
+            made.append(_merge(table, group))
+    except BaseException:
+        delete_uncommitted(table.store, made)
+        raise
+    hit("compaction.merged")
+    info = {"replaced": sum(map(len, groups))}
+    parts = [
+        CommitPart(adds=[action], removes=[file.path for file in group], info=info)
+        for action, group in zip(made, groups, strict=True)
+    ]
+    try:
+        outcome = commit_fenced(table, parts, data_change=False)
     except (TableUnavailable, DeadlineExceeded):
-        return 0  # the commit may have succeeded, so its file stays
-    return 0 if outcome.fenced else len(group)
+        return {}  # the commit may have succeeded, so its files stay
+    merged: Counter[str] = Counter()
+    for place, group in enumerate(groups):
+        if place not in outcome.fenced:
+            merged[group[0].partition["pchannel"]] += len(group)
+    return dict(merged)
 
 
 def _merge(table: TableHandle, group: Sequence[LiveFile]) -> FileAction:
