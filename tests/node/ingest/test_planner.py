@@ -89,6 +89,22 @@ def test_new_entries_make_an_offset_that_names_how_far_to_go(node: Node) -> None
     assert node.planner.next_offset(offset) == offset
 
 
+def test_a_range_that_was_read_ahead_says_how_small_it_is(node: Node) -> None:
+    node.append("p0", opening(), accepted())
+    node.append("p1", opening(), bytes(100 << 10))
+    offset = node.planner.next_offset(START, max_bytes=1 << 30)
+    small, large = node.planner.plan(offset)
+    assert 0 < small.bytes < 1000
+    assert large.bytes == 1 << 30, "not known"
+    [again] = node.another_planner().plan({**offset, "ends": {"p0": offset["ends"]["p0"]}})
+    assert again.bytes == 1 << 30, "a planner that did not look"
+    node.work({**offset, "ends": {"p0": offset["ends"]["p0"]}})
+    node.append("p0", accepted())
+    following = node.planner.next_offset({**offset, "ends": {}}, max_bytes=1 << 30)
+    later = next(each for each in node.planner.plan(following) if each.channel == "p0")
+    assert 0 < later.bytes < small.bytes
+
+
 def test_where_the_logs_ended_is_kept_for_who_asks_after_it(node: Node) -> None:
     assert node.ends() == {}
     (first,) = node.append("p0", opening())

@@ -66,6 +66,10 @@ class Work:
     end: int
     commits: int
 
+    @property
+    def bytes(self) -> int:
+        return self.end - self.start
+
 
 @dataclass(frozen=True)
 class Moved:

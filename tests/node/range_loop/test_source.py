@@ -18,7 +18,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import FlushLoop
 from millrace.node.ingest.definition import IngestLoop
-from millrace.node.range_loop.definition import LoopDefinition
+from millrace.node.range_loop.definition import TASK_BYTES, LoopDefinition
 from millrace.node.range_loop.failure import FailedRange
 from millrace.node.range_loop.source import RangeReader, source_of
 from tests.node.range_loop.lists import Lists, Moved, World, unavailable
@@ -34,7 +34,7 @@ def reader(settings: Settings, world: World, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         "millrace.node.range_loop.source.freeze_modules", lambda source: None
     )  # this is no worker of Spark's
-    made = source_of(Lists(settings, world, batch=2))({}).streamReader(StructType())
+    made = source_of(Lists(settings, world, batch=2), tasks=2)({}).streamReader(StructType())
     assert isinstance(made, RangeReader)
     yield made
     made.stop()
@@ -93,7 +93,7 @@ def test_a_worker_that_gets_a_source_of_ours_imports_no_pandas(
     definition: type[LoopDefinition[Any, Any]], settings: Settings, tmp_path: Path
 ) -> None:
     made = definition(settings)  # type: ignore[call-arg]
-    (tmp_path / "source").write_bytes(cloudpickle.dumps(source_of(made)))
+    (tmp_path / "source").write_bytes(cloudpickle.dumps(source_of(made, tasks=2)))
     program = f"""
 import sys, types
 sys.modules['__main__'].__spec__ = types.SimpleNamespace(name="pyspark.sql.streaming.python_streaming_source_runner")
@@ -107,3 +107,20 @@ print(source.name(), source.definition.settings.data_dir, "pandas" in sys.module
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     name = f"millrace_{made.name.replace('-', '_')}"
     assert ended.stdout.split() == [name, str(settings.data_dir), "False"]
+
+
+def test_small_ranges_share_as_many_tasks_as_there_are_cores_and_a_large_one_has_its_own(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.node.range_loop.source.freeze_modules", lambda source: None)
+    world = World(read={f"c{number}": [number] for number in range(64)} | {"large": [0] * TASK_BYTES})
+    reader = source_of(Lists(settings, world), tasks=2)({}).streamReader(StructType())
+    assert isinstance(reader, RangeReader)
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxBytes(1 << 40))
+    partitions = reader.partitions({}, end)
+    assert sorted(len(each.value) for each in partitions) == [1, 32, 32]
+    assert {plan.channel for each in partitions for plan in each.value} == set(world.read)
+    world.runs = lambda work: unavailable() if work.channel == "c7" else None
+    found = [each for each in outcomes(reader, end) if isinstance(each, FailedRange)]
+    assert [each.channel for each in found] == ["c7"], "a range that fails leaves the others of its task alone"
+    reader.stop()

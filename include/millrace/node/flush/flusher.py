@@ -67,6 +67,10 @@ class FlushPlan:
     def channel(self) -> str:
         return self.checkpoint.pchannel
 
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.range.files)
+
 
 @dataclass(slots=True)
 class TablePart:

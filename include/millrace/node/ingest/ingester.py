@@ -33,18 +33,27 @@ from millrace.wal.state import ChannelState
 SLICE_BYTES: Final = 16 << 20
 """Log bytes that are decoded at a time. Bounds a task's memory."""
 
+_CHAIN: Final = Chain()
+"""It has no state."""
+
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """The work of one task: from `base` to `end`, or until about `max_bytes` of the log are read."""
+    """One range: from `base` to `end`, or until about `max_bytes` of the log are read."""
 
     base: WalPosition
     end: LogId
     max_bytes: int
+    peeked: int | None = None
+    """How many bytes of the log that is, if the planner read them."""
 
     @property
     def channel(self) -> str:
         return self.base.pchannel
+
+    @property
+    def bytes(self) -> int:
+        return self.max_bytes if self.peeked is None else self.peeked
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +130,14 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
     report = IngestReport.without_effect(plan.base, state.position)
     taken = entries_taken = 0
     failure: RangeFailure | None = None
-    with _WriteBehind(writer, state) as behind:
+    with _WriteBehind(writer, state, inline=plan.peeked is not None) as behind:
         try:
             # Before anything is read: a log that lost its tail would otherwise give other rows for committed positions.
             check_not_regressed(log, state)
             with closing(_slices(log, state.position, plan, slice_bytes)) as slices:
                 for entries in slices:
                     watch.lap("read")
-                    # A new Chain each time is cheap: it has no state.
-                    outcome, failure = process_until_failure(Chain(), state, entries)
+                    outcome, failure = process_until_failure(_CHAIN, state, entries)
                     watch.lap("chain")
                     if outcome is not None:
                         # The previous write failed: stop, its error becomes the report's.
@@ -173,10 +181,11 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
 
 
 class _WriteBehind:
-    """Writes outcomes in a thread while the chain processes the next slice."""
+    """Writes outcomes in a thread while the chain processes the next slice; `inline`: at once, for there is one."""
 
-    def __init__(self, writer: WalRangeWriter, state: ChannelState) -> None:
+    def __init__(self, writer: WalRangeWriter, state: ChannelState, *, inline: bool) -> None:
         self._writer = writer
+        self._inline = inline
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millrace-write-behind")
         self._pending: tuple[Future[None], ChannelState] | None = None
         self.state = state
@@ -194,7 +203,14 @@ class _WriteBehind:
         """Queue `outcome` once its predecessor is written. Returns False if that failed."""
         if not self.settle():
             return False
-        self._pending = self._thread.submit(self._writer.add, outcome), outcome.state
+        writing = Future[None]() if self._inline else self._thread.submit(self._writer.add, outcome)
+        self._pending = writing, outcome.state
+        if self._inline:
+            try:
+                self._writer.add(outcome)
+                writing.set_result(None)
+            except Exception as error:
+                writing.set_exception(error)
         return True
 
     def settle(self) -> bool:

@@ -45,6 +45,9 @@ class _Peek:
 
     commits: int
     state: ChannelState
+    bytes: int | None = None
+    """Bytes from there to `end`, if they are few and a message is among them."""
+    end: LogId = EARLIEST
 
 
 class LogPlanner(Planner[IngestPlan, LogId]):
@@ -69,6 +72,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         self._parked = parked
         self._clock = clock
         self._closes = on_close
+        self._chain = Chain()
         self._logs: dict[str, Log] = {}
         self._peeks: dict[str, _Peek] = {}
         self._proved: dict[str, int] = {}
@@ -122,7 +126,11 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         for name, base in self._bases(ends).items():
             stands = base.position or EARLIEST
             if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
-                plans.append(IngestPlan(base=base, end=ends[name], max_bytes=max_bytes))
+                peek = self._peeks.get(name)
+                known = peek is not None and peek.commits == base.commits and peek.end == ends[name]
+                plans.append(
+                    IngestPlan(base, ends[name], max_bytes, peek.bytes if peek is not None and known else None)
+                )
         return plans
 
     def _bases(self, names: Iterable[str]) -> dict[str, WalPosition]:
@@ -171,9 +179,11 @@ class LogPlanner(Planner[IngestPlan, LogId]):
                 entries = log.read(peek.state.position, end=end, max_bytes=PEEK_BYTES)
                 if entries.batch.num_rows == 0:
                     return False
-                if value_bytes(entries.batch) > PEEK_BYTES or _has_message(entries):
+                size = value_bytes(entries.batch)
+                if size > PEEK_BYTES or _has_message(entries):
+                    peek.bytes, peek.end = (size if entries.next >= end else None), end
                     return True
-                outcome = Chain().process(peek.state, entries)
+                outcome = self._chain.process(peek.state, entries)
             except Exception:  # the task will hit the same error and report it
                 return True
             if outcome.messages.num_rows or outcome.rejections.num_rows:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from millrace.base.errors import MillraceError
 from millrace.base.metrics import Metrics
@@ -23,10 +23,13 @@ from millrace.node.range_loop.ownership import assigned_path
 
 
 class Plan(Protocol):
-    """The work of one task. Picklable."""
+    """One range of a channel. Picklable."""
 
     @property
     def channel(self) -> str: ...
+    @property
+    def bytes(self) -> int:
+        """About how many bytes the range reads."""
 
 
 class Report(Protocol):
@@ -51,6 +54,12 @@ class Report(Protocol):
     def progress(self) -> dict[str, Any]:
         """Return the entry for the progress file (JSON): tick, rows, seconds by part."""
 
+
+TASK_BYTES: Final = 1 << 20
+"""A range of this size is a task of its own."""
+
+_RANGE_COST: Final = 64 << 10
+"""Bytes that cost as much as a range that reads nothing: it opens a log and syncs files."""
 
 P = TypeVar("P", bound=Plan)
 R = TypeVar("R", bound=Report)
@@ -191,6 +200,24 @@ class LoopDefinition(ABC, Generic[P, R]):
     def watch(self, metrics: Metrics) -> Callable[[Sequence[R]], None]:
         """Return a function that receives each micro-batch's committed reports, for a supervised query."""
         return lambda committed: None
+
+
+def group_plans(plans: Iterable[P], *, tasks: int) -> list[list[P]]:
+    """Divide the ranges of a micro-batch into tasks: each large one is a task, small ones share at most `tasks` tasks.
+
+    A task costs Spark and its worker tens of milliseconds, however little it does.
+    """
+    groups: list[list[P]] = []
+    small: list[list[P]] = [[] for _ in range(tasks)]
+    filled = [0] * tasks
+    for plan in sorted(plans, key=lambda each: each.bytes, reverse=True):
+        if plan.bytes >= TASK_BYTES:
+            groups.append([plan])
+            continue
+        least = filled.index(min(filled))
+        small[least].append(plan)
+        filled[least] += plan.bytes + _RANGE_COST
+    return [*groups, *(group for group in small if group)]
 
 
 def run_range(definition: LoopDefinition[P, R], plan: P) -> R | FailedRange:

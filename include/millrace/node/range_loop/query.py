@@ -41,7 +41,7 @@ def start_query(
     Raises immediately if the source cannot be reached, instead of failing in a task.
     """
     definition.prepare()
-    source = source_of(definition)
+    source = source_of(definition, tasks=spark.sparkContext.defaultParallelism)
     spark.dataSource.register(source)
     # By default Spark polls the source every 10 ms, each time with a round trip to Python and to the log.
     spark.conf.set("spark.sql.streaming.pollingDelay", f"{POLL_MILLISECONDS}ms")

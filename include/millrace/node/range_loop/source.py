@@ -1,7 +1,8 @@
 """The Python data source of a loop: one row for each range of a micro-batch, none for messages.
 
-Spark polls the schedule in a Python process of the driver. Each task runs one range and leaves durable files. Only a
-report of some hundred bytes crosses the JVM; foreachBatch commits the files it names (millrace.node.range_loop.query).
+Spark polls the schedule in a Python process of the driver. Each task runs some ranges, one after another, and leaves
+durable files. Only a report of some hundred bytes for each range crosses the JVM; foreachBatch commits the files it
+names (millrace.node.range_loop.query).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pyspark.sql.types import StructType
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.errors import InvalidSettings
-from millrace.node.range_loop.definition import LoopDefinition, Plan, run_range
+from millrace.node.range_loop.definition import LoopDefinition, Plan, group_plans, run_range
 from millrace.node.range_loop.schedule import START, UNBOUNDED, RangeSchedule, offset_of
 from millrace.runtime.spark.worker_gc import freeze_modules
 
@@ -32,6 +33,7 @@ class RangeSource(DataSource):
     """
 
     definition: LoopDefinition[Any, Any]
+    tasks: int
 
     @classmethod
     def name(cls) -> str:
@@ -41,30 +43,34 @@ class RangeSource(DataSource):
         return "channel STRING, outcome BINARY"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return RangeReader(self.definition)
+        return RangeReader(self.definition, tasks=self.tasks)
 
 
-def source_of(definition: LoopDefinition[Any, Any]) -> type[RangeSource]:
-    """Return the class to pass to ``spark.dataSource.register`` for `definition`."""
-    return type("DefinedSource", (RangeSource,), {"definition": definition, "__module__": __name__})
+def source_of(definition: LoopDefinition[Any, Any], *, tasks: int) -> type[RangeSource]:
+    """Return the class to pass to ``spark.dataSource.register`` for `definition`.
+
+    `tasks`: how many tasks the small ranges of a micro-batch may take, such as the cores that Spark has.
+    """
+    return type("DefinedSource", (RangeSource,), {"definition": definition, "tasks": tasks, "__module__": __name__})
 
 
 class RangePartition(InputPartition):
-    """One task: one range of one channel."""
+    """One task: ranges of different channels."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.value = plan
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.value = plans
 
 
 class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark's view of a schedule, created on first use. `read` runs in a task and knows only its plan."""
+    """Spark's view of a schedule, created on first use. `read` runs in a task and knows only its plans."""
 
-    def __init__(self, definition: LoopDefinition[Any, Any]) -> None:
+    def __init__(self, definition: LoopDefinition[Any, Any], *, tasks: int) -> None:
         self._definition = definition
+        self._tasks = tasks
         self._made: RangeSchedule[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_definition": self._definition, "_made": None}
+        return {"_definition": self._definition, "_tasks": self._tasks, "_made": None}
 
     def initialOffset(self) -> dict[str, Any]:
         return dict(START)
@@ -89,12 +95,16 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schedule.fix_target()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [RangePartition(plan) for plan in self._schedule.plan(offset_of(end))]
+        groups = group_plans(self._schedule.plan(offset_of(end)), tasks=self._tasks)
+        return [RangePartition(plans) for plans in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        outcome = run_range(self._definition, partition.value)
-        row = {"channel": [outcome.channel], "outcome": [pickle.dumps(outcome)]}
-        yield pa.RecordBatch.from_pydict(row, schema=SCHEMA)
+        outcomes = [run_range(self._definition, plan) for plan in partition.value]
+        rows = {
+            "channel": [each.channel for each in outcomes],
+            "outcome": [pickle.dumps(each) for each in outcomes],
+        }
+        yield pa.RecordBatch.from_pydict(rows, schema=SCHEMA)
         freeze_modules(self._definition.name)
 
     def stop(self) -> None:

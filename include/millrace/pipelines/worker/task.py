@@ -56,6 +56,10 @@ class Work:
     def channel(self) -> str:
         return task_of(self.topic, self.partition)
 
+    @property
+    def bytes(self) -> int:
+        return self.max_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
