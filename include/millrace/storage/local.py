@@ -108,6 +108,17 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
+    def folder_mark(self, folder: str) -> tuple[str, float] | None:
+        """Return a text that changes when a file of `folder` is added or removed, and when it last did (Unix seconds).
+
+        None if there is no such folder.
+        """
+        try:
+            found = os.stat(self.folder / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return f"{found.st_ino}-{found.st_mtime_ns}", found.st_mtime
+
     def folders(self) -> Sequence[str]:
         try:
             return sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())

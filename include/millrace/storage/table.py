@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -32,10 +33,12 @@ from millrace.storage.delta_log import (
     checkpoint_file,
     commit_file,
     last_checkpoint_version,
+    log_files,
     read_actions,
     read_app_versions,
     trim_log,
 )
+from millrace.storage.local import LocalStore
 from millrace.storage.parquet_file import (
     RowGroupFilter,
     dataset,
@@ -387,6 +390,34 @@ def _delta(store: TableStore, version: int | None) -> DeltaTable:
         if not quarantine_torn_files(store):
             raise
         return store.delta(version)
+
+
+class ChangeMark(NamedTuple):
+    """What a table's log looks like from outside, without opening it."""
+
+    text: str
+    """Differs after each commit."""
+    settled: bool
+    """Whether a commit from now on changes `text` for certain. Clocks of file systems tick every few milliseconds."""
+    at: float
+    """When the log last changed, in Unix seconds; if the store does not say, now."""
+
+
+SETTLE_SECONDS: Final = 2.0
+"""Time after which the next change of a folder gets another timestamp, on file systems that store whole seconds too."""
+
+
+def change_mark(uri: object) -> ChangeMark | None:
+    """Return the mark of the table at `uri`, or None if there is none. Costs one look at its log's folder.
+
+    Take it before the table is opened: a commit in between leaves an older mark, and the table counts as changed.
+    """
+    store = store_at(uri)
+    if isinstance(store, LocalStore):
+        found = store.folder_mark(LOG_FOLDER)
+        return None if found is None else ChangeMark(found[0], time.time() - found[1] >= SETTLE_SECONDS, found[1])
+    names = log_files(store)
+    return ChangeMark(names[-1], settled=True, at=time.time()) if names else None
 
 
 def table_exists(uri: object) -> bool:

@@ -232,6 +232,18 @@ class Settings:
         low=0,
         high=3_153_600_000,
     )
+    airflow_retention_days: float = setting(
+        30.0, "Days that Airflow's runs, tasks, events and task logs are kept; 0: for ever.", low=0, high=36_500
+    )
+    run_retention_days: float = setting(
+        30.0,
+        "Days that folders of ended runs (at most 200) and records of ended restores and nodes are kept; 0: no limit.",
+        low=0,
+        high=36_500,
+    )
+    quality_retention_days: float = setting(
+        30.0, "Days that results of quality checks and their pages are kept; 0: for ever.", low=0, high=36_500
+    )
     quality_dir: str = setting("", "Folder of your expectation suites; empty: quality in the data folder.")
 
     load_roots: str = setting(

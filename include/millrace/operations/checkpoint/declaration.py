@@ -23,6 +23,9 @@ class CheckpointParams(OperationParams):
     )
     truncate: bool = Field(default=True, description="Truncate the log as far as flush and recovery checkpoints allow.")
     trim: bool = Field(default=True, description="Trim the WAL by its retention (setting wal_retention; 0 keeps all).")
+    full: bool = Field(
+        default=False, description="Sync every table, also those that have not changed since the last run."
+    )
     dry_run: bool = Field(
         default=False, description="Only verify, and report what could be freed. Nothing is written or removed."
     )

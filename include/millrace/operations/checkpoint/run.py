@@ -18,11 +18,12 @@ from millrace.log.protocol import LogService
 from millrace.message.ids import LogId
 from millrace.node.retention.removal_lock import removal_permit
 from millrace.node.retention.truncation import truncate_log, truncation_limit
-from millrace.operations.checkpoint import recovery_checkpoints, table_sync
+from millrace.operations.checkpoint import recovery_checkpoints
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.recovery_checkpoints import RecoveryCheckpoint
 from millrace.operations.checkpoint.replay_verification import choose_start, verify_checkpoint
 from millrace.operations.checkpoint.retention import WalTrimReport, apply_retention
+from millrace.operations.checkpoint.table_sync import SyncedTables, sync_tables
 from millrace.operations.operation import OperationReport, counted, mebibytes
 from millrace.operations.quality.gate import blocked
 from millrace.runtime.progress import Progress
@@ -74,6 +75,8 @@ class CheckpointReport(OperationReport):
     truncated: tuple[LogTruncation, ...] = ()
     trimmed: tuple[WalTrimReport, ...] = ()
     synced_files: int = 0
+    tables: int = Field(default=0, description="Tables that the truncation of the log depends on.")
+    unchanged_tables: int = Field(default=0, description="Those of them without a commit since the last run.")
     blocked: tuple[str, ...] = Field(default=(), description="Quality blocks that prevented truncation and trimming.")
     seconds: float = 0.0
 
@@ -84,6 +87,8 @@ class CheckpointReport(OperationReport):
             return f"The checkpoint of {', '.join(wrong)} could not be verified, and nothing was removed there."
         freed = sum(each.freed_bytes for each in self.truncated) + sum(each.freed_bytes for each in self.trimmed)
         words = f"{counted(len(self.channels), 'checkpoint')} verified"
+        if self.tables:
+            words += f", {self.unchanged_tables:,} of {counted(self.tables, 'table')} unchanged"
         if self.blocked:
             return f"{words}; nothing was removed, because a critical expectation failed."
         return f"{words}; {mebibytes(freed)} of log and WAL {'could be' if self.dry_run else 'were'} freed."
@@ -131,7 +136,7 @@ def checkpoint(
         if pchannel not in broken and allowed is not None and last is not None:
             limits[pchannel] = min(allowed, last)
     progress.update("syncing the tables")
-    synced = 0 if params.dry_run else table_sync.sync_tables(settings)
+    synced = SyncedTables(0, 0, 0) if params.dry_run else sync_tables(settings, full=params.full)
     hit("checkpoint.synced")
     blocks = blocked(settings)
     truncated: tuple[LogTruncation, ...] = ()
@@ -161,7 +166,9 @@ def checkpoint(
         channels=tuple(channels),
         truncated=truncated,
         trimmed=trimmed,
-        synced_files=synced,
+        synced_files=synced.files,
+        tables=synced.tables,
+        unchanged_tables=synced.unchanged,
         blocked=tuple(each.id for each in blocks),
         seconds=round(time.perf_counter() - started, 3),
     )

@@ -1,22 +1,29 @@
 """Durability of the tables before the log is truncated: syncs files, log entries and folders of every table.
 
 Streaming node and flusher fsync what they commit. Other writers may not, and truncation must not depend on them.
-Therefore everything committed since the last call is synced once more before the log is truncated. The versions known
-to be synced are kept in a file that may be lost: all live files are synced then.
+Therefore everything committed since the last call is synced once more before the log is truncated. Tables that have not
+changed since (:mod:`millrace.operations.coverage`) are not opened. The records hold the versions known to be synced; if
+they are lost, all live files are synced.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Final
+from typing import NamedTuple
 
-from millrace.base.files import replace_json
 from millrace.base.settings import Settings
+from millrace.operations.coverage import Coverage
 from millrace.storage.table import open_table, sync_table
 from millrace.tables.collections.data_tables import stored_collection_ids
 
-SYNCED_VERSIONS_FILE: Final = "checkpoint-synced.json"
+
+class SyncedTables(NamedTuple):
+    """What a call synced."""
+
+    files: int
+    tables: int
+    """Number of tables that the truncation depends on."""
+    unchanged: int
+    """Number of those that were not opened."""
 
 
 def tables_to_sync(settings: Settings) -> dict[str, str]:
@@ -27,28 +34,14 @@ def tables_to_sync(settings: Settings) -> dict[str, str]:
     return {name: settings.table_uri(name) for name in names}
 
 
-def sync_tables(settings: Settings) -> int:
-    """Sync everything committed since the last call and return the number of files."""
-    memory = settings.run_path / SYNCED_VERSIONS_FILE
-    known = _read(memory)
-    reached: dict[str, int] = {}
+def sync_tables(settings: Settings, *, full: bool = False) -> SyncedTables:
+    """Sync everything committed since the last call; `full`: all live files."""
+    covered = Coverage.load(settings, "checkpoint", ignore=full)
     count = 0
-    for name, path in tables_to_sync(settings).items():
+    for name, path in covered.changed(tables_to_sync(settings)):
         table = open_table(path)
         if table is not None:
-            reached[name] = table.version
-            count += sync_table(table, known.get(name))
-    replace_json(memory, reached)
-    return count
-
-
-def _read(path: Path) -> dict[str, int]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return (
-        {name: version for name, version in value.items() if isinstance(version, int)}
-        if isinstance(value, dict)
-        else {}
-    )
+            count += sync_table(table, covered.note(name))
+            covered.record(name, note=table.version)
+    covered.save()
+    return SyncedTables(count, covered.tables, covered.unchanged)

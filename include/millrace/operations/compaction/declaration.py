@@ -61,6 +61,9 @@ class CompactionParams(OperationParams):
         le=876_000,
         description="Hours for which a replaced or unreferenced file stays, for readers and running tasks.",
     )
+    full: bool = Field(
+        default=False, description="Look at every table, also at those that have not changed since the last run."
+    )
     dry_run: bool = Field(default=False, description="Only report what would be done.")
 
     @model_validator(mode="after")

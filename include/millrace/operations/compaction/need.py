@@ -10,10 +10,10 @@ from typing import Final
 
 from millrace.base.settings import Settings
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.plan import flushed_collections, history_tick, plan_collection, plan_deletes
+from millrace.operations.compaction.plan import flushed_collections, history_tick, plan_changed, plan_deletes
 from millrace.operations.compaction.report import CollectionNeed, CompactionNeed
 from millrace.operations.compaction.segments import joinable_runs, plan_segment_files
-from millrace.operations.compaction.vacuum import tables_to_vacuum, vacuum_table
+from millrace.operations.compaction.vacuum import reclaimable_bytes
 from millrace.storage.table import open_table
 
 RECLAIM_BYTES: Final = 256 << 20
@@ -29,8 +29,8 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
     history = history_tick(settings, params)
     why: list[str] = []
     collections: list[CollectionNeed] = []
-    for known in flushed_collections(settings, params.collections):
-        plan = plan_collection(settings, known, params, history=history)
+    found = flushed_collections(settings, params.collections)
+    for known, plan in plan_changed(settings, found, params, history=history):
         if plan is None:
             continue
         deletes = plan_deletes(plan, params, plan.fold_tick or plan.folded_tick)
@@ -62,21 +62,16 @@ def need(settings: Settings, params: CompactionParams | None = None) -> Compacti
         if params.segments:
             segments = sum(len(run) - 1 for *_, run in joinable_runs(settings, table, target=params.segment_mib << 20))
         segment_files = plan_segment_files(table, params)[1].small_files
-    bytes_ = _reclaimable(settings, params) if params.vacuum else 0
+    bytes_ = reclaimable_bytes(settings, hours=params.vacuum_hours, full=params.full) if params.vacuum else 0
     why += [f"{segments} small segments"] if segments >= SMALL_SEGMENTS else []
     why += [f"{segment_files} small files of segments"] if segment_files else []
     why += [f"{bytes_ >> 20} MiB for VACUUM to free"] if bytes_ >= RECLAIM_BYTES else []
     return CompactionNeed(
         needed=bool(why),
         why=why,
+        known_collections=len(found),
         collections=collections,
         small_segments=segments,
         segment_files=segment_files,
         reclaimable_bytes=bytes_,
     )
-
-
-def _reclaimable(settings: Settings, params: CompactionParams) -> int:
-    """Return the reclaimable bytes according to the tombstones. VACUUM itself also finds files that no log names."""
-    places = tables_to_vacuum(settings, None).values()
-    return sum(vacuum_table(path, hours=params.vacuum_hours, dry_run=True, full=False)[1] for path in places)

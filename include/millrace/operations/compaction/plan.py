@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,6 +18,7 @@ from millrace.operations.compaction.commits import folded_tick
 from millrace.operations.compaction.declaration import CompactionParams
 from millrace.operations.compaction.files import FileGroup, live_files, merge_groups, row_bytes
 from millrace.operations.compaction.rewrite import DeadRowFilter, RewriteJob
+from millrace.operations.coverage import Coverage
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.storage.file_sink import MAX_FILE_BYTES
 from millrace.storage.store import TableStore
@@ -56,6 +57,7 @@ class CollectionPlan:
     deletes: TableHandle | None
     rows_uri: str
     deletes_uri: str
+    params: CompactionParams
     row_files: list[LiveFile]
     delete_files: list[LiveFile]
     merges: list[FileGroup] = field(default_factory=list)
@@ -66,6 +68,21 @@ class CollectionPlan:
     """Deletes that may be folded in. An upper bound, taken from their files."""
     base_tick: int = 0
     folded_tick: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do in either table."""
+        if self.merges or self.fold_tick:
+            return False
+        return not plan_deletes(self, self.params, self.folded_tick).groups
+
+    @property
+    def due_tick(self) -> int | None:
+        """The tick of the history limit from which on the unchanged files give another plan. None: they never do."""
+        ticks = [tick for file in self.delete_files for tick in (file.low[TICK], file.high[TICK])]
+        if any(tick is None for tick in ticks):
+            return 0
+        return min((tick for tick in ticks if tick > self.history_tick), default=None)
 
     @property
     def row_count(self) -> int:
@@ -205,6 +222,54 @@ def _known(collection_id: int, places: Mapping[str, tuple[VChannelInfo, Checkpoi
     return FlushedCollection(collection_id, first.name, key_columns(first.newest_schema), infos, flushed)
 
 
+def load_coverage(settings: Settings, params: CompactionParams) -> Coverage:
+    """Return what earlier runs found idle. It depends on the parameters that a plan follows."""
+    of_the_plan = {"files", "target_mib", "min_files", "fold", "fold_ratio", "keep_history_hours"}
+    depends = {"format": 1, "history_hours": settings.history_hours, **params.model_dump(include=of_the_plan)}
+    return Coverage.load(settings, "compaction", depends=depends, ignore=params.full or bool(params.zorder_by))
+
+
+def plan_changed(
+    settings: Settings, found: list[FlushedCollection], params: CompactionParams, *, history: int
+) -> Iterator[tuple[FlushedCollection, CollectionPlan | None]]:
+    """Yield each collection with its plan, which is None if both tables are as an earlier run left them, idle.
+
+    Also None if there is no rows table. Opens no table of such a collection. A plan follows from the files, and from
+    deletes and drops as far as the history limit has passed them; so an idle one holds until the limit reaches the next
+    of their ticks. Idle plans are recorded at the end.
+    """
+    covered = load_coverage(settings, params)
+    for known in found:
+        places = {
+            f"collections/{known.collection_id}": rows_uri(settings, known.collection_id),
+            f"deletes/{known.collection_id}": deletes_uri(settings, known.collection_id),
+        }
+        records = [covered.look(name, uri) for name, uri in places.items()]
+        limit = min(known.flushed_tick, history)
+        if all(records) and records[0] is not None and _still_idle(records[0].note, known, limit):
+            yield known, None
+            continue
+        plan = plan_collection(settings, known, params, history=history)
+        yield known, plan
+        if plan is None or plan.is_idle:
+            due = None if plan is None else plan.due_tick
+            for name in places:
+                covered.record(name, note=[limit, due])
+    if not params.collections:
+        numbers = {known.collection_id for known in found}
+        covered.retain([f"{kind}/{number}" for number in numbers for kind in ("collections", "deletes")])
+    covered.save()
+
+
+def _still_idle(note: Any, known: FlushedCollection, limit: int) -> bool:
+    """Return whether an idle plan at an earlier history limit is idle at `limit`, too."""
+    earlier, due = note
+    if due is not None and limit >= due:
+        return False
+    passed = [hidden_ranges_at(known.vchannels, limit).last_tick, widened_chains(known.vchannels)[1]]
+    return not any(earlier < tick <= limit for tick in passed)
+
+
 def plan_collection(
     settings: Settings, known: FlushedCollection, params: CompactionParams, *, history: int
 ) -> CollectionPlan | None:
@@ -222,6 +287,7 @@ def plan_collection(
         rows,
         deletes,
         *paths,
+        params,
         row_files,
         delete_files,
         base_tick=earliest_readable_tick(rows),

@@ -51,7 +51,9 @@ class CompactionReport(OperationReport):
     """The result of one run."""
 
     dry_run: bool = False
+    known_collections: int = 0
     collections: list[CollectionCompaction] = Field(default_factory=list)
+    """The collections that changed since they were last found idle."""
     segments: TableCompaction = TableCompaction()
     segments_joined: int = 0
     """Small segments that were joined to another one."""
@@ -68,7 +70,9 @@ class CompactionReport(OperationReport):
         merged, made = sum(each.files_removed for each in parts), sum(each.files_added for each in parts)
         would = "would be " if self.dry_run else ""
         if not merged and not self.vacuumed_bytes:
-            return "There was nothing to compact."
+            idle = self.known_collections - len(self.collections)
+            words = f"; {idle:,} of {counted(self.known_collections, 'collection')} unchanged" if idle > 0 else ""
+            return f"There was nothing to compact{words}."
         return (
             f"{counted(merged, 'file')} of {counted(len(self.collections), 'collection')} {would}merged into {made:,},"
             f" and {mebibytes(self.vacuumed_bytes)} {would}freed."
@@ -96,7 +100,9 @@ class CompactionNeed(OperationReport):
 
     needed: bool
     why: list[str] = Field(default_factory=list)
+    known_collections: int = 0
     collections: list[CollectionNeed] = Field(default_factory=list)
+    """The collections that changed since they were last found idle."""
     small_segments: int = 0
     segment_files: int = 0
     """Files of the `segments` table that a merge would include."""

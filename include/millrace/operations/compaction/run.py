@@ -25,12 +25,11 @@ from millrace.operations.compaction.files import FileGroup, live_files
 from millrace.operations.compaction.plan import (
     CollectionPlan,
     DeletesPlan,
-    FlushedCollection,
     delete_job,
     flushed_collections,
     history_tick,
     is_folded,
-    plan_collection,
+    plan_changed,
     plan_deletes,
 )
 from millrace.operations.compaction.report import CollectionCompaction, CompactionReport, TableCompaction
@@ -114,11 +113,14 @@ def compact(
         history = history_tick(settings, params)
     found = flushed_collections(settings, params.collections)
     works = []
-    for number, known in enumerate(found):
-        progress.update(f"collection {known.name}", done=number / len(found))
-        work = _collection(settings, known, params, mapper, order, history, stages)
-        works += [work] if work is not None else []
-    report = CompactionReport(dry_run=params.dry_run, collections=works)
+    plans = plan_changed(settings, found, params, history=history)
+    for number in range(len(found) + 1):
+        with _stage(stages, "plan"):
+            known, plan = next(plans, (None, None))  # the step after the last one records the idle collections
+        if known is not None and plan is not None:
+            progress.update(f"collection {known.name}", done=number / len(found))
+            works.append(_collection(plan, params, mapper, order, stages))
+    report = CompactionReport(dry_run=params.dry_run, known_collections=len(found), collections=works)
     changes: dict[str, object] = {}
     if params.segments:
         with _stage(stages, "segments"):
@@ -132,28 +134,28 @@ def compact(
         progress.update("VACUUM", done=0.95)
         with _stage(stages, "vacuum"):
             ids = [known.collection_id for known in found] if params.collections else None
-            files, size = vacuum(settings, hours=params.vacuum_hours, collection_ids=ids, dry_run=params.dry_run)
-            changes |= {"vacuumed_files": files, "vacuumed_bytes": size}
+            done = vacuum(
+                settings,
+                hours=params.vacuum_hours,
+                collection_ids=ids,
+                dry_run=params.dry_run,
+                full=params.full,
+            )
+            changes |= {"vacuumed_files": done.files, "vacuumed_bytes": done.bytes}
     changes |= {"seconds": round(time.perf_counter() - started, 3), "stages": stages}
     return report.model_copy(update=changes)
 
 
 def _collection(
-    settings: Settings,
-    known: FlushedCollection,
+    plan: CollectionPlan,
     params: CompactionParams,
     mapper: RewriteMapper,
     order: ZOrder | None,
-    history: int,
     stages: dict[str, float],
-) -> CollectionCompaction | None:
-    with _stage(stages, "plan"):
-        plan = plan_collection(settings, known, params, history=history)
-    if plan is None:
-        return None
+) -> CollectionCompaction:
     work = CollectionCompaction(
-        collection_id=known.collection_id,
-        name=known.name,
+        collection_id=plan.collection.collection_id,
+        name=plan.collection.name,
         rows=TableCompaction(
             files=len(plan.row_files),
             small_files=sum(len(group.files) for group in plan.merges),

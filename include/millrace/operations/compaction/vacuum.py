@@ -7,12 +7,14 @@ version that a file was part of. A longer ``delta.deletedFileRetentionDuration``
 from __future__ import annotations
 
 import re
-from typing import Final
+import time
+from typing import Final, NamedTuple
 
 from millrace.base.errors import InvalidArgument
 from millrace.base.settings import Settings
 from millrace.operations.backfill.derived import derived_names, derived_uri
 from millrace.operations.checkpoint.recovery_checkpoints import recovery_checkpoints_uri as recovery_checkpoints_uri
+from millrace.operations.coverage import Coverage
 from millrace.operations.quality.gate import require_unblocked
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.pipelines.worker.positions import pipeline_tables
@@ -51,6 +53,17 @@ def tables_to_vacuum(settings: Settings, collection_ids: list[int] | None) -> di
     return places
 
 
+class Vacuumed(NamedTuple):
+    """What VACUUM removed, or would remove in a dry run."""
+
+    files: dict[str, int]
+    """Files by table."""
+    bytes: int
+    tables: int
+    unchanged: int
+    """Number of the tables that were not opened."""
+
+
 def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -> tuple[int, int]:
     """Vacuum one table and return (files, bytes) removed, or to be removed in a dry run.
 
@@ -58,13 +71,77 @@ def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -
 
     Raises InvalidArgument below 24 hours.
     """
-    if hours < MIN_HOURS:
-        raise InvalidArgument(
-            f"VACUUM keeps files for at least {MIN_HOURS} hours, not {hours}: running tasks may need them"
-        )
+    _check_hours(hours)
     table = open_table(uri)
-    if table is None:
-        return 0, 0
+    return (0, 0) if table is None else _vacuum(table, hours=hours, dry_run=dry_run, full=full)
+
+
+def vacuum(
+    settings: Settings,
+    *,
+    hours: int,
+    collection_ids: list[int] | None = None,
+    dry_run: bool = False,
+    full: bool = False,
+) -> Vacuumed:
+    """Vacuum the tables that have something to remove, or may have; `full`: all of them.
+
+    A table that has not changed has nothing to remove until `hours` after its last commit, or at all if no file of it
+    was replaced. A crash may have left a file that no log names: each table is listed every `hours` anyway.
+
+    Raises QualityBlocked while a critical expectation has failed: the evidence may be in the files to remove.
+    """
+    _check_hours(hours)
+    if not dry_run:
+        require_unblocked(settings, what="VACUUM")
+    found: dict[str, int] = {}
+    total = 0
+    places = tables_to_vacuum(settings, collection_ids)
+    covered = Coverage.load(settings, "vacuum", depends={"format": 1, "hours": hours}, ignore=full)
+    for name, path in places.items():
+        if covered.look(name, path) is not None:
+            continue
+        table = open_table(path)
+        files, size = (0, 0) if table is None else _vacuum(table, hours=hours, dry_run=dry_run, full=True)
+        if files:
+            found[name] = files
+        elif not dry_run:
+            covered.record(name, until=_next_look(covered, name, table, hours))
+        total += size
+    if not collection_ids:
+        covered.retain(places)
+    covered.save()
+    return Vacuumed(found, total, covered.tables, covered.unchanged)
+
+
+def reclaimable_bytes(settings: Settings, *, hours: int, full: bool = False) -> int:
+    """Return the bytes that VACUUM would free, by the Delta logs. VACUUM itself also finds files that no log names."""
+    _check_hours(hours)
+    places = tables_to_vacuum(settings, None)
+    covered = Coverage.load(settings, "reclaimable", depends={"format": 1, "hours": hours}, ignore=full)
+    total = 0
+    for name, path in places.items():
+        known = covered.look(name, path)
+        if known is not None:
+            total += int(known.note)
+            continue
+        table = open_table(path)
+        size = 0 if table is None else _vacuum(table, hours=hours, dry_run=True, full=False)[1]
+        covered.record(name, until=_next_look(covered, name, table, hours), note=size)
+        total += size
+    covered.retain(places)
+    covered.save()
+    return total
+
+
+def _next_look(covered: Coverage, name: str, table: TableHandle | None, hours: int) -> float:
+    """Return when an unchanged table may have something to remove that it has not now, in Unix seconds."""
+    if table is None or not table.vacuum(0, dry_run=True, full=False):
+        return time.time() + hours * 3600.0
+    return covered.changed_at(name) + max(hours, _own_hours(table)) * 3600.0
+
+
+def _vacuum(table: TableHandle, *, hours: int, dry_run: bool, full: bool) -> tuple[int, int]:
     hours = max(hours, _own_hours(table))
     names = table.vacuum(hours, dry_run=True, full=full)
     size = sum(table.store.size(name) or 0 for name in names)
@@ -73,23 +150,11 @@ def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -
     return len(names), size
 
 
-def vacuum(
-    settings: Settings, *, hours: int, collection_ids: list[int] | None = None, dry_run: bool = False
-) -> tuple[dict[str, int], int]:
-    """Vacuum and return (files by table, bytes) removed, or to be removed in a dry run.
-
-    Raises QualityBlocked while a critical expectation has failed: the evidence may be in the files to remove.
-    """
-    if not dry_run:
-        require_unblocked(settings, what="VACUUM")
-    found: dict[str, int] = {}
-    total = 0
-    for name, path in tables_to_vacuum(settings, collection_ids).items():
-        files, size = vacuum_table(path, hours=hours, dry_run=dry_run)
-        if files:
-            found[name] = files
-        total += size
-    return found, total
+def _check_hours(hours: int) -> None:
+    if hours < MIN_HOURS:
+        raise InvalidArgument(
+            f"VACUUM keeps files for at least {MIN_HOURS} hours, not {hours}: running tasks may need them"
+        )
 
 
 def _own_hours(table: TableHandle) -> int:

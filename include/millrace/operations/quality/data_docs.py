@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,14 +20,19 @@ RETAINED_RUNS: Final = 20
 _RUN: Final = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 
 
-def remove_old_runs(folder: Path, *, runs: int = RETAINED_RUNS) -> int:
-    """Remove the pages of all but the newest `runs` runs and return how many runs were removed."""
+def remove_old_runs(folder: Path, *, runs: int = RETAINED_RUNS, before: float = 0.0, dry_run: bool = False) -> int:
+    """Remove the pages of all but the newest `runs` runs, and of runs that began before `before` (Unix seconds).
+
+    Returns how many runs were removed. The newest run stays, however old it is.
+    """
     found: dict[str, list[Path]] = {}
     for path in sorted((folder / "validations").rglob("*")) if folder.is_dir() else []:
         if path.is_dir() and _RUN.fullmatch(path.name):
             found.setdefault(path.name, []).append(path)
-    old = sorted(found)[:-runs] if len(found) > runs else []
-    for name in old:
+    names = sorted(found)
+    first = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(before))
+    old = sorted({*names[: max(0, len(names) - runs)], *(name for name in names[:-1] if name < first)})
+    for name in [] if dry_run else old:
         for path in found[name]:
             shutil.rmtree(path, ignore_errors=True)
     return len(old)

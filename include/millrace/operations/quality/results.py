@@ -121,6 +121,30 @@ def update_state(
     raise DeadlineExceeded(f"{ATTEMPTS} concurrent writers changed {path} first; run it again")
 
 
+def remove_old_results(settings: Settings, *, before: float, dry_run: bool = False) -> int:
+    """Remove the results of runs before `before` (Unix seconds) and return the number of rows.
+
+    The state stays: blocks, and what is checked. Rewrites one file at a time. A file that another writer replaced
+    meanwhile is left to the next call.
+    """
+    table = open_table(quality_results_uri(settings))
+    if table is None:
+        return 0
+    moment, count = pa.scalar(int(before * 1_000_000), RESULT_COLUMNS.field("at").type), 0
+    for name in files_of_kind(table, KIND_RESULT):
+        at = table.read_rows([name], RESULT_COLUMNS, columns=["at"])["at"]
+        gone = int(pc.sum(pc.less(at, moment)).as_py() or 0)
+        if gone and not dry_run:
+            adds = []
+            if gone < len(at):
+                kept = table.read_rows([name], RESULT_COLUMNS, where=pc.field("at") >= moment)
+                adds = _write(table.uri, kept.to_pylist(), KIND_RESULT)
+            if commit_fenced(table, [CommitPart(adds, [name])], data_change=False).fenced:
+                continue
+        count += gone
+    return count
+
+
 def read_results(
     settings: Settings,
     *,

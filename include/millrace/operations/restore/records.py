@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -41,6 +42,24 @@ def read_record(settings: Settings, name: str) -> dict[str, Any]:
 def write_record(settings: Settings, name: str, record: dict[str, Any]) -> None:
     """Replace the record of a restore, durably."""
     replace_json(_path(settings, name), {"version": VERSION, **record}, synced=True)
+
+
+def remove_finished_records(settings: Settings, *, before: float, dry_run: bool = False) -> int:
+    """Remove the records of restores that ended before `before` (Unix seconds), and return their number.
+
+    The record of an unfinished restore stays: the next run continues from it.
+    """
+    count = 0
+    for path in sorted(restores_path(settings).glob("*.json")):
+        with suppress(FileNotFoundError, ValueError):
+            if path.is_symlink() or path.stat().st_mtime >= before:
+                continue
+            if json.loads(path.read_text()).get("state") != DONE:
+                continue
+            count += 1
+            if not dry_run:
+                path.unlink()
+    return count
 
 
 def _path(settings: Settings, name: str) -> Path:

@@ -14,6 +14,7 @@ run end writes it to the history (history.py).
 from __future__ import annotations
 
 import enum
+import math
 import os
 import signal
 import subprocess
@@ -37,7 +38,6 @@ from millrace.runtime.processes import read_environment, send_signal
 from millrace.runtime.spark.slots import JOBS_AHEAD
 
 POLL_SECONDS: Final = 0.05
-RETENTION_SECONDS: Final = 7 * 86400.0
 RETAINED_RUNS: Final = 200
 LOG_BYTES: Final = 16 << 20
 """Size at which the log of a running job is rotated, so that a job of weeks does not fill the disk."""
@@ -223,14 +223,22 @@ class Launcher:
         found = [self._look(RunFolder(self._settings, name)) for name in self._names()]
         return sorted((each for each in found if each is not None), key=lambda each: each.started_at, reverse=True)
 
-    def clean(self, *, older_than: float = RETENTION_SECONDS, keep: int = RETAINED_RUNS) -> list[str]:
-        """Remove runs that ended over `older_than` seconds ago, and all but the newest `keep`; return their ids."""
+    def clean(self, *, older_than: float | None = None, keep: int = RETAINED_RUNS, dry_run: bool = False) -> list[str]:
+        """Remove runs that ended over `older_than` seconds ago, and all but the newest `keep`; return their ids.
+
+        `older_than` is the setting run_retention_days by default, of which 0 sets no limit.
+        """
         now = time.time()
+        if older_than is None:
+            older_than = self._settings.run_retention_days * 86_400.0 or math.inf
         removed = []
         for place, status in enumerate(self.runs()):
             if status.active or (place < keep and now - (status.ended_at or now) < older_than):
                 continue
             folder = RunFolder(self._settings, status.run_id)
+            if dry_run:
+                removed.append(status.run_id)
+                continue
             self._record(folder, status)
             if folder.remove():
                 removed.append(status.run_id)

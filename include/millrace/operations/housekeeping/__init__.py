@@ -1,0 +1,1 @@
+"""Housekeeping: remove what the system wrote about itself once it is older than its retention."""
