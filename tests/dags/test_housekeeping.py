@@ -31,10 +31,10 @@ def month(settings: Settings, airflow: Path) -> Settings:
     """A data folder whose Airflow has run for two months."""
     home = settings.data_dir / "airflow"
     (home / "logs").mkdir(parents=True)
-    with closing(sqlite3.connect(airflow / "airflow.db")) as source:
-        with closing(sqlite3.connect(home / "airflow.db")) as database, database:
-            source.backup(database)
-            write_months(database, home / "logs")
+    database = sqlite3.connect(home / "airflow.db")
+    with closing(sqlite3.connect(airflow / "airflow.db")) as source, closing(database), database:
+        source.backup(database)
+        write_months(database, home / "logs")
     return settings
 
 
