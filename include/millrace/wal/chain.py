@@ -180,12 +180,12 @@ class Chain:
         if state.next_deadline() > tick:
             return None
         timers = [
-            (timer.deadline, place, timer.id, timer.emission)
+            (timer.deadline, place, timer.emission)
             for place, link in enumerate(self._timed)
-            for timer in link.timers(state, tick)
+            if (timer := link.first_timer(state, tick)) is not None
         ]
         # A total order over deadline, interceptor and id: every host fires timers in the same sequence.
-        return min(timers, key=lambda timer: timer[:3])[3]
+        return min(timers, key=lambda timer: timer[:2])[2]
 
     def decide(self, state: ChannelState, run: MessageRun) -> None:
         """Let every interceptor judge `run`, outermost first. Modifies only the run."""

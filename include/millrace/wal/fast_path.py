@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import crc32c
@@ -42,6 +42,7 @@ from millrace.message.wire.layout import (
 )
 from millrace.wal.interceptors.timetick.interceptor import MAX_BARRIER_AHEAD_MS
 from millrace.wal.message_run import DecidedMessage
+from millrace.wal.segments import NEVER
 from millrace.wal.state import ChannelState, VChannelState
 
 FEW: Final = 32
@@ -101,8 +102,7 @@ def accept_plain(
     _, offsets, data = values.buffers()
     bounds = struct.unpack_from(f"<{len(values) + 1}q", offsets, values.offset * 8)
     whole = memoryview(data)
-    after = replace(state, vchannels=dict(state.vchannels))
-    copied: set[str] = set()
+    after = state.copy()
     messages: list[DecidedMessage] = []
     for place, (ledger, number, stamp) in enumerate(zip(ledgers, numbers, stamps, strict=True)):
         found = _parsed(whole[bounds[place] : bounds[place + 1]])
@@ -121,9 +121,6 @@ def accept_plain(
             segment = channel.growing.get(header.partition_id) if kind in ROW_CARRYING_TYPES else None
             if segment is None and kind in ROW_CARRYING_TYPES:
                 return None
-            if vchannel not in copied:
-                copied.add(vchannel)
-                channel = after.vchannels[vchannel] = channel.copy()
             message = DecidedMessage(
                 kind,
                 vchannel,
@@ -140,7 +137,7 @@ def accept_plain(
                 b"",
             )
             evolve(after, message)
-            if any(not sealed.txns for sealed in channel.sealed.values()):
+            if after.vchannels[vchannel].open_work(after.config).ready != NEVER:
                 return None  # a segment is full: its Flush follows this message
             messages.append(message)
     after.last_entry = LogId(ledgers[-1], numbers[-1])

@@ -7,7 +7,6 @@ policies hold, the Flush message names the first one in the order below.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol
 
 from millrace.message.ids import LOGICAL_BITS
@@ -103,9 +102,12 @@ class BlockingDeletesPolicy:
 
     name = "blocking_deletes"
 
-    def remaining_rows(self, growing: Iterable[Segment], deleted: int, config: ChainConfig) -> int:
-        """Return how many more rows may be deleted before growing segments are sealed; `deleted` were so far."""
-        return config.blocking_delete_rows - (deleted - min(growing).deletes_before)
+    def remaining_rows(self, deletes_before: int, deleted: int, config: ChainConfig) -> int:
+        """Return how many more rows may be deleted before growing segments are sealed.
+
+        `deletes_before` were deleted before the oldest of them was created, `deleted` so far.
+        """
+        return config.blocking_delete_rows - (deleted - deletes_before)
 
 
 COMMAND_POLICIES: Final = {

@@ -80,7 +80,8 @@ def turned_back(row: dict[str, Any]) -> None:
     state = ChannelState.from_bytes(row["payload"])
     (channel,) = state.vchannels.values()
     producer = channel.producers[5]
-    channel.producers[5] = producer._replace(next_sequence=1, results=producer.results[:0])
+    turned = producer._replace(next_sequence=1, results=producer.results[:0])
+    state.put(channel._replace(producers=channel.producers.set(5, turned)))
     row["payload"] = state.to_bytes()
 
 

@@ -47,8 +47,8 @@ class Timer(NamedTuple):
 class TimerSource(Protocol):
     """Emits by log time. At one tick, timers of outer interceptors come before those of inner ones."""
 
-    def timers(self, state: ChannelState, tick: int) -> Iterable[Timer]:
-        """Return the timers at `tick`, at which the state says that some timer is due."""
+    def first_timer(self, state: ChannelState, tick: int) -> Timer | None:
+        """Return the first of this interceptor's timers if it is due at `tick`."""
         ...
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from millrace.message.types import Flag, MessageType, flags_of
 from millrace.wal.interceptors.interceptor import Proceed
 from millrace.wal.message_run import DecidedBatch, DecidedMessage, Emission, MessageRun, dml_mask
-from millrace.wal.state import ChannelState, OpenTxn, VChannelState
+from millrace.wal.open_work import OpenTxn
+from millrace.wal.state import ChannelState, VChannelState
 
 BARRIER = "barrier"
 EXPIRED = "expired"
@@ -52,7 +53,7 @@ class LockInterceptor:
             return []
         scope = run.columns.vchannel_name(run.start)
         failing = [(channel, txn) for channel, txn in state.open_txns() if scope in ("", channel.name)]
-        # By Begin id: the order of a dict of VChannels is not part of the state, and each rollback takes a tick.
+        # By Begin id: each rollback takes a tick, and ids tell in which order the transactions began.
         failing.sort(key=lambda pair: pair[1].begin)
         return [rollback_emission(channel, txn, BARRIER) for channel, txn in failing]
 

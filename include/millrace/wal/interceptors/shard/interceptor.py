@@ -22,8 +22,10 @@ from millrace.wal.interceptors.interceptor import Proceed, Timer
 from millrace.wal.interceptors.shard import segments
 from millrace.wal.interceptors.txn.interceptor import TxnManager
 from millrace.wal.message_run import ACCEPTED, DecidedBatch, DecidedMessage, Emission, MessageRun, group_indices
+from millrace.wal.open_work import SEGMENTS
 from millrace.wal.reasons import Reason
-from millrace.wal.segments import MESSAGE_POLICIES, Segment, seal_deadline, time_policy
+from millrace.wal.segments import MESSAGE_POLICIES, Segment, time_policy
+from millrace.wal.shared_map import SharedMap
 from millrace.wal.state import ChannelState, VChannelState
 
 _DDL: Final = frozenset(
@@ -97,17 +99,21 @@ class ShardInterceptor:
                     rows, Reason.SCHEMA_MISMATCH, f"schema version {version} is not known; the newest is {newest}"
                 )
         self._txns.judge_bodies(state, run)
-        for rows in self._groups(run, self._shapes(state, run), columns.schema_version, columns.type):
-            self._judge_payloads(state, run, rows)
+        pending = run.pending()
+        if len(pending):
+            shapes = self._shapes(state, run, pending)
+            others = (run.view(key)[pending] for key in (columns.schema_version, columns.type))
+            for places in group_indices(shapes, *others):
+                self._judge_payloads(state, run, pending[places])
 
-    def _shapes(self, state: ChannelState, run: MessageRun) -> npt.NDArray[np.int64]:
-        """Return a number per row of the batch, equal for VChannels that validate payloads identically."""
-        columns = run.columns
-        codes: dict[object, int] = {None: 0}
-        for name in columns.names:
-            codes.setdefault(_shape(state.vchannels.get(name)), len(codes))
-        by_name = [codes[_shape(state.vchannels.get(name))] for name in columns.names]
-        return np.array(by_name or [0], dtype=np.int64)[columns.vchannel]
+    def _shapes(self, state: ChannelState, run: MessageRun, pending: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        """Return a number per pending message, equal for VChannels that validate payloads identically."""
+        # Only names in the run count: a batch may have many more, and many runs.
+        codes, inverse = np.unique(run.view(run.columns.vchannel)[pending], return_inverse=True)
+        shapes: dict[object, int] = {}
+        names = (run.columns.names[code] for code in codes.tolist())
+        numbers = [shapes.setdefault(_shape(state.vchannels.get(name)), len(shapes)) for name in names]
+        return np.array(numbers, dtype=np.int64)[inverse]
 
     def _groups(self, run: MessageRun, *keys: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.intp]]:
         pending = run.pending()
@@ -141,8 +147,9 @@ class ShardInterceptor:
         if judges:
             self._judge_keys(run, rows, decoded.counts, keys)
         if len(channel.vchannels) > 1 and decoded.rows.num_rows:
-            numbers = {name: number for number, name in enumerate(channel.vchannels)}
-            number = np.array([numbers.get(name, -1) for name in columns.names])[run.view(columns.vchannel)[rows]]
+            # All of them are VChannels of this collection on this PChannel (`_shape`), and in the state.
+            codes, inverse = np.unique(run.view(columns.vchannel)[rows], return_inverse=True)
+            number = np.array([state.vchannels[columns.names[code]].number for code in codes.tolist()])[inverse]
             homes = vchannel_index(keys, len(channel.vchannels))
             astray = homes != np.repeat(number, decoded.counts)
             if astray.any():
@@ -307,22 +314,22 @@ class ShardInterceptor:
             partition_id = int(columns.partition_id[row])
         found = [
             segments.flush_emission(channel, segment, MESSAGE_POLICIES[MessageType(number)])
-            for channel in ([state.vchannels[name]] if name else _sorted(state))
+            for channel in ([state.vchannels[name]] if name else state.channels_with(lambda work: work.growing > 0))
             for segment in _ending(channel, partition_id, body.get("segment_id"))
         ]
         if number == MessageType.IMPORT:
             found += [segments.create_emission(state.vchannels[name], number) for number in import_partitions(body)]
         return found
 
-    def timers(self, state: ChannelState, tick: int) -> list[Timer]:
-        """Return timers of growing segments that are old or idle."""
-        config = state.config
-        return [
-            Timer(due, segment.id, segments.flush_emission(channel, segment, time_policy(segment, config, tick)))
-            for channel in state.vchannels.values()
-            for segment in channel.growing.values()
-            if (due := seal_deadline(segment, config)) <= tick
-        ]
+    def first_timer(self, state: ChannelState, tick: int) -> Timer | None:
+        """Return the timer of the growing segment that is old or idle first, if it is due."""
+        config, first = state.config, state.open_work.segment_timer
+        if first[0] > tick:
+            return None
+        for channel in state.channels_with(lambda work: work.segment_timer == first):
+            for _, segment in channel.growing.where(SEGMENTS, config, lambda work: work.segment_timer == first):
+                return Timer(*first, segments.flush_emission(channel, segment, time_policy(segment, config, tick)))
+        return None
 
     def stamp(self, state: ChannelState, run: MessageRun) -> None:
         run.segment = segments.assign_segments(state, run)
@@ -337,41 +344,44 @@ class ShardInterceptor:
 
     def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         if row.type is MessageType.CREATE_COLLECTION:
-            state.vchannels[row.vchannel] = _created(row)
+            state.put(_created(row))
             return
         channel = state.vchannels.get(row.vchannel)
         if channel is None:
             return
         match row.type:
             case MessageType.INSERT:
-                segments.count_insert(state, channel, row)
+                after = segments.count_insert(channel, state.config, row)
             case MessageType.UPSERT:
-                segments.count_insert(state, channel, row)
-                segments.count_deletes(state, channel, row.rows)
+                after = segments.count_insert(channel, state.config, row)
+                after = segments.count_deletes(after, state.config, row.rows)
             case MessageType.DELETE:
-                segments.count_deletes(state, channel, row.rows)
+                after = segments.count_deletes(channel, state.config, row.rows)
             case MessageType.DROP_COLLECTION:
-                del state.vchannels[row.vchannel]
+                state.vchannels = state.vchannels.without(row.vchannel)
+                return
             case MessageType.CREATE_PARTITION:
-                channel.partitions[row.partition_id] = parse_body(row.type, row.payload)["name"]
+                name = parse_body(row.type, row.payload)["name"]
+                after = channel._replace(partitions=channel.partitions.set(row.partition_id, name))
             case MessageType.DROP_PARTITION:
-                del channel.partitions[row.partition_id]
+                after = channel._replace(partitions=channel.partitions.without(row.partition_id))
             case MessageType.SCHEMA_CHANGE:
                 changes = parse_body(row.type, row.payload)["changes"]
-                channel.schemas = (*channel.schemas, apply_changes(channel.schemas[-1], changes))
+                after = channel._replace(schemas=(*channel.schemas, apply_changes(channel.schemas[-1], changes)))
             case MessageType.CREATE_SEGMENT:
-                channel.growing[row.partition_id] = Segment(
-                    row.segment_id, row.partition_id, 0, 0, row.tick, channel.delete_rows, frozenset(), ""
-                )
+                begun = Segment(row.segment_id, row.partition_id, 0, 0, row.tick, channel.delete_rows, frozenset(), "")
+                after = channel._replace(growing=channel.growing.set(row.partition_id, begun))
             case MessageType.IMPORT:
-                segments.count_import(channel, row)
+                after = segments.count_import(channel, row)
+            case MessageType.FLUSH if row.segment_id in channel.sealed:
+                after = channel._replace(sealed=channel.sealed.without(row.segment_id))
             case MessageType.FLUSH:
-                if channel.sealed.pop(row.segment_id, None) is None:
-                    del channel.growing[row.partition_id]
+                after = channel._replace(growing=channel.growing.without(row.partition_id))
             case MessageType.COMMIT_TXN | MessageType.ROLLBACK_TXN:
-                segments.release_txn(channel, row.txn_id)
+                after = segments.release_txn(channel, row.txn_id, state.config)
             case _:
-                pass
+                return
+        state.put(after)
 
 
 def _shape(channel: VChannelState | None) -> object:
@@ -389,7 +399,7 @@ def _created(row: DecidedMessage) -> VChannelState:
         number=vchannels.index(row.vchannel),
         vchannels=vchannels,
         schemas=(schema,),
-        partitions={partition_id: name for name, partition_id in body["partitions"].items()},
+        partitions=SharedMap((partition_id, name) for name, partition_id in body["partitions"].items()),
         mvcc=row.tick,
     )
 
@@ -400,10 +410,6 @@ def _check_import_header(run: MessageRun, body: ImportBody) -> None:
         raise Malformed("an Import's rows are those of its files")
     if columns.partition_id[row] or columns.txn_id[row]:
         raise Malformed("an Import names its partitions in its body, and is in no transaction")
-
-
-def _sorted(state: ChannelState) -> list[VChannelState]:
-    return [state.vchannels[name] for name in sorted(state.vchannels)]
 
 
 def _ending(channel: VChannelState, partition_id: int, segment_id: int | None) -> list[Segment]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from millrace.message.bodies import import_partitions, parse_body
 from millrace.message.types import MessageType
+from millrace.wal.config import ChainConfig
 from millrace.wal.message_run import (
     ACCEPTED,
     CARRIES_ROWS_MASK,
@@ -19,7 +20,9 @@ from millrace.wal.message_run import (
     MessageRun,
     group_indices,
 )
-from millrace.wal.segments import DELETES_POLICY, MESSAGE_POLICIES, Segment, size_policy
+from millrace.wal.open_work import SEGMENTS
+from millrace.wal.segments import DELETES_POLICY, MESSAGE_POLICIES, NEVER, Segment, size_policy
+from millrace.wal.shared_map import SharedMap
 from millrace.wal.state import ChannelState, VChannelState
 
 
@@ -50,16 +53,12 @@ def ready_flush(state: ChannelState) -> Emission | None:
     """Return the next Flush that can be emitted: of the sealed segment with the smallest id that no open transaction
     touches.
     """
-    ready = [
-        (segment.id, channel, segment)
-        for channel in state.vchannels.values()
-        for segment in channel.sealed.values()
-        if not segment.txns
-    ]
-    if not ready:
-        return None
     # The smallest id first: the order of Flush messages is a function of the state alone.
-    _, channel, segment = min(ready, key=lambda item: item[0])
+    first = state.open_work.ready
+    if first == NEVER:
+        return None
+    channel = next(state.channels_with(lambda work: work.ready == first))
+    segment = channel.sealed[first]
     return flush_emission(channel, segment, segment.seal_policy)
 
 
@@ -88,7 +87,7 @@ def cut_after_seal(state: ChannelState, run: MessageRun) -> None:
             if len(rows) and channel.growing:
                 # The message that crosses the limit still belongs to the run; what follows is judged with sealed
                 # segments.
-                room = DELETES_POLICY.remaining_rows(channel.growing.values(), channel.delete_rows, state.config)
+                room = _remaining_rows(channel, state.config)
                 crossed = np.flatnonzero(np.cumsum(run.columns.rows[run.start + rows]) >= room)
                 if len(crossed):
                     run.cut(int(rows[crossed[0]]) + 1)
@@ -123,16 +122,21 @@ def evolve_rows(state: ChannelState, rows: DecidedBatch) -> None:
         for places in group_indices(rows.vchannel[deletes]):
             each = deletes[places]
             channel = state.vchannels[rows.names[rows.vchannel[each[0]]]]
-            count_deletes(state, channel, int(rows.rows[each].sum()))
+            state.put(count_deletes(channel, state.config, int(rows.rows[each].sum())))
 
 
-def count_deletes(state: ChannelState, channel: VChannelState, rows: int) -> None:
+def count_deletes(channel: VChannelState, config: ChainConfig, rows: int) -> VChannelState:
     """Count deleted rows. Too many of them seal the growing segments."""
-    channel.delete_rows += rows
-    growing = list(channel.growing.values())
-    if growing and DELETES_POLICY.remaining_rows(growing, channel.delete_rows, state.config) <= 0:
-        for segment in growing:
-            seal(channel, segment, DELETES_POLICY.name)
+    channel = channel._replace(delete_rows=channel.delete_rows + rows)
+    if channel.growing and _remaining_rows(channel, config) <= 0:
+        return seal_all(channel, DELETES_POLICY.name)
+    return channel
+
+
+def _remaining_rows(channel: VChannelState, config: ChainConfig) -> int:
+    """Return how many more rows may be deleted before the VChannel's growing segments are sealed."""
+    _, deletes_before = channel.open_work(config).oldest
+    return DELETES_POLICY.remaining_rows(deletes_before, channel.delete_rows, config)
 
 
 def _evolve_segment(state: ChannelState, rows: DecidedBatch, each: np.ndarray[tuple[int], np.dtype[np.intp]]) -> None:
@@ -140,64 +144,71 @@ def _evolve_segment(state: ChannelState, rows: DecidedBatch, each: np.ndarray[tu
     # Rows are grouped by segment, and none follows the message that seals it: so the segment still grows here.
     segment = channel.growing[int(rows.partition_id[each[0]])]
     txns = {int(txn_id) for txn_id in np.unique(rows.txn_id[each]) if txn_id}
-    _grown(
-        state,
-        channel,
-        segment._replace(
-            rows=segment.rows + int(rows.rows[each].sum()),
-            bytes=segment.bytes + int(rows.size[each].sum()),
-            last_insert_tick=int(rows.tick[each[-1]]),
-            txns=segment.txns | txns if txns else segment.txns,
-        ),
+    grown = segment._replace(
+        rows=segment.rows + int(rows.rows[each].sum()),
+        bytes=segment.bytes + int(rows.size[each].sum()),
+        last_insert_tick=int(rows.tick[each[-1]]),
+        txns=segment.txns | txns if txns else segment.txns,
     )
+    state.put(_with_segment(channel, state.config, grown))
 
 
-def count_insert(state: ChannelState, channel: VChannelState, row: DecidedMessage) -> None:
+def count_insert(channel: VChannelState, config: ChainConfig, row: DecidedMessage) -> VChannelState:
     """Count one accepted insert, and seal its segment if it is full."""
     segment = channel.growing[row.partition_id]
-    _grown(
-        state,
-        channel,
-        segment._replace(
-            rows=segment.rows + row.rows,
-            bytes=segment.bytes + row.size,
-            last_insert_tick=row.tick,
-            txns=segment.txns | {row.txn_id} if row.txn_id else segment.txns,
-        ),
+    grown = segment._replace(
+        rows=segment.rows + row.rows,
+        bytes=segment.bytes + row.size,
+        last_insert_tick=row.tick,
+        txns=segment.txns | {row.txn_id} if row.txn_id else segment.txns,
+    )
+    return _with_segment(channel, config, grown)
+
+
+def _with_segment(channel: VChannelState, config: ChainConfig, segment: Segment) -> VChannelState:
+    """Take a growing segment in place of its earlier self, sealed if it is full."""
+    policy = size_policy(segment, config)
+    if policy:
+        return seal(channel, segment, policy)
+    return channel._replace(growing=channel.growing.set(segment.partition_id, segment))
+
+
+def seal(channel: VChannelState, segment: Segment, policy: str) -> VChannelState:
+    """Accept no more inserts into `segment`. Its Flush follows once no open transaction touches it."""
+    return channel._replace(
+        growing=channel.growing.without(segment.partition_id),
+        sealed=channel.sealed.set(segment.id, segment._replace(seal_policy=policy)),
     )
 
 
-def _grown(state: ChannelState, channel: VChannelState, segment: Segment) -> None:
-    channel.growing[segment.partition_id] = segment
-    policy = size_policy(segment, state.config)
-    if policy:
-        seal(channel, segment, policy)
+def seal_all(channel: VChannelState, policy: str) -> VChannelState:
+    """Seal all growing segments of the VChannel."""
+    for segment in channel.growing.values():
+        channel = seal(channel, segment, policy)
+    return channel
 
 
-def seal(channel: VChannelState, segment: Segment, policy: str) -> None:
-    """Accept no more inserts into `segment`. Its Flush follows once no open transaction touches it."""
-    del channel.growing[segment.partition_id]
-    channel.sealed[segment.id] = segment._replace(seal_policy=policy)
-
-
-def count_import(channel: VChannelState, row: DecidedMessage) -> None:
+def count_import(channel: VChannelState, row: DecidedMessage) -> VChannelState:
     """Count an Import's rows into the segments that were created for it, and seal them."""
+    growing = channel.growing
     for each in parse_body(MessageType.IMPORT, row.payload)["files"]:
-        segment = channel.growing[each["partition_id"]]
-        channel.growing[segment.partition_id] = segment._replace(
+        segment = growing[each["partition_id"]]
+        grown = segment._replace(
             rows=segment.rows + each["rows"], bytes=segment.bytes + each["bytes"], last_insert_tick=row.tick
         )
-    # A copy: `seal` moves segments out of the dict.
-    for segment in list(channel.growing.values()):
-        seal(channel, segment, MESSAGE_POLICIES[MessageType.IMPORT])
+        growing = growing.set(segment.partition_id, grown)
+    return seal_all(channel._replace(growing=growing), MESSAGE_POLICIES[MessageType.IMPORT])
 
 
-def release_txn(channel: VChannelState, txn_id: int) -> None:
+def release_txn(channel: VChannelState, txn_id: int, config: ChainConfig) -> VChannelState:
     """Remove an ended transaction from its segments."""
-    for held in (channel.growing, channel.sealed):
-        for key, segment in held.items():
-            if txn_id in segment.txns:
-                held[key] = segment._replace(txns=segment.txns - {txn_id})
+
+    def touched(held: SharedMap[int, Segment]) -> SharedMap[int, Segment]:
+        for key, segment in list(held.where(SEGMENTS, config, lambda work: txn_id in work.txn_ids)):
+            held = held.set(key, segment._replace(txns=segment.txns - {txn_id}))
+        return held
+
+    return channel._replace(growing=touched(channel.growing), sealed=touched(channel.sealed))
 
 
 def assign_segments(state: ChannelState, run: MessageRun) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

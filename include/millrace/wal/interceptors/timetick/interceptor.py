@@ -20,7 +20,7 @@ from millrace.message.types import DML, MIN_CHAIN_VERSION, Flag, MessageType, fl
 from millrace.wal.interceptors.interceptor import Proceed
 from millrace.wal.interceptors.timetick import producers
 from millrace.wal.interceptors.txn.interceptor import TXN_TYPES
-from millrace.wal.message_run import ACCEPTED, DecidedBatch, DecidedMessage, Int64s, MessageRun
+from millrace.wal.message_run import ACCEPTED, DecidedBatch, DecidedMessage, Int64s, MessageRun, group_indices
 from millrace.wal.reasons import Reason
 from millrace.wal.state import ChannelState
 from millrace.wal.versions import CHAIN_VERSIONS, VERSION_4
@@ -167,9 +167,10 @@ class TimeTickInterceptor:
             state.last_tick = int(rows.tick[accepted][-1])
             state.dirty = True
             visible = accepted & (rows.txn_id == 0)
-            for code in np.unique(rows.vchannel[visible]).tolist():
-                mine = rows.tick[visible & (rows.vchannel == code)]
-                state.vchannels[rows.names[code]].mvcc = int(mine[-1])
+            for places in group_indices(rows.vchannel[visible]):
+                last = np.flatnonzero(visible)[places[-1]]
+                channel = state.vchannels[rows.names[rows.vchannel[last]]]
+                state.put(channel._replace(mvcc=int(rows.tick[last])))
         producers.evolve(state, rows)
 
     def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
@@ -189,11 +190,12 @@ class TimeTickInterceptor:
         if channel is None or row.type is MessageType.CREATE_SEGMENT:
             return
         hidden = row.txn_id if row.type in DML else row.type in TXN_TYPES and row.type is not MessageType.COMMIT_TXN
-        if not hidden:
-            channel.mvcc = row.tick
+        after = channel if hidden else channel._replace(mvcc=row.tick)
         # A CreateCollection uses no sequence: its VChannel had no collection when it was judged.
         if row.producer_id and row.type is not MessageType.CREATE_COLLECTION:
-            producers.evolve_one(state, row)
+            after = producers.evolve_one(state, after, row)
+        if after is not channel:
+            state.put(after)
 
 
 def _check_first_types(number: int, body: Any) -> None:

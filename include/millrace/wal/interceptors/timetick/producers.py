@@ -20,6 +20,22 @@ _USES_SEQUENCE: Final = np.array([True, *(reason not in SEQUENCE_NEUTRAL_REASONS
 """By reason code: whether the verdict uses up the sequence number."""
 
 
+class _IdleMeasure:
+    """Finds the producer that was idle longest: its last tick and id. The id breaks ties: replays must agree."""
+
+    def of(self, producer_id: int, producer: ProducerState, context: None) -> tuple[int, int]:
+        return producer.last_tick, producer_id
+
+    def same(self, old: ProducerState, new: ProducerState) -> bool:
+        return old is new
+
+    def join(self, idle: list[tuple[int, int]]) -> tuple[int, int]:
+        return min(idle)
+
+
+_IDLE: Final = _IdleMeasure()
+
+
 def judge(state: ChannelState, run: MessageRun) -> None:
     """Reject duplicates, gaps, and unknown or fenced producers. May cut the run."""
     columns = run.columns
@@ -115,7 +131,8 @@ def evolve(state: ChannelState, rows: DecidedBatch) -> None:
             if channel is None:
                 continue
             for part in np.split(each, np.flatnonzero(np.diff(rows.epoch[each])) + 1):
-                _evolve_part(state, channel, rows, part)
+                channel = _evolve_part(state, channel, rows, part)
+            state.put(channel)
 
 
 def _stretches(state: ChannelState, rows: DecidedBatch, mine: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
@@ -134,7 +151,9 @@ def _stretches(state: ChannelState, rows: DecidedBatch, mine: npt.NDArray[np.int
     return [mine] if len(mine) else []
 
 
-def _evolve_part(state: ChannelState, channel: VChannelState, rows: DecidedBatch, part: npt.NDArray[np.intp]) -> None:
+def _evolve_part(
+    state: ChannelState, channel: VChannelState, rows: DecidedBatch, part: npt.NDArray[np.intp]
+) -> VChannelState:
     clean = rows.reason[part] == ACCEPTED
     index = rows.index[part].astype(np.int64)
     joined = (
@@ -163,7 +182,7 @@ def _evolve_part(state: ChannelState, channel: VChannelState, rows: DecidedBatch
         for row, count in zip(part[starts].tolist(), counts.tolist(), strict=True)
     ]
     last = part[-1]
-    _record(
+    return _recorded(
         state,
         channel,
         int(rows.producer_id[last]),
@@ -174,14 +193,13 @@ def _evolve_part(state: ChannelState, channel: VChannelState, rows: DecidedBatch
     )
 
 
-def evolve_one(state: ChannelState, row: DecidedMessage) -> None:
-    """Record the sequence of one accepted message."""
+def evolve_one(state: ChannelState, channel: VChannelState, row: DecidedMessage) -> VChannelState:
+    """Return `channel` with the sequence of one accepted message recorded."""
     result = SequenceResult(row.sequence, 1, row.ledger, row.entry, row.index, row.ordinal, row.tick, "")
-    channel = state.vchannels[row.vchannel]
-    _record(state, channel, row.producer_id, row.epoch, row.sequence + 1, row.tick, [result])
+    return _recorded(state, channel, row.producer_id, row.epoch, row.sequence + 1, row.tick, [result])
 
 
-def _record(
+def _recorded(
     state: ChannelState,
     channel: VChannelState,
     producer_id: int,
@@ -189,23 +207,22 @@ def _record(
     following: int,
     tick: int,
     results: list[SequenceResult],
-) -> None:
-    known = channel.producers.get(producer_id)
-    if known is None and len(channel.producers) >= state.config.max_producers:
-        # The id breaks ties: two replays must evict the same producer.
-        idle = min(channel.producers.items(), key=lambda item: (item[1].last_tick, item[0]))
-        del channel.producers[idle[0]]
+) -> VChannelState:
+    producers, forgotten = channel.producers, channel.forgotten
+    known = producers.get(producer_id)
+    if known is None and len(producers) >= state.config.max_producers:
+        last_tick, idle = producers.summary(_IDLE, None)
+        producers = producers.without(idle)
         if state.chain_version >= VERSION_4:
             # From here on a producer that may be the forgotten one has to say that it began later (its barrier tick).
-            channel.forgotten = max(channel.forgotten, idle[1].last_tick)
+            forgotten = max(forgotten, last_tick)
     kept = known.results if known and known.epoch == epoch else ()
     # Results of consecutive sequences are one run in the state, so that dedup_results bounds runs, not messages.
     if kept and results and _continues(kept[-1], results[0]):
         results = [kept[-1]._replace(length=kept[-1].length + results[0].length), *results[1:]]
         kept = kept[:-1]
-    channel.producers[producer_id] = ProducerState(
-        epoch, following, tick, (*kept, *results)[-state.config.dedup_results :]
-    )
+    recorded = ProducerState(epoch, following, tick, (*kept, *results)[-state.config.dedup_results :])
+    return channel._replace(producers=producers.set(producer_id, recorded), forgotten=forgotten)
 
 
 def _continues(run: SequenceResult, following: SequenceResult) -> bool:

@@ -16,8 +16,9 @@ from millrace.message.types import DML, MessageType
 from millrace.wal.interceptors.interceptor import Proceed, Timer
 from millrace.wal.interceptors.lock.interceptor import BARRIER, EXPIRED, rollback_emission
 from millrace.wal.message_run import DecidedBatch, DecidedMessage, MessageRun, group_indices
+from millrace.wal.open_work import TXNS, OpenTxn
 from millrace.wal.reasons import Reason
-from millrace.wal.state import ENDED_TXNS, ChannelState, OpenTxn, VChannelState
+from millrace.wal.state import ENDED_TXNS, ChannelState, VChannelState
 
 COMMITTED = "committed"
 ROLLED_BACK = "rolled back"
@@ -59,7 +60,7 @@ class TxnManager:
             run.reject(0, Reason.COLLECTION_NOT_FOUND, f"no collection on VChannel {columns.vchannel_name(row)!r}")
         elif txn_id in channel.txns:
             run.reject(0, Reason.TXN_EXISTS, f"transaction {txn_id} is open on {channel.name}")
-        elif sum(len(each.txns) for each in state.vchannels.values()) >= state.config.max_open_txns:
+        elif state.open_work.open_txns >= state.config.max_open_txns:
             run.reject(0, Reason.LIMIT_EXCEEDED, f"{state.config.max_open_txns} transactions are open on the PChannel")
 
     def _member(self, state: ChannelState, run: MessageRun) -> None:
@@ -102,12 +103,15 @@ class TxnManager:
                 words = f"transaction {txn.id} would hold more than {state.config.max_txn_bytes} bytes"
                 run.reject(rows, Reason.TXN_TOO_LARGE, words)
 
-    def timers(self, state: ChannelState, tick: int) -> list[Timer]:
-        """Return timers of open transactions, by lease and lifetime."""
-        return [
-            Timer(txn.deadline(state.config), txn.begin_tick, rollback_emission(channel, txn, EXPIRED))
-            for channel, txn in state.open_txns()
-        ]
+    def first_timer(self, state: ChannelState, tick: int) -> Timer | None:
+        """Return the timer of the open transaction that expires first, by lease or lifetime, if it is due."""
+        first = state.open_work.txn_timer
+        if first[0] > tick:
+            return None
+        for channel in state.channels_with(lambda work: work.txn_timer == first):
+            for _, txn in channel.txns.where(TXNS, state.config, lambda work: work.txn_timer == first):
+                return Timer(*first, rollback_emission(channel, txn, EXPIRED))
+        return None
 
     def evolve(self, state: ChannelState, rows: DecidedBatch) -> None:
         bodies = np.flatnonzero((rows.txn_id != 0) & (rows.reason == 0))
@@ -116,16 +120,17 @@ class TxnManager:
         for places in group_indices(rows.vchannel[bodies], rows.txn_id[bodies]):
             mine = bodies[places]
             channel = state.vchannels[rows.names[rows.vchannel[mine[0]]]]
-            _extend(channel, int(rows.txn_id[mine[0]]), tick=int(rows.tick[mine[-1]]), size=int(rows.size[mine].sum()))
+            size = int(rows.size[mine].sum())
+            state.put(_extended(channel, int(rows.txn_id[mine[0]]), tick=int(rows.tick[mine[-1]]), size=size))
 
     def evolve_one(self, state: ChannelState, row: DecidedMessage) -> None:
         if row.type in DML and row.txn_id:
-            _extend(state.vchannels[row.vchannel], row.txn_id, tick=row.tick, size=row.size)
+            state.put(_extended(state.vchannels[row.vchannel], row.txn_id, tick=row.tick, size=row.size))
         if row.type not in TXN_TYPES:
             return
         channel = state.vchannels[row.vchannel]
         if row.type is MessageType.BEGIN_TXN:
-            channel.txns[row.txn_id] = OpenTxn(
+            begun = OpenTxn(
                 id=row.txn_id,
                 begin=MessageId(row.ledger, row.entry, row.index, row.ordinal),
                 begin_tick=row.tick,
@@ -133,19 +138,20 @@ class TxnManager:
                 last_tick=row.tick,
                 bytes=0,
             )
+            state.put(channel._replace(txns=channel.txns.set(row.txn_id, begun)))
         elif row.type is MessageType.KEEP_ALIVE:
-            channel.txns[row.txn_id] = channel.txns[row.txn_id]._replace(last_tick=row.tick)
+            state.put(_extended(channel, row.txn_id, tick=row.tick, size=0))
         else:
-            del channel.txns[row.txn_id]
             how = COMMITTED if row.type is MessageType.COMMIT_TXN else row.detail or ROLLED_BACK
             # Only for the words of a later rejection: a forgotten end gives TXN_NOT_FOUND.
-            channel.ended = (*channel.ended, (row.txn_id, how))[-ENDED_TXNS:]
+            ended = (*channel.ended, (row.txn_id, how))[-ENDED_TXNS:]
+            state.put(channel._replace(txns=channel.txns.without(row.txn_id), ended=ended))
 
 
-def _extend(channel: VChannelState, txn_id: int, *, tick: int, size: int) -> None:
-    """Add bodies of `size` bytes to an open transaction, the last one at `tick`."""
+def _extended(channel: VChannelState, txn_id: int, *, tick: int, size: int) -> VChannelState:
+    """Return the VChannel with bodies of `size` bytes added to an open transaction, the last one at `tick`."""
     txn = channel.txns[txn_id]
-    channel.txns[txn_id] = txn._replace(last_tick=tick, bytes=txn.bytes + size)
+    return channel._replace(txns=channel.txns.set(txn_id, txn._replace(last_tick=tick, bytes=txn.bytes + size)))
 
 
 def keepalive_ms(state: ChannelState, payload: bytes) -> int:
