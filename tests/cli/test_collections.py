@@ -10,11 +10,16 @@ import pytest
 from pyarrow import parquet
 
 from millrace.base.errors import InvalidArgument
+from millrace.base.settings import Settings
+from millrace.catalog.sqlite_file import catalog_path
+from millrace.client.database import connect
 from millrace.client.produce.files.formats import CsvOptions, InputFormat
 from millrace.client.produce.files.reader import read_batches
 from millrace.commands.parts.collection_schema import make_schema, parse_field
-from millrace.message.schema import FieldSpec
+from millrace.coord.catalog_store import CatalogStore
+from millrace.message.schema import CollectionSchema, FieldSpec
 from tests.cli.deployment import Deployment
+from tests.coord.filled_catalog import fill_catalog
 
 
 def test_a_collection_lives_from_create_to_drop(shared: Deployment) -> None:
@@ -255,3 +260,35 @@ def test_a_collection_is_made_and_altered_with_rules_that_describe_shows(shared:
         ["--drop-check", "no"],
     ):
         shared.fails("INVALID_ARGUMENT", "collections", "alter", "ruled", *wrong)
+
+
+def test_the_list_has_pages_and_a_search(tmp_path: Path) -> None:
+    deployment = Deployment(Settings(data_dir=tmp_path))
+    with CatalogStore(catalog_path(tmp_path)):
+        fill_catalog(
+            catalog_path(tmp_path), 230, CollectionSchema((FieldSpec("id", "int64", False),), "id"), pchannels=2
+        )
+    assert len(deployment.as_json("collections", "list")) == 230, "a script gets all"
+    page = deployment.ok("collections", "list")
+    assert "filled_000100" in page
+    assert "filled_000101" not in page
+    assert "100 of 230 collections. Next: --after 100:filled_000100;" in page
+    following = deployment.as_json("collections", "list", "--after", "filled_000100", "--limit", "2")
+    assert [each["name"] for each in following] == ["filled_000101", "filled_000102"]
+    found = deployment.as_json("collections", "list", "--search", "D_00011")
+    assert [each["id"] for each in found] == list(range(110, 120))
+    assert "No collection's name contains 'other'" in deployment.ok("collections", "list", "--search", "other")
+    assert "and 210 more" in deployment.fails("COLLECTION_NOT_FOUND", "collections", "describe", "nope")
+
+
+def test_pchannels_are_added_while_the_deployment_runs_and_get_the_next_collections(shared: Deployment) -> None:
+    before = shared.as_json("log", "pchannels")
+    assert [each["opened"] for each in before] == [True] * len(before)
+    count = len(before) + 2
+    added = shared.as_json("log", "pchannels", "--count", str(count))
+    assert [each["pchannel"] for each in added] == [f"dml_{number}" for number in range(count)]
+    assert [each["vchannels"] for each in added[-2:]] == [0, 0]
+    shared.ok("collections", "create", "late", "--field", "id:int64", "--key", "id", "--vchannels", "2")
+    with connect(settings=shared.settings) as db:
+        assert db.definition("late").pchannels == [f"dml_{count - 2}", f"dml_{count - 1}"]
+    shared.ok("collections", "drop", "late", "--yes")

@@ -227,9 +227,9 @@ def test_one_endpoint_has_the_log_servers_the_jobs_and_the_read_models_metrics(w
         assert _sample(text, "wal_committed_time_tick", pchannel=each.name) == float(each.time_tick)
     assert (_sample(text, "log_server_process_resident_memory_bytes") or 0) > 1 << 20
     assert _sample(text, "read_duration_seconds_count") == 1
-    for name in world.users.vchannels:
-        assert (_sample(text, "flusher_time_tick", vchannel=name) or 0) > 0
-        assert (_sample(text, "flusher_lag_seconds", vchannel=name) or 0) >= 0
+    for name in world.users.pchannels:
+        assert (_sample(text, "flusher_time_tick", pchannel=name) or 0) > 0
+        assert (_sample(text, "flusher_lag_seconds", pchannel=name) or 0) >= 0
     assert (_sample(text, "flusher_commit_duration_seconds_count", table="checkpoints") or 0) >= 1
     beat.unlink()
     replace_json(beat, {"pid": 2**22 + 1, "at": time.time(), "queries": {}})

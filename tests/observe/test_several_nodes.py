@@ -31,6 +31,16 @@ def _says(settings: Settings, *, alive: bool, rows: int, failure: str = "", assi
         write_assigned(assigned_path(settings), [assigned])
 
 
+def test_a_job_that_was_started_again_runs_although_its_last_batch_is_of_the_one_before(settings: Settings) -> None:
+    _reporter = ProcessRegistration(settings.run_path)
+    _says(settings, alive=False, rows=7)
+    assert [each.state for each in read_jobs(settings)] == ["stopped", "never started"]
+    beat = {"pid": os.getpid(), "at": time.time(), "queries": {"streaming-node": {"message": "Waiting for data"}}}
+    replace_json(settings.node_run_path / "streaming.heartbeat.json", beat)
+    job = read_jobs(settings)[0]
+    assert (job.state, job.pid, job.rows) == ("running", os.getpid(), 0)
+
+
 def test_the_nodes_of_a_cluster_are_seen_together_and_one_that_ended_counts_no_more(settings: Settings) -> None:
     _reporter = ProcessRegistration(settings.run_path)
     assert [each.state for each in read_jobs(settings)] == ["never started"] * 2

@@ -179,9 +179,9 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
         "histogram", "Duration of a client's read at a time tick, including its wait.", (), SLOW
     ),
     # Sync: flusher, checkpoints, recovery.
-    "flusher_time_tick": MetricFamily("gauge", "The time tick up to which the collection is complete.", ("vchannel",)),
-    "flusher_lag_seconds": MetricFamily("gauge", "Lag of the flusher behind the wal table.", ("vchannel",)),
-    "flusher_rows_total": MetricFamily("counter", "Rows written to collections.", ("vchannel",)),
+    "flusher_time_tick": MetricFamily("gauge", "The time tick up to which collections are complete.", ("pchannel",)),
+    "flusher_lag_seconds": MetricFamily("gauge", "Lag of the flusher behind the wal table.", ("pchannel",)),
+    "flusher_rows_total": MetricFamily("counter", "Rows written to collections.", ("pchannel",)),
     "flusher_commit_duration_seconds": MetricFamily(
         "histogram", "Duration of a commit of the flusher.", ("table",), SLOW
     ),

@@ -124,9 +124,9 @@ def read_state_counts(data_dir: Path) -> dict[str, int]:
     return dict(_select(data_dir, "select state, count(*) from collection group by state"))
 
 
-def read_names(data_dir: Path) -> dict[int, str]:
-    """Return the names of all collections, also of dropped ones, by id."""
-    return dict(_select(data_dir, "select id, name from collection"))
+def read_names(data_dir: Path, *, dropped: bool = True) -> dict[int, str]:
+    """Return the names of the collections by id; with `dropped`, also of dropped ones."""
+    return dict(_select(data_dir, f"select id, name from collection where {'true' if dropped else _EXISTS}"))
 
 
 def _read(data_dir: Path, ask: Callable[[sqlite3.Connection], _T], absent: _T) -> _T:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from millrace.observe.models import JobView, PChannelView
 
 _COLUMNS = ("pchannel", "term", "log_end", "wal_position", "wal_time", "flushed_time", "lag_seconds", "parked")
+_MAX_PCHANNELS: Final = 20
+"""PChannels that are shown: those that are parked or lag most."""
 _MAX_ABANDONED: Final = 5
 """Abandoned DDL broadcasts that are shown, the newest."""
 
@@ -58,7 +60,20 @@ def status(context: JsonContext) -> None:
             f"DDL            {each['kind']} of {each['collection']} {each['state']}, "
             f"{each['acked']} VChannels have it: {each['detail']}"
         )
-    print_rows(found["pchannels"], columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
+    shown = worst_pchannels(found["pchannels"])
+    print_rows(shown, columns=_COLUMNS, as_json=False, empty="No PChannels yet.")
+    if len(shown) < len(found["pchannels"]):
+        typer.echo(
+            f"{len(shown)} of {len(found['pchannels']):,} PChannels: parked ones, then those that lag most. All: --json"
+        )
+
+
+def worst_pchannels(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the PChannels that ``status`` shows, by name: all if they are few, otherwise those that need attention."""
+    if len(rows) <= _MAX_PCHANNELS:
+        return list(rows)
+    order = sorted(rows, key=lambda each: (each["parked"] is None, -(each["lag_seconds"] or 0.0)))
+    return sorted(order[:_MAX_PCHANNELS], key=lambda each: (len(each["pchannel"]), each["pchannel"]))
 
 
 def deployment_status(settings: Settings) -> dict[str, Any]:

@@ -75,9 +75,12 @@ def read_job(settings: Settings, name: str) -> JobView:
         pid, at = int(progress["pid"]), float(progress["at"])
         beat = _beat(settings, name, pid)
         channels = {str(key): dict(value) for key, value in dict(progress.get("pchannels") or {}).items()}
+        alive = is_report_live(settings.run_path, pid, at)
+        if not alive and (started := _before_its_first_batch(settings, name)).state == "running":
+            return started  # the progress is of the job before
         return JobView(
             name=name,
-            state="running" if is_report_live(settings.run_path, pid, at) else "stopped",
+            state="running" if alive else "stopped",
             pid=pid,
             at=at,
             batches=int(progress.get("batches", 0)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -73,11 +73,10 @@ class LogProbe:
                 self._client = None
                 raise
 
-    def probe(self, wal: WalTable | None) -> LogView:
-        """Return the state of each PChannel's log relative to `wal`."""
+    def probe(self, wal: WalTable | None, positions: Mapping[str, WalPosition]) -> LogView:
+        """Return the state of each PChannel's log relative to `wal` and the `positions` in it."""
         try:
             with self.client() as client:
-                positions = wal.valid_positions(wal.pchannels()) if wal is not None else {}
                 pid = int(client.service.ping()["pid"])
                 return LogView(True, dict(_channels(client, wal, positions)), _clock(client), pid)
         except LogUnavailable:
@@ -116,7 +115,7 @@ def host_metrics(client: AppendClient) -> str:
 
 
 def _channels(
-    client: AppendClient, wal: WalTable | None, positions: dict[str, WalPosition]
+    client: AppendClient, wal: WalTable | None, positions: Mapping[str, WalPosition]
 ) -> Iterator[tuple[str, ChannelLogView]]:
     for name in client.service.names():
         term, parked = _hosted(client, name)

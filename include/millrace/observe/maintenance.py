@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from heapq import nlargest
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +21,8 @@ from millrace.runtime.launch import history as launch_history
 from millrace.runtime.launch.folder import RUN_ID_PATTERN, RunFolder, operations_path, read_json
 from millrace.runtime.launch.launcher import log_tail
 from millrace.runtime.spark.slots import EXPECTED_START, JOBS_AHEAD
+from millrace.storage.table import open_table
+from millrace.tables.collections.data_tables import deletes_uri, rows_uri
 
 SMALL_FILE_BYTES: Final = 16 << 20
 MAX_OPERATIONS: Final = 200
@@ -28,6 +34,7 @@ MAX_TEXT_CHARACTERS: Final = 2000
 LOG_LINES: Final = 200
 """Lines of a run's log that its page shows."""
 
+_KINDS: Final = {"collections": rows_uri, "deletes": deletes_uri}
 _QUALITY_TEXTS: Final = ("run_id", "table", "expectation", "column", "source", "severity", "observed", "words", "error")
 _QUALITY: Final = ["at", *_QUALITY_TEXTS, "critical", "success", "elements", "unexpected"]
 
@@ -46,6 +53,47 @@ def table_view(name: str, title: str, pinned: TableSnapshot) -> TableView:
         largest=int(sizes.max()) if len(sizes) else 0,
         median=int(np.median(sizes)) if len(sizes) else 0,
     )
+
+
+class TableSurvey:
+    """The health of the collections' tables. Each call looks at some of them again, in turn, for a limited time.
+
+    So the page of ten thousand collections costs as much as that of a few, and shows what was seen last. Thread-safe.
+    """
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[tuple[int, str], TableView] = {}
+        self._due: deque[tuple[int, str]] = deque()
+
+    def look(self, names: Mapping[int, str], *, seconds: float, limit: int) -> tuple[list[TableView], int]:
+        """Return the `limit` tables with the most small files, the worst first, and how many tables are known.
+
+        `names`: the collections by id. Looks at tables for about `seconds`, and at least at one.
+        """
+        with self._lock:
+            for key in [key for key in self._known if key[0] not in names]:
+                del self._known[key]
+            until, left = self._clock() + seconds, 2 * len(names)
+            while left and (not self._due or self._clock() < until):
+                if not self._due:
+                    self._due.extend((number, kind) for number in names for kind in _KINDS)
+                number, kind = self._due.popleft()
+                left -= 1
+                if number in names:
+                    self._look(number, kind, names[number])
+            worst = nlargest(limit, self._known.values(), key=lambda each: (each.small_files, each.bytes))
+            return worst, len(self._known)
+
+    def _look(self, number: int, kind: str, name: str) -> None:
+        table = open_table(_KINDS[kind](self._settings, number))
+        if table is None:
+            self._known.pop((number, kind), None)
+            return
+        title = name if kind == "collections" else f"{name}, deletes"
+        self._known[number, kind] = table_view(f"{kind}/{number}", title, TableSnapshot(table))
 
 
 def finished_operations(settings: Settings, *, job: str = "", limit: int = 50) -> list[OperationRow]:

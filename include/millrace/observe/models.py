@@ -468,6 +468,9 @@ class MaintenanceView(BaseView):
     """The tables' health, and running and finished operations."""
 
     tables: list[TableView]
+    """The deployment's own tables, and those of collections with the most small files."""
+    table_count: int
+    """The number of tables that were seen."""
     operations: list[OperationRow]
     running: list[OperationRow]
     small_file_bytes: int

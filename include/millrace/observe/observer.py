@@ -12,7 +12,6 @@ from millrace.base.settings import Settings
 from millrace.catalog.collection import CollectionInfo, CollectionQuery
 from millrace.catalog.sqlite_file import (
     read_collection,
-    read_collections,
     read_collections_by_id,
     read_names,
     read_page,
@@ -41,6 +40,7 @@ from millrace.observe.models import (
     RejectionSearch,
     RowSample,
     SegmentPage,
+    TableView,
     TransactionSearch,
 )
 from millrace.observe.streams import StreamsView, stream_metrics, streams_view
@@ -65,6 +65,10 @@ COUNT_SECONDS: Final = 15.0
 COUNT_BUDGET_SECONDS: Final = 0.5
 """Time that a list of collections spends on counts that are not cached."""
 COLLECTIONS_PER_PAGE: Final = 50
+WORST_TABLES: Final = 20
+"""Tables of collections whose health is shown: those with the most small files."""
+SURVEY_SECONDS: Final = 0.5
+"""Time for which a list of tables looks at those of collections."""
 MAX_NAMED: Final = 20
 """Collections that an error names."""
 MAX_COUNTED_ROWS: Final = 500_000
@@ -78,6 +82,7 @@ class Observer:
         self._settings = settings
         self._cache = TtlCache()
         self._tables = TableCache(self._cache)
+        self._survey = maintenance.TableSurvey(settings)
         self._samples = charts.SampleFiles(settings)
         self._log = LogProbe(settings)
         self._wal_lock = threading.Lock()
@@ -99,10 +104,10 @@ class Observer:
 
     def _overview(self) -> Overview:
         jobs = read_jobs(self._settings)
-        log, flushed = self._log_view(), self._flushed()
+        log, flushed = self._log_view(), self._checkpoints()
         parked = {each.pchannel: each.error().args[0] for each in read_parked(self._settings.parked_path)}
         found = channels.pchannel_views(
-            self._positions(), flushed.checkpoints, log, parked, jobs[0], pchannel_owners(self._settings)
+            self._positions(), flushed, log, parked, jobs[0], pchannel_owners(self._settings)
         )
         wrong = health.findings(jobs, found, self._kept(), log_server=log.running, clock=log.clock)
         state, words = health.overall_state(wrong, empty=not found)
@@ -297,15 +302,17 @@ class Observer:
     def _checkpoints_view(self) -> CheckpointsView:
         pinned = self._tables.newest(self._settings.checkpoints_uri)
         return checkpoints.checkpoints_view(
-            self._settings, self._positions(), self._flushed().checkpoints, self._log_view(), pinned
+            self._settings, self._positions(), self._checkpoints(), self._log_view(), pinned
         )
 
     def maintenance(self, *, job: str = "", run: str = "", limit: int = 50) -> MaintenanceView:
         """Return the tables' health, and running and finished operations. `run` restricts them to one run."""
         if not 1 <= limit <= maintenance.MAX_OPERATIONS:
             raise InvalidArgument(f"a page has 1 to {maintenance.MAX_OPERATIONS} operations, not {limit}")
+        tables, table_count = self._cache.get("table views", SLOW, self._table_views)
         return MaintenanceView(
-            tables=self._cache.get("table views", SLOW, self._table_views),
+            tables=tables,
+            table_count=table_count,
             operations=(
                 maintenance.run_attempts(self._settings, run)
                 if run
@@ -316,20 +323,21 @@ class Observer:
             log=maintenance.run_log(self._settings, run) if run else "",
         )
 
-    def _table_views(self) -> list[Any]:
+    def _table_views(self) -> tuple[list[TableView], int]:
+        """Return the deployment's own tables and the worst of the collections', and the number of all."""
         named = [
             ("wal", "WAL", self._settings.wal_uri),
             ("segments", "segments", self._settings.segments_uri),
             ("checkpoints", "checkpoints", self._settings.checkpoints_uri),
         ]
-        for each in read_collections(self._settings.data_dir):
-            named.append((f"collections/{each.id}", each.name, rows_uri(self._settings, each.id)))
-            named.append((f"deletes/{each.id}", f"{each.name}, deletes", deletes_uri(self._settings, each.id)))
-        return [
+        own = [
             maintenance.table_view(name, title, pinned)
             for name, title, path in named
             if (pinned := self._tables.newest(path)) is not None
         ]
+        names = read_names(self._settings.data_dir, dropped=False)
+        worst, known = self._survey.look(names, seconds=SURVEY_SECONDS, limit=WORST_TABLES)
+        return [*own, *worst], len(own) + known
 
     def operations(self, *, job: str = "", limit: int = 50) -> list[OperationRow]:
         """Return finished operations, newest first, of one job if given."""
@@ -385,15 +393,17 @@ class Observer:
             "segments", SLOW, lambda: collections.read_segments(self._tables.newest(self._settings.segments_uri))
         )
 
-    def _flushed(self) -> FlushProgress:
-        def ask() -> FlushProgress:
+    def _checkpoints(self) -> dict[str, Checkpoint]:
+        def ask() -> dict[str, Checkpoint]:
             pinned = self._tables.newest(self._settings.checkpoints_uri)
-            known: dict[str, Checkpoint] = {}
-            if pinned is not None:
-                known = read_checkpoints(pinned.table)
-            return FlushProgress.of(known)
+            return {} if pinned is None else read_checkpoints(pinned.table)
 
-        return self._cache.get("flushed", FAST, ask)
+        return self._cache.get("checkpoint rows", FAST, ask)
+
+    def _flushed(self) -> FlushProgress:
+        """Return the flusher's progress. Decodes the catalogs of all collections: not for the overview."""
+        known = self._checkpoints()
+        return self._cache.get("flushed", FAST, lambda: FlushProgress.of(known))
 
     def _positions(self) -> dict[str, WalPosition]:
         return self._cache.get("positions", FAST, lambda: self._with_wal(_positions))
@@ -402,7 +412,8 @@ class Observer:
         return self._cache.get("kept", FAST, lambda: health.read_health_inputs(self._settings))
 
     def _log_view(self) -> LogView:
-        return self._cache.get("log", FAST, lambda: self._with_wal(self._log.probe))
+        positions = self._positions()  # not inside: the handle is locked there
+        return self._cache.get("log", FAST, lambda: self._with_wal(lambda wal: self._log.probe(wal, positions)))
 
     def _with_wal(self, ask: Any) -> Any:
         """Call `ask` with this observer's WAL handle at the newest version, or with None if there is no table yet."""

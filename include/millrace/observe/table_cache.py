@@ -7,6 +7,7 @@ list of its files is read from the Delta log once.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -20,6 +21,8 @@ import pyarrow.parquet as pq
 from millrace.observe.ttl_cache import TtlCache
 from millrace.storage.table import TableHandle, open_table
 
+MAX_TABLES: Final = 256
+"""Tables whose newest version is kept; beyond that, the one that was opened first is opened again when it is needed."""
 RECHECK_SECONDS: Final = 1.0
 """Seconds for which a version counts as the newest without a check."""
 
@@ -67,7 +70,7 @@ class TableCache:
     def __init__(self, cache: TtlCache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        self._known: dict[str, TableSnapshot] = {}
+        self._known: OrderedDict[str, TableSnapshot] = OrderedDict()
 
     def newest(self, uri: str) -> TableSnapshot | None:
         """Return the current version of the table at `uri`, or None if it does not exist yet."""
@@ -86,4 +89,7 @@ class TableCache:
         pinned = TableSnapshot(table)
         with self._lock:
             self._known[uri] = pinned
+            self._known.move_to_end(uri)
+            if len(self._known) > MAX_TABLES:
+                self._known.popitem(last=False)
         return pinned

@@ -26,7 +26,8 @@ from tests.client.spool.test_sender import Breakable, Stored, producer_with
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A deployment whose chain remembers two producers of a VChannel, and has small messages."""
     for client in opened_shop(tmp_path_factory.mktemp("renamed")):
-        client.catalog.open_term("dml_0", config={"max_producers": 2, "max_message_bytes": 10_000})
+        for each in client.catalog.pchannels():
+            client.catalog.open_term(each.name, config={"max_producers": 2, "max_message_bytes": 10_000})
         yield client
 
 
@@ -37,7 +38,7 @@ def way(shop: Database) -> Breakable:
 
 @pytest.fixture
 def items(shop: Database, request: pytest.FixtureRequest) -> CollectionInfo:
-    """A collection of one VChannel, on dml_0."""
+    """A collection of one VChannel."""
     return shop.catalog.create_collection(own_name(request), ITEMS, vchannels=1)
 
 
@@ -76,7 +77,6 @@ def rejected(folder: Path) -> list[str]:
 def test_what_was_never_sent_arrives_and_what_perhaps_was_is_recorded(
     shop: Database, way: Breakable, items: CollectionInfo, tmp_path: Path, stored: Stored
 ) -> None:
-    assert list(items.pchannels) == ["dml_0"]
     with producer_with(shop, way, tmp_path) as producer:
         cut_off(producer, way, items)
         others_write(shop, items, 100)
@@ -150,7 +150,7 @@ def test_what_was_on_its_way_when_the_log_was_lost_was_perhaps_sent(
     with producer_with(shop, way, tmp_path) as producer:
         producer.insert(items, item_rows(1))
         assert producer.spool is not None
-        assert producer.spool.spool.channel("dml_0").attempted == 1
+        assert producer.spool.spool.channel(items.pchannels[0]).attempted == 1
 
 
 def test_what_an_earlier_build_left_was_perhaps_sent(tmp_path: Path) -> None:

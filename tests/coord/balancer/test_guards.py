@@ -138,3 +138,36 @@ def test_the_role_of_a_node_that_was_put_out_is_opened_when_its_lease_has_ended_
     assert clock.now >= put_out + session * (1 + CLOCK_DRIFT)
     assert clock.now < put_out + session * (1 + CLOCK_DRIFT) + 2.0
     assert store.get(f"{EVICTED_PREFIX}n1@1") is None
+
+
+def test_pchannels_that_are_added_while_the_cluster_runs_are_placed_and_move_no_others() -> None:
+    clock, names = Clock(), NAMES[:2]
+    store = MemoryStore(clock.monotonic)
+    leadership = Leadership(store, clock, "c1", seconds=86_400.0)
+    leadership.step()
+    balancer = Balancer(
+        leadership,
+        clock,
+        Obedient(),
+        find_policy("vchannelfair"),
+        pchannels=lambda: names,
+        run_all=together,
+        stats=lambda: {name: ChannelStats(vchannels=8, collections=frozenset([1])) for name in NAMES[:2]},
+        roles=(INGEST,),
+    )
+    for session in ("n1@1", "n2@2"):
+        info = NodeInfo(session.partition("@")[0], "grpc://h:1", (INGEST,))
+        store.commit([Put(NODE_PREFIX + session, info.encode())])
+
+    def owners() -> dict[str, str]:
+        for _ in range(3):
+            clock.sleep(1_000.0)
+            balancer.step()
+        return {each.pchannel: each.owner.session for each in balancer.manager.records.values() if each.owner}
+
+    before = owners()
+    assert Counter(before.values()) == {"n1@1": 1, "n2@2": 1}
+    names = [*NAMES, "dml_4", "dml_5"]
+    after = owners()
+    assert Counter(after.values()) == {"n1@1": 3, "n2@2": 3}, "though nothing is on them yet"
+    assert {name: after[name] for name in before} == before

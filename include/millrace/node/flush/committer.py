@@ -190,8 +190,8 @@ class FlushCommitter:
             checkpoint = report.new_checkpoint
             metrics.recovery_persisted_time_tick.labels(report.channel).set(checkpoint.time_tick)
             now_ms = time.time() * 1000
-            for vchannel, tick in checkpoint.flush_ticks.items():
-                metrics.flusher_time_tick.labels(vchannel).set(tick)
-                metrics.flusher_lag_seconds.labels(vchannel).set(max(0.0, now_ms - tick_physical_ms(tick)) / 1000)
-            for vchannel, rows in report.rows_by_vchannel.items():
-                metrics.flusher_rows_total.labels(vchannel).inc(rows)
+            # By PChannel: a series for each VChannel would grow with the collections.
+            tick = checkpoint.time_tick
+            metrics.flusher_time_tick.labels(report.channel).set(tick)
+            metrics.flusher_lag_seconds.labels(report.channel).set(max(0.0, now_ms - tick_physical_ms(tick)) / 1000)
+            metrics.flusher_rows_total.labels(report.channel).inc(report.rows)

@@ -1,0 +1,134 @@
+"""Whoever looks at a deployment of thousands of collections reads what is shown, and no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.base.settings import Settings
+from millrace.catalog import sqlite_file
+from millrace.catalog.collection import CollectionQuery
+from millrace.catalog.sqlite_file import catalog_path, read_names, read_page
+from millrace.commands.status import worst_pchannels
+from millrace.coord.catalog_store import CatalogStore
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.observe import maintenance, table_cache
+from millrace.observe.maintenance import TableSurvey
+from millrace.observe.observer import Observer
+from tests.coord.filled_catalog import fill_catalog
+
+SCHEMA = CollectionSchema((FieldSpec("id", "int64", False),), "id")
+MANY = 600
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    made = Settings(data_dir=tmp_path, cache_dir=tmp_path / "cache")
+    with CatalogStore(catalog_path(tmp_path)):
+        fill_catalog(catalog_path(tmp_path), MANY, SCHEMA, pchannels=4, dropped=40)
+    return made
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What is read: definitions of collections, and tables."""
+    found: Counter[str] = Counter()
+
+    def counted(module: Any, name: str) -> None:
+        call = getattr(module, name)
+
+        def counting(*given: Any, **named: Any) -> Any:
+            found[name] += 1
+            return call(*given, **named)
+
+        monkeypatch.setattr(module, name, counting)
+
+    counted(sqlite_file, "collection_from_row")
+    counted(table_cache, "open_table")
+    counted(maintenance, "open_table")
+    return found
+
+
+@pytest.fixture
+def observer(settings: Settings) -> Iterator[Observer]:
+    made = Observer(settings)
+    yield made
+    made.close()
+
+
+def test_a_page_reads_its_own_collections_and_knows_how_many_there_are(
+    observer: Observer, work: Counter[str], settings: Settings
+) -> None:
+    page = observer.collections(limit=25, offset=50)
+    assert (page.total, len(page.items)) == (MANY, 25)
+    assert page.items[0].name == f"filled_{51:06}"
+    assert work["collection_from_row"] == 25
+    assert work["open_table"] <= 2 * 25 + 5, "rows and deletes of each, and the deployment's own"
+    found = observer.collections(search="D_00012", limit=50)
+    assert [each.name for each in found.items] == [f"filled_{number:06}" for number in range(120, 130)]
+    assert observer.collections(dropped=True).total == MANY + 40
+
+
+def test_the_overview_counts_collections_and_reads_none(observer: Observer, work: Counter[str]) -> None:
+    assert observer.overview().totals.collections == MANY
+    observer.metrics()
+    assert work["collection_from_row"] == 0
+
+
+def test_pages_by_cursor_have_each_collection_once_whatever_is_dropped_in_between(settings: Settings) -> None:
+    seen: list[str] = []
+    after = ""
+    while True:
+        page = read_page(settings.data_dir, CollectionQuery(after=after, limit=70))
+        seen += [each.name for each in page.items]
+        if not (after := page.next):
+            break
+        with CatalogStore(catalog_path(settings.data_dir)) as store, store.transaction():
+            store._db.execute("update collection set state = 'dropped' where id = ?", (len(seen) - 5,))
+    assert seen == sorted(set(seen))
+    assert len(seen) == MANY
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_page_is_read_in_the_order_of_an_index(settings: Settings, dropped: bool) -> None:
+    store = CatalogStore.open_read_only(settings.data_dir)
+    assert store is not None
+    statements: list[str] = []
+    with store:
+        store._db._db.set_trace_callback(statements.append)
+        store.page(CollectionQuery(dropped=dropped, after="filled_000300", limit=5))
+        store._db._db.set_trace_callback(None)
+        plan = " ".join(str(row[-1]) for row in store._db.execute(f"explain query plan {statements[-1]}"))
+    assert "TEMP B-TREE" not in plan
+    assert "USING INDEX" in plan
+
+
+def test_a_survey_of_tables_looks_at_some_in_turn(settings: Settings, work: Counter[str]) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    survey = TableSurvey(settings, clock=clock)
+    names = read_names(settings.data_dir, dropped=False)
+    for calls in range(1, 4):
+        survey.look(names, seconds=100.0, limit=10)
+        assert 90 <= work["open_table"] / calls <= 110
+    survey.look({1: "only"}, seconds=100.0, limit=10)
+    assert work["open_table"] < 350, "collections that were dropped are passed over"
+
+
+def test_status_shows_the_pchannels_that_need_attention() -> None:
+    rows = [{"pchannel": f"dml_{number}", "lag_seconds": 0.0, "parked": None} for number in range(256)]
+    rows[200] |= {"parked": "it is parked"}
+    rows[7] |= {"lag_seconds": 60.0}
+    shown = [each["pchannel"] for each in worst_pchannels(rows)]
+    assert {"dml_200", "dml_7"} <= set(shown)
+    assert len(shown) == 20
+    assert worst_pchannels(rows[:20]) == rows[:20]
