@@ -25,6 +25,7 @@ from millrace.base.errors import InvalidSettings
 from millrace.base.settings import Settings
 from millrace.runtime.spark.worker_gc import freeze_modules
 from millrace.streams.rows import UNBOUNDED, Place, RowsOf, RowsPlanner, Task, rows_of
+from millrace.tables.wal.reader import follow
 
 FORMAT: Final = "millrace_rows"
 
@@ -122,6 +123,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidSettings(f"the source {FORMAT} takes a limit in bytes (the option max_bytes), not {limit}")
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else UNBOUNDED
         place = Place.from_json(start)
+        follow(self._rows.settings)
         found = self._plans().next(place, max_bytes=most, target=self._target, aligned=self._aligned)
         return start if found is place else found.to_json()
 

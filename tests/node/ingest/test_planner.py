@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millrace.base.errors import ChannelNotFound, LogUnavailable
-from millrace.log.rocksmq.service import RocksMQ
+from millrace.base.settings import Settings
+from millrace.log.rocksmq.service import RocksMQ, RocksMQLog
 from millrace.message.ids import LogId
 from millrace.node.ingest.committer import WalCommitter
 from millrace.node.ingest.ingester import IngestPlan, run_ingest
@@ -17,8 +21,9 @@ from millrace.node.ingest.planner import LogPlanner
 from millrace.node.range_loop.failure import RangeFailure
 from millrace.node.range_loop.parking import Parked, park, parked_names, read_parked, unpark
 from millrace.node.range_loop.schedule import START, BatchOffset, RangeSchedule, StallBackoff
+from millrace.tables.wal.reader import FOLLOWED_SECONDS, follow, is_followed
 from millrace.tables.wal.table import WalTable
-from tests.node.log_samples import accepted, opening, poison, tick
+from tests.node.log_samples import accepted, opening, poison, rejected, tick
 
 
 class Clock:
@@ -103,6 +108,88 @@ def test_a_range_that_was_read_ahead_says_how_small_it_is(node: Node) -> None:
     following = node.planner.next_offset({**offset, "ends": {}}, max_bytes=1 << 30)
     later = next(each for each in node.planner.plan(following) if each.channel == "p0")
     assert 0 < later.bytes < small.bytes
+
+
+@pytest.fixture
+def patient(node: Node) -> Iterator[tuple[Node, RangeSchedule[IngestPlan], list[bool]]]:
+    """A node whose few rows wait 2 s, and whether a reader follows the table."""
+    node.append("p0", opening())
+    node.append("p1", opening())
+    node.work(node.planner.next_offset(START))
+    followed = [False]
+    logs = LogPlanner(
+        lambda: node.service,
+        WalTable.open(node.path),
+        parked=node.parked,
+        linger=2.0,
+        is_followed=lambda: followed[0],
+        clock=node.clock,
+    )
+    planner = node.schedule(logs)
+    yield node, planner, followed
+    planner.close()
+
+
+Patient = tuple[Node, RangeSchedule[IngestPlan], list[bool]]
+
+
+def test_few_rows_wait_for_more_and_take_along_what_has_waited_as_well(patient: Patient) -> None:
+    node, planner, _ = patient
+    node.append("p0", rejected())
+    assert planner.next_offset(START) == START
+    node.clock.sleep(1.2)
+    node.append("p1", rejected())
+    assert planner.next_offset(START) == START
+    node.clock.sleep(0.9)
+    assert planner.next_offset(START)["ends"].keys() == {"p0"}, "p1 has not waited half as long"
+    node.clock.sleep(0.2)
+    assert planner.next_offset(START)["ends"].keys() == {"p0", "p1"}
+
+
+@pytest.mark.parametrize("entries", [[tick()], [accepted()], [rejected(bytes(100_000))]], ids=["tick", "flush", "much"])
+def test_what_somebody_waits_for_and_much_do_not_wait(patient: Patient, entries: list[bytes]) -> None:
+    node, planner, _ = patient
+    node.append("p0", rejected())
+    assert planner.next_offset(START) == START
+    node.append("p0", *entries)
+    assert planner.next_offset(START)["ends"].keys() == {"p0"}
+
+
+def test_rows_do_not_wait_while_the_table_is_followed(patient: Patient) -> None:
+    node, planner, followed = patient
+    node.append("p0", rejected())
+    assert planner.next_offset(START) == START
+    followed[0] = True
+    assert planner.next_offset(START)["ends"].keys() == {"p0"}
+
+
+def test_what_waits_is_read_once(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, planner, _ = patient
+    reads: list[LogId] = []
+    read = RocksMQLog.read
+
+    def counted(log: RocksMQLog, position: LogId, **options: Any) -> object:
+        reads.append(position)
+        return read(log, position, **options)
+
+    monkeypatch.setattr(RocksMQLog, "read", counted)
+    for _ in range(5):
+        node.append("p0", rejected())
+        for _ in range(10):
+            assert planner.next_offset(START) == START
+    assert len(reads) == len(set(reads)) == 5
+
+
+def test_a_follower_of_the_table_is_seen_for_a_while(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    assert not is_followed(settings)
+    follow(settings)
+    assert is_followed(settings)
+    long_ago = time.time() - FOLLOWED_SECONDS - 1
+    os.utime(settings.wal_readers_path, (long_ago, long_ago))
+    assert not is_followed(settings)
+    follow(settings)
+    assert is_followed(settings)
 
 
 def test_where_the_logs_ended_is_kept_for_who_asks_after_it(node: Node) -> None:

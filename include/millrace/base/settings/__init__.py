@@ -139,6 +139,13 @@ class Settings:
     trigger_interval: float = setting(
         0.0, "Minimum time between micro-batches of the streaming node; 0: no delay.", low=0, high=86400
     )
+    wal_linger: float = setting(
+        2.0,
+        "Longest time that few new rows wait for more before `wal` takes them; 0: not at all. A read, a stream or any"
+        " message but rows ends the wait.",
+        low=0,
+        high=3600,
+    )
     flush_interval: float = setting(
         2.0,
         "Minimum time between micro-batches of the flusher; reads add the WAL's tail meanwhile.",
@@ -393,6 +400,11 @@ class Settings:
     def run_path(self) -> Path:
         """The folder in which running processes publish their addresses and locks."""
         return self.data_dir / "run"
+
+    @property
+    def wal_readers_path(self) -> Path:
+        """The file that readers touch while they follow the ``wal`` table (millrace.tables.wal.reader)."""
+        return self.run_path / "wal-readers"
 
     @property
     def node_run_path(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from millrace.node.range_loop.in_process import run_to_end
 from millrace.node.range_loop.ownership import read_assigned
 from millrace.rpc.launch import launch_of
 from millrace.rpc.remote_log import RemoteLogService
+from millrace.tables.wal.reader import is_followed
 from millrace.tables.wal.table import WalTable
 
 
@@ -64,7 +66,14 @@ class IngestLoop(LoopDefinition[IngestPlan, IngestReport]):
             service = self.service
             return LogPlanner(lambda: service, table, parked=self.parked)
         connection = LogConnection(self.settings)
-        return LogPlanner(connection.service, table, parked=self.parked, on_close=connection.close)
+        return LogPlanner(
+            connection.service,
+            table,
+            parked=self.parked,
+            linger=self.settings.wal_linger,
+            is_followed=partial(is_followed, self.settings),
+            on_close=connection.close,
+        )
 
     def run(self, plan: IngestPlan) -> IngestReport:
         settings, base = self.settings, plan.base

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from millrace.base.errors import InvalidArgument, MillraceError, StateDamaged
 from millrace.log.protocol import Log, LogService
 from millrace.message.ids import EARLIEST, LogId
-from millrace.message.log_entries import LogEntries, value_bytes
-from millrace.message.types import MessageType
+from millrace.message.log_entries import value_bytes
+from millrace.message.types import DML, MessageType
 from millrace.message.wire.decode import decode_entries
 from millrace.node.ingest.ingester import IngestPlan
 from millrace.node.range_loop.definition import PendingRange, Planner
@@ -34,6 +36,10 @@ from millrace.wal.state import ChannelState
 PEEK_BYTES: Final = 64 << 10
 """Limit for running the chain over new entries. A larger read always counts as work."""
 
+_TXN: Final = (MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN, MessageType.KEEP_ALIVE)
+_PATIENT: Final = [*DML, *_TXN]
+"""Messages that may wait for more. A reader that waits appends a time tick, and that does not."""
+
 _NAMES_SECONDS: Final = 1.0
 """Maximum time until a new PChannel is noticed. In between, a poll asks each log for its end only."""
 _logger = logging.getLogger(__name__)
@@ -41,13 +47,20 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Peek:
-    """How far a PChannel was read beyond its position without finding a row."""
+    """What was read of a PChannel beyond its position."""
 
     commits: int
     state: ChannelState
-    bytes: int | None = None
-    """Bytes from there to `end`, if they are few and a message is among them."""
+    """The state before the first entry that becomes a row, as far as it is known."""
     end: LogId = EARLIEST
+    """Where the entries begin that were not looked at."""
+    bytes: int = 0
+    rows: bool = False
+    """Whether anything becomes a row."""
+    urgent: bool = False
+    """Whether it is too much to wait for more, or something that must not wait."""
+    since: float = 0.0
+    """When the first row was found."""
 
 
 class LogPlanner(Planner[IngestPlan, LogId]):
@@ -63,9 +76,14 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         table: WalTable,
         *,
         parked: Path,
+        linger: float = 0.0,
+        is_followed: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
+        """Plan over the logs of `service`. Few rows wait up to `linger` seconds for more, unless `is_followed()`."""
+        self._linger = linger
+        self._is_followed = is_followed
         self._connect = service
         self._service: LogService | None = None
         self._table = table
@@ -110,14 +128,22 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         self._table.refresh()
         bases = self._bases(sorted(names))
         self._found = self._ends(service, bases)
+        waiting: list[PendingRange[LogId]] = []
+        any_due = False
         for name, base in bases.items():
             found = self._found[name]
             end = found if target is None else min(found, target[name])
             stands = base.position or EARLIEST
             # A log that ends before the committed position is work too: the task reports LogRegressed, which parks
             # the PChannel.
-            if found < stands or (stands < end and self._has_rows(base, end)):
+            patience = 0.0 if found < stands else self._patience(base, end) if stands < end else math.inf
+            if patience <= 0 or (target is not None and patience < math.inf):
+                any_due = True
                 yield PendingRange(name, base.commits, end)
+            elif patience <= self._linger / 2:
+                waiting.append(PendingRange(name, base.commits, end))
+        if any_due:
+            yield from waiting
 
     def plan(self, ends: Mapping[str, LogId], *, max_bytes: int) -> list[IngestPlan]:
         self._looked()
@@ -127,7 +153,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
             stands = base.position or EARLIEST
             if stands < ends[name] or (ends[name] < stands and self._regressed(name, stands)):
                 peek = self._peeks.get(name)
-                known = peek is not None and peek.commits == base.commits and peek.end == ends[name]
+                known = peek is not None and peek.commits == base.commits and peek.end >= ends[name]
                 plans.append(
                     IngestPlan(base, ends[name], max_bytes, peek.bytes if peek is not None and known else None)
                 )
@@ -167,29 +193,39 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         except MillraceError:
             return False  # the next micro-batch asks again
 
-    def _has_rows(self, base: WalPosition, end: LogId) -> bool:
-        """Return whether anything after the position becomes a row. If that is expensive to tell, return True."""
+    def _patience(self, base: WalPosition, end: LogId) -> float:
+        """Return how many seconds what becomes a row after the position may wait for more; infinity without rows."""
         peek = self._peeks.get(base.pchannel)
         if peek is None or peek.commits != base.commits:
-            peek = _Peek(base.commits, base.state or ChannelState.new(base.pchannel))
-            self._peeks[base.pchannel] = peek
-        log = self._log(base.pchannel)
-        while peek.state.position < end:
-            try:
-                entries = log.read(peek.state.position, end=end, max_bytes=PEEK_BYTES)
-                if entries.batch.num_rows == 0:
-                    return False
-                size = value_bytes(entries.batch)
-                if size > PEEK_BYTES or _has_message(entries):
-                    peek.bytes, peek.end = (size if entries.next >= end else None), end
-                    return True
+            state = base.state or ChannelState.new(base.pchannel)
+            peek = self._peeks[base.pchannel] = _Peek(base.commits, state, state.position)
+        try:
+            self._look(self._log(base.pchannel), peek, end)
+        except Exception:  # the task will hit the same error and report it
+            return 0.0
+        if not peek.rows:
+            return math.inf
+        return 0.0 if peek.urgent or self._is_followed() else peek.since + self._linger - self._clock()
+
+    def _look(self, log: Log, peek: _Peek, end: LogId) -> None:
+        """Read on up to `end`, until it is clear that nothing need wait. What was read is not read again."""
+        while peek.end < end and not peek.urgent:
+            entries = log.read(peek.end, end=end, max_bytes=PEEK_BYTES)
+            if entries.batch.num_rows == 0:
+                return
+            types = decode_entries(entries.batch).column("type").to_numpy()
+            if not peek.rows and bool((types == MessageType.TIME_TICK).all()):
                 outcome = self._chain.process(peek.state, entries)
-            except Exception:  # the task will hit the same error and report it
-                return True
-            if outcome.messages.num_rows or outcome.rejections.num_rows:
-                return True
-            peek.state = outcome.state
-        return False
+                if outcome.messages.num_rows or outcome.rejections.num_rows:
+                    peek.rows = peek.urgent = True  # a timer fires
+                else:
+                    peek.state = outcome.state
+            else:
+                if not peek.rows:
+                    peek.rows, peek.since = True, self._clock()
+                peek.bytes += value_bytes(entries.batch)
+                peek.urgent = peek.bytes > PEEK_BYTES or not bool(np.isin(types, _PATIENT).all())
+            peek.end = entries.next
 
     def _looked(self) -> LogService:
         """Return the current service."""
@@ -223,9 +259,3 @@ class LogPlanner(Planner[IngestPlan, LogId]):
     def close(self) -> None:
         self._forget()
         self._closes()
-
-
-def _has_message(entries: LogEntries) -> bool:
-    """Return whether there is anything but time ticks. Accepted or rejected, it becomes a row."""
-    types = decode_entries(entries.batch).column("type").to_numpy()
-    return bool((types != MessageType.TIME_TICK).any())

@@ -10,6 +10,7 @@ are never reordered or duplicated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millrace.base.errors import PositionTruncated, WalGap
+from millrace.base.settings import Settings
 from millrace.message.ids import LogId, MessageId, tick_physical_ms
 from millrace.storage.parquet_file import open_file
 from millrace.storage.store import TableStore
@@ -44,6 +46,31 @@ _DICTIONARIES: Final = [field.name for field in ROW_SCHEMA if pa.types.is_dictio
 _CONFIRMED: Final = ["lc_ledger", "lc_entry", "lc_index", "lc_ordinal"]
 _IDS: Final = ("ledger", "entry", "index", "ordinal")
 _STATISTICS: Final = ("min.time_tick", "max.time_tick", "max.ledger", "max.entry")
+
+
+FOLLOWED_SECONDS: Final = 5.0
+"""How long a reader counts as following the table after its last call of :func:`follow`."""
+
+_FOLLOW_SECONDS: Final = 1.0
+
+
+def follow(settings: Settings) -> None:
+    """Say that a reader waits for the table's next rows, so that they do not wait for more (setting ``wal_linger``)."""
+    path = settings.wal_readers_path
+    try:
+        if abs(time.time() - path.stat().st_mtime) < _FOLLOW_SECONDS:
+            return
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def is_followed(settings: Settings) -> bool:
+    """Return whether a reader has waited for the table's next rows in the last FOLLOWED_SECONDS."""
+    try:
+        return abs(time.time() - settings.wal_readers_path.stat().st_mtime) < FOLLOWED_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
