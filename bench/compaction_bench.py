@@ -32,10 +32,7 @@ from bench.freshness_bench import freshness
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import flush_to_end
 from millrace.node.ingest.definition import ingest_to_end
-from millrace.operations.compaction.commits import RewriteCommitter
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import FileGroup, live_files
-from millrace.operations.compaction.rewrite import RewriteResult
 from millrace.operations.compaction.run import run
 from millrace.runtime.progress import Progress
 from millrace.runtime.spark.session import session
@@ -44,6 +41,9 @@ from millrace.storage.table import table_at
 from millrace.tables.collections.data_tables import STATS_COLUMNS, rows_uri
 from millrace.tables.read.arrow import read_arrow
 from millrace.tables.read.spark import read_spark
+from millrace.tables.rewrite.commits import RewriteCommitter
+from millrace.tables.rewrite.files import FileGroup, live_files
+from millrace.tables.rewrite.rewrite import RewriteResult
 
 PARAMS = CompactionParams(fold="never", segments=False, vacuum=False)
 

@@ -329,7 +329,7 @@ def restore_and_open(source: World, target: Path, root: Path) -> World:
 def test_a_manifest_says_what_the_backup_holds(world: World, tmp_path: Path) -> None:
     take(world, tmp_path / "backups")
     (folder, manifest), *_ = list_backups(tmp_path / "backups")
-    assert {"wal", "checkpoints", "collections/1", "deletes/1"} <= set(manifest.tables)
+    assert {"wal", "checkpoints", "segments", "collections/1"} <= set(manifest.tables)
     for part in manifest.channels.values():
         assert part.tick >= part.flushed_tick > 0
         assert part.begin <= part.position <= part.end

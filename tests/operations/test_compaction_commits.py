@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from millrace.operations.compaction import commits
-from millrace.operations.compaction.commits import RewriteCommitter, raise_base_tick, rewrite_and_commit
-from millrace.operations.compaction.files import FileGroup, live_files
 from millrace.operations.compaction.report import TableCompaction
-from millrace.operations.compaction.rewrite import RewriteJob, RewriteResult, rewrite_in_process
 from millrace.storage.commit import CommitPart, commit_fenced
 from millrace.storage.file_sink import FileSink
 from millrace.storage.table import TableHandle, create_table, table_at
 from millrace.tables.collections.data_tables import earliest_readable_tick
+from millrace.tables.rewrite import commits
+from millrace.tables.rewrite.commits import RewriteCommitter, raise_base_tick, rewrite_and_commit
+from millrace.tables.rewrite.files import FileGroup, live_files
+from millrace.tables.rewrite.rewrite import RewriteJob, RewriteResult, rewrite_in_process
 from tests.failpoints import at_failpoints
 
 COLUMNS = pa.schema([pa.field("id", pa.int64())])
@@ -61,7 +61,8 @@ def test_a_compaction_that_another_one_overtook_stops_there_and_leaves_no_file(
         return rewrite_in_process(job, chosen)
 
     replacer = RewriteCommitter.of(ours)
-    work = rewrite_and_commit(replacer, job, [first, second, third], mapper, TableCompaction())
+    done = rewrite_and_commit(replacer, job, [first, second, third], mapper)
+    work = TableCompaction().with_rewrites(done, replacer.given_up)
     assert replacer.superseded
     assert worked == [first, second], "nothing is rewritten that cannot go through any more"
     assert (work.files_removed, work.files_added, len(work.given_up)) == (2, 1, 2)

@@ -26,7 +26,6 @@ from millrace.message.schema_changes import AddField, apply_change
 from millrace.node.flush.definition import FlushLoop, flush_to_end
 from millrace.node.range_loop.query import start_query
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import live_files, merge_groups
 from millrace.operations.compaction.need import need
 from millrace.operations.compaction.run import compact, run
 from millrace.operations.compaction.vacuum import vacuum_table
@@ -37,6 +36,7 @@ from millrace.runtime.progress import Progress
 from millrace.storage.table import LiveFile, table_at
 from millrace.tables.collections.data_tables import TICK, deletes_uri, rows_uri
 from millrace.tables.read.arrow import read_arrow
+from millrace.tables.rewrite.files import live_files, merge_groups
 from tests.operations.test_compaction_beside_writers import Filled, filled, rows
 from tests.operations.test_compaction_keeps_reads import accounted_for
 from tests.tables.wal_maker import Collection, WalMaker

@@ -106,6 +106,10 @@ class WalMaker:
     def last_tick(self, pchannel: str) -> int:
         return self.states[pchannel].last_tick
 
+    def confirmed(self) -> dict[str, int]:
+        """The tick up to which ``wal`` is complete by PChannel, as a reader learns it from the log."""
+        return dict.fromkeys(self.pchannels, max(map(self.last_tick, self.pchannels)))
+
 
 class Collection:
     """A collection on the PChannels of a maker, its VChannels spread over them in turn."""

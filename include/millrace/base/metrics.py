@@ -182,6 +182,7 @@ FAMILIES: Final[dict[str, MetricFamily]] = {
     "flusher_time_tick": MetricFamily("gauge", "The time tick up to which collections are complete.", ("pchannel",)),
     "flusher_lag_seconds": MetricFamily("gauge", "Lag of the flusher behind the wal table.", ("pchannel",)),
     "flusher_rows_total": MetricFamily("counter", "Rows written to collections.", ("pchannel",)),
+    "flusher_folded_bytes_total": MetricFamily("counter", "Bytes of small files that the flusher joined.", ()),
     "flusher_commit_duration_seconds": MetricFamily(
         "histogram", "Duration of a commit of the flusher.", ("table",), SLOW
     ),
@@ -308,6 +309,7 @@ class Metrics:
         self.flusher_time_tick = gauge("flusher_time_tick")
         self.flusher_lag_seconds = gauge("flusher_lag_seconds")
         self.flusher_rows_total = counter("flusher_rows_total")
+        self.flusher_folded_bytes_total = counter("flusher_folded_bytes_total")
         self.flusher_commit_duration_seconds = histogram("flusher_commit_duration_seconds")
         self.recovery_persisted_time_tick = gauge("recovery_persisted_time_tick")
         self.recovery_duration_seconds = histogram("recovery_duration_seconds")

@@ -24,10 +24,11 @@ from millrace.tables.quality_state import failed_critical_expectations
 
 LAGGING_SECONDS: Final = 15.0
 """Lag behind its log from which on a WAL counts as lagging."""
-FLUSH_LAGGING_SECONDS: Final = 120.0
-"""Lag behind the WAL from which on tables count as lagging. Reads include the WAL's tail meanwhile."""
-STALLED_SECONDS: Final = 300.0
-"""Time without progress, with rows to flush, after which a flusher counts as stalled."""
+FLUSH_LAGGING_SECONDS: Final = 60.0
+"""Lag behind the WAL, beyond ``flush_interval``, from which on tables count as lagging. Reads include the WAL's tail
+meanwhile."""
+STALLED_SECONDS: Final = 240.0
+"""Time without progress, beyond ``flush_interval`` and with rows to flush, after which a flusher counts as stalled."""
 CLOCK_AHEAD_SECONDS: Final = 60.0
 """A clock is or was wrong if log time is this far ahead of the wall clock."""
 DDL_STUCK_SECONDS: Final = 60.0
@@ -98,6 +99,8 @@ class HealthInputs:
     """Jobs with a run that is active or queued."""
     tokens_refused: str = ""
     """Why the token file gives nobody access. Empty if it does."""
+    flush_interval: float = 60.0
+    """Seconds that rows may wait for the flusher."""
 
 
 def read_health_inputs(settings: Settings) -> HealthInputs:
@@ -116,7 +119,8 @@ def read_health_inputs(settings: Settings) -> HealthInputs:
         TokenFile(settings.data_dir).tokens()
     except TokenFileRefused as error:
         refused = str(error)
-    return HealthInputs(ddl, failed_critical_expectations(settings), newest, active, refused)
+    blocks = failed_critical_expectations(settings)
+    return HealthInputs(ddl, blocks, newest, active, refused, settings.flush_interval)
 
 
 def findings(
@@ -131,8 +135,8 @@ def findings(
     """Return all findings, the worst first."""
     now = time.time() if now is None else now
     found = [
-        *_of_channels(channels),
-        *_of_jobs(jobs, channels, now=now),
+        *_of_channels(channels, waits=inputs.flush_interval),
+        *_of_jobs(jobs, channels, waits=inputs.flush_interval, now=now),
         *_of_ddl(inputs, now=now),
         *_of_clocks(clock, channels, now=now),
         *_of_quality(inputs),
@@ -179,18 +183,20 @@ def make_finding(kind: HealthKind, subject: str, words: str, *, run: str = "") -
     return HealthFinding(severity=severity, kind=kind, subject=subject, words=words, where=REMEDIES[kind], run=run)
 
 
-def _of_channels(channels: Iterable[PChannelView]) -> Iterator[HealthFinding]:
+def _of_channels(channels: Iterable[PChannelView], *, waits: float) -> Iterator[HealthFinding]:
     for each in channels:
         if each.parked:
             words = each.parked
             yield make_finding("parked", each.name, words if words.startswith(each.name) else f"it is parked: {words}")
         if (each.lag_seconds or 0) > LAGGING_SECONDS:
             yield make_finding("lagging", each.name, f"the WAL is {each.lag_seconds:.0f} s behind the log")
-        if each.flush_lag_seconds > FLUSH_LAGGING_SECONDS:
+        if each.flush_lag_seconds > waits + FLUSH_LAGGING_SECONDS:
             yield make_finding("lagging", each.name, f"the tables are {each.flush_lag_seconds:.0f} s behind the WAL")
 
 
-def _of_jobs(jobs: Sequence[JobView], channels: Sequence[PChannelView], *, now: float) -> Iterator[HealthFinding]:
+def _of_jobs(
+    jobs: Sequence[JobView], channels: Sequence[PChannelView], *, waits: float, now: float
+) -> Iterator[HealthFinding]:
     for job in jobs:
         for name, words in job.failures.items():
             yield make_finding("job_failed", job.name, f"{name}: {words}")
@@ -199,14 +205,14 @@ def _of_jobs(jobs: Sequence[JobView], channels: Sequence[PChannelView], *, now: 
     flusher = next((job for job in jobs if job.name == "flusher"), None)
     if flusher is None or flusher.state != "running" or flusher.at is None:
         return
-    quiet = now - flusher.at
+    quiet, limit = now - flusher.at, waits + STALLED_SECONDS
     # The waiting rows must be old, not only the flusher's last report: an idle flusher reports nothing for hours.
     waiting = [
         each.name
         for each in channels
-        if int(each.time_tick) > int(each.flushed_tick) and each.time is not None and now - each.time > STALLED_SECONDS
+        if int(each.time_tick) > int(each.flushed_tick) and each.time is not None and now - each.time > limit
     ]
-    if waiting and quiet > STALLED_SECONDS:
+    if waiting and quiet > limit:
         yield make_finding(
             "flusher_stalled",
             "flusher",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from millrace.base.errors import CollectionNotFound, TickNotReached
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.node.flush.definition import flush_to_end
+from millrace.storage.store import TableStore
 from millrace.storage.table import open_table
 from millrace.tables.collections.flush_tables import read_segments
+from millrace.tables.read import plan
 from millrace.tables.read.arrow import read_arrow, read_pieces
 from millrace.tables.read.plan import plan_read
+from millrace.tables.wal import reader
 from tests.failpoints import at_failpoints
 from tests.laws.profile import examples
 from tests.tables.read_model import ADDED, OPERATIONS, do, expected, schema_known
@@ -233,3 +237,30 @@ def test_a_dropped_collection_is_readable_before_its_drop_and_refused_from_then_
     assert read_arrow(settings, 1, at=before).num_rows == 1
     with pytest.raises(CollectionNotFound):
         read_arrow(settings, 1)
+
+
+def test_a_read_opens_each_file_of_its_tail_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker, collection = made(settings)
+    flush_to_end(settings)
+    for number in range(3):
+        for vchannel in collection.vchannels:
+            [key] = collection.keys_of(vchannel, 1)
+            rows: dict[str, list[object]] = {"id": [key], "body": [f"{number}"]}
+            collection.append(vchannel, collection.insert(rows, vchannel=vchannel, upsert=True))
+        maker.commit()
+    opened: Counter[str] = Counter()
+    batches = reader._batches
+
+    def counted(store: TableStore, file: reader.WalFile, *rest: Any) -> Iterator[pa.Table]:
+        opened[file.path] += 1
+        return batches(store, file, *rest)
+
+    monkeypatch.setattr(reader, "_batches", counted)
+    found = read_arrow(settings, 1, confirmed=maker.confirmed())
+    assert found["body"].to_pylist() == ["2"] * len(collection.vchannels)
+    assert len(opened) >= 6
+    assert set(opened.values()) == {1}
+    monkeypatch.setattr(plan, "HELD_BYTES", 0)
+    assert sorted(read_arrow(settings, 1, confirmed=maker.confirmed()).to_pylist(), key=str) == sorted(
+        found.to_pylist(), key=str
+    ), "a tail that is too large to hold is read for each use"

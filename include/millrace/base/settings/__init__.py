@@ -147,10 +147,17 @@ class Settings:
         high=3600,
     )
     flush_interval: float = setting(
-        2.0,
-        "Minimum time between micro-batches of the flusher; reads add the WAL's tail meanwhile.",
+        60.0,
+        "Longest time that rows wait for the flusher; reads take them from the WAL meanwhile.",
         low=0,
         high=86400,
+    )
+    flush_bytes: int = setting(
+        16 << 20,
+        "WAL bytes of a PChannel at which the flusher takes them before that.",
+        low=0,
+        high=16 << 30,
+        is_bytes=True,
     )
     tick_interval: float = setting(10.0, "Idle time after which a PChannel gets a time tick.", low=0.01, high=3600)
 

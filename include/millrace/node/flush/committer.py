@@ -4,12 +4,19 @@ A crash between two commits leaves tables ahead of the checkpoint. The next flus
 table by table, what is there already. If two flushers run, each table takes a range of a VChannel from only one of
 them: a commit succeeds only from the app id's version that its work was planned from. The other flusher is fenced,
 deletes its files and plans again. The checkpoint is moved by the flusher that has everything before it in the tables.
+
+Collections are independent of each other until then, so several are committed at once. A collection's rows table is
+created with its first row, and its deletes table with its first delete.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -18,12 +25,13 @@ from millrace.base.failpoint import hit
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
 from millrace.message.ids import tick_physical_ms
+from millrace.message.schema import CollectionSchema
 from millrace.node.flush.flusher import DELETES, ROWS, FlushReport, TablePart
 from millrace.node.range_loop.definition import CommitResult, OwnershipCheck, always_owned
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.store import store_at
-from millrace.storage.table import TableHandle
+from millrace.storage.table import TableHandle, table_exists
 from millrace.tables.collections.data_tables import (
     deletes_uri,
     ensure_deletes_table,
@@ -36,6 +44,22 @@ from millrace.tables.collections.flush_tables import (
     replaced_checkpoint_files,
 )
 from millrace.wal.visible.collection_rows import rows_table_schema
+
+COMMIT_THREADS: Final = 4
+"""Collections that are committed at once. A commit mostly waits for the disk."""
+
+OPEN_TABLES: Final = 512
+"""Tables of collections that stay open from one flush to the next: their memory must not grow with the collections."""
+
+_URIS: Final = {DELETES: deletes_uri, ROWS: rows_uri}
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class _CollectionTable:
+    handle: TableHandle
+    columns: frozenset[pa.Field]
+    """Columns of the schemas that it was ensured to have."""
 
 
 class FlushCommitter:
@@ -55,100 +79,120 @@ class FlushCommitter:
     ) -> None:
         """Commit to the tables that `settings` name.
 
-        `holds` says whether a PChannel may be committed now; it is asked before each commit of a flush. A PChannel that
-        may no longer be committed counts as fenced, and its next owner continues after what the tables hold.
+        `holds` says whether a PChannel may be committed now; it is asked before each commit of a flush, from several
+        threads. A PChannel that may no longer be committed counts as fenced, and its next owner continues after what
+        the tables hold.
         """
         self._settings = settings
         self._metrics = metrics
         self._holds = holds
-        self._handles: dict[str, TableHandle] = {}
-        self._known: dict[int, set[pa.Field]] = {}
-        self._done: set[str] = set()
+        self._shared: dict[str, TableHandle] = {}
+        self._open: OrderedDict[str, _CollectionTable] = OrderedDict()
+        self._settled: set[tuple[str, str]] = set()
+        """(PChannel, table) whose files a commit of this batch took or, fenced, deleted."""
 
     def commit(self, reports: Sequence[FlushReport]) -> CommitResult[FlushReport]:
         """Commit every report that still follows the tables. At most one report per PChannel."""
         started = time.perf_counter()
+        self._settled.clear()
         refused: dict[str, MillraceError] = {}
-        fenced: list[FlushReport] = []
-        self._done.clear()
-        pending = [report for report in reports if self._ensured(report, refused)]
-        for kind, path_of in ((DELETES, deletes_uri), (ROWS, rows_uri)):
-            for collection_id in sorted({number for report in pending for number in report.collections}):
-                pending = self._table(kind, collection_id, path_of(self._settings, collection_id), pending, fenced)
-                hit(f"flush.{kind}")
-        pending = self._segments(pending, fenced)
+        for failed in self._each(lambda number: self._ensured(number, reports), _numbers(reports, schemas=True)):
+            refused |= failed
+        left = [report for report in reports if report.channel not in refused]
+        pending = _without(
+            left, self._each(lambda number: self._collection(number, left), _numbers(left, schemas=False))
+        )
+        pending = _without(pending, [self._segments(pending)])
         hit("flush.segments")
-        pending = self._checkpoints(pending, fenced)
+        pending = _without(pending, [self._checkpoints(pending)])
         hit("flush.checkpoints")
+        through = {report.channel for report in pending}
+        for report in reports:
+            if report.channel not in through:
+                self._drop(report)
+        while len(self._open) > OPEN_TABLES:
+            self._open.popitem(last=False)
         self._report(pending)
+        fenced = [report for report in left if report.channel not in through]
         return CommitResult(committed=pending, fenced=fenced, refused=refused, seconds=time.perf_counter() - started)
 
-    def _ensured(self, report: FlushReport, refused: dict[str, MillraceError]) -> bool:
-        """Create the report's tables and columns before the commit; idempotent.
+    def _each(self, work: Callable[[int], _Item], collections: Sequence[int]) -> list[_Item]:
+        """Do `work` for each collection, several at once. Raises its first error once all are done."""
+        if len(collections) < 2:
+            return [work(number) for number in collections]
+        with ThreadPoolExecutor(COMMIT_THREADS, thread_name_prefix="millrace-flush-commit") as pool:
+            return list(pool.map(work, collections))
 
-        Refuses a report that does not fit its tables. The others go on (law 6).
+    def _ensured(self, number: int, reports: Sequence[FlushReport]) -> dict[str, MillraceError]:
+        """Create one collection's tables and columns that the reports need; idempotent.
+
+        Returns the error of each report that does not fit a table. The others go on (law 6).
         """
-        try:
-            for number, schema in report.schemas.items():
-                if set(rows_table_schema(schema)) <= self._known.get(number, set()):
-                    continue
-                rows, deletes = rows_uri(self._settings, number), deletes_uri(self._settings, number)
-                self._handles[rows] = ensure_rows_table(rows, schema)
-                self._handles[deletes] = ensure_deletes_table(deletes, schema)
-                self._known.setdefault(number, set()).update(rows_table_schema(schema))
-        except ChannelParked as error:
-            self._drop(report, None)
-            refused[report.channel] = error
-            return False
-        return True
+        refused: dict[str, MillraceError] = {}
+        for report in reports:
+            if number not in report.schemas:
+                continue
+            parts = report.collections.get(number, {})
+            try:
+                for kind in (DELETES, ROWS):
+                    self._ensure(kind, number, report.schemas[number], create=kind in parts)
+            except ChannelParked as error:
+                refused[report.channel] = error
+        return refused
 
-    def _table(
-        self, kind: str, collection_id: int, path: str, reports: list[FlushReport], fenced: list[FlushReport]
-    ) -> list[FlushReport]:
-        parts = [
-            (report, part)
-            for report in reports
-            if (part := report.collections.get(collection_id, {}).get(kind)) is not None
-        ]
-        return self._commit(kind, path, parts, reports, fenced)
+    def _ensure(self, kind: str, number: int, schema: CollectionSchema, *, create: bool) -> None:
+        uri = _URIS[kind](self._settings, number)
+        known = self._open.pop(uri, None)
+        columns = frozenset(rows_table_schema(schema)) if kind == ROWS else frozenset[pa.Field]()
+        if known is None or not columns <= known.columns:
+            # A schema change reaches the table with its commit. Deletes have only the key, which never changes.
+            if not create and (kind == DELETES or not table_exists(uri)):
+                return
+            ensure = ensure_rows_table if kind == ROWS else ensure_deletes_table
+            known = _CollectionTable(ensure(uri, schema), columns | (known.columns if known else frozenset()))
+        self._open[uri] = known
 
-    def _segments(self, reports: list[FlushReport], fenced: list[FlushReport]) -> list[FlushReport]:
-        path = self._settings.segments_uri
-        if path not in self._handles:
-            self._handles[path] = ensure_segments_table(path)
+    def _collection(self, number: int, reports: Sequence[FlushReport]) -> set[str]:
+        """Commit one collection's deletes, then its rows. Returns the PChannels that were fenced."""
+        fenced: set[str] = set()
+        for kind in (DELETES, ROWS):
+            parts = [
+                (report, part)
+                for report in reports
+                if report.channel not in fenced and (part := report.collections.get(number, {}).get(kind)) is not None
+            ]
+            if parts:
+                fenced |= self._commit(kind, self._open[_URIS[kind](self._settings, number)].handle, parts)
+            hit(f"flush.{kind}")
+        return fenced
+
+    def _segments(self, reports: Sequence[FlushReport]) -> set[str]:
+        uri = self._settings.segments_uri
         parts = [(report, report.segments) for report in reports if report.segments.rows]
-        return self._commit("segments", path, parts, reports, fenced)
+        return self._commit("segments", self._table(uri, ensure_segments_table), parts)
 
-    def _checkpoints(self, reports: list[FlushReport], fenced: list[FlushReport]) -> list[FlushReport]:
-        path = self._settings.checkpoints_uri
-        if path not in self._handles:
-            self._handles[path] = ensure_checkpoints_table(path)
+    def _checkpoints(self, reports: Sequence[FlushReport]) -> set[str]:
+        uri = self._settings.checkpoints_uri
         parts = []
         for report in reports:
             move = AppTransaction(report.checkpoint.base, report.new_checkpoint.time_tick)
             parts.append((report, TablePart(report.checkpoint_actions, {report.channel: move})))
-        return self._commit("checkpoints", path, parts, reports, fenced)
+        return self._commit("checkpoints", self._table(uri, ensure_checkpoints_table), parts)
 
-    def _commit(
-        self,
-        kind: str,
-        path: str,
-        parts: list[tuple[FlushReport, TablePart]],
-        reports: list[FlushReport],
-        fenced: list[FlushReport],
-    ) -> list[FlushReport]:
-        """Commit the parts of one table together. Returns the reports that go on; fenced ones delete their files."""
-        lost = [report for report, _ in parts if not self._holds(report.channel)]
-        for report in lost:
-            self._drop(report, None)
-        fenced.extend(lost)
-        reports = [report for report in reports if report not in lost]
-        parts = [(report, part) for report, part in parts if report not in lost]
+    def _table(self, uri: str, ensure: Callable[[str], TableHandle]) -> TableHandle:
+        if uri not in self._shared:
+            self._shared[uri] = ensure(uri)
+        return self._shared[uri]
+
+    def _commit(self, kind: str, table: TableHandle, parts: list[tuple[FlushReport, TablePart]]) -> set[str]:
+        """Commit the parts of one table together. Returns the PChannels that were fenced."""
+        lost = {report.channel for report, _ in parts if not self._holds(report.channel)}
+        parts = [(report, part) for report, part in parts if report.channel not in lost]
         if not parts:
-            return reports
+            return lost
         started = time.perf_counter()
         outcome = commit_fenced(
-            self._handles[path],
+            table,
             [
                 CommitPart(
                     part.actions,
@@ -158,29 +202,29 @@ class FlushCommitter:
                 for report, part in parts
             ],
         )
-        late = [parts[place][0] for place in outcome.fenced]
-        for report in late:
-            self._drop(report, path)
-        fenced.extend(late)
-        if len(late) < len(parts):
-            self._done.add(path)
-            if self._metrics is not None:
-                self._metrics.flusher_commit_duration_seconds.labels(kind).observe(time.perf_counter() - started)
-        return [report for report in reports if report not in late]
+        self._settled.update((report.channel, table.uri) for report, _ in parts)
+        late = {parts[place][0].channel for place in outcome.fenced}
+        if len(late) < len(parts) and self._metrics is not None:
+            self._metrics.flusher_commit_duration_seconds.labels(kind).observe(time.perf_counter() - started)
+        return lost | late
 
-    def _drop(self, report: FlushReport, fenced_at: str | None) -> None:
-        """Delete the files of an abandoned report in the tables whose commit it did not reach."""
+    def _drop(self, report: FlushReport) -> None:
+        """Delete the files of an abandoned report in the tables whose commit it did not reach.
+
+        Call it once no commit of the batch is under way.
+        """
         settings = self._settings
         places = [
-            ((deletes_uri if kind == DELETES else rows_uri)(settings, number), part.actions)
+            (_URIS[kind](settings, number), part.actions)
             for number, parts in report.collections.items()
             for kind, part in parts.items()
         ]
         places.append((settings.segments_uri, report.segments.actions))
         places.append((settings.checkpoints_uri, report.checkpoint_actions))
-        for path, actions in places:
-            if path not in self._done and path != fenced_at:
-                delete_uncommitted(store_at(path), actions)
+        for uri, actions in places:
+            store = store_at(uri)
+            if (report.channel, store.uri) not in self._settled:
+                delete_uncommitted(store, actions)
 
     def _report(self, committed: Sequence[FlushReport]) -> None:
         metrics = self._metrics
@@ -195,3 +239,13 @@ class FlushCommitter:
             metrics.flusher_time_tick.labels(report.channel).set(tick)
             metrics.flusher_lag_seconds.labels(report.channel).set(max(0.0, now_ms - tick_physical_ms(tick)) / 1000)
             metrics.flusher_rows_total.labels(report.channel).inc(report.rows)
+
+
+def _without(reports: Sequence[FlushReport], fenced: Iterable[set[str]]) -> list[FlushReport]:
+    gone = set[str]().union(*fenced)
+    return [report for report in reports if report.channel not in gone]
+
+
+def _numbers(reports: Iterable[FlushReport], *, schemas: bool) -> list[int]:
+    """Return the collections that the reports have rows or deletes of or, with `schemas`, whose schema they know."""
+    return sorted({number for report in reports for number in (report.schemas if schemas else report.collections)})

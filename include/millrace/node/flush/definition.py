@@ -1,23 +1,37 @@
-"""The flusher, an implementation of the range loop: brings visible rows of ``wal`` into the collections' tables."""
+"""The flusher, an implementation of the range loop: brings visible rows of ``wal`` into the collections' tables.
+
+Files follow bytes, not seconds: a supervised flusher takes a PChannel once enough bytes wait, once they have waited
+long enough, or once a message asks for it. Until then, reads take these rows from the WAL.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, Final
 
 import millrace.runtime.arrow_without_pandas  # noqa: F401 - first, before an array is made
 from millrace.base.metrics import Metrics
 from millrace.base.settings import Settings
+from millrace.message.types import MessageType
 from millrace.node.flush.committer import FlushCommitter
 from millrace.node.flush.flushed_segments import FlushedSegments
 from millrace.node.flush.flusher import FlushPlan, FlushReport, run_flush
+from millrace.node.flush.folds import FlushedFiles
 from millrace.node.range_loop.definition import LoopDefinition, OwnershipCheck, PendingRange, Planner, always_owned
 from millrace.node.range_loop.in_process import run_to_end
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
-from millrace.tables.wal.reader import MAX_TICK, WalSnapshot
+from millrace.tables.wal.reader import MAX_TICK, WalSnapshot, read_range
+
+LOOK_SECONDS: Final = 2.0
+"""Maximum pause between two looks for PChannels that are due."""
+
+ASKING_TYPES: Final = (MessageType.MANUAL_FLUSH.name, MessageType.FLUSH_ALL.name)
+"""Messages whose sender waits for the flush."""
 
 RANGE_FACTOR: Final = 4
 """Bytes of a flush relative to those of a WAL commit. Larger flushes make fewer files; memory does not grow with them.
@@ -27,16 +41,22 @@ RANGE_FACTOR: Final = 4
 class FlushPlanner(Planner[FlushPlan, int]):
     """Plans ranges from each PChannel's checkpoint to the last tick of one version of the ``wal`` table.
 
-    Ends are time ticks. Without a ``wal`` table there is no work.
+    Ends are time ticks. Without a ``wal`` table there is no work. Without a target, a PChannel has work once it is due
+    (:class:`FlushCadence`).
     """
 
-    def __init__(self, settings: Settings, up_to_tick: int = MAX_TICK) -> None:
+    def __init__(
+        self, settings: Settings, up_to_tick: int = MAX_TICK, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._settings = settings
         self._up_to_tick = up_to_tick
+        self._cadence = FlushCadence(settings, clock=clock)
+        self._clock = clock
         self._wal: WalSnapshot | None = None
         self._checkpoints: TableHandle | None = None
         self._read: tuple[int, dict[str, Checkpoint]] = (-1, {})
-        self._idle_version = -1
+        self._quiet: tuple[tuple[object, ...], float] = ((), 0.0)
+        """What the last look without work saw, and the time until which it need not be repeated."""
 
     def pending(
         self,
@@ -47,13 +67,18 @@ class FlushPlanner(Planner[FlushPlan, int]):
         max_bytes: int,
     ) -> Iterable[PendingRange[int]]:
         wal = self._refreshed()
-        if wal is None or wal.version == self._idle_version:
+        if wal is None:
+            return []
+        seen = (wal.version, without, only, target is None)
+        if seen == self._quiet[0] and self._clock() < self._quiet[1]:
             return []
         ends = self.seen() if target is None else target
         names = [name for name in ends if name not in without and (only is None or name in only)]
         plans = self._plan(wal, {name: ends[name] for name in names}, max_bytes)
-        if not plans and not without and only is None:
-            self._idle_version = wal.version
+        until = inf
+        if target is None:
+            plans, until = self._cadence.due(wal, plans)
+        self._quiet = (() if plans else seen, until)
         return [PendingRange(plan.channel, plan.checkpoint.time_tick, plan.up_to_tick) for plan in plans]
 
     def plan(self, ends: Mapping[str, int], *, max_bytes: int) -> list[FlushPlan]:
@@ -97,6 +122,63 @@ class FlushPlanner(Planner[FlushPlan, int]):
         return self._read[1]
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A PChannel that has rows to flush and was not due yet."""
+
+    base: int
+    """The tick of its checkpoint."""
+    since: float
+    """When a look first found rows after it."""
+    seen_tick: int
+    """Tick up to which no message asks for the flush."""
+
+
+class FlushCadence:
+    """Decides which PChannels to flush now: by the bytes and the age of what waits, or because a message asks.
+
+    What already waits when a flusher starts is due at once, since its age is not known.
+    """
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bytes = settings.flush_bytes
+        limits = (settings.flow_lag_slow, settings.flow_lag_reject)
+        # Flow control must not throttle appends for a lag that the flusher has on purpose.
+        self._seconds = min(settings.flush_interval, *(limit / 2 for limit in limits if limit), inf)
+        self._clock = clock
+        self._started = False
+        self._waiting: dict[str, _Waiting] = {}
+
+    def due(self, wal: WalSnapshot, plans: Sequence[FlushPlan]) -> tuple[list[FlushPlan], float]:
+        """Return those of `plans` that are due, and the time at which the next one is, if the WAL stays as it is."""
+        now, waiting = self._clock(), {}
+        for plan in plans:
+            base, known = plan.checkpoint.time_tick, self._waiting.get(plan.channel)
+            if known is None or known.base != base:
+                known = _Waiting(base, now if self._started else -inf, base)
+            waiting[plan.channel] = known
+        self._started, self._waiting = True, waiting
+        oldest = min((each.since for each in waiting.values()), default=inf)
+        # Others that have waited for half as long join: PChannels of one collection are flushed together.
+        limit = self._seconds / 2 if now - oldest >= self._seconds else inf
+        found = []
+        for plan in plans:
+            known = waiting[plan.channel]
+            if now - known.since >= limit or self._asks(wal, plan, known):
+                found.append(plan)
+        return found, oldest + self._seconds
+
+    def _asks(self, wal: WalSnapshot, plan: FlushPlan, known: _Waiting) -> bool:
+        """Return whether enough bytes wait or a message asks. Reads the types of each message once."""
+        if sum(file.size for file in plan.range.files if file.last_tick > plan.checkpoint.time_tick) >= self._bytes:
+            return True
+        news = wal.plan(plan.channel, after_tick=known.seen_tick, up_to_tick=plan.up_to_tick)
+        if any(True for _ in read_range(wal.store, news, types=ASKING_TYPES, columns=["type"])):
+            return True
+        known.seen_tick = plan.up_to_tick
+        return False
+
+
 @dataclass(frozen=True)
 class FlushLoop(LoopDefinition[FlushPlan, FlushReport]):
     """The flush loop of one deployment. A PChannel that cannot be flushed is retried with back-off, never parked."""
@@ -111,7 +193,7 @@ class FlushLoop(LoopDefinition[FlushPlan, FlushReport]):
 
     @property
     def interval(self) -> float:
-        return self.settings.flush_interval
+        return min(self.settings.flush_interval, LOOK_SECONDS)
 
     def planner(self) -> FlushPlanner:
         return FlushPlanner(self.settings, self.up_to_tick)
@@ -123,7 +205,13 @@ class FlushLoop(LoopDefinition[FlushPlan, FlushReport]):
         return FlushCommitter(self.settings, metrics=metrics, holds=holds)
 
     def watch(self, metrics: Metrics) -> Callable[[Sequence[FlushReport]], None]:
-        return FlushedSegments(self.settings).record
+        segments, files = FlushedSegments(self.settings), FlushedFiles(self.settings, metrics)
+
+        def record(committed: Sequence[FlushReport]) -> None:
+            segments.record(committed)
+            files.record(committed)
+
+        return record
 
 
 def flush_to_end(

@@ -89,7 +89,7 @@ class FlushReport:
     """The checkpoint that the work was planned from."""
     new_checkpoint: Checkpoint
     schemas: dict[int, CollectionSchema] = field(default_factory=dict)
-    """The newest schema of each collection whose tables must exist before the commit."""
+    """The newest schema of each collection that has rows or deletes here, or whose schema changed."""
     collections: dict[int, dict[str, TablePart]] = field(default_factory=dict)
     """By collection id: ROWS and DELETES."""
     segments: TablePart = field(default_factory=TablePart)

@@ -65,7 +65,7 @@ class _Tables:
 
     schema: CollectionSchema
     vchannels: pa.Array
-    rows: TableHandle
+    rows: TableHandle | None
     deletes: TableHandle | None
     folded: int
     drops: HiddenRanges = field(default_factory=HiddenRanges)
@@ -163,11 +163,14 @@ def _tables(
     deletes: TableHandle | None,
     rows: TableHandle | None,
 ) -> _Tables | None:
-    """Return a collection's tables and the dead rows in them, or None if it is dropped or was never flushed."""
-    if rows is None or any(info.dropped_tick for info in infos.values()):
+    """Return a collection's tables and the dead rows in them, or None if it is dropped.
+
+    A table that does not exist has no rows: it is made with the first one.
+    """
+    if any(info.dropped_tick for info in infos.values()):
         return None
     schema = newest_schema(infos.values())
-    folded = max(earliest_readable_tick(rows), rows.app_version(FOLDED_APP) or 0)
+    folded = 0 if rows is None else max(earliest_readable_tick(rows), rows.app_version(FOLDED_APP))
     found = _Tables(schema, pa.array(sorted(infos), pa.utf8()), rows, deletes, folded)
     if folded > before.time_tick:
         found.drops = hidden_ranges_at(infos, folded)

@@ -18,12 +18,12 @@ from millrace.message.ids import compose_tick, pchannel_of
 from millrace.operations.checkpoint.base_verification import BaseMismatch, verify_base
 from millrace.operations.checkpoint.staged_trim import remove_trimmed_files
 from millrace.operations.checkpoint.wal_trim import files_before, trim_wal
-from millrace.operations.compaction.commits import raise_base_tick
 from millrace.operations.operation import OperationReport
 from millrace.storage.table import open_table
 from millrace.tables.collections.bases import VerifiedBase, read_bases, write_base
 from millrace.tables.collections.data_tables import rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint
+from millrace.tables.rewrite.commits import raise_base_tick
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 

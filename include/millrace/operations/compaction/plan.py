@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,18 +14,18 @@ from millrace.base.settings import Settings
 from millrace.log.clock import log_time_ms
 from millrace.message.ids import LOGICAL_BITS, compose_tick
 from millrace.message.stored_columns import ColumnChains, foldable_chains, key_columns
-from millrace.operations.compaction.commits import folded_tick
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import FileGroup, live_files, merge_groups, row_bytes
-from millrace.operations.compaction.rewrite import DeadRowFilter, RewriteJob
 from millrace.operations.coverage import Coverage
 from millrace.rpc.remote_log import RemoteLogService
 from millrace.storage.file_sink import MAX_FILE_BYTES
 from millrace.storage.store import TableStore
 from millrace.storage.table import LiveFile, TableHandle, open_table
-from millrace.tables.collections.data_tables import STATS_COLUMNS, TICK, deletes_uri, earliest_readable_tick, rows_uri
+from millrace.tables.collections.data_tables import TICK, deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.dead_rows import HiddenRanges, hidden_ranges_at
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
+from millrace.tables.rewrite.commits import folded_tick
+from millrace.tables.rewrite.files import FileGroup, live_files, merge_groups, row_bytes
+from millrace.tables.rewrite.rewrite import DeadRowFilter, RewriteJob, file_schema, merge_job
 from millrace.tables.wal.reader import WalSnapshot
 from millrace.wal.visible.catalog import VChannelInfo, newest_schema
 
@@ -102,14 +102,8 @@ class CollectionPlan:
 
     def row_job(self) -> RewriteJob:
         """Return the job of the rows table."""
-        return RewriteJob(
-            self.rows_uri,
-            _file_schema(self.rows),
-            sort=(*self.collection.key, *STATS_COLUMNS),
-            stats=(*self.collection.key, *STATS_COLUMNS),
-            fold=self._fold() if self.fold_tick else None,
-            chains=self._chains(),
-        )
+        fold = self._fold() if self.fold_tick else None
+        return replace(merge_job(self.rows, self.collection.key), fold=fold, chains=self._chains())
 
     def _chains(self) -> ColumnChains:
         """Return the column chains to fold: those that every read from the base on knows completely."""
@@ -128,10 +122,10 @@ class CollectionPlan:
 
     def _fold(self) -> DeadRowFilter:
         files = [file for file in self.delete_files if (file.low[TICK] or 0) <= self.fold_tick]
-        schema = pa.schema([]) if self.deletes is None else _file_schema(self.deletes)
+        schema = pa.schema([]) if self.deletes is None else file_schema(self.deletes)
         paths = tuple(file.path for file in files)
         if self.deletes is None:
-            own = _file_schema(self.rows)
+            own = file_schema(self.rows)
             schema = pa.schema([pa.field(name, own.field(name).type) for name in self.collection.key])
         return DeadRowFilter(self.collection.key, self.fold_tick, str(self.deletes_uri), paths, schema, self.drops)
 
@@ -168,12 +162,6 @@ def _meet(rows: LiveFile, deletes: LiveFile, key: str) -> bool:
     if any(bound is None for bound in bounds):
         return True
     return bool(rows.low[key] <= deletes.high[key] and deletes.low[key] <= rows.high[key])
-
-
-def _file_schema(table: TableHandle) -> pa.Schema:
-    """Return the columns of the table's files: those of the table without the partition columns."""
-    partitions = set(table.partition_columns)
-    return pa.schema([each for each in table.schema if each.name not in partitions])
 
 
 def history_tick(settings: Settings, params: CompactionParams) -> int:
@@ -368,5 +356,4 @@ def _new_drops(plan: CollectionPlan, limit: int) -> HiddenRanges:
 def delete_job(plan: CollectionPlan, folded: int) -> RewriteJob:
     """Return the job of the deletes table: merge files, and drop the deletes that are folded in up to `folded`."""
     assert plan.deletes is not None
-    columns = (*plan.collection.key, *STATS_COLUMNS)
-    return RewriteJob(plan.deletes_uri, _file_schema(plan.deletes), sort=columns, stats=columns, drop_deletes_to=folded)
+    return replace(merge_job(plan.deletes, plan.collection.key), drop_deletes_to=folded)

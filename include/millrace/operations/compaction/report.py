@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
 from pydantic import Field
 
 from millrace.operations.operation import OperationReport, counted, mebibytes
+
+if TYPE_CHECKING:
+    from millrace.tables.rewrite.rewrite import RewriteResult
 
 
 class TableCompaction(OperationReport):
@@ -25,6 +31,20 @@ class TableCompaction(OperationReport):
     bytes_written: int = 0
     given_up: list[str] = Field(default_factory=list)
     """Groups of files that were left unchanged, with reasons. The next run tries each again."""
+
+    def with_rewrites(self, done: Sequence[RewriteResult], given_up: Sequence[str]) -> Self:
+        """Return this report with the groups that were committed, and those that were given up."""
+        return self.model_copy(
+            update={
+                "files_removed": self.files_removed + sum(len(each.group.files) for each in done),
+                "files_added": self.files_added + sum(len(each.actions) for each in done),
+                "rows": self.rows + sum(each.rows_out for each in done),
+                "rows_removed": self.rows_removed + sum(each.rows_in - each.rows_out for each in done),
+                "bytes_read": self.bytes_read + sum(each.group.size for each in done),
+                "bytes_written": self.bytes_written + sum(action.size for each in done for action in each.actions),
+                "given_up": [*given_up],
+            }
+        )
 
 
 class CollectionCompaction(OperationReport):

@@ -14,14 +14,7 @@ from functools import cache
 from typing import Final
 
 from millrace.base.settings import Settings
-from millrace.operations.compaction.commits import (
-    RewriteCommitter,
-    folded_tick,
-    raise_base_tick,
-    rewrite_and_commit,
-)
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import FileGroup, live_files
 from millrace.operations.compaction.plan import (
     CollectionPlan,
     DeletesPlan,
@@ -33,18 +26,25 @@ from millrace.operations.compaction.plan import (
     plan_deletes,
 )
 from millrace.operations.compaction.report import CollectionCompaction, CompactionReport, TableCompaction
-from millrace.operations.compaction.rewrite import (
+from millrace.operations.compaction.segments import join_segments, merge_segment_files
+from millrace.operations.compaction.vacuum import vacuum
+from millrace.operations.entry import SessionFactory
+from millrace.runtime.progress import Progress
+from millrace.storage.table import open_table
+from millrace.tables.rewrite.commits import (
+    RewriteCommitter,
+    folded_tick,
+    raise_base_tick,
+    rewrite_and_commit,
+)
+from millrace.tables.rewrite.files import FileGroup, live_files
+from millrace.tables.rewrite.rewrite import (
     RewriteJob,
     RewriteMapper,
     RewriteResult,
     rewrite_in_process,
     spark_mapper,
 )
-from millrace.operations.compaction.segments import join_segments, merge_segment_files
-from millrace.operations.compaction.vacuum import vacuum
-from millrace.operations.entry import SessionFactory
-from millrace.runtime.progress import Progress
-from millrace.storage.table import open_table
 from millrace.wal.visible.catalog import newest_schema
 
 ZOrder = Callable[[CollectionPlan], None]
@@ -186,10 +186,11 @@ def _rows(plan: CollectionPlan, work: CollectionCompaction, mapper: RewriteMappe
     base = plan.base_tick
     if plan.fold_tick:
         base = raise_base_tick(plan.rows, plan.fold_tick)
-    rows = rewrite_and_commit(replacer, job, groups, mapper, work.rows)
+    done = rewrite_and_commit(replacer, job, groups, mapper)
     folded = plan.folded_tick
     if plan.fold_tick and not replacer.given_up and not replacer.superseded and replacer.mark_folded(plan.fold_tick):
         folded = plan.fold_tick
+    rows = work.rows.with_rewrites(done, replacer.given_up)
     return work.model_copy(update={"rows": rows, "base_tick": base, "folded_to": folded})
 
 
@@ -219,7 +220,8 @@ def _deletes(plan: CollectionPlan, params: CompactionParams, mapper: RewriteMapp
         if rest:
             yield from mapper(job, rest)
 
-    return rewrite_and_commit(replacer, delete_job(plan, folded), deletes.groups, whole_files_first, work)
+    done = rewrite_and_commit(replacer, delete_job(plan, folded), deletes.groups, whole_files_first)
+    return work.with_rewrites(done, replacer.given_up)
 
 
 def _found(plan: CollectionPlan, deletes: DeletesPlan) -> TableCompaction:

@@ -14,24 +14,23 @@ from typing import Any
 
 from millrace.base.failpoint import hit
 from millrace.base.settings import Settings
-from millrace.operations.compaction.commits import RewriteCommitter, rewrite_and_commit
 from millrace.operations.compaction.declaration import CompactionParams
-from millrace.operations.compaction.files import SMALL_SHARE, FileGroup, live_files
 from millrace.operations.compaction.plan import plan_merges
 from millrace.operations.compaction.report import TableCompaction
-from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.parquet_file import FileAction
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.data_tables import REWRITES_APP
 from millrace.tables.collections.flush_tables import (
     PCHANNEL,
-    SEGMENT_COLUMNS,
     ensure_segments_table,
     read_checkpoints,
     read_segments,
     write_segments,
 )
+from millrace.tables.rewrite.commits import RewriteCommitter, rewrite_and_commit
+from millrace.tables.rewrite.files import SMALL_SHARE, FileGroup, live_files
+from millrace.tables.rewrite.rewrite import RewriteMapper, segments_job
 from millrace.wal.visible.catalog import SegmentEvent
 
 
@@ -117,9 +116,6 @@ def merge_segment_files(settings: Settings, params: CompactionParams, mapper: Re
     groups, work = plan_segment_files(table, params)
     if params.dry_run or not groups:
         return work
-    return rewrite_and_commit(RewriteCommitter.of(table), segment_job(path), groups, mapper, work)
-
-
-def segment_job(uri: str) -> RewriteJob:
-    """Return the job of the table ``segments``."""
-    return RewriteJob(uri, SEGMENT_COLUMNS, sort=("segment_id", "time_tick"), stats=("segment_id", "time_tick"))
+    replacer = RewriteCommitter.of(table)
+    done = rewrite_and_commit(replacer, segments_job(path), groups, mapper)
+    return work.with_rewrites(done, replacer.given_up)

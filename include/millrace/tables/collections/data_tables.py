@@ -1,5 +1,4 @@
-"""The two Delta tables of a collection: its rows and its deletes. The flusher appends to them and never rewrites a
-file.
+"""The two Delta tables of a collection: its rows and its deletes. The flusher appends to them, and joins small files.
 
 ``collections/<id>``: the fields of the collection's schema, then the columns that locate a row. ``deletes/<id>``: the
 key and the columns that locate the delete. Both are partitioned by ``_date`` (of the visible tick). They are limited to
@@ -34,7 +33,8 @@ BASE_TICK_PROPERTY: Final = "millrace.baseTick"
 """Table property: deletes up to this tick are folded into the rows, so earlier ticks can no longer be read."""
 
 REWRITES_APP: Final = "millrace/rewrites"
-"""App id that every commit which replaces or removes files of a table increments: a second rewriter is fenced."""
+"""App id that every commit which changes rows by replacing or removing files increments: a second rewriter is fenced.
+Folds of small files keep every row and do not increment it."""
 
 FOLDED_APP: Final = "millrace/folded"
 """App id of the rows table. Its version is the tick up to which no row is left that a delete or a drop hides.

@@ -37,6 +37,13 @@ _DELETING: Final = [kind.name for kind in KEY_DELETING_TYPES]
 POLL_SECONDS: Final = 0.02
 """Pause between two polls of the ``wal`` table while a read waits for its tick."""
 
+HELD_BYTES: Final = 32 << 20
+"""Size of the tails' WAL files up to which a read holds their messages, and so reads the files once and not for each of
+its uses: catalog, deletes, rows.
+"""
+
+_BODIES: Final = [kind.name for kind in (MessageType.INSERT, MessageType.UPSERT, MessageType.DELETE)]
+
 
 @dataclass(frozen=True, slots=True)
 class WalTail:
@@ -51,12 +58,22 @@ class WalTail:
     """Size of the staged files that its imports name."""
     uncommitted: tuple[pa.Table, ...] = ()
     """Messages after `range` that only the log has, in order. For a read in this process: no task receives them."""
+    held: tuple[pa.Table, ...] | None = None
+    """The messages of `range` without bodies of other collections. None: they are read for each use. As `uncommitted`.
+    """
 
     def messages(self, store: TableStore, *, types: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Yield the messages of the table and of the log, of these types or all."""
-        yield from read_range(store, self.range, types=types)
-        for rows in self.uncommitted:
+        if self.held is None:
+            yield from read_range(store, self.range, types=types)
+        for rows in (*(self.held or ()), *self.uncommitted):
             yield rows if types is None else _of_types(rows, types)
+
+    def has_any(self, store: TableStore, types: Sequence[str]) -> bool:
+        """Return whether there may be messages of these types, which are read alone."""
+        if self.held is None and any(True for _ in read_range(store, self.range, types=types, columns=["type"])):
+            return True
+        return any(_of_types(rows, types).num_rows for rows in (*(self.held or ()), *self.uncommitted))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -104,12 +121,7 @@ class ReadPlan:
 
     def has_tail_deletes(self) -> bool:
         """Return whether the tails may hold a delete, from the types of their messages alone."""
-        for tail in self.tails:
-            for _ in read_range(store_at(self.settings.wal_uri), tail.range, types=_DELETING, columns=["type"]):
-                return True
-            if any(_of_types(rows, _DELETING).num_rows for rows in tail.uncommitted):
-                return True
-        return False
+        return any(tail.has_any(store_at(self.settings.wal_uri), _DELETING) for tail in self.tails)
 
     def first_ticks(self) -> dict[str, int]:
         """Return by VChannel a tick that no row precedes, in the table or in the tail."""
@@ -183,6 +195,7 @@ def _plan(
     tick = confirmed if wanted is None else wanted
     _check_base(rows, tick)
     tails: list[WalTail] = []
+    room = HELD_BYTES
     vchannels: dict[str, VChannelInfo] = {}
     for pchannel in pchannels:
         checkpoint = checkpoints.get(pchannel, Checkpoint(pchannel))
@@ -191,7 +204,10 @@ def _plan(
         if wal is not None and tick > after:
             # From LastConfirmed, so that the tail includes the begin of transactions that commit after the checkpoint.
             planned = wal.plan(pchannel, start=checkpoint.confirmed, after_tick=after, up_to_tick=tick)
-            tail = replace(tail, range=planned)
+            size = sum(file.size for file in planned.files)
+            held = _held(wal.store, planned, collection_id) if size <= room else None
+            room -= 0 if held is None else size
+            tail = replace(tail, range=planned, held=held)
         if uncommitted is not None:  # what the table has taken since the replay is in `range`
             tail = replace(tail, uncommitted=_between(uncommitted[pchannel], max(after, last[pchannel]), tick))
         catalog, staged_bytes = _catalog(settings, tail)
@@ -237,6 +253,15 @@ def _pchannels(wal: WalSnapshot, checkpoints: dict[str, Checkpoint], collection_
         for info in catalog.vchannels.values():
             return sorted(set(map(pchannel_of, info.vchannels)))
     return []
+
+
+def _held(wal: TableStore, planned: WalRange, collection_id: int) -> tuple[pa.Table, ...]:
+    """Read the messages of a range, except the bodies of other collections, as one table."""
+    found = []
+    for rows in read_range(wal, planned):
+        body = pc.is_in(rows["type"].cast(pa.utf8()), pa.array(_BODIES))
+        found.append(rows.filter(pc.or_(pc.equal(rows["collection_id"], collection_id), pc.invert(body))))
+    return (pa.concat_tables(found).unify_dictionaries().combine_chunks(),) if found else ()
 
 
 def _between(messages: Sequence[pa.Table], after: int, until: int) -> tuple[pa.Table, ...]:

@@ -19,11 +19,14 @@ import pyarrow.compute as pc
 
 from millrace.base.failpoint import hit
 from millrace.message.stored_columns import ColumnChains, fold_chains
-from millrace.operations.compaction.files import FileGroup
 from millrace.storage.file_sink import FileSink
 from millrace.storage.parquet_file import FileAction, open_file, read_rows
 from millrace.storage.store import store_at
+from millrace.storage.table import TableHandle
+from millrace.tables.collections.data_tables import STATS_COLUMNS
 from millrace.tables.collections.dead_rows import HiddenRanges, dead_mask
+from millrace.tables.collections.flush_tables import SEGMENT_COLUMNS
+from millrace.tables.rewrite.files import FileGroup
 from millrace.wal.visible.collection_rows import align_to_schema
 
 if TYPE_CHECKING:
@@ -69,6 +72,23 @@ class RewriteJob:
     """Deletes table only: deletes up to this tick are dropped."""
     chains: ColumnChains = ()
     """Rows table only: columns whose values move to the last of their chain, because no read uses the narrower ones."""
+
+
+def merge_job(table: TableHandle, key: Sequence[str]) -> RewriteJob:
+    """Return the job that merges files of a collection's rows or deletes, whose primary key has the columns `key`."""
+    columns = (*key, *STATS_COLUMNS)
+    return RewriteJob(table.uri, file_schema(table), sort=columns, stats=columns)
+
+
+def segments_job(uri: str) -> RewriteJob:
+    """Return the job that merges files of the table ``segments``."""
+    return RewriteJob(uri, SEGMENT_COLUMNS, sort=("segment_id", "time_tick"), stats=("segment_id", "time_tick"))
+
+
+def file_schema(table: TableHandle) -> pa.Schema:
+    """Return the columns of the table's files: those of the table without the partition columns."""
+    partitions = set(table.partition_columns)
+    return pa.schema([each for each in table.schema if each.name not in partitions])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,12 +67,26 @@ def row_bytes(files: Sequence[LiveFile], store: TableStore) -> float:
     return total / rows if rows else 1.0
 
 
-def merge_groups(files: Sequence[LiveFile], *, bytes_per_row: float, target: int, min_files: int) -> list[FileGroup]:
-    """Choose small files to merge: at least `min_files` of a partition and about `target` decoded bytes at most."""
+Tiering = Callable[[Sequence[LiveFile], float], list[list[LiveFile]]]
+"""Splits files of one partition, whose rows have so many decoded bytes, into tiers that are merged among themselves."""
+
+
+def merge_groups(
+    files: Sequence[LiveFile],
+    *,
+    bytes_per_row: float,
+    target: int,
+    min_files: int,
+    tiers: Tiering | None = None,
+) -> list[FileGroup]:
+    """Choose small files to merge: at least `min_files` of a partition and about `target` decoded bytes at most.
+
+    `tiers` (default: by the sums of sizes) splits a partition's small files.
+    """
     groups: list[FileGroup] = []
     for _, partition in itertools.groupby(files, key=lambda file: file.partition):
         small = [file for file in partition if file.rows * bytes_per_row < target * SMALL_SHARE]
-        for tier in _tiers(small, bytes_per_row):
+        for tier in (tiers or _tiers)(small, bytes_per_row):
             taken: list[LiveFile] = []
             held = 0.0
             for file in sorted(tier, key=lambda file: (file.low[TICK] or 0, file.path)):

@@ -1,9 +1,11 @@
-"""The commits of compaction, and the order that makes them safe beside the flusher and beside another compaction.
+"""The commits of a rewrite, and the order that makes them safe beside the flusher and beside another rewrite.
 
 Compaction has two app ids of its own in a collection's rows table. ``millrace/rewrites`` counts the commits that
 replaced files. Each such commit increments it, so that of two concurrent rewriters of one table the second is fenced.
-Every other operation that removes files of the table increments it too. ``millrace/folded`` is the tick up to which the
-table holds no dead rows: deletes up to it have nothing left to hit.
+Every other operation that removes or adds rows by replacing files increments it too. A fold of small files
+(millrace.tables.rewrite.fold) does not: it joins files row for row, so what a compaction found stays true, and the
+check of the files that both replace is fence enough. ``millrace/folded`` is the tick up to which the table holds no
+dead rows: deletes up to it have nothing left to hit.
 
 The flusher's app ids are never touched. Its commits conflict with these only in the version number, and the later one
 tries again.
@@ -16,13 +18,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millrace.base.failpoint import hit
-from millrace.operations.compaction.files import FileGroup
-from millrace.operations.compaction.report import TableCompaction
-from millrace.operations.compaction.rewrite import RewriteJob, RewriteMapper, RewriteResult
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced, set_properties
 from millrace.storage.file_sink import delete_uncommitted
 from millrace.storage.table import TableHandle
 from millrace.tables.collections.data_tables import BASE_TICK_PROPERTY, FOLDED_APP, REWRITES_APP, earliest_readable_tick
+from millrace.tables.rewrite.files import FileGroup
+from millrace.tables.rewrite.rewrite import RewriteJob, RewriteMapper, RewriteResult
 
 COMMIT_GROUPS: Final = 64
 """Maximum number of file groups that one commit replaces."""
@@ -30,10 +31,12 @@ COMMIT_GROUPS: Final = 64
 
 @dataclass(slots=True)
 class RewriteCommitter:
-    """Commits rewritten groups to one table. `rewrites` is the table's counter at the time of planning."""
+    """Commits rewritten groups to one table. `rewrites` is the table's counter at the time of planning; None: the
+    groups' files are joined row for row, which the counter does not count.
+    """
 
     table: TableHandle
-    rewrites: int
+    rewrites: int | None
     superseded: bool = False
     """Another rewriter committed first: nothing more of this plan can be committed."""
     given_up: list[str] = field(default_factory=list)
@@ -66,12 +69,17 @@ class RewriteCommitter:
         )
         through = [each for place, each in enumerate(good) if place not in fenced]
         if through:
-            self.rewrites += 1
+            self._counted()
             hit("compact.replaced")
         return through
 
     def _moves(self) -> dict[str, AppTransaction]:
-        return {REWRITES_APP: AppTransaction(self.rewrites, self.rewrites + 1)}
+        count = self.rewrites
+        return {} if count is None else {REWRITES_APP: AppTransaction(count, count + 1)}
+
+    def _counted(self) -> None:
+        if self.rewrites is not None:
+            self.rewrites += 1
 
     def _give_up(self, groups: Sequence[RewriteResult], words: str) -> None:
         self.given_up += [f"{each.group.paths[0]} and {len(each.group.files) - 1} more: {words}" for each in groups]
@@ -82,7 +90,7 @@ class RewriteCommitter:
         part = CommitPart(app_transactions={**self._moves(), FOLDED_APP: AppTransaction(have, max(tick, have))})
         if commit_fenced(self.table, [part]).fenced:
             return False
-        self.rewrites += 1
+        self._counted()
         hit("compact.folded")
         return True
 
@@ -92,11 +100,10 @@ def rewrite_and_commit(
     job: RewriteJob,
     groups: Sequence[FileGroup],
     mapper: RewriteMapper,
-    work: TableCompaction,
-) -> TableCompaction:
+) -> list[RewriteResult]:
     """Rewrite `groups` and commit them, a few per commit so that a long run keeps its progress.
 
-    Returns `work` with the outcome.
+    Returns those that got through; ``replacer.given_up`` has the others.
     """
     done: list[RewriteResult] = []
     for start in range(0, len(groups), COMMIT_GROUPS):
@@ -104,17 +111,7 @@ def rewrite_and_commit(
             replacer.given_up.append(f"{len(groups) - start} groups: another compaction committed first")
             break
         done += replacer.commit(list(mapper(job, groups[start : start + COMMIT_GROUPS])))
-    return work.model_copy(
-        update={
-            "files_removed": work.files_removed + sum(len(each.group.files) for each in done),
-            "files_added": work.files_added + sum(len(each.actions) for each in done),
-            "rows": work.rows + sum(each.rows_out for each in done),
-            "rows_removed": work.rows_removed + sum(each.rows_in - each.rows_out for each in done),
-            "bytes_read": work.bytes_read + sum(each.group.size for each in done),
-            "bytes_written": work.bytes_written + sum(action.size for each in done for action in each.actions),
-            "given_up": [*replacer.given_up],
-        }
-    )
+    return done
 
 
 def folded_tick(table: TableHandle | None) -> int:
