@@ -2,10 +2,10 @@
 
 It writes down, synced, what became of each call, outside of the system.
 
-    python kill_producer.py <journal file> <first row> <rows a call>
+    python kill_producer.py <journal file> <first row> <rows a call> <collection>...
 
-The data folder comes from the environment (MILLRACE_DATA). Row ids are `<first row> + n`, in the order of the calls:
-plain inserts, upserts and transactions that commit or roll back. A line of the journal is one call: what became of it,
+The data folder comes from the environment (MILLRACE_DATA). Row ids are `<first row> + n`, in the order of the calls,
+which take turns with the collections: plain inserts, upserts and transactions that commit or roll back. A line of the journal is one call: what became of it,
 then the ids it was about.
 
     acknowledged  every row is in the collection once
@@ -64,11 +64,12 @@ def main() -> None:
     first, step = int(sys.argv[2]), int(sys.argv[3])
     os.nice(10)  # a driver that starts beside it gets what it needs of few cores
     with connect() as client, open(sys.argv[1], "a", encoding="ascii") as journal:
-        collection = client.definition("kills")
+        collections = [client.definition(name) for name in sys.argv[4:]]
         producer = client.new_producer()
         for call in range(1 << 30):
             ids = list(range(first, first + step))
             first += step
+            collection = collections[call % len(collections)]
             if call % 3:
                 homes = vchannel_index(pa.array(ids), len(collection.vchannels))
                 ids = [number for number, home in zip(ids, homes.tolist(), strict=True) if home == homes[0]]

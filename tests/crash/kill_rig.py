@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -53,9 +53,12 @@ SPACE = 1 << 32
 class Deployment:
     """The processes of one deployment, each of which may be killed and started again."""
 
-    def __init__(self, settings: Settings, broker: LocalServer | None = None) -> None:
+    def __init__(
+        self, settings: Settings, broker: LocalServer | None = None, *, collections: Sequence[str] = ("kills",)
+    ) -> None:
         self.settings = settings
         self.broker = broker
+        self.collections = collections
         self.journals = settings.data_dir.parent / "journals"
         self.journals.mkdir()
         self._started = 0
@@ -73,7 +76,7 @@ class Deployment:
     def start_producer(self) -> None:
         self._started += 1
         journal = self.journals / f"{self._started}.txt"
-        arguments = [str(journal), str(self._started * SPACE), str(ROWS_A_CALL)]
+        arguments = [str(journal), str(self._started * SPACE), str(ROWS_A_CALL), *self.collections]
         command = [sys.executable, str(Path(__file__).with_name("kill_producer.py")), *arguments]
         self.producers.append(
             ChildProcess(
@@ -126,11 +129,14 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: Path, *, broker: LocalServer | None = None) -> Iterator[Deployment]:
+def deployed(
+    folder: Path, *, broker: LocalServer | None = None, collections: Sequence[str] = ("kills",)
+) -> Iterator[Deployment]:
     """A deployment on the embedded log, or on a broker that is started and stopped with it."""
     settings = Settings(data_dir=folder / "data", cache_dir=Settings.load().cache_dir)
     with broker or nullcontext():
-        made = Deployment(settings if broker is None else replace(settings, log=broker.url), broker)
+        wanted = settings if broker is None else replace(settings, log=broker.url)
+        made = Deployment(wanted, broker, collections=collections)
         try:
             yield made
         finally:
@@ -176,12 +182,27 @@ def wait_flushed(deployment: Deployment, ticks: dict[str, int], *, deadline: flo
         time.sleep(0.1)  # the poll interval of a wait with a deadline
 
 
-def check(settings: Settings, client: Database, noted: list[tuple[int, str, list[int]]], seed: int) -> None:
-    files = open_table(Path(rows_uri(settings, client.definition("kills").id))).file_uris()  # type: ignore[union-attr]
-    with duckdb.connect() as db:
-        stored = db.execute(
-            "select id, _vchannel, _time_tick, _write_tick from read_parquet(?, hive_partitioning=false)", [files]
-        ).fetchall()
+def check(
+    settings: Settings,
+    client: Database,
+    noted: list[tuple[int, str, list[int]]],
+    seed: int,
+    *,
+    collections: Sequence[str] = ("kills",),
+) -> None:
+    stored = []
+    for place, name in enumerate(collections):
+        table = open_table(Path(rows_uri(settings, client.definition(name).id)))
+        if table is None:
+            continue  # it has no rows
+        with duckdb.connect() as db:
+            found = db.execute(
+                "select id, _vchannel, _time_tick, _write_tick from read_parquet(?, hive_partitioning=false)",
+                [table.file_uris()],
+            ).fetchall()
+        strange = [row[0] for row in found if row[0] % SPACE // ROWS_A_CALL % len(collections) != place]
+        assert not strange, f"seed {seed}: rows of other collections in {name}: {strange[:5]}"
+        stored += found
     there = Counter(row[0] for row in stored)
     assert not [key for key, count in there.items() if count > 1], f"seed {seed}: rows stored twice"
     for process, what, ids in noted:

@@ -25,7 +25,8 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
     settings = deployment.settings
     with connect(settings=settings) as client:
         client.catalog.ensure_pchannels(2)
-        client.catalog.create_collection("kills", SCHEMA, vchannels=2)
+        for name in deployment.collections:
+            client.catalog.create_collection(name, SCHEMA, vchannels=2)
     deployment.start_job()
     for _ in range(PRODUCERS):
         deployment.start_producer()
@@ -37,11 +38,13 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
     for producer in deployment.producers:
         producer.kill()
     with connect(settings=settings) as client:
-        ticks = client.catalog.flush("kills")
+        ticks: dict[str, int] = {}
+        for name in deployment.collections:
+            ticks |= client.catalog.flush(name)
         wait_flushed(deployment, ticks)
         assert deployment.job is not None
         assert deployment.job.stop(deadline=60) == 0
-        check(settings, client, deployment.noted(), seed)
+        check(settings, client, deployment.noted(), seed, collections=deployment.collections)
 
 
 @pytest.mark.slow
@@ -50,6 +53,17 @@ def run_kills(deployment: Deployment, *, seed: int, victims: list[str]) -> None:
 def test_each_process_is_killed_once_under_load_and_every_row_is_there_once(tmp_path: Path) -> None:
     with deployed(tmp_path) as deployment:
         run_kills(deployment, seed=1, victims=["log server", "producer", "job"])
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_with_200_collections_each_process_is_killed_and_every_row_is_there_once(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    victims = chance.sample(["log server", "producer", "job", "log server", "job"], k=5)
+    with deployed(tmp_path, collections=[f"kills_{number}" for number in range(200)]) as deployment:
+        run_kills(deployment, seed=seed, victims=victims)
 
 
 @pytest.mark.spark

@@ -180,6 +180,20 @@ def test_what_waits_is_read_once(patient: Patient, monkeypatch: pytest.MonkeyPat
     assert len(reads) == len(set(reads)) == 5
 
 
+def test_an_idle_poll_looks_at_the_ends_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.append("p0", opening())
+    node.append("p1", opening())
+    offset = node.planner.next_offset(START)
+    node.work(offset)
+    assert node.planner.next_offset(offset) == offset
+    monkeypatch.setattr(LogPlanner, "_bases", None)
+    for _ in range(3):
+        assert node.planner.next_offset(offset) == offset
+    monkeypatch.undo()
+    node.append("p1", accepted())
+    assert node.planner.next_offset(offset)["ends"].keys() == {"p1"}
+
+
 def test_a_follower_of_the_table_is_seen_for_a_while(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     assert not is_followed(settings)

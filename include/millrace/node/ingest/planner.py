@@ -98,6 +98,8 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         self._names: set[str] = set()
         self._names_until = -math.inf
         self._found: dict[str, LogId] = {}
+        self._quiet: tuple[int, dict[str, LogId]] | None = None
+        """The version of the table and the ends at which no PChannel had rows to come."""
 
     def ends(self) -> dict[str, LogId]:
         return {pchannel: self._log(pchannel).end() for pchannel in self._looked().names()}
@@ -126,10 +128,14 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         if target is not None:
             names &= set(target)
         self._table.refresh()
+        self._found = self._ends(service, names)
+        looked = self._table.version, self._found
+        if target is None and looked == self._quiet:
+            return
+        self._quiet = None
         bases = self._bases(sorted(names))
-        self._found = self._ends(service, bases)
         waiting: list[PendingRange[LogId]] = []
-        any_due = False
+        any_due, any_rows = False, False
         for name, base in bases.items():
             found = self._found[name]
             end = found if target is None else min(found, target[name])
@@ -137,6 +143,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
             # A log that ends before the committed position is work too: the task reports LogRegressed, which parks
             # the PChannel.
             patience = 0.0 if found < stands else self._patience(base, end) if stands < end else math.inf
+            any_rows |= patience < math.inf
             if patience <= 0 or (target is not None and patience < math.inf):
                 any_due = True
                 yield PendingRange(name, base.commits, end)
@@ -144,6 +151,8 @@ class LogPlanner(Planner[IngestPlan, LogId]):
                 waiting.append(PendingRange(name, base.commits, end))
         if any_due:
             yield from waiting
+        if not any_rows and target is None and len(bases) == len(names):
+            self._quiet = looked
 
     def plan(self, ends: Mapping[str, LogId], *, max_bytes: int) -> list[IngestPlan]:
         self._looked()
@@ -255,6 +264,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
             log.close()
         self._logs.clear()
         self._peeks.clear()
+        self._quiet = None
 
     def close(self) -> None:
         self._forget()
