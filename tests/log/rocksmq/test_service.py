@@ -20,6 +20,7 @@ from millrace.base.errors import (
 )
 from millrace.log.registry import open_service
 from millrace.log.rocksmq.id_allocator import TickIdAllocator
+from millrace.log.rocksmq.segment import SegmentFiles
 from millrace.log.rocksmq.service import RocksMQ
 from millrace.log.rocksmq.settings import RocksMQSettings
 from millrace.message.ids import LOGICAL_BITS, LogId
@@ -232,6 +233,24 @@ def test_ids_do_not_go_back_when_everything_was_truncated_and_the_clock_was_set_
 def segments(service: RocksMQ, count: int) -> list[LogId]:
     log = service.open("c")
     return [append(log, [b"x" * 60_000])[0][0] for _ in range(count)]
+
+
+def test_files_grow_with_what_a_channel_takes(tmp_path: Path) -> None:
+    settings = RocksMQSettings(segment_bytes=8 << 20)
+
+    def sizes(name: str, *entries: bytes) -> list[int]:
+        """The sizes of the channel's files in MiB, once it was opened again and took `entries`."""
+        with RocksMQ(tmp_path / name, settings=settings) as service:
+            if not service.names():
+                service.create("p")
+            for entry in entries:
+                service.open("p").append([entry])
+            [folder] = (tmp_path / name / "channels").iterdir()
+            return [path.stat().st_size >> 20 for _, path in sorted(SegmentFiles.list_files(folder).items())]
+
+    assert sizes("busy", *[bytes(400 << 10)] * 40) == [1, 3, 8, 8]
+    assert sizes("idle", b"one") == [1]
+    assert sizes("idle", b"two")[-1] == 1
 
 
 def test_retention_by_size_gives_up_the_oldest_files_but_nothing_that_a_checkpoint_needs(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ from millrace.message.log_entries import LogDescription, LogEntries, VerifyRepor
 
 _SPARSE_BYTES: Final = 64 << 10
 """Distance of two indexed records of the active segment: a reader scans at most this far from one of them."""
+_FIRST_BYTES: Final = 1 << 20
+_FACTOR: Final = 4
+"""A file is preallocated with this many times the bytes of the one before, from _FIRST_BYTES to `segment_bytes`."""
 _POINTERS_PENDING: Final = 256
 """Pointers that are collected before one write to RocksDB. After a crash, recovery rebuilds lost ones."""
 _CURSORS: Final = 64
@@ -97,6 +100,7 @@ class ChannelLog:
         )
         self._closed = False
         self._fd = -1  # of the active segment, the last one; -1: none, the next append creates one
+        self._capacity = 0  # of the active segment's file
         self._pending: list[RecordPointer] = []
         self._indexing = True
         self._cursors: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
@@ -142,7 +146,7 @@ class ChannelLog:
         """Assign ids and position to the group, write, sync and publish it. The lock is free during disk I/O."""
         size = sum(append.framed.size for append in group)
         previous = self._segments[-1] if self._segments else None
-        rolls = self._fd < 0 or previous is None or previous.end + size > self._settings.segment_bytes
+        rolls = self._fd < 0 or previous is None or previous.end + size > self._capacity
         base = self._first_id(sum(append.framed.count for append in group))
         for append in group:
             append.base = base
@@ -184,7 +188,7 @@ class ChannelLog:
             buffers += (header, *framed.parts)
             pointers.append(RecordPointer(append.base, segment.salt, offset, framed.size, framed.count))
             offset += framed.size
-        fd = self._make(segment.number, offset) if rolls else self._fd
+        fd = self._make(segment.number, max(offset, self._next_capacity(previous))) if rolls else self._fd
         try:
             self._disk.write(fd, buffers, start)
             # One sync for the whole group. An append is acknowledged only after it, in _publish.
@@ -194,6 +198,11 @@ class ChannelLog:
                 os.close(fd)
             raise
         return fd, pointers, offset
+
+    def _next_capacity(self, previous: Segment | None) -> int:
+        """Return the size of the file after `previous`: a PChannel with little traffic needs little disk."""
+        wanted = _FIRST_BYTES if previous is None else max(_FIRST_BYTES, _FACTOR * previous.end)
+        return min(self._settings.segment_bytes, wanted)
 
     def _make(self, number: int, size: int) -> int:
         try:
@@ -207,6 +216,7 @@ class ChannelLog:
         self._flush_pointers()
         self._retire()
         self._fd = fd
+        self._capacity = os.fstat(fd).st_size
         self._segments.append(segment)
         self._next_number = segment.number + 1
 

@@ -182,12 +182,10 @@ class SegmentFiles:
         return self._directory / f"{number:020d}{_SUFFIX}"
 
     def create(self, number: int, size: int) -> int:
-        """Create a preallocated file of at least `size` bytes for segment `number`; return its descriptor. Its name is
-        durable.
+        """Create a preallocated file of `size` bytes for segment `number`; return its descriptor. Its name is durable.
 
         Raises OSError. Nothing but perhaps a spare is left behind then.
         """
-        size = max(size, self._segment_bytes)
         path = self.path(number)
         with self._lock:
             spare = self._spares.pop() if self._spares and size == self._segment_bytes else None
