@@ -70,7 +70,7 @@ def commits(folder: Path, *, marks: tuple[int, ...] = (1000, 20_000)) -> dict[st
             position=outcome.state.position,
             totals=writer.totals,
             actions=tuple(actions),
-            removed_state=base.state_path,
+            replaced_states=writer.replaced_states,
         )
         seconds.append(committer.commit([report]).seconds)
         state = outcome.state

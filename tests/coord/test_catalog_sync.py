@@ -279,7 +279,7 @@ def test_names_from_before_the_rule_go_on(coordinator: Coordinator, log: ChainLo
     db.close()
     for state in log.states.values():
         for channel in state.vchannels.values():
-            channel.collection_name = "old name/../x"
+            state.put(channel._replace(collection_name="old name/../x"))
     coordinator.create_partition("old name/../x", "restored one", restored=True)
     coordinator.alter("old name/../x", [AddField(EMAIL)])
     agree(coordinator, log)

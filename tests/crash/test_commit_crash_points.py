@@ -15,10 +15,14 @@ import millrace
 from millrace.base.errors import InvalidSettings
 from millrace.base.failpoint import VARIABLE, parse
 from millrace.log.rocksmq.service import RocksMQ
+from millrace.message.builders import create_collection
+from millrace.message.model import MutableMessage
+from millrace.message.schema import CollectionSchema, FieldSpec
+from millrace.message.wire.encode import encode_entry
 from millrace.tables.wal.table import WalTable
 from millrace.wal.digest import digest_rows
 from tests.crash.commit_once import commit_once
-from tests.node.log_samples import accepted, opening, rejected, tick
+from tests.node.log_samples import TERM, accepted, opening, rejected, tick
 
 ROOT = Path(__file__).resolve().parents[2]
 PCHANNELS = ("p0", "p1")
@@ -93,6 +97,37 @@ def test_a_node_that_never_died_made_the_same_rows(tmp_path: Path) -> None:
     for name in PCHANNELS:
         assert died.position(name).totals == lived.position(name).totals
         assert died.position(name).state_bytes == lived.position(name).state_bytes
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("place", ["range.written", "commit.checked", "commit.done", "checkpoint.written"])
+def test_increments_of_the_state_go_on_wherever_the_node_died(tmp_path: Path, place: str) -> None:
+    log, died, lived = tmp_path / "log", tmp_path / "died" / "wal", tmp_path / "lived" / "wal"
+    append(log, opening())
+    with RocksMQ(log) as service:
+        for name in PCHANNELS:
+            service.open(name).append([encode_entry([collection(name, number)]) for number in range(1, 41)])
+    commit_once(log, died)
+    for _ in range(3):
+        append(log, accepted(), tick())
+        die_at(place, log, died)
+        commit_once(log, died)
+        append(log, accepted())
+        commit_once(log, died)
+    commit_once(log, lived)
+    for name in PCHANNELS:
+        one, other = WalTable.open(died).position(name), WalTable.open(lived).position(name)
+        assert len(one.rows) > 1, "there are increments"
+        assert (one.state_bytes, one.totals) == (other.state_bytes, other.totals)
+
+
+def collection(pchannel: str, number: int) -> MutableMessage:
+    """A collection of one VChannel: with some of them the state is too large to be stored whole each time."""
+    name = f"{pchannel}_{number}v0"
+    schema = CollectionSchema((FieldSpec("id", "int64", False),), "id")
+    return create_collection(
+        f"c{number}", schema, vchannel=name, vchannels=[name], collection_id=number, partitions={"all": 1}, term=TERM
+    )
 
 
 def test_failpoints_are_named_with_the_visit_that_kills() -> None:

@@ -85,7 +85,7 @@ def write_range(table: Path, base: WalPosition, made: ChainOutcome) -> IngestRep
         position=made.state.position,
         totals=writer.totals,
         actions=tuple(actions),
-        removed_state=base.state_path,
+        replaced_states=writer.replaced_states,
     )
 
 

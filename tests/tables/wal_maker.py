@@ -99,7 +99,7 @@ class WalMaker:
             position=outcome.state.position,
             totals=writer.totals,
             actions=tuple(actions),
-            removed_state=base.state_path,
+            replaced_states=writer.replaced_states,
         )
         assert self._committer.commit([report]).committed
 

@@ -64,6 +64,7 @@ def test_it_equals_a_dict_and_older_copies_never_change(bulk: int, changes: list
         )
         assert all(older[key] == value and key in older for key, value in expected.items())
         assert older.get(-1) is None
+        assert list(older.between(20, 90)) == [(key, expected[key]) for key in sorted(expected) if 20 <= key < 90]
         assert older.get(10**9, "absent") == "absent"
         assert older.summary(measure, context) == measure.join([measure.of(0, v, context) for v in expected.values()])
         low = {key for key, value in expected.items() if value + 1000 <= 1002}

@@ -78,7 +78,7 @@ def _view(
         flushed_tick=str(flushed),
         flushed_time=tick_unix_seconds(flushed),
         flush_lag_seconds=flush_lag(tick, flushed),
-        open_transactions=sum(1 for _ in state.open_txns()) if state is not None else 0,
+        open_transactions=state.open_work.open_txns if state is not None else 0,
         vchannels=len(state.vchannels) if state is not None else 0,
         growing_rows=sum(each.rows for each in growing),
         growing_bytes=sum(each.bytes for each in growing),

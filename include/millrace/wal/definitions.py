@@ -80,11 +80,13 @@ class PChannelDefinitions:
     @classmethod
     def of(cls, state: ChannelState, collection_id: int | None) -> Self:
         """Describe `state`: the definitions of one collection, or an outline of all collections."""
-        channels = state.vchannels.values()
         limits = len(state.vchannels), state.config.max_vchannels, state.config.max_partitions
         if collection_id is not None:
-            found = {each.name: VChannelDefinition.of(each) for each in channels if each.collection_id == collection_id}
-            return cls(*limits, {}, found)
+            # The chain takes only these names for a collection's VChannels, so no other needs to be looked at.
+            stem = f"{state.pchannel}_{collection_id}"
+            own = state.vchannels.between(f"{stem}v", f"{stem}w")
+            return cls(*limits, {}, {name: VChannelDefinition.of(each) for name, each in own})
+        channels = state.vchannels.values()
         outlines = {
             each.name: VChannelOutline(each.collection_id, len(each.schemas), dict(each.partitions))
             for each in channels

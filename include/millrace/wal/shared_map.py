@@ -8,7 +8,7 @@ costs what has changed since it was last asked. Nodes that two maps share are sk
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import Any, Final, Protocol, TypeVar
 
@@ -175,6 +175,19 @@ class SharedMap(Mapping[K, V]):
                 continue
             for key, value in node.items.items():
                 if accepts(measure.of(key, value, context)):
+                    yield key, value
+
+    def between(self, low: K, high: K) -> Iterator[tuple[K, V]]:
+        """Yield the entries with low <= key < high, in key order. Costs the entries that it yields."""
+        pending = [self._root]
+        while pending:
+            node = pending.pop()
+            if node.bounds is not None:
+                first, last = bisect_right(node.bounds, low), bisect_left(node.bounds, high)
+                pending.extend(reversed(node.items[first : last + 1]))
+                continue
+            for key, value in node.items.items():
+                if low <= key < high:
                     yield key, value
 
     def changed_keys(self, since: SharedMap[K, V]) -> list[K]:

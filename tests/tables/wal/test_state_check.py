@@ -55,9 +55,7 @@ def resent(things: Things, vchannel: str, sequence: int) -> Any:
 
 def state_file(things: Things) -> Path:
     table = WalTable.open(things.settings.wal_uri)
-    path = table.position(P).state_path
-    assert path is not None
-    return Path(table.uri) / path
+    return Path(table.uri) / table.position(P).rows[-1].path
 
 
 def harm(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

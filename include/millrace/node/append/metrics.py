@@ -119,7 +119,7 @@ class HostMetrics:
         metrics.log_time_ahead_seconds.labels(pchannel).set_function(ahead)
         metrics.wal_last_allocated_time_tick.labels(pchannel).set_function(lambda: state().last_tick)
         metrics.wal_last_confirmed_time_tick.labels(pchannel).set_function(confirmed)
-        metrics.wal_inflight_txn.labels(pchannel).set_function(lambda: len(list(state().open_txns())))
+        metrics.wal_inflight_txn.labels(pchannel).set_function(lambda: state().open_work.open_txns)
         metrics.wal_growing_segment_rows_total.labels(pchannel).set_function(
             lambda: sum(each.rows for each in growing())
         )
@@ -192,9 +192,8 @@ class HostMetrics:
 
     def _ended(self, messages: pa.RecordBatch, before: ChannelState) -> None:
         """Record ended transactions and flushed segments."""
-        begun = {
-            (name, txn.id): txn.begin_tick for name, each in before.vchannels.items() for txn in each.txns.values()
-        }
+        begun: dict[tuple[str, int], int] = {}
+        """Begin ticks by VChannel and id, of transactions that this run began."""
         wanted = pc.is_in(messages.column("type").cast(pa.utf8()), pa.array(sorted(_CONTROL)))
         columns = ["type", "vchannel", "txn_id", "time_tick", "detail", "payload"]
         for row in messages.select(columns).filter(wanted).to_pylist():
@@ -204,9 +203,9 @@ class HostMetrics:
             elif row["type"] == "FLUSH":
                 policy = parse_body(MessageType.FLUSH, row["payload"])["policy"]
                 self._metrics.wal_segment_assign_flushed_segment_total.labels(self._pchannel, policy).inc()
-            elif place in begun:
+            elif (begin := begun.get(place) or _begin_tick(before, *place)) is not None:
                 how = "committed" if row["type"] == "COMMIT_TXN" else row["detail"] or "rolled back"
-                seconds = (tick_physical_ms(row["time_tick"]) - tick_physical_ms(begun[place])) / 1000
+                seconds = (tick_physical_ms(row["time_tick"]) - tick_physical_ms(begin)) / 1000
                 self._metrics.wal_txn_duration_seconds.labels(self._pchannel, how).observe(seconds)
 
     def record_tick(self, reason: str) -> None:
@@ -216,6 +215,13 @@ class HostMetrics:
     def record_parked(self) -> None:
         """Record that the PChannel is parked."""
         self._metrics.wal_parked.labels(self._pchannel).set(1)
+
+
+def _begin_tick(state: ChannelState, vchannel: str, txn_id: int) -> int | None:
+    """Return the tick at which an open transaction began."""
+    channel = state.vchannels.get(vchannel)
+    txn = None if channel is None else channel.txns.get(txn_id)
+    return None if txn is None else txn.begin_tick
 
 
 def _counts(rows: pa.RecordBatch, name: str) -> Iterator[tuple[str, int]]:

@@ -212,5 +212,6 @@ def _unmoved(base: WalPosition, wal: str) -> IngestReport:
     """Make an empty range, whose commit leaves the PChannel's state unchanged."""
     state = base.state or ChannelState.new(base.pchannel)
     made = IngestReport.without_effect(base, state.position)
-    actions = tuple(WalRangeWriter(wal, base.pchannel).finish(state, base))
-    return replace(made, last_tick=state.last_tick, actions=actions, removed_state=base.state_path)
+    writer = WalRangeWriter(wal, base.pchannel)
+    actions = tuple(writer.finish(state, base))
+    return replace(made, last_tick=state.last_tick, actions=actions, replaced_states=writer.replaced_states)

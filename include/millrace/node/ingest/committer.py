@@ -144,8 +144,8 @@ def _part(item: IngestReport) -> CommitPart:
     commits = item.base_commits + 1
     return CommitPart(
         adds=item.actions,
-        # The previous state row's file is not checked: the app id at `base_tick` already proves that it is live.
-        unchecked_removes=() if item.removed_state is None else (item.removed_state,),
+        # The state rows of the base are not checked: the app id at `base_tick` already proves that they are live.
+        unchecked_removes=item.replaced_states,
         app_transactions={
             # Both are fences: the number of commits grows even where the tick does not.
             item.pchannel: AppTransaction(item.base_tick, item.last_tick),

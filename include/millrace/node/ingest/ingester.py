@@ -68,7 +68,7 @@ class IngestReport:
     totals: WalTotals
     """Totals of this range alone."""
     actions: tuple[FileAction, ...] = ()
-    removed_state: str | None = None
+    replaced_states: tuple[str, ...] = ()
     log_bytes: int = 0
     entries: int = 0
     failure: RangeFailure | None = None
@@ -176,7 +176,7 @@ def run_ingest(plan: IngestPlan, *, log: Log, table: object, slice_bytes: int = 
         last_tick=state.last_tick,
         totals=writer.totals,
         actions=tuple(actions),
-        removed_state=plan.base.state_path,
+        replaced_states=writer.replaced_states,
     )
 
 

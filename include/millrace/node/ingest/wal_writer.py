@@ -18,6 +18,7 @@ import pyarrow as pa
 from millrace.message.ids import LOGICAL_BITS
 from millrace.storage.parquet_file import FileAction, ParquetFileWriter
 from millrace.storage.store import TableStore, store_at
+from millrace.tables.wal.state_rows import remember
 from millrace.tables.wal.table import (
     STATS_COLUMNS,
     WalPosition,
@@ -71,6 +72,8 @@ class WalRangeWriter:
         self._attempt = uuid.uuid4().hex
         self._open: dict[tuple[str, str], WalFileWriter] = {}
         self.totals = WalTotals()
+        self.replaced_states: tuple[str, ...] = ()
+        """Files of the state rows that the one of :meth:`finish` takes the place of."""
 
     def add(self, outcome: ChainOutcome) -> None:
         """Write the rows of one outcome."""
@@ -93,17 +96,20 @@ class WalRangeWriter:
     def finish(self, state: ChannelState, base: WalPosition) -> list[FileAction]:
         """Write the state row of the range's end, make all files durable, and describe them."""
         # The state row goes into the same commit as the rows before it, so position and rows cannot disagree.
-        data = state.to_bytes()
+        made = base.next_row(state)
         detail = state_detail(
             commits=base.commits + 1,
             previous_tick=base.last_tick,
             totals=base.totals + self.totals,
             time_tick=state.last_tick,
-            state=data,
+            row=made,
         )
-        row = _state_row(state, detail=detail, data=data)
+        row = _state_row(state, detail=detail, data=made.payload)
+        self.replaced_states = made.replaced
         self._file(KIND_STATE, _date(state.last_tick >> LOGICAL_BITS)).write(row)
-        return [file.close() for file in self._open.values()]
+        actions = [file.close() for file in self._open.values()]
+        remember(made, state)
+        return actions
 
     def abort(self) -> None:
         """Remove all written files. Idempotent."""

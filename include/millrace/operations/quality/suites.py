@@ -13,6 +13,7 @@ from typing import Any, Final
 from millrace.message.schema import CollectionSchema, FieldSpec
 from millrace.message.types import BEHAVIOUR
 from millrace.operations.quality.checks import CRITICAL, Check, CheckSource, Severity
+from millrace.tables.wal.state_rows import MAX_INCREMENTS
 from millrace.wal.reasons import Reason
 
 SEGMENT_STATES: Final = ("growing", "sealed", "flushed", "dropped")
@@ -84,7 +85,7 @@ REJECTIONS: Final = (
 CHANNELS: Final = (
     _among("messages-as-committed", "messages_missing", [0], "the WAL holds as many messages as its commits counted"),
     _among("rejections-as-committed", "rejections_missing", [0], "the WAL holds as many rejections as were counted"),
-    _among("one-state", "states", [1], "each PChannel has one live state row"),
+    _among("states-live", "states", [*range(1, MAX_INCREMENTS + 2)], "each PChannel has a snapshot and few increments"),
     _among("tick-as-committed", "tick_differs", [0], "the state has the tick of the last commit"),
 )
 """Checks of one row per PChannel of ``wal``."""

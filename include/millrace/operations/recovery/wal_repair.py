@@ -24,7 +24,7 @@ from millrace.operations.recovery.replay import nearest_start, replay_range, rep
 from millrace.storage.commit import AppTransaction, CommitPart, commit_fenced
 from millrace.storage.delta_log import read_commit_infos
 from millrace.storage.table import LiveFile
-from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalPosition, WalTable
+from millrace.tables.wal.table import COMMIT_APP_SUFFIX, WalPosition, WalTable, WalTotals
 from millrace.wal.chain import ChainOutcome
 from millrace.wal.digest import WalDigest, digest_rows
 from millrace.wal.schema import KIND_MESSAGE, KIND_REJECTION, KIND_STATE, ROW_SCHEMA
@@ -71,7 +71,7 @@ def differing_files(settings: Settings, service: LogService, pchannel: str) -> l
 
 
 def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> None:
-    """Rewrite the PChannel's state row as its last commit left it. Raises RepairImpossible."""
+    """Write the PChannel's state whole, as its last commit left it, in a commit of its own. Raises RepairImpossible."""
     table = WalTable.open(settings.wal_uri)
     commits, last_tick = table.commits(pchannel), table.last_tick(pchannel)
     described = _last_commit(table, pchannel, commits)
@@ -82,19 +82,29 @@ def rebuild_state(settings: Settings, service: LogService, pchannel: str) -> Non
             f"the log of {pchannel} does not lead to tick {last_tick} of its commit {commits}: restore the log"
         )
     writer = WalRangeWriter(settings.wal_uri, pchannel)
-    base = WalPosition(table.version, pchannel, commits - 1, described["previous_tick"], found.totals)
-    (made,) = writer.finish(found.state, base)
+    (made,) = writer.finish(found.state, WalPosition(table.version, pchannel, commits, last_tick, found.totals))
     hit("recovery.written")
     damaged = [name for name in state_files(table, pchannel) if name != made.path]
-    # The PChannel does not advance: the new version of the app id equals the required one.
-    stays = {pchannel + COMMIT_APP_SUFFIX: AppTransaction(commits, commits)}
-    part = CommitPart([made], damaged, stays, info={"replaced": len(damaged)})
+    # The commit counts, although the PChannel does not advance: whoever still knows the former rows reads the new one,
+    # and an increment to the former ones is fenced.
+    moves = {
+        pchannel: AppTransaction(last_tick, last_tick),
+        pchannel + COMMIT_APP_SUFFIX: AppTransaction(commits, commits + 1),
+    }
+    unmoved = {
+        "commit": commits + 1,
+        "previous_tick": last_tick,
+        "tick": last_tick,
+        "position": described["position"],
+        **WalTotals().to_json(),
+    }
+    part = CommitPart([made], damaged, moves, info={"replaced": len(damaged), pchannel: unmoved})
     if commit_fenced(table.table, [part], data_change=False).fenced:
         raise RepairImpossible(f"{pchannel} received a commit meanwhile: diagnose again")
 
 
 def state_files(table: WalTable, pchannel: str) -> list[str]:
-    """Return the live state files of a PChannel, relative to the table. There is one unless something is wrong."""
+    """Return the files of a PChannel's live state rows, relative to the table."""
     return table.files(KIND_STATE, pchannel)
 
 

@@ -2,7 +2,8 @@
 
 Plain Delta (reader 1, writer 2), so that delta-rs and delta-spark both append to it and read it; partitioned by kind,
 PChannel and date of the tick. Only the committer (millrace.node.ingest.committer) and its compaction write to it. A
-position is the one live row of kind ``state`` of a PChannel; each commit replaces that row's file.
+position is the last live row of kind ``state`` of a PChannel, with those that it builds on (millrace.tables.wal.
+state_rows). Each commit adds one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 import crc32c
@@ -19,7 +20,10 @@ import pyarrow as pa
 
 from millrace.base.errors import InvalidArgument, Malformed, MillraceError, StateDamaged, UnsupportedVersion
 from millrace.message.ids import LogId
+from millrace.storage.parquet_file import open_file
+from millrace.storage.store import store_at
 from millrace.storage.table import TableHandle, create_table, open_table, table_at, table_exists
+from millrace.tables.wal.state_rows import NextRow, StateRow, chain_of, next_row, state_of, state_row
 from millrace.wal.digest import WalDigest
 from millrace.wal.schema import KIND_STATE, PARTITION_COLUMNS, ROW_SCHEMA
 from millrace.wal.state import ChannelState
@@ -37,6 +41,8 @@ _CONFIGURATION: Final = {
 }
 _CHECKSUM: Final = "crc32c"
 """Key in a state row's detail."""
+_BASE: Final = "base"
+"""Key in an increment's detail: commit and digest of the row that it follows."""
 _PCHANNEL: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -95,22 +101,47 @@ class WalPosition:
     last_tick: int = 0
     """Version of the app transaction: the last time tick of the last range."""
     totals: WalTotals = field(default_factory=WalTotals)
-    state_bytes: bytes | None = None
-    state_path: str | None = None
-    """The live state row's file, relative to the table. The next commit removes it."""
+    position: LogId | None = None
+    """The next log entry to read; None before the first commit."""
+    rows: tuple[StateRow, ...] = ()
+    """The live state rows that make the state: a snapshot and the increments after it."""
     has_checksum: bool = True
     """Whether the row has a checksum. A row of an earlier build has none (millrace.tables.wal.state_check)."""
+    uri: str = field(default="", compare=False)
+    """The table's."""
 
     @property
     def state(self) -> ChannelState | None:
-        """The decoded channel state; None before the first commit."""
-        return None if self.state_bytes is None else ChannelState.from_bytes(self.state_bytes)
+        """The decoded channel state; None before the first commit.
+
+        Raises UnsupportedVersion, Malformed, and TableDamaged for a file that is needed and cannot be read.
+        """
+        if not self.rows:
+            return None
+        state = state_of(self.rows, self.read_row)
+        if (state.pchannel, state.position, state.last_tick) != (self.pchannel, self.position, self.last_tick):
+            raise Malformed(
+                f"the state rows of {self.pchannel} give the state of {state.pchannel} at {state.position}, tick "
+                f"{state.last_tick}, not that at {self.position}, tick {self.last_tick}"
+            )
+        return state
 
     @property
-    def position(self) -> LogId | None:
-        """The next log entry to read; None before the first commit."""
+    def state_bytes(self) -> bytes | None:
+        """The state's canonical bytes; None before the first commit. Raises as :attr:`state`."""
         state = self.state
-        return None if state is None else state.position
+        return None if state is None else state.to_bytes()
+
+    def read_row(self, row: StateRow) -> bytes:
+        """Read the bytes of one of its state rows from the table. Raises TableDamaged."""
+        with open_file(store_at(self.uri), row.path) as file:
+            (payload,) = file.read(["payload"])["payload"].to_pylist()
+        found: bytes = payload
+        return found
+
+    def next_row(self, state: ChannelState) -> NextRow:
+        """Return the state row of a commit that follows this position and ends at `state`. Raises as :attr:`state`."""
+        return next_row(self.rows, state, self.read_row, whole=not self.has_checksum)
 
 
 def partition_path(kind: str, pchannel: str, date: str) -> str:
@@ -123,10 +154,12 @@ def partition_path(kind: str, pchannel: str, date: str) -> str:
     return f"kind={quote(kind)}/pchannel={quote(pchannel)}/date={quote(date)}"
 
 
-def state_detail(*, commits: int, previous_tick: int, totals: WalTotals, time_tick: int, state: bytes) -> str:
-    """Return the ``detail`` of a state row, with a checksum over itself, the row's tick and the state."""
-    body = {"commits": commits, "previous_tick": previous_tick, **totals.to_json()}
-    return _json({**body, _CHECKSUM: _checksum(body, time_tick, state)})
+def state_detail(*, commits: int, previous_tick: int, totals: WalTotals, time_tick: int, row: NextRow) -> str:
+    """Return the ``detail`` of a state row, with a checksum over itself, the row's tick and the row's bytes."""
+    body: dict[str, Any] = {"commits": commits, "previous_tick": previous_tick, **totals.to_json()}
+    if row.base is not None:
+        body[_BASE] = [row.base.commits, row.base.digest]
+    return _json({**body, _CHECKSUM: _checksum(body, time_tick, row.payload)})
 
 
 def _checksum(body: dict[str, Any], time_tick: int, state: bytes) -> int:
@@ -137,12 +170,25 @@ def _json(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
+class _FoundRow(NamedTuple):
+    """A state row as its file has it."""
+
+    row: StateRow
+    last_tick: int
+    totals: WalTotals
+    position: LogId
+    has_checksum: bool
+
+
 class WalTable:
     """A handle on the table at one version. Not thread-safe: each thread opens its own."""
 
     def __init__(self, table: TableHandle) -> None:
         self.table = table
-        self._rows: dict[str, tuple[str, WalPosition]] = {}
+        self._positions: dict[str, WalPosition] = {}
+        """The last position that was read of each PChannel."""
+        self._found: dict[str, dict[str, _FoundRow]] = {}
+        """By PChannel and file, its state rows that were read."""
 
     @classmethod
     def create(cls, uri: object) -> Self:
@@ -194,12 +240,12 @@ class WalTable:
         return self.positions([pchannel])[pchannel]
 
     def positions(self, pchannels: Iterable[str]) -> dict[str, WalPosition]:
-        """Return the positions of `pchannels`, all at this version. Reads one small file for each that moved."""
+        """Return the positions of `pchannels`, all at this version. Reads the new state rows of those that moved."""
         found: dict[str, WalPosition] = {}
         moved: list[str] = []
         for pchannel in pchannels:
             commits = self.commits(pchannel)
-            _, known = self._rows.get(pchannel, ("", None))
+            known = self._positions.get(pchannel)
             if commits == 0:
                 found[pchannel] = WalPosition(self.version, pchannel)
             # The count of commits alone identifies the state row: a PChannel that did not move needs no read.
@@ -253,54 +299,65 @@ class WalTable:
 
     def _read_state(self, pchannel: str, paths: list[str]) -> WalPosition:
         problems = []
+        known = self._found.get(pchannel, {})
+        rows: dict[str, _FoundRow] = {}
         for path in paths:
             try:
-                position = self._state_row(pchannel, path)
+                rows[path] = known[path] if path in known else self._state_row(pchannel, path)
             # Not damage: another build wrote it. Recovery must not rebuild what a newer build can read.
             except UnsupportedVersion:
                 raise
             except (OSError, pa.ArrowException, MillraceError, ValueError, LookupError, TypeError) as error:
                 problems.append(f"{path}: {error}")
-                continue
-            if position is not None:
-                self._rows[pchannel] = (path, position)
+        self._found[pchannel] = rows
+        # Several state rows are live: the app transactions say which commit is the last.
+        last = self.commits(pchannel), self.last_tick(pchannel)
+        for found in rows.values():
+            if (found.row.commits, found.last_tick) == last:
+                try:
+                    chain = chain_of([each.row for each in rows.values()], found.row)
+                except Malformed as error:
+                    problems.append(f"{found.row.path}: {error}")
+                    continue
+                position = WalPosition(
+                    self.version,
+                    pchannel,
+                    *last,
+                    found.totals,
+                    found.position,
+                    chain,
+                    found.has_checksum,
+                    self.table.uri,
+                )
+                self._positions[pchannel] = position
                 return position
         raise StateDamaged(
             f"version {self.version} of {self.table.uri} has no valid state row of {pchannel} for its commit "
-            f"{self.commits(pchannel)} at tick {self.last_tick(pchannel)} ({'; '.join(problems) or 'none at all'}): "
+            f"{last[0]} at tick {last[1]} ({'; '.join(problems) or 'none at all'}): "
             "run the operation recovery (mode repair), which recomputes it from the log"
         )
 
-    def _state_row(self, pchannel: str, path: str) -> WalPosition | None:
-        """Parse the state row of a file; None if it is of another commit. Raises read errors, Malformed."""
+    def _state_row(self, pchannel: str, path: str) -> _FoundRow:
+        """Parse the state row of a file. Raises read errors, Malformed."""
         with self.table.open_file(path) as file:
             (row,) = file.read(["detail", "payload", "time_tick", "ledger", "entry"]).to_pylist()
         detail = json.loads(row["detail"])
         checksum = detail.pop(_CHECKSUM, None)
         if checksum is not None and checksum != _checksum(detail, row["time_tick"], row["payload"]):
             raise Malformed("its checksum differs")
-        position = WalPosition(
-            version=self.version,
-            pchannel=pchannel,
-            commits=detail["commits"],
-            last_tick=row["time_tick"],
-            totals=WalTotals.from_json(detail),
-            state_bytes=row["payload"],
-            state_path=path,
-            has_checksum=checksum is not None,
+        base = detail.get(_BASE)
+        found = _FoundRow(
+            state_row(path, detail["commits"], row["payload"], None if base is None else (base[0], base[1])),
+            row["time_tick"],
+            WalTotals.from_json(detail),
+            LogId(row["ledger"], row["entry"]),
+            checksum is not None,
         )
-        # Several state files may be live: the app transactions say which commit is the last.
-        if (position.commits, position.last_tick) != (self.commits(pchannel), self.last_tick(pchannel)):
-            return None
-        if not position.has_checksum:
-            state = position.state
-            if state is None or (state.pchannel, state.position, state.last_tick) != (
-                pchannel,
-                LogId(row["ledger"], row["entry"]),
-                row["time_tick"],
-            ):
+        if not found.has_checksum:
+            state = ChannelState.from_bytes(row["payload"])
+            if (state.pchannel, state.position, state.last_tick) != (pchannel, found.position, found.last_tick):
                 raise Malformed("the state is not that of the row's position")
-        return position
+        return found
 
     def position_at(self, pchannel: str, version: int) -> WalPosition | None:
         """Return the position of `pchannel` at an older version.
