@@ -61,6 +61,7 @@ class JobTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        from millrace.client.progress import operation_words
         from millrace.runtime.launch.launcher import Launcher
 
         launcher = Launcher(load_settings(self.data_dir))
@@ -70,7 +71,7 @@ class JobTrigger(BaseTrigger):
             progress = status.progress or {}
             if progress.get("words") and progress.get("words") != said:
                 said = progress["words"]
-                self.log.info("%s %s", said, progress.get("figures") or "")
+                self.log.info("%s %s", operation_words(progress), progress.get("figures") or "")
             if self.stop_at is not None and time.time() > self.stop_at:
                 late = True
                 await asyncio.to_thread(launcher.stop, self.run_id)

@@ -7,14 +7,20 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from millrace.base.settings import Settings
 from millrace.node.flush.definition import flush_to_end
+from millrace.operations.backup.declaration import BackupParams
+from millrace.operations.backup.manifest import BackupManifest
+from millrace.operations.backup.run import BackupReport, backup
+from millrace.operations.backup.verify import verify_backup
 from millrace.operations.checkpoint.declaration import CheckpointParams
 from millrace.operations.checkpoint.run import CheckpointReport, checkpoint
 from millrace.operations.checkpoint.table_sync import sync_tables
@@ -23,6 +29,12 @@ from millrace.operations.compaction.need import need
 from millrace.operations.compaction.run import compact
 from millrace.operations.compaction.vacuum import reclaimable_bytes, vacuum
 from millrace.operations.coverage import FOLDER, Coverage
+from millrace.operations.quality import run as quality
+from millrace.operations.quality.checks import TableCheckResult
+from millrace.operations.quality.declaration import QualityParams
+from millrace.operations.quality.frames import ValidationInput
+from millrace.operations.recovery.diagnose import diagnose
+from millrace.operations.recovery.findings import RecoveryFinding
 from millrace.runtime.progress import Progress
 from millrace.storage import table as tables
 from millrace.storage.commit import CommitPart, commit_fenced
@@ -284,3 +296,111 @@ def test_a_store_that_is_no_folder_is_known_by_its_newest_log_entry(tmp_path: Pa
     assert first.text != second.text
     assert first.settled
     assert table_name(str(tmp_path), table.uri) == "t"
+
+
+def test_quality_opens_and_checks_what_changed(many: Many, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Spark: small collections are read here, and a validator of the test's counts the checks."""
+    checks: list[str] = []
+
+    class Counting:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def check(self, frame: ValidationInput, *, run_id: str) -> TableCheckResult:
+            checks.append(frame.table)
+            return TableCheckResult(frame.table, dict(frame.ranges), (), frame.collection_id)
+
+        def write_docs(self) -> None:
+            return None
+
+    class Session:
+        def createDataFrame(self, rows: pa.Table) -> pa.Table:
+            return rows
+
+    sessions: list[Session] = []
+
+    @contextmanager
+    def session() -> Iterator[Any]:
+        sessions.append(Session())
+        yield sessions[-1]
+
+    monkeypatch.setattr(quality, "Validator", Counting)
+
+    def run(**params: object) -> quality.QualityReport:
+        chosen = QualityParams.parse({"tables": ["collections"], **params})
+        checks.clear()
+        sessions.clear()
+        return quality.run(many.settings, chosen, Progress(), session_factory=session)
+
+    count = len(many.collections)
+    first = run()
+    assert checks == ["collections/batch-0"], "all of them in one check"
+    assert len([name for name in first.tables if name.startswith("collections/")]) == count
+    assert len(set(opened())) >= count
+    again = run()
+    assert opened() == []
+    assert (checks, sessions, again.unchanged_tables >= 2 * count) == ([], [], True)
+    assert again.summary == "Nothing to check: no rows are newer than the last check."
+    many.insert(many.collections[4])
+    opened()
+    changed = run()
+    assert set(opened()) == {"collections/5", "deletes/5"}
+    assert list(changed.tables) == ["collections/5"]
+    assert changed.tables["collections/5"]["rows"] == 1
+    run(full=True)
+    assert len(set(opened())) >= count
+    assert checks == [], "it looks at them, and finds no new rows"
+
+
+def test_recovery_opens_what_changed_and_everything_once_a_day(
+    many: Many, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(depth: str) -> list[RecoveryFinding]:
+        return diagnose(many.settings, many.maker.log, depth=depth, stale_after=60, progress=Progress())
+
+    assert look("full") == []
+    assert len(set(opened())) >= len(many.collections)
+    settle(many.settings)
+    assert look("changed") == []
+    opened()
+    assert look("changed") == []
+    assert opened() == []
+    victim = next((many.settings.data_dir / "collections" / "2").rglob("*.parquet"))
+    whole = victim.read_bytes()
+    victim.unlink()
+    try:
+        assert look("changed") == [], "a disk that loses a file commits nothing"
+        assert [each.kind for each in look("full")] == ["table_file_damaged"]
+        later = time.time() + 25 * HOUR
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: later)
+            assert [each.kind for each in look("changed")] == ["table_file_damaged"]
+    finally:
+        victim.write_bytes(whole)
+
+
+def test_a_backup_opens_what_changed_and_has_all_of_it(many: Many, opened: Opened, tmp_path: Path) -> None:
+    def make(**params: object) -> BackupReport:
+        return backup(many.settings, many.maker.log, BackupParams.parse({"to": str(tmp_path), **params}), Progress())
+
+    count = len(many.collections)
+    first = make()
+    settle(many.settings)
+    assert (first.unchanged_tables, first.tables >= count) == (0, True)
+    make()
+    opened()
+    again = make()
+    assert opened() == []
+    assert again.unchanged_tables >= count
+    assert (again.files, again.bytes) == (first.files, first.bytes)
+    assert verify_backup(Path(again.folder)).problems == ()
+    manifests = [BackupManifest.read(Path(each.folder)) for each in (first, again)]
+    assert manifests[0].files.keys() == manifests[1].files.keys()
+    many.insert(many.collections[3])
+    opened()
+    changed = make()
+    assert set(opened()) == {"collections/4"}
+    assert changed.files > again.files
+    assert verify_backup(Path(changed.folder)).problems == ()
+    (Path(changed.folder) / "manifest.json").unlink()  # the previous backup is an older one now
+    assert make().unchanged_tables == 0

@@ -16,6 +16,7 @@ from millrace.base.errors import InvalidArgument, InvalidSuite, QualityBlocked
 from millrace.base.settings import Settings
 from millrace.message import builders
 from millrace.node.flush.definition import flush_to_end
+from millrace.operations.coverage import Coverage
 from millrace.operations.quality import collection_frames, results
 from millrace.operations.quality.checks import Check, CheckResult, TableCheckResult
 from millrace.operations.quality.data_docs import remove_old_runs, write_index
@@ -24,7 +25,7 @@ from millrace.operations.quality.gate import blocked, require_unblocked
 from millrace.operations.quality.quarantine import quarantined, read_slices, record, release_blocks
 from millrace.operations.quality.ranges import TickRange, choose_ranges, covers
 from millrace.operations.quality.results import read_results, read_state, record_run
-from millrace.operations.quality.run import _frames
+from millrace.operations.quality.run import Selection, _frames
 from millrace.operations.quality.state import Block, QualityState, apply_release, apply_run
 from millrace.operations.quality.user_suites import parse_suite
 from millrace.storage.table import open_table
@@ -33,6 +34,8 @@ from tests.failpoints import at_failpoints
 from tests.tables.wal_maker import Collection, WalMaker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 TICKS = Check("ticks", "expect_column_values_to_be_between", {"column": "tick_step", "min_value": 1}, "ticks increase")
@@ -268,12 +271,12 @@ def test_a_collection_without_new_rows_is_passed_over_without_spark(
     def chosen(state: QualityState | None = None) -> tuple[int, list[TableCheckResult]]:
         """How many collections Spark would check, and those that need no check; they are recorded as a run does."""
         made.clear()
-        empty: list[TableCheckResult] = []
+        selection = Selection(Coverage.load(settings, "quality"))
         params = QualityParams(tables=("collections",))
-        found = _frames(cast("SparkSession", None), settings, params, state or read_state(settings), empty)
-        list(found)
-        record_run(settings, "run", empty)
-        return len(made), empty
+        session = cast("Callable[[], SparkSession]", lambda: None)
+        list(_frames(session, settings, params, state or read_state(settings), selection))
+        record_run(settings, "run", selection.empty)
+        return len(made) + len(selection.small), selection.empty
 
     write()
     assert chosen() == (1, [])

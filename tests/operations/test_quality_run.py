@@ -9,6 +9,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,8 @@ def copy(deployment: Settings, tmp_path: Path) -> Settings:
 @pytest.fixture
 def check(spark: SparkSession) -> Callable[..., QualityReport]:
     def checked(settings: Settings, **params: object) -> QualityReport:
-        return run(spark, settings, QualityParams.parse({"data_docs": False, **params}), Progress())
+        chosen = QualityParams.parse({"data_docs": False, **params})
+        return run(settings, chosen, Progress(), session_factory=lambda: nullcontext(spark))
 
     return checked
 
@@ -85,7 +87,7 @@ def test_a_sound_deployment_passes_and_is_not_read_twice(copy: Settings, check: 
     assert first.tables["collections/1"]["rows"] == 12
     assert first.docs is not None
     assert "tick_step" in "".join(path.read_text() for path in Path(first.docs).parent.rglob("*.html"))
-    again = check(copy, tables=["wal", "collections"])
+    again = check(copy, tables=["wal", "collections"], full=True)
     assert again.passed
     assert set(again.tables) == {"wal/rejections", "wal/channels"}, "what is not new is left out"
     assert read_results(copy, run_id=first.run_id).num_rows == first.expectations
@@ -123,7 +125,8 @@ def test_what_is_written_and_flushed_beside_a_run_is_no_fault(tmp_path: Path, sp
         flush_to_end(settings)
 
     write()
-    report = run(spark, settings, QualityParams.parse({"data_docs": False}), Beside(write))
+    params = QualityParams.parse({"data_docs": False})
+    report = run(settings, params, Beside(write), session_factory=lambda: nullcontext(spark))
     assert (report.failed, report.blocks) == ((), ())
     assert blocked(settings) == []
 

@@ -6,11 +6,12 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
+if TYPE_CHECKING:  # a DAG's trigger shows progress and loads no Arrow
+    import pyarrow as pa
 
 MIN_SECONDS: Final = 1.0
 """Time from which on the past speed says something about the rest. A shorter call shows nothing."""
@@ -32,6 +33,14 @@ def progress_words(done: float, total: float, seconds: float) -> str:
     if share and seconds >= MIN_SECONDS:
         words += f", {duration_words(seconds / share - seconds)} left"
     return words
+
+
+def operation_words(progress: Mapping[str, Any]) -> str:
+    """Return the progress of an operation (its file) in one line: what it does, the share, the time left."""
+    done, at = progress.get("done"), float(progress.get("at") or 0)
+    seconds = at - float(progress.get("since") or at)
+    share = progress_words(done, 1.0, seconds) if isinstance(done, int | float) else ""
+    return ", ".join(filter(None, (str(progress.get("words") or ""), share)))
 
 
 def duration_words(seconds: float) -> str:

@@ -186,6 +186,8 @@ def log(
 
 
 def _print(found: list[RunStatus], *, as_json: bool) -> None:
+    from millrace.client.progress import operation_words
+
     rows: list[dict[str, Any]] = [
         {
             "run_id": status.run_id,
@@ -194,7 +196,9 @@ def _print(found: list[RunStatus], *, as_json: bool) -> None:
             "attempt": status.attempt,
             "pid": status.pid if status.active else None,
             "started": iso_time(int(status.started_at * 1000)),
-            "progress": str(status.error) if status.error is not None else (status.progress or {}).get("words"),
+            "progress": str(status.error)
+            if status.error is not None
+            else operation_words(status.progress or {}) or None,
         }
         for status in found
     ]

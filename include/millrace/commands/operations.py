@@ -55,13 +55,16 @@ def _command(operation: Operation) -> Callable[..., None]:
     """Return the command of an operation: a function whose signature has an option for each parameter."""
 
     def run(*, context: JsonContext, params: str | None, **given: Any) -> None:
+        from millrace.client.progress import operation_words, progress_line
         from millrace.operations.entry import run_in_process
         from millrace.runtime.progress import Progress
 
         chosen = operation.params.parse(
             parse_json_object(params) | {name: value for name, value in given.items() if value not in (None, [])}
         )
-        report = run_in_process(operation, context.settings, chosen, Progress())
+        with progress_line("starting …") as line:
+            progress = Progress(show=lambda found: line(operation_words(found)))
+            report = run_in_process(operation, context.settings, chosen, progress)
         print_facts(report.to_json(), as_json=context.as_json)
         if not report.succeeded:
             raise typer.Exit(EXIT_VERIFICATION_FAILED)

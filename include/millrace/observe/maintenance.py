@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from millrace.base.settings import Settings
+from millrace.client.progress import operation_words
 from millrace.observe.models import OperationRow, QualityBlock, QualityRow, QualityTable, QualityView, TableView
 from millrace.observe.payloads import truncate_value
 from millrace.observe.table_cache import TableSnapshot
@@ -171,7 +172,7 @@ def running_operations(settings: Settings) -> list[OperationRow]:
                 attempt=asked["attempt"] if isinstance(asked.get("attempt"), int) else 1,
                 started=unix_seconds(asked.get("started_at") or asked.get("at")),
                 ended=None,
-                words=str(progress.get("words") or "")[:MAX_TEXT_CHARACTERS],
+                words=operation_words(progress)[:MAX_TEXT_CHARACTERS],
                 done=float(done) if isinstance(done, int | float) else None,
                 before=before,
                 expected_start=unix_seconds(expected),

@@ -47,8 +47,9 @@ class Record(NamedTuple):
 class Coverage:
     """The records of one operation. Not thread-safe; of two processes that save, the later one's records count."""
 
-    def __init__(self, path: Path, depends: str, records: dict[str, Record]) -> None:
+    def __init__(self, path: Path, depends: str, records: dict[str, Record], *, ignore: bool) -> None:
         self._path = path
+        self._ignore = ignore
         self._depends = depends
         self._records = records
         self._marks: dict[str, ChangeMark] = {}
@@ -63,18 +64,18 @@ class Coverage:
     def load(cls, settings: Settings, operation: str, *, depends: Any = None, ignore: bool = False) -> Self:
         """Read the records of `operation`. `depends` is JSON: records made with another value are void.
 
-        `ignore` makes every table count as changed.
+        `ignore` makes every table count as changed; the notes of earlier records are void, too.
         """
         path = settings.run_path / FOLDER / f"{operation}.json"
-        digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return cls(path, digest, {} if ignore else _read(path, digest))
+        digest = _digest(depends)
+        return cls(path, digest, _read(path, digest), ignore=ignore)
 
     def look(self, name: str, uri: str) -> Record | None:
         """Return the record of a table that has not changed since, or None. Takes its mark; call it once a run."""
         mark = self._marks[name] = change_mark(uri) or ABSENT
         self.tables += 1
         found = self._records.get(name)
-        if found is None or found.mark != mark.text:
+        if self._ignore or found is None or found.mark != mark.text:
             return None
         if found.until is not None and self._now >= found.until:
             return None
@@ -98,7 +99,7 @@ class Coverage:
 
     def note(self, name: str) -> Any:
         """Return the note of a table's last record, also if the table changed since; None without one."""
-        found = self._records.get(name)
+        found = None if self._ignore else self._records.get(name)
         return None if found is None else found.note
 
     def record(self, name: str, *, until: float | None = None, note: Any = None) -> None:
@@ -112,12 +113,19 @@ class Coverage:
         self._dirty = self._dirty or self._records.get(name) != found
         self._records[name] = found
 
-    def save(self) -> None:
-        """Write the records if one of them has changed."""
+    def save(self, *, depends: Any = None) -> None:
+        """Write the records if one of them has changed. `depends`: what they depend on from now on, if that changed."""
+        if depends is not None:
+            self._dirty = self._dirty or self._depends != _digest(depends)
+            self._depends = _digest(depends)
         if self._dirty:
             tables = {name: list(each) for name, each in self._records.items()}
             replace_json(self._path, {"depends": self._depends, "tables": tables})
             self._dirty = False
+
+
+def _digest(depends: Any) -> str:
+    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _read(path: Path, depends: str) -> dict[str, Record]:

@@ -35,6 +35,11 @@ class BackupParams(OperationParams):
             "Read every file of the backup again at the end, including those of earlier backups, and compare digests."
         ),
     )
+    full: bool = Field(
+        default=False,
+        title="Full",
+        description="Open every table, also those that have not changed since the previous backup.",
+    )
     dry_run: bool = Field(default=False, title="Dry run", description="Only report what would be copied.")
 
     @field_validator("to")

@@ -16,12 +16,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from millrace.base.errors import BackupBusy, BackupRefused, TableUnavailable
 from millrace.base.files import make_folder, sha256_file, sync
 from millrace.operations.backup.manifest import DATA_FOLDER, BackupManifest, StoredFile
+from millrace.storage.delta_log import is_log_file
 from millrace.storage.local import LocalStore
 from millrace.storage.store import TableStore
 
@@ -34,7 +36,7 @@ class FileGone(TableUnavailable):
     code = TableUnavailable.code
 
 
-@dataclass(slots=True)
+@dataclass
 class BackupFiles:
     """The files of one backup. Thread-safe."""
 
@@ -114,6 +116,34 @@ class BackupFiles:
             self.stored[name] = known
             self.linked += 1
         return True
+
+    def reuse_table(self, name: str) -> tuple[int, dict[str, int]] | None:
+        """Link the log of the table `name` from the previous backup, and return its version and its data files there.
+
+        Returns None if that backup does not have all of it.
+        """
+        known = self.earlier_manifest
+        if known is None or name not in known.tables:
+            return None
+        names = self._tables.get(name, [])
+        log = [each for each in names if is_log_file(each)]
+        if not log or not all(self.reuse(each, known.files[each].size) for each in log):
+            return None
+        data = {each.removeprefix(f"{name}/"): known.files[each].size for each in names if not is_log_file(each)}
+        return known.tables[name], data
+
+    @cached_property
+    def _tables(self) -> dict[str, list[str]]:
+        """The files of the previous backup by table."""
+        found: dict[str, list[str]] = {}
+        known = self.earlier_manifest
+        for each in known.files if known is not None else ():
+            parts = each.split("/")
+            name = next(
+                (one for one in (parts[0], "/".join(parts[:2])) if known is not None and one in known.tables), ""
+            )
+            found.setdefault(name, []).append(each)
+        return found
 
     def copy(self, source: Path, name: str, *, size: int | None = None) -> None:
         """Copy a file, or its first `size` bytes. Raises FileGone, and BackupRefused if there are fewer."""

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -42,6 +42,7 @@ from millrace.operations.backup.manifest import (
 from millrace.operations.backup.table_pins import PinnedTable, pin_tables
 from millrace.operations.backup.verify import verify_backup
 from millrace.operations.checkpoint.staged_trim import TRIM_NOTES_FOLDER
+from millrace.operations.coverage import Coverage
 from millrace.operations.operation import OperationReport, counted, mebibytes
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.operations.quality.results import docs_path, quality_path
@@ -81,6 +82,7 @@ class BackupReport(OperationReport):
             "Unfinished backups in that folder that are not known to be this deployment's. They are left alone."
         ),
     )
+    unchanged_tables: int = Field(default=0, description="Tables that have not changed since the previous backup.")
     verified: bool = False
     seconds: float
 
@@ -89,7 +91,9 @@ class BackupReport(OperationReport):
         what = f"{counted(self.tables, 'table')} in {counted(self.files, 'file')}"
         if self.dry_run:
             return f"A backup would have {what}, {mebibytes(self.bytes)}."
-        return f"Backup {self.id} has {what}, {mebibytes(self.bytes)}, of which {mebibytes(self.new_bytes)} are new."
+        words = f", {self.unchanged_tables:,} unchanged" if self.unchanged_tables else ""
+        size = f"{mebibytes(self.bytes)}, of which {mebibytes(self.new_bytes)} are new"
+        return f"Backup {self.id} has {what}{words}, {size}."
 
 
 def run(settings: Settings, params: BackupParams, progress: Progress) -> BackupReport:
@@ -144,7 +148,7 @@ def backup(
             folder = begin_backup(root, own)
             hit("backup.begun")
             try:
-                manifest, files = _take(settings, service, folder, own, progress)
+                manifest, files, covered = _take(settings, service, folder, own, params, progress)
                 break
             except FileGone:
                 remove_backup(folder)
@@ -172,6 +176,7 @@ def backup(
         ticks={name: each.tick for name, each in manifest.channels.items()},
         dropped=tuple(old.name for old in dropped),
         left=left,
+        unchanged_tables=covered.unchanged,
         verified=params.verify,
         seconds=round(time.monotonic() - started, 3),
     )
@@ -182,14 +187,17 @@ def _take(
     service: LogService,
     folder: Path,
     own: str,
+    params: BackupParams,
     progress: Progress,
-) -> tuple[BackupManifest, BackupFiles]:
+) -> tuple[BackupManifest, BackupFiles, Coverage]:
     begun = datetime.now(UTC).isoformat()
     earlier, known = next(list_backups(folder.parent, of=own), (None, None))
     files = BackupFiles(folder, earlier, known)
+    # The records say what the previous backup has: they are of no use beside another one.
+    covered = Coverage.load(settings, "backup", depends=_depends(known), ignore=params.full or known is None)
     with removals_blocked(settings, deadline=WAIT_SECONDS):
         progress.update("pinning the tables")
-        pinned = pin_tables(settings, files)
+        pinned = pin_tables(settings, files, covered)
         hit("backup.pinned")
         # Before the log's end is read: the log then has everything that the records call sent.
         _take_records(settings, files)
@@ -204,7 +212,15 @@ def _take(
     manifest = replace(manifest, deployment=own, files=dict(sorted(files.stored.items())))
     manifest.write(folder)
     hit("backup.written")
-    return manifest, files
+    for name in pinned:
+        covered.record(name)
+    covered.retain(pinned)
+    covered.save(depends=_depends(manifest))
+    return manifest, files, covered
+
+
+def _depends(manifest: BackupManifest | None) -> dict[str, Any]:
+    return {"format": 1, "backup": None if manifest is None else manifest.id}
 
 
 def _manifest(
@@ -260,7 +276,7 @@ def _take_records(settings: Settings, files: BackupFiles) -> None:
     """Copy small files that are replaced whole: the notes of loads and restores, and the users' expectation suites."""
     for path in sorted(settings.staged_path.glob(f"[!.]*/{STATE_FILE}")):
         files.copy(path, str(path.relative_to(settings.data_dir)))
-    tables = {quality_results_uri(settings), quarantine_uri(settings), docs_path(settings)}
+    tables = {Path(quality_results_uri(settings)), Path(quarantine_uri(settings)), docs_path(settings)}
     for folder in (restores_path(settings), quality_path(settings)):
         for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
             if path.is_file() and not tables.intersection(path.parents):
@@ -268,7 +284,7 @@ def _take_records(settings: Settings, files: BackupFiles) -> None:
 
 
 def _dry_run(settings: Settings, root: Path, started: float) -> BackupReport:
-    pinned = pin_tables(settings, None)
+    pinned = pin_tables(settings, None, Coverage.load(settings, "backup", ignore=True))
     _, known = next(list_backups(root, of=read_deployment_id(settings)), (None, None))
     wanted = {f"{each.name}/{file}": size for each in pinned.values() for file, size in each.files.items()}
     had = {name for name, size in wanted.items() if known is not None and (known.files.get(name) or (-1,))[0] == size}

@@ -17,6 +17,7 @@ from millrace.base.settings import Settings
 from millrace.operations.backfill.derived import SLICES, derived_names
 from millrace.operations.backup.files import BackupFiles
 from millrace.operations.backup.manifest import DATA_FOLDER
+from millrace.operations.coverage import Coverage
 from millrace.operations.recovery.clone import tables_to_clone
 from millrace.storage.delta_log import log_files_of_version
 from millrace.storage.store import store_at
@@ -45,14 +46,21 @@ def tables_to_pin(settings: Settings) -> Iterator[str]:
     yield from tables_to_clone(settings)
 
 
-def pin_tables(settings: Settings, files: BackupFiles | None) -> dict[str, PinnedTable]:
+def pin_tables(settings: Settings, files: BackupFiles | None, covered: Coverage) -> dict[str, PinnedTable]:
     """Pin all tables and return them by name, in the order of pinning. Their logs go into `files` (None: a dry run).
 
-    The caller must prevent removals (millrace.node.retention.removal_lock).
+    A table that has not changed since the previous backup (`covered`) has the version and the log that are there: its
+    log is linked from it, and the table is not opened. The caller must prevent removals
+    (millrace.node.retention.removal_lock).
     """
     found = {}
     for name in tables_to_pin(settings):
         uri = settings.table_uri(name)
+        if covered.look(name, uri) is not None and files is not None:
+            again = files.reuse_table(name)
+            if again is not None:
+                found[name] = PinnedTable(uri, name, *again)
+                continue
         with store_at(uri).lease():  # no log cleanup meanwhile
             table = open_table(uri)
             if table is None:

@@ -110,17 +110,17 @@ def recovery_checkpoints_uri(settings: Settings) -> str:
     return settings.table_uri("recovery_checkpoints")
 
 
-def newest(settings: Settings) -> dict[str, RecoveryCheckpoint]:
-    """Return the newest checkpoint of each PChannel. Reads one small file for each."""
+def newest(settings: Settings, pchannel: str | None = None) -> dict[str, RecoveryCheckpoint]:
+    """Return the newest checkpoint of each PChannel, or of one. Reads one small file for each."""
     path = recovery_checkpoints_uri(settings)
     table = open_table(path)
     if table is None:
         return {}
     found: dict[str, tuple[int, str]] = {}
-    for pchannel, commits, name in _live(table):
-        if pchannel not in found or found[pchannel][0] < commits:
-            found[pchannel] = (commits, name)
-    return {pchannel: _read(table.store, name, pchannel) for pchannel, (_, name) in sorted(found.items())}
+    for owner, commits, name in _live(table):
+        if pchannel in (None, owner) and (owner not in found or found[owner][0] < commits):
+            found[owner] = (commits, name)
+    return {owner: _read(table.store, name, owner) for owner, (_, name) in sorted(found.items())}
 
 
 def history(settings: Settings, pchannel: str) -> list[RecoveryCheckpoint]:

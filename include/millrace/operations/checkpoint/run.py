@@ -123,7 +123,7 @@ def checkpoint(
     names = wal.pchannels()
     channels = []
     for number, pchannel in enumerate(names):
-        progress.update(f"verifying {pchannel}", done=number / len(names))
+        progress.step(f"verifying {pchannel}", number, len(names))
         done, found = _channel(settings, service, params, wal, snapshot, wal.position(pchannel), known)
         channels.append(done)
         if found is not None:

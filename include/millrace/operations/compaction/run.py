@@ -118,7 +118,7 @@ def compact(
         with _stage(stages, "plan"):
             known, plan = next(plans, (None, None))  # the step after the last one records the idle collections
         if known is not None and plan is not None:
-            progress.update(f"collection {known.name}", done=number / len(found))
+            progress.step(f"collection {known.name}", number, len(found))
             works.append(_collection(plan, params, mapper, order, stages))
     report = CompactionReport(dry_run=params.dry_run, known_collections=len(found), collections=works)
     changes: dict[str, object] = {}

@@ -84,7 +84,7 @@ def run(settings: Settings, params: HousekeepingParams, progress: Progress) -> H
     found = []
     with exclusive_lock(settings.run_path / LOCK, deadline=Deadline.after(0), busy=busy):
         for number, area in enumerate(params.areas):
-            progress.update(f"trimming {area.replace('_', ' ')}", done=number / len(params.areas))
+            progress.step(f"trimming {area.replace('_', ' ')}", number, len(params.areas))
             days = RETENTION[area](settings)
             trims = days or area == "runs"  # whose number is limited, too
             freed = AREAS[area](Trim(settings, now - days * DAY, params.dry_run)) if trims else {}

@@ -23,7 +23,7 @@ from millrace.operations.quality.frames import ValidationInput, in_ranges
 from millrace.operations.quality.ranges import Ranges
 from millrace.storage.spark import spark_frame
 from millrace.storage.store import store_at
-from millrace.storage.table import open_table
+from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.data_tables import (
     DATE,
     FOLDED_APP,
@@ -59,6 +59,8 @@ class StoredCollection:
     deletes_version: int | None
     folded_tick: int
     """Deletes up to this tick are folded into the rows."""
+    flushed_ticks: Mapping[str, int]
+    """By VChannel: the tick up to which the tables have rows and deletes. Later than the checkpoint's for a moment."""
 
     @property
     def pchannels(self) -> dict[str, str]:
@@ -66,37 +68,55 @@ class StoredCollection:
         return {name: pchannel_of(name) for name in self.vchannels}
 
 
-def stored_collections(settings: Settings, checkpoints: Mapping[str, Checkpoint]) -> dict[int, StoredCollection]:
-    """Return the collections that have tables and are not dropped, with versions pinned now.
-
-    Pins the deletes table before the rows table: compaction removes a delete after the rows that it hit.
-    """
+def known_collections(checkpoints: Mapping[str, Checkpoint]) -> dict[int, dict[str, VChannelInfo]]:
+    """Return the VChannels of each collection that the checkpoints know and that is not dropped."""
     known: dict[int, dict[str, VChannelInfo]] = {}
     for checkpoint in checkpoints.values():
         for name, info in checkpoint.catalog.vchannels.items():
             known.setdefault(info.collection_id, {})[name] = info
-    found = {}
-    for number, infos in sorted(known.items()):
-        deletes = open_table(deletes_uri(settings, number))
-        rows = open_table(rows_uri(settings, number))
-        if rows is None or any(info.dropped_tick for info in infos.values()):
-            continue
-        schema = newest_schema(infos.values())
-        found[number] = StoredCollection(
-            collection_id=number,
-            name=next(iter(infos.values())).name,
-            schema=schema,
-            vchannels=infos,
-            rows_version=rows.version,
-            deletes_version=None if deletes is None else deletes.version,
-            folded_tick=max(earliest_readable_tick(rows), rows.app_version(FOLDED_APP) or 0),
-        )
-    return found
+    return {
+        number: infos
+        for number, infos in sorted(known.items())
+        if not any(info.dropped_tick for info in infos.values())
+    }
+
+
+def pin_collection(settings: Settings, number: int, infos: Mapping[str, VChannelInfo]) -> StoredCollection | None:
+    """Pin the versions of a collection's tables now. None if it has no rows table.
+
+    Pins the deletes table before the rows table: compaction removes a delete after the rows that it hit.
+    """
+    deletes = open_table(deletes_uri(settings, number))
+    rows = open_table(rows_uri(settings, number))
+    if rows is None:
+        return None
+    return StoredCollection(
+        collection_id=number,
+        name=next(iter(infos.values())).name,
+        schema=newest_schema(infos.values()),
+        vchannels=infos,
+        rows_version=rows.version,
+        deletes_version=None if deletes is None else deletes.version,
+        folded_tick=max(earliest_readable_tick(rows), rows.app_version(FOLDED_APP) or 0),
+        flushed_ticks={name: max(_tick(rows, name), _tick(deletes, name)) for name in infos},
+    )
+
+
+def _tick(table: TableHandle | None, vchannel: str) -> int:
+    return 0 if table is None else table.app_version(vchannel) or 0
 
 
 def safe_name(name: str) -> str:
     """Return a field's name as a column that Spark's column expressions accept without quotes."""
     return _UNSAFE.sub("_", name)
+
+
+def collection_checks(stored: StoredCollection) -> tuple[Check, ...]:
+    """Return the suite that follows from the collection's schema, with names that Spark's expressions accept."""
+    fields = tuple(replace(field, name=safe_name(field.name), columns=()) for field in stored.schema.fields)
+    partitions = sorted({number for info in stored.vchannels.values() for number in info.partitions})
+    schema = CollectionSchema(fields, tuple(map(safe_name, stored.schema.key_names)))
+    return suites.collection_suite(schema, partitions)
 
 
 def visible_rows(
@@ -119,11 +139,8 @@ def visible_rows(
     for field in stored.schema.fields:
         if safe_name(field.name) != field.name:
             rows = rows.withColumnRenamed(field.name, safe_name(field.name))
-    fields = tuple(replace(field, name=safe_name(field.name), columns=()) for field in stored.schema.fields)
-    partitions = sorted({number for info in stored.vchannels.values() for number in info.partitions})
-    schema = CollectionSchema(fields, tuple(map(safe_name, stored.schema.key_names)))
-    checks = (*suites.collection_suite(schema, partitions), *users)
-    row_id = (*schema.key_names, "_vchannel", "_write_tick")
+    checks = (*collection_checks(stored), *users)
+    row_id = (*(safe_name(name) for name in stored.schema.key_names), "_vchannel", "_write_tick")
     return ValidationInput(f"collections/{stored.collection_id}", rows, checks, ranges, row_id, stored.collection_id)
 
 

@@ -38,7 +38,15 @@ class QualityParams(OperationParams):
     quarantine: bool = Field(
         default=False, description="Record a collection's slice that fails a critical expectation as quarantined."
     )
+    full: bool = Field(
+        default=False, description="Look at every table, also at those that have not changed since they passed."
+    )
     data_docs: bool = Field(default=True, description="Write the Data Docs (HTML) of this run.")
+
+    @property
+    def ignores_records(self) -> bool:
+        """Whether the run looks at tables that have not changed, too."""
+        return self.full or bool(self.start or self.end or self.collections)
 
 
 class ReleaseParams(OperationParams):
@@ -63,8 +71,7 @@ QUALITY: Final = Operation(
     summary="Runs the expectation suites. A critical failure blocks truncation and vacuum.",
     example="--tables wal --start 2026-01-01T00:00:00Z",
     params=QualityParams,
-    run="millrace.operations.quality.run:run",
-    needs_spark=True,
+    run="millrace.operations.quality.run:quality",
     requires=("great_expectations",),
     role=Role.PRODUCE,
     changes_data=False,

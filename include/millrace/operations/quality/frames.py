@@ -7,7 +7,7 @@ function in the order of the PChannel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -166,11 +166,16 @@ def checkpoints(spark: SparkSession, settings: Settings, version: int, wal: WalV
 
 
 def segments(
-    spark: SparkSession, settings: Settings, version: int, ranges: Ranges, stored: Mapping[int, tuple[int, int]]
+    spark: SparkSession,
+    settings: Settings,
+    version: int,
+    ranges: Ranges,
+    versions: Callable[[list[int]], Mapping[int, tuple[int, int]]],
 ) -> ValidationInput:
     """Return the segment states that became known in the range, flushed ones compared with their stored rows.
 
-    `stored` maps a collection to the version of its table and the tick up to which its rows were rewritten.
+    `versions` maps collections to the version of their table and the tick up to which its rows were rewritten. It is
+    asked for those with flushed segments in the range.
     """
     rows = spark_frame(spark, store_at(settings.segments_uri), version)
     # Compaction adds a later flushed row to a segment that absorbed others. Their rows keep their own segment ids.
@@ -181,7 +186,9 @@ def segments(
     flushed = rows.where((F.col("state") == "flushed") & (F.col("nth") == 1))
     bounds = flushed.groupBy("collection_id").agg(F.min("created_tick").alias("low"), F.max("time_tick").alias("high"))
     counts: list[DataFrame] = []
-    for found in bounds.collect():
+    flushed_collections = bounds.collect()
+    stored = versions([row["collection_id"] for row in flushed_collections])
+    for found in flushed_collections:
         if found["collection_id"] in stored:
             of_rows, rewritten = stored[found["collection_id"]]
             part = spark_frame(spark, store_at(settings.collections_uri(found["collection_id"])), of_rows)

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from millrace.base.errors import CollectionNotFound
 from millrace.base.settings import Settings
+from millrace.operations.coverage import Coverage
+from millrace.operations.entry import SessionFactory
 from millrace.operations.operation import OperationReport
 from millrace.operations.quality import collection_frames, data_docs, frames, quarantine
 from millrace.operations.quality.checks import Check, TableCheckResult
+from millrace.operations.quality.collection_frames import StoredCollection
 from millrace.operations.quality.declaration import ALL_TABLES, QualityParams, first_tick_at
 from millrace.operations.quality.frames import ValidationInput
 from millrace.operations.quality.gx_validator import Validator, check_expectations
 from millrace.operations.quality.ranges import choose_ranges, has_ticks
 from millrace.operations.quality.results import docs_path, read_state, record_run
-from millrace.operations.quality.snapshot import take_snapshot
+from millrace.operations.quality.small_collections import SmallCollection, batches, read_small
+from millrace.operations.quality.snapshot import DeploymentSnapshot, take_snapshot
 from millrace.operations.quality.state import QualityState
-from millrace.operations.quality.user_suites import read_suite, suite_file
+from millrace.operations.quality.user_suites import read_suite, suite_file, suites_folder
 from millrace.runtime.progress import Progress
 from millrace.tables.wal.trims import trimmed_totals
 
@@ -54,32 +61,72 @@ class QualityReport(OperationReport):
     expectations: int
     failed: tuple[FailedExpectation, ...]
     tables: dict[str, dict[str, float]] = Field(description="By table: rows, seconds, expectations, failed.")
+    known_tables: int = Field(default=0, description="Tables that the run looked at.")
+    unchanged_tables: int = Field(default=0, description="Those of them that have not changed since they passed.")
     blocks: tuple[str, ...] = Field(description="Ids of all blocks in force, of this run and of earlier ones.")
     quarantined: tuple[str, ...]
     docs: str | None = Field(description="Index page of the Data Docs.")
     seconds: float
 
 
-def run(spark: SparkSession, settings: Settings, params: QualityParams, progress: Progress) -> QualityReport:
-    """Run the checks that `params` select. Raises InvalidSuite, CollectionNotFound."""
+def quality(settings: Settings, params: QualityParams, progress: Progress) -> QualityReport:
+    """Run the operation as its job does: with a Spark session if there is something to check."""
+    from millrace.operations.entry import spark_session
+
+    return run(settings, params, progress, session_factory=lambda: spark_session("quality", settings, progress))
+
+
+def run(
+    settings: Settings, params: QualityParams, progress: Progress, *, session_factory: SessionFactory
+) -> QualityReport:
+    """Run the checks that `params` select. `session_factory` is called at most once.
+
+    Raises InvalidSuite, CollectionNotFound.
+    """
+    with ExitStack() as stack:
+        return _run(cache(lambda: stack.enter_context(session_factory())), settings, params, progress)
+
+
+def _run(
+    session: Callable[[], SparkSession], settings: Settings, params: QualityParams, progress: Progress
+) -> QualityReport:
     started, run_id = time.perf_counter(), f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     state = read_state(settings)
     progress.update("selecting tables and ranges")
-    outcomes: list[TableCheckResult] = []
-    found = list(_frames(spark, settings, params, state, outcomes))
+    chosen = Selection(Coverage.load(settings, "quality", depends={"format": 1}, ignore=params.ignores_records))
+    found = list(_frames(session, settings, params, state, chosen))
+    together = batches(chosen.small)
+    outcomes = chosen.empty
     pages = None
-    if found:
-        progress.update("starting Great Expectations", tables=len(found))
+    total = len(found) + sum(len(each.members) for each in together)
+    if total:
+        progress.update("starting Great Expectations", tables=total)
         validator = Validator(docs=docs_path(settings) if params.data_docs else None, samples=params.samples)
-        for number, frame in enumerate(found):
-            progress.update(f"checking {frame.table}", done=number / len(found))
+        checked = 0
+        for frame in found:
+            progress.step(f"checking {frame.table}", checked, total)
             outcomes.append(validator.check(frame, run_id=run_id))
+            checked += 1
+        for batch in together:
+            progress.step(f"checking {len(batch.members):,} small collections", checked, total)
+            whole = validator.check(batch.frame(session()), run_id=run_id)
+            if not whole.failed:
+                outcomes += batch.passed(whole)
+                checked += len(batch.members)
+                continue
+            for each in batch.members:
+                progress.step(f"checking {each.stored.name}", checked, total)
+                alone = collection_frames.visible_rows(session(), settings, each.stored, each.ranges)
+                outcomes.append(validator.check(alone, run_id=run_id))
+                checked += 1
         pages = validator.write_docs()
         data_docs.remove_old_runs(docs_path(settings))
         if pages is not None:
             data_docs.write_index(docs_path(settings))
     progress.update("recording the results", done=1.0)
     state = record_run(settings, run_id, outcomes)
+    if not (params.start or params.end):
+        chosen.record(outcomes)
     quarantined = (
         quarantine.record(settings, [block for block in state.blocks if block.run_id == run_id])
         if params.quarantine
@@ -92,6 +139,8 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
         expectations=sum(len(table.results) for table in outcomes),
         failed=tuple(failure for table in outcomes for failure in _failures(table)),
         tables={table.table: _figures(table) for table in outcomes},
+        known_tables=chosen.covered.tables,
+        unchanged_tables=chosen.covered.unchanged,
         blocks=tuple(block.id for block in state.blocks),
         quarantined=tuple(each.id for each in quarantined),
         docs=None if pages is None else str(pages),
@@ -99,59 +148,109 @@ def run(spark: SparkSession, settings: Settings, params: QualityParams, progress
     )
 
 
+@dataclass(slots=True)
+class Selection:
+    """What a run found to check besides the frames, and what it may record as checked."""
+
+    covered: Coverage
+    small: list[SmallCollection] = field(default_factory=list)
+    empty: list[TableCheckResult] = field(default_factory=list)
+    """Results of collections without rows in their range."""
+    complete: dict[int, StoredCollection] = field(default_factory=dict)
+    """Collections whose tables hold nothing after the range of this run."""
+    wal: bool = False
+    """Whether all checks of the WAL were selected."""
+    checkpoints: bool = False
+
+    def record(self, outcomes: Sequence[TableCheckResult]) -> None:
+        """Record the tables that were checked completely and passed."""
+        failed = {each.table for each in outcomes if each.failed}
+        for number in self.complete:
+            if f"collections/{number}" not in failed:
+                self.covered.record(f"collections/{number}")
+                self.covered.record(f"deletes/{number}")
+        if self.wal and not any(table.startswith("wal") for table in failed):
+            self.covered.record("wal")
+        if self.checkpoints and "checkpoints" not in failed:
+            self.covered.record("checkpoints")
+        self.covered.save()
+
+
 def _frames(
-    spark: SparkSession, settings: Settings, params: QualityParams, state: QualityState, empty: list[TableCheckResult]
+    session: Callable[[], SparkSession],
+    settings: Settings,
+    params: QualityParams,
+    state: QualityState,
+    selection: Selection,
 ) -> Iterator[ValidationInput]:
     """Yield what to check: each table over its own range of one consistent snapshot.
 
-    Tables without new rows are skipped.
+    Tables that have not changed since they passed are skipped, and tables without new rows.
 
-    A collection without rows in its range goes to `empty` instead, because a Spark check of no rows still takes
-    seconds. Exceptions are a collection with user checks, which may require rows, and one with a block, which an empty
-    check can lift.
+    A small collection goes to `selection.small`. A collection without rows in its range goes to `selection.empty`,
+    because a Spark check of no rows still takes seconds. Exceptions are a collection with user checks, which may
+    require rows, and one with a block, which an empty check can lift.
     """
     chosen = params.tables or ALL_TABLES
     start, end = first_tick_at(params.start), first_tick_at(params.end)
-    pinned = take_snapshot(settings)
+    blocked = {block.table for block in state.blocks}
+    suites = {path.stem for path in suites_folder(settings).glob("*.json")} if "collections" in chosen else set()
+    numbers = {block.collection_id for block in state.blocks}
+    pinned = take_snapshot(settings, selection.covered, names=suites, numbers=numbers)
     if pinned is None:
         return
     wal, flushed, stored = pinned.wal, pinned.flushed_ticks, pinned.collections
     users = _user_suites(settings, list(stored.values()) if "collections" in chosen else [])
-    if "wal" in chosen:
+    same = pinned.unchanged if not any(table.startswith("wal") for table in blocked) else frozenset()
+    selection.wal, selection.checkpoints = "wal" in chosen, "checkpoints" in chosen
+    if "wal" in chosen and "wal" not in same:
         ranges = choose_ranges(wal.committed_ticks, state.checked_ticks("wal"), start=start, end=end)
         if has_ticks(ranges):
-            yield frames.messages(spark, wal, ranges)
+            yield frames.messages(session(), wal, ranges)
         # Further rejections may have arrived at a range's open end, because a rejection has no tick of its own.
         ranges = choose_ranges(wal.committed_ticks, state.checked_ticks("wal/rejections"), start=start, end=end)
-        yield frames.rejections(spark, wal, ranges)
-        yield frames.channels(spark, wal, trimmed_totals(wal.table))
-    if "checkpoints" in chosen and flushed:
-        yield frames.checkpoints(spark, settings, pinned.checkpoints_version, wal)
+        yield frames.rejections(session(), wal, ranges)
+        yield frames.channels(session(), wal, trimmed_totals(wal.table))
+    if "checkpoints" in chosen and flushed and not ({"wal", "checkpoints"} <= same and "checkpoints" not in blocked):
+        yield frames.checkpoints(session(), settings, pinned.checkpoints_version, wal)
     if "segments" in chosen and pinned.segments_version is not None:
         ranges = choose_ranges(flushed, state.checked_ticks("segments"), start=start, end=end)
-        versions = {number: (each.rows_version, each.folded_tick) for number, each in stored.items()}
         if has_ticks(ranges):
-            yield frames.segments(spark, settings, pinned.segments_version, ranges, versions)
+            versions = partial(_versions, settings, pinned)
+            yield frames.segments(session(), settings, pinned.segments_version, ranges, versions)
     if "collections" in chosen:
         for each in _chosen(stored.values(), params.collections):
             homes = set(each.pchannels.values())
             reached = {name: tick for name, tick in flushed.items() if name in homes}
-            ranges = choose_ranges(
-                reached, state.checked_ticks(f"collections/{each.collection_id}"), start=start, end=end
-            )
+            table = f"collections/{each.collection_id}"
+            ranges = choose_ranges(reached, state.checked_ticks(table), start=start, end=end)
+            if all(tick <= reached.get(each.pchannels[name], 0) for name, tick in each.flushed_ticks.items()):
+                selection.complete[each.collection_id] = each
             if not has_ticks(ranges):
                 continue
-            table = f"collections/{each.collection_id}"
-            blocked = any(block.table == table for block in state.blocks)
-            if each.collection_id in users or blocked or collection_frames.may_have_rows(settings, each, ranges):
-                yield collection_frames.visible_rows(spark, settings, each, ranges, users.get(each.collection_id, ()))
+            wanted = each.collection_id in users or table in blocked
+            if wanted or collection_frames.may_have_rows(settings, each, ranges):
+                small = None if wanted else read_small(settings, each, ranges)
+                if small is not None:
+                    selection.small.append(small)
+                else:
+                    checks = users.get(each.collection_id, ())
+                    yield collection_frames.visible_rows(session(), settings, each, ranges, checks)
             else:
-                empty.append(TableCheckResult(table, ranges, collection_id=each.collection_id))
+                selection.empty.append(TableCheckResult(table, ranges, collection_id=each.collection_id))
 
 
-def _chosen(
-    stored: Iterable[collection_frames.StoredCollection], wanted: Sequence[str]
-) -> Iterator[collection_frames.StoredCollection]:
+def _versions(settings: Settings, pinned: DeploymentSnapshot, numbers: list[int]) -> dict[int, tuple[int, int]]:
+    """Return version and rewritten tick of collections with flushed segments, pinning those that are not yet."""
+    found = {
+        number: pinned.collections.get(number) or collection_frames.pin_collection(settings, number, infos)
+        for number, infos in pinned.known.items()
+        if number in numbers
+    }
+    return {number: (each.rows_version, each.folded_tick) for number, each in found.items() if each is not None}
+
+
+def _chosen(stored: Iterable[StoredCollection], wanted: Sequence[str]) -> Iterator[StoredCollection]:
     known = list(stored)
     for name in wanted:
         if not any(name in (each.name, str(each.collection_id)) for each in known):
@@ -162,9 +261,7 @@ def _chosen(
     return (each for each in known if not wanted or {each.name, str(each.collection_id)} & set(wanted))
 
 
-def _user_suites(
-    settings: Settings, stored: Sequence[collection_frames.StoredCollection]
-) -> dict[int, tuple[Check, ...]]:
+def _user_suites(settings: Settings, stored: Sequence[StoredCollection]) -> dict[int, tuple[Check, ...]]:
     """Return the users' checks by collection. All of them are validated before the first one runs."""
     found = {}
     for each in stored:

@@ -19,11 +19,12 @@ class RecoveryParams(OperationParams):
             "diagnose: look, change nothing. rehearse: repair a clone of the tables and discard it. repair: repair."
         ),
     )
-    depth: Literal["quick", "full"] = Field(
+    depth: Literal["quick", "changed", "full"] = Field(
         "full",
         title="Depth",
         description=(
-            "quick: jobs, parked channels, files by name and size, open transactions. full: also contents by digest."
+            "quick: jobs, parked channels, files by name and size, open transactions. full: also contents by digest. "
+            "changed: the same, without what has not changed since a run found nothing wrong; in full once a day."
         ),
     )
     allow_destructive: bool = Field(
@@ -47,6 +48,6 @@ RECOVERY: Final = Operation(
     example="--mode repair",
     params=RecoveryParams,
     run="millrace.operations.recovery.run:run",
-    dag_defaults={"mode": "repair"},
+    dag_defaults={"mode": "repair", "depth": "changed"},
     retries=1,
 )

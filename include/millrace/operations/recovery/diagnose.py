@@ -3,15 +3,20 @@
 ``quick`` checks jobs, parked channels, the log's end, open transactions, and the name and size of every live file.
 ``full`` also compares contents: the log run through the chain with the rows and the state of the WAL; and, on a clone
 that a flusher has brought up to date, the WAL with the collections.
+
+``changed`` is ``full`` at most once in RECHECK_SECONDS, because a damaged disk commits nothing. In between it omits
+tables without a commit since a run found nothing wrong (:mod:`millrace.operations.coverage`), and compares the WAL from
+its newest checkpoint on.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Literal
 
 import pyarrow as pa
 
@@ -27,6 +32,8 @@ from millrace.node.ingest.ingester import check_not_regressed
 from millrace.node.range_loop.parking import read_parked
 from millrace.node.range_loop.schedule import UNBOUNDED
 from millrace.operations.checkpoint import recovery_checkpoints
+from millrace.operations.checkpoint.replay_verification import VerificationStart, verify_checkpoint
+from millrace.operations.coverage import Coverage
 from millrace.operations.recovery.catalog_repair import catalog_differences
 from millrace.operations.recovery.clone import clone, tables_to_clone
 from millrace.operations.recovery.findings import RecoveryFinding
@@ -39,11 +46,17 @@ from millrace.tables.wal.reader import WalSnapshot
 from millrace.tables.wal.table import WalTable
 from millrace.wal.state import ChannelState
 
+Contents = Literal["none", "since", "all"]
+"""What is compared of a PChannel's WAL: nothing, the part after its newest checkpoint, or all of it."""
+
 QUERIES = ("streaming-node", "flusher")
 """Queries with progress files in the run folder."""
 
 PLANS = 10
 """Attempts to check a PChannel while truncation removes entries that the check was about to read."""
+
+RECHECK_SECONDS = 86_400.0
+"""Time after which depth ``changed`` looks at everything again."""
 
 _TXN_GRACE_MS = 60_000
 """Time after the end of its lease at which a transaction counts as stuck. A tick may be on its way until then."""
@@ -64,7 +77,16 @@ def diagnose(
     given.
     """
     progress.update("checking jobs, channels and files")
-    found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings), *_files(settings)]
+    covered = Coverage.load(settings, "recovery", depends={"format": 1}, ignore=depth != "changed")
+    whole_at = covered.note("wal") or 0.0
+    if not 0 <= time.time() - whole_at < RECHECK_SECONDS:
+        whole_at = 0.0
+    names = list(tables_to_clone(settings))
+    changed = [name for name in names if covered.look(name, settings.table_uri(name)) is None]
+    if not whole_at:
+        changed = names
+    found = [*_jobs(settings, service, stale_after), *_parked(settings), *_checkpoints(settings)]
+    found += _files(settings, changed)
     if ask is not None:
         found += [
             RecoveryFinding(kind="catalog_differs", subject=each.name, words=each.detail)
@@ -72,15 +94,23 @@ def diagnose(
         ]
     if not table_exists(settings.wal_uri):
         return found
-    for pchannel in WalTable.open(settings.wal_uri).pchannels():
-        progress.update("checking the WAL", pchannel=pchannel)
+    began = time.time()
+    contents: Contents = "none" if depth == "quick" or "wal" not in changed else "since" if whole_at else "all"
+    pchannels = WalTable.open(settings.wal_uri).pchannels()
+    for number, pchannel in enumerate(pchannels):
+        progress.step(f"checking the WAL of {pchannel}", number, len(pchannels), pchannel=pchannel)
         damaged = {each.kind for each in found if each.subject == pchannel and each.kind.startswith("wal_")}
         if "wal_state_damaged" not in damaged:
-            look = partial(_channel, settings, service, pchannel, full=depth == "full" and not damaged)
+            look = partial(_channel, settings, service, pchannel, contents="none" if damaged else contents)
             found += _planned_anew(settings, look)
-    if depth == "full" and not any(each.kind.startswith(("wal_", "table_")) for each in found):
+    if depth != "quick" and changed and not any(each.kind.startswith(("wal_", "table_")) for each in found):
         progress.update("comparing the collections with the WAL")
         found += _collections(settings)
+    if depth != "quick" and not found:
+        for name in names:
+            covered.record(name, note=(whole_at or began) if name == "wal" else None)
+        covered.retain(names)
+        covered.save()
     return found
 
 
@@ -180,9 +210,9 @@ def _unreadable(settings: Settings, pchannel: str, name: str) -> str:
     return ""
 
 
-def _files(settings: Settings) -> Iterator[RecoveryFinding]:
-    """Yield live files that are missing, or whose size differs from their commit."""
-    for subject in tables_to_clone(settings):
+def _files(settings: Settings, names: Sequence[str]) -> Iterator[RecoveryFinding]:
+    """Yield live files of the tables `names` that are missing, or whose size differs from their commit."""
+    for subject in names:
         table = open_table(settings.table_uri(subject))
         assert table is not None
         bad = {name: words for name, size in table.live_files().items() if (words := _wrong(table, name, size))}
@@ -225,7 +255,7 @@ def _part(name: str, column: str) -> str:
 
 
 def _channel(
-    settings: Settings, service: LogService, pchannel: str, wal: WalTable, *, full: bool
+    settings: Settings, service: LogService, pchannel: str, wal: WalTable, *, contents: Contents
 ) -> list[RecoveryFinding]:
     try:
         state = wal.position(pchannel).state
@@ -245,9 +275,24 @@ def _channel(
         late = [txn.id for txn in vchannel.txns.values() if txn.deadline(state.config) < now]
         if late:
             found.append(RecoveryFinding(kind="txn_stuck", subject=pchannel, words=f"{name}: transactions {late}"))
-    if full:
+    if contents == "all" or (contents == "since" and not _agrees_since_checkpoint(settings, wal, service, pchannel)):
         found += _contents(settings, wal, service, pchannel, state)
     return found
+
+
+def _agrees_since_checkpoint(settings: Settings, wal: WalTable, service: LogService, pchannel: str) -> bool:
+    """Return whether WAL and log agree from the newest recovery checkpoint on. False without one."""
+    position, known = wal.position(pchannel), recovery_checkpoints.newest(settings, pchannel).get(pchannel)
+    if known is None or known.commits > position.commits:
+        return False
+    if known.commits == position.commits:
+        return True
+    start = VerificationStart(known.state, known.totals, contiguous=True)
+    log = service.open(pchannel)
+    try:
+        return not verify_checkpoint(wal, WalSnapshot(wal.table), position, start, log).problem
+    finally:
+        log.close()
 
 
 def _contents(
