@@ -371,6 +371,10 @@ def test_recovery_opens_what_changed_and_everything_once_a_day(
     try:
         assert look("changed") == [], "a disk that loses a file commits nothing"
         assert [each.kind for each in look("full")] == ["table_file_damaged"]
+        assert [each.kind for each in look("changed")] == ["table_file_damaged"], "until nothing is wrong any more"
+        victim.write_bytes(whole)
+        assert look("changed") == []
+        victim.unlink()
         later = time.time() + 25 * HOUR
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda: later)

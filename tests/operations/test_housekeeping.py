@@ -159,6 +159,7 @@ def test_the_record_of_an_unfinished_restore_stays(settings: Settings) -> None:
     for path in restores_path(settings).iterdir():
         aged(path, 1 if path.stem == "new" else 60)
     assert [each.files for each in trim(settings, "restores").areas] == [1]
+    assert trim(settings, "restores").kept == {"unfinished restores": 1}
     assert (read_record(settings, "done"), read_record(settings, "half")["state"]) == ({}, LOADING)
     assert read_record(settings, "new")["state"] == DONE
 
@@ -185,6 +186,7 @@ def test_old_results_of_checks_go_and_the_state_stays(settings: Settings) -> Non
     assert set(read_results(settings)["run_id"].to_pylist()) == {"20260102T000000Z-aaaaaa"}
     assert read_state(settings) == before
     assert len(before.blocks) == 1
+    assert trim(settings, "quality").kept == {"quality blocks": 1}
 
 
 def test_results_in_one_file_are_separated_by_their_age(settings: Settings) -> None:

@@ -27,6 +27,7 @@ from millrace.base.data_folder import prepare_data_folder
 from millrace.base.deadline import Deadline, poll_until
 from millrace.base.errors import AirflowUnavailable, DeadlineExceeded
 from millrace.base.file_lock import exclusive_lock
+from millrace.base.files import rotate_log
 from millrace.base.process import ProcessInfo, all_processes, find_process
 from millrace.base.settings import Settings
 from millrace.installation.airflow_api import AirflowApi
@@ -56,6 +57,7 @@ from millrace.runtime.processes import (
 
 START_LOCK: Final = "start.lock"
 KEEPER_LOG: Final = "keeper.log"
+KEEPER_LOG_BYTES: Final = 1 << 20
 STREAMING_DAG: Final = "streaming"
 STREAMING_JOB: Final = "streaming_node"
 KILL_SECONDS: Final = 10.0
@@ -191,6 +193,7 @@ class Installation:
             options = [f"--state={self.state}", f"--address={bind.address}", f"--components={self._components}"]
             options += [f"--deadline={self.settings.stop_deadline}", f"--settle={self._settle}"]
             with (self.state / KEEPER_LOG).open("ab") as output:
+                rotate_log(self.state / KEEPER_LOG, KEEPER_LOG_BYTES)
                 keeper = subprocess.Popen(
                     [sys.executable, "-m", "millrace.installation.keeper", *options, "--", *self._command],
                     stdin=subprocess.DEVNULL,

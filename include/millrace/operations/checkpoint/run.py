@@ -135,8 +135,7 @@ def checkpoint(
         last = found.state.last_entry
         if pchannel not in broken and allowed is not None and last is not None:
             limits[pchannel] = min(allowed, last)
-    progress.update("syncing the tables")
-    synced = SyncedTables(0, 0, 0) if params.dry_run else sync_tables(settings, full=params.full)
+    synced = SyncedTables(0, 0, 0) if params.dry_run else sync_tables(settings, progress, full=params.full)
     hit("checkpoint.synced")
     blocks = blocked(settings)
     truncated: tuple[LogTruncation, ...] = ()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from millrace.base.settings import Settings
 from millrace.operations.coverage import Coverage
+from millrace.runtime.progress import Progress
 from millrace.storage.table import open_table, sync_table
 from millrace.tables.collections.data_tables import stored_collection_ids
 
@@ -34,11 +35,13 @@ def tables_to_sync(settings: Settings) -> dict[str, str]:
     return {name: settings.table_uri(name) for name in names}
 
 
-def sync_tables(settings: Settings, *, full: bool = False) -> SyncedTables:
+def sync_tables(settings: Settings, progress: Progress | None = None, *, full: bool = False) -> SyncedTables:
     """Sync everything committed since the last call; `full`: all live files."""
     covered = Coverage.load(settings, "checkpoint", ignore=full)
-    count = 0
-    for name, path in covered.changed(tables_to_sync(settings)):
+    progress = progress or Progress()
+    count, changed = 0, covered.changed(tables_to_sync(settings))
+    for number, (name, path) in enumerate(changed):
+        progress.step("syncing the tables", number, len(changed))
         table = open_table(path)
         if table is not None:
             count += sync_table(table, covered.note(name))

@@ -131,11 +131,11 @@ def compact(
         with _stage(stages, "segments"):
             changes["segments"] = merge_segment_files(settings, params, mapper)
     if params.vacuum:
-        progress.update("VACUUM", done=0.95)
         with _stage(stages, "vacuum"):
             ids = [known.collection_id for known in found] if params.collections else None
             done = vacuum(
                 settings,
+                progress,
                 hours=params.vacuum_hours,
                 collection_ids=ids,
                 dry_run=params.dry_run,

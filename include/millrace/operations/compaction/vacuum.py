@@ -18,6 +18,7 @@ from millrace.operations.coverage import Coverage
 from millrace.operations.quality.gate import require_unblocked
 from millrace.operations.quality.quarantine import quarantine_uri
 from millrace.pipelines.worker.positions import pipeline_tables
+from millrace.runtime.progress import Progress
 from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.bases import bases_uri
 from millrace.tables.collections.data_tables import stored_collection_ids
@@ -78,6 +79,7 @@ def vacuum_table(uri: object, *, hours: int, dry_run: bool, full: bool = True) -
 
 def vacuum(
     settings: Settings,
+    progress: Progress | None = None,
     *,
     hours: int,
     collection_ids: list[int] | None = None,
@@ -98,9 +100,10 @@ def vacuum(
     total = 0
     places = tables_to_vacuum(settings, collection_ids)
     covered = Coverage.load(settings, "vacuum", depends={"format": 1, "hours": hours}, ignore=full)
-    for name, path in places.items():
-        if covered.look(name, path) is not None:
-            continue
+    progress = progress or Progress()
+    wanted = [(name, path) for name, path in places.items() if covered.look(name, path) is None]
+    for number, (name, path) in enumerate(wanted):
+        progress.step(f"VACUUM of {name}", number, len(wanted))
         table = open_table(path)
         files, size = (0, 0) if table is None else _vacuum(table, hours=hours, dry_run=dry_run, full=True)
         if files:

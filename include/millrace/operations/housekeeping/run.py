@@ -21,16 +21,20 @@ from millrace.base.deadline import Deadline
 from millrace.base.errors import DeadlineExceeded
 from millrace.base.file_lock import exclusive_lock, is_locked
 from millrace.base.settings import Settings
+from millrace.coord.consumer_positions import read_group_positions
+from millrace.node.range_loop.parking import parked_names
 from millrace.node.retention.removal_lock import removal_permit
 from millrace.operations.housekeeping.airflow_history import airflow_home, trim_database
 from millrace.operations.housekeeping.declaration import Area, HousekeepingParams
 from millrace.operations.housekeeping.old_files import Removed, newest_write, remove_old_files
 from millrace.operations.operation import OperationReport, counted, mebibytes
 from millrace.operations.quality.data_docs import remove_old_runs
+from millrace.operations.quality.quarantine import quarantined
 from millrace.operations.quality.results import docs_path, remove_old_results
-from millrace.operations.restore.records import remove_finished_records
+from millrace.operations.restore.records import remove_finished_records, unfinished_records
 from millrace.runtime.launch.launcher import Launcher
 from millrace.runtime.progress import Progress
+from millrace.tables.quality_state import failed_critical_expectations
 
 LOCK: Final = "housekeeping.lock"
 NODE_LOCK: Final = "node.lock"
@@ -55,6 +59,9 @@ class HousekeepingReport(OperationReport):
 
     dry_run: bool
     areas: tuple[AreaReport, ...] = ()
+    kept: dict[str, int] = Field(
+        default_factory=dict, description="How much waits for a person or a program. None of it is removed by age."
+    )
     seconds: float = 0.0
 
     @property
@@ -90,8 +97,22 @@ def run(settings: Settings, params: HousekeepingParams, progress: Progress) -> H
             freed = AREAS[area](Trim(settings, now - days * DAY, params.dry_run)) if trims else {}
             found.append(AreaReport(area=area, retention_days=days, **freed))
     return HousekeepingReport(
-        dry_run=params.dry_run, areas=tuple(found), seconds=round(time.perf_counter() - started, 3)
+        dry_run=params.dry_run,
+        areas=tuple(found),
+        kept=_kept(settings),
+        seconds=round(time.perf_counter() - started, 3),
     )
+
+
+def _kept(settings: Settings) -> dict[str, int]:
+    found = {
+        "parked PChannels": len(parked_names(settings.parked_path)),
+        "quality blocks": len(failed_critical_expectations(settings)),
+        "quarantined slices": len(quarantined(settings)),
+        "unfinished restores": unfinished_records(settings),
+        "consumer groups": len(read_group_positions(settings)),
+    }
+    return {name: count for name, count in found.items() if count}
 
 
 def _airflow_database(trim: Trim) -> dict[str, Any]:

@@ -69,6 +69,9 @@ def take_snapshot(
         found = pin_collection(settings, number, infos)
         if found is not None:
             stored[number] = found
+        else:  # nothing to check until it has a first row
+            for name, _ in places:
+                covered.record(name)
     if not WalTable.exists(settings.wal_uri):
         return None
     same |= {"wal"} if covered.look("wal", settings.wal_uri) is not None else set()

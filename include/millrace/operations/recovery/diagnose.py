@@ -106,10 +106,10 @@ def diagnose(
     if depth != "quick" and changed and not any(each.kind.startswith(("wal_", "table_")) for each in found):
         progress.update("comparing the collections with the WAL")
         found += _collections(settings)
-    if depth != "quick" and not found:
+    if depth != "quick":
         for name in names:
             covered.record(name, note=(whole_at or began) if name == "wal" else None)
-        covered.retain(names)
+        covered.retain(() if found else names)  # after a finding, the next run looks at everything
         covered.save()
     return found
 

@@ -62,5 +62,14 @@ def remove_finished_records(settings: Settings, *, before: float, dry_run: bool 
     return count
 
 
+def unfinished_records(settings: Settings) -> int:
+    """Return the number of restores that began and have not ended."""
+    count = 0
+    for path in restores_path(settings).glob("*.json"):
+        with suppress(FileNotFoundError, ValueError):
+            count += json.loads(path.read_text()).get("state") != DONE
+    return count
+
+
 def _path(settings: Settings, name: str) -> Path:
     return restores_path(settings) / f"{encode_file_name(name)}.json"
