@@ -5,8 +5,8 @@ It writes down, synced, what became of each call, outside of the system.
     python kill_producer.py <journal file> <first row> <rows a call> <collection>...
 
 The data folder comes from the environment (MILLRACE_DATA). Row ids are `<first row> + n`, in the order of the calls,
-which take turns with the collections: plain inserts, upserts and transactions that commit or roll back. A line of the journal is one call: what became of
-it, then the ids it was about.
+which take turns with the collections: plain inserts, upserts and transactions that commit or roll back. A line of the
+journal is one call: what became of it, then the ids it was about.
 
     acknowledged  every row is in the collection once
     rolled-back   none is
