@@ -17,7 +17,7 @@ from millrace.log.rocksmq.service import RocksMQ, RocksMQLog
 from millrace.message.ids import LogId
 from millrace.node.ingest.committer import WalCommitter
 from millrace.node.ingest.ingester import IngestPlan, run_ingest
-from millrace.node.ingest.planner import LogPlanner
+from millrace.node.ingest.planner import MAX_RANGES, LogPlanner
 from millrace.node.range_loop.failure import RangeFailure
 from millrace.node.range_loop.parking import Parked, park, parked_names, read_parked, unpark
 from millrace.node.range_loop.schedule import START, BatchOffset, RangeSchedule, StallBackoff
@@ -161,6 +161,23 @@ def test_rows_do_not_wait_while_the_table_is_followed(patient: Patient) -> None:
     assert planner.next_offset(START) == START
     followed[0] = True
     assert planner.next_offset(START)["ends"].keys() == {"p0"}
+
+
+def test_a_micro_batch_is_bounded_and_takes_first_what_somebody_waits_for(node: Node) -> None:
+    names = [f"q{number}" for number in range(MAX_RANGES + 8)]
+    for name in names:
+        node.service.create(name)
+        node.append(name, opening())
+        node.clock.sleep(0.01)
+        node.planner.next_offset(START)
+    node.append("p1", opening())
+    node.clock.sleep(1.1)
+    first = node.planner.next_offset(START)
+    assert len(first["ends"]) == MAX_RANGES
+    node.work(first)
+    second = node.planner.next_offset(first)
+    assert len(second["ends"]) == 9
+    assert {*first["ends"], *second["ends"]} == {*names, "p1"}
 
 
 def test_what_waits_is_read_once(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:

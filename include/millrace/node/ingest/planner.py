@@ -40,6 +40,12 @@ _TXN: Final = (MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBA
 _PATIENT: Final = [*DML, *_TXN]
 """Messages that may wait for more. A reader that waits appends a time tick, and that does not."""
 
+MAX_RANGES: Final = 32
+"""PChannels in a micro-batch, at most: a read of another one waits until the batch has ended."""
+
+_URGENT_SECONDS: Final = 10.0
+"""What somebody waits for goes before rows that have waited so much longer."""
+
 _NAMES_SECONDS: Final = 1.0
 """Maximum time until a new PChannel is noticed. In between, a poll asks each log for its end only."""
 _logger = logging.getLogger(__name__)
@@ -134,25 +140,26 @@ class LogPlanner(Planner[IngestPlan, LogId]):
             return
         self._quiet = None
         bases = self._bases(sorted(names))
-        waiting: list[PendingRange[LogId]] = []
-        any_due, any_rows = False, False
+        followed = target is None and self._is_followed()
+        patience: dict[str, float] = {}
+        ranges: dict[str, PendingRange[LogId]] = {}
         for name, base in bases.items():
             found = self._found[name]
             end = found if target is None else min(found, target[name])
             stands = base.position or EARLIEST
             # A log that ends before the committed position is work too: the task reports LogRegressed, which parks
             # the PChannel.
-            patience = 0.0 if found < stands else self._patience(base, end) if stands < end else math.inf
-            any_rows |= patience < math.inf
-            if patience <= 0 or (target is not None and patience < math.inf):
-                any_due = True
-                yield PendingRange(name, base.commits, end)
-            elif patience <= self._linger / 2:
-                waiting.append(PendingRange(name, base.commits, end))
-        if any_due:
-            yield from waiting
-        if not any_rows and target is None and len(bases) == len(names):
+            if found < stands or (stands < end and self._has_rows(base, end)):
+                ranges[name] = PendingRange(name, base.commits, end)
+                patience[name] = self._patience(name, followed=followed)
+        if target is not None:
+            yield from ranges.values()
+        elif not ranges and len(bases) == len(names):
             self._quiet = looked
+        elif any(seconds <= 0 for seconds in patience.values()):
+            # Those that have waited half as long go along.
+            due = sorted((name for name in ranges if patience[name] <= self._linger / 2), key=patience.__getitem__)
+            yield from (ranges[name] for name in due[:MAX_RANGES])
 
     def plan(self, ends: Mapping[str, LogId], *, max_bytes: int) -> list[IngestPlan]:
         self._looked()
@@ -202,19 +209,29 @@ class LogPlanner(Planner[IngestPlan, LogId]):
         except MillraceError:
             return False  # the next micro-batch asks again
 
-    def _patience(self, base: WalPosition, end: LogId) -> float:
-        """Return how many seconds what becomes a row after the position may wait for more; infinity without rows."""
+    def _has_rows(self, base: WalPosition, end: LogId) -> bool:
+        """Return whether anything after the position becomes a row. If that is expensive to tell, return True."""
         peek = self._peeks.get(base.pchannel)
         if peek is None or peek.commits != base.commits:
             state = base.state or ChannelState.new(base.pchannel)
-            peek = self._peeks[base.pchannel] = _Peek(base.commits, state, state.position)
+            peek = self._peeks[base.pchannel] = _Peek(base.commits, state, state.position, since=self._clock())
         try:
             self._look(self._log(base.pchannel), peek, end)
         except Exception:  # the task will hit the same error and report it
+            peek.urgent = True
+            return True
+        return peek.rows
+
+    def _patience(self, name: str, *, followed: bool) -> float:
+        """Return how many seconds the rows of a PChannel may still wait for more; negative if they have waited."""
+        peek = self._peeks.get(name)
+        if peek is None:
             return 0.0
-        if not peek.rows:
-            return math.inf
-        return 0.0 if peek.urgent or self._is_followed() else peek.since + self._linger - self._clock()
+        waited = self._clock() - peek.since
+        if peek.urgent:
+            return -waited - _URGENT_SECONDS
+        left = self._linger - waited
+        return min(left, 0.0) if followed else left
 
     def _look(self, log: Log, peek: _Peek, end: LogId) -> None:
         """Read on up to `end`, until it is clear that nothing need wait. What was read is not read again."""
@@ -226,7 +243,7 @@ class LogPlanner(Planner[IngestPlan, LogId]):
             if not peek.rows and bool((types == MessageType.TIME_TICK).all()):
                 outcome = self._chain.process(peek.state, entries)
                 if outcome.messages.num_rows or outcome.rejections.num_rows:
-                    peek.rows = peek.urgent = True  # a timer fires
+                    peek.rows, peek.urgent, peek.since = True, True, self._clock()  # a timer fires
                 else:
                     peek.state = outcome.state
             else:

@@ -28,7 +28,7 @@ from millrace.storage.table import TableHandle, open_table
 from millrace.tables.collections.data_tables import deletes_uri, earliest_readable_tick, rows_uri
 from millrace.tables.collections.flush_tables import Checkpoint, read_checkpoints
 from millrace.tables.collections.staged_files import StagedFiles
-from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, range_bytes, read_range
+from millrace.tables.wal.reader import MAX_TICK, WalRange, WalSnapshot, follow, range_bytes, read_range
 from millrace.wal.txn_buffer import VISIBLE_TICK, TxnBuffer
 from millrace.wal.visible.catalog import CATALOG_TYPES, VChannelInfo, WalCatalog, newest_schema
 from millrace.wal.visible.collection_rows import align_to_schema, collection_rows, deletes_file_schema, rows_read_schema
@@ -162,6 +162,7 @@ def plan_read(
         plan = _plan(settings, collection_id, wanted, confirmed or {}, uncommitted)
         if isinstance(plan, ReadPlan):
             return plan
+        follow(settings)
         if not limit.pause(POLL_SECONDS):
             raise TickNotReached(
                 f"collection {collection_id} is readable up to tick {plan}, not {wanted}: wait for its channels, "
